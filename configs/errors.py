@@ -1,0 +1,97 @@
+"""Every error remora raises on purpose.
+
+    RemoraError
+      ConfigError            what the operator wrote is wrong; names the key and the allowed values
+      RequestError           the caller's fault: a 4xx
+        InvalidRequest         a field is missing, malformed, or not supported
+          InvalidSampling        a sampling parameter is out of range
+        PromptTooLong          prompt and output do not fit the context or the KV memory
+        UnknownModel           no such model or adapter
+      CapacityError          try again later: 429 or 503, with retry_after_s
+        QueueFull              the waiting queue has reached its limit
+        Unavailable            loading, draining or stopped
+      EngineError            our fault: a 500; the replica reports itself unhealthy
+        StepTimeout            a step has been running for longer than the watchdog allows
+        InvariantViolated      a bug of ours, found by a check
+
+Messages say what was found, what was expected, and what to do. Every class keeps its arguments
+in `args`, so it survives pickling between Ray processes. This module maps nothing to HTTP:
+`deployments/http/errors.py` holds the one table that does.
+"""
+
+from __future__ import annotations
+
+
+class RemoraError(Exception):
+    """Root of the tree."""
+
+
+class ConfigError(RemoraError):
+    """What the operator wrote is wrong."""
+
+
+class RequestError(RemoraError):
+    """The caller's fault. `param` names the field, `code` is a short machine-readable reason."""
+
+    default_code: str = "invalid_value"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param, code)
+        self.message = message
+        self.param = param
+        self.code = code or self.default_code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, malformed, out of range or not supported."""
+
+
+class InvalidSampling(InvalidRequest):
+    """A sampling parameter is out of range."""
+
+
+class PromptTooLong(RequestError):
+    """Prompt and requested output do not fit the context or the KV memory."""
+
+    default_code = "context_length_exceeded"
+
+
+class UnknownModel(RequestError):
+    """No model or adapter of this name is served."""
+
+    default_code = "model_not_found"
+
+
+class CapacityError(RemoraError):
+    """Try again in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class QueueFull(CapacityError):
+    """The waiting queue has reached its limit."""
+
+
+class Unavailable(CapacityError):
+    """The engine is loading, draining or stopped."""
+
+
+class EngineError(RemoraError):
+    """Our fault. The replica that raises it reports itself unhealthy."""
+
+
+class StepTimeout(EngineError):
+    """A step has been running for longer than the watchdog allows."""
+
+
+class InvariantViolated(EngineError):
+    """A bug of ours, found by a check."""

@@ -1,0 +1,101 @@
+"""The seams of the engine: what its parts promise each other.
+
+Implementations live in their own rooms; nothing here runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from torch import Tensor
+
+from remora.engine.batch import ForwardBatch
+from remora.engine.types import EngineStats, Output, Request, StepPlan, StepResult
+
+
+class AttentionBackend(Protocol):
+    """Attention over paged KV. Owns the KV tensors; knows nothing of who owns which page."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Store K and V of the batch's tokens, then attend each query to its own sequence.
+
+        query:   [T, num_heads, head_dim]; key, value: [T, num_kv_heads, head_dim], rotated
+        scale:   factor on q.k before softmax
+        window:  a query sees the last `window` positions, its own included; None = all
+        Returns [T, num_heads, head_dim] in the dtype of `query`.
+        """
+        ...
+
+
+class Model(Protocol):
+    """A decoder whose weights are loaded."""
+
+    vocab_size: int
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
+        """Return the final hidden states [T, hidden_size] of the batch, after the last norm."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Project hidden states [R, hidden_size] to float32 logits [R, vocab_size]."""
+        ...
+
+
+class Runner(Protocol):
+    """Executes step plans on one rank (or, behind a channel, on a group of them)."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one forward pass and sample. Raises whatever the device raises."""
+        ...
+
+    def close(self) -> None:
+        """Give back memory and threads."""
+        ...
+
+
+class EngineClient(Protocol):
+    """The engine as request handlers see it; hides in which process or thread it runs."""
+
+    def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        """Submit on first iteration and yield Outputs until every index has finished.
+
+        Several steps' worth is merged into one Output per index when the consumer was busy.
+        Closing the generator (client gone) aborts the request. Raises, before anything is
+        yielded, PromptTooLong, InvalidRequest, QueueFull, Unavailable; EngineError at any time.
+        """
+        ...
+
+    async def abort(self, request_id: str | None) -> int:
+        """Abort one request (None: all); returns how many were found. They end with `abort`."""
+        ...
+
+    async def flush_cache(self) -> bool:
+        """Drop the prefix cache; False, and nothing done, while requests are running."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the newest counters; never blocks."""
+        ...
+
+    def check_health(self) -> None:
+        """Raise EngineError if the loop is dead or a step is overdue."""
+        ...
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests, wait for the others; False when time ran out first."""
+        ...
+
+    def close(self) -> None:
+        """Stop the loop. Requests still open end with EngineError."""
+        ...

@@ -1,0 +1,310 @@
+"""The nouns of the engine, in the order in which data becomes them.
+
+    Request -> Sequence (engine/sequence.py) -> StepPlan -> ForwardBatch (engine/batch.py)
+            -> StepResult -> SequenceOutput -> Output
+
+`StepPlan` and `StepResult` hold ints, numpy arrays and frozen values only: they are all that
+crosses from the scheduler to the ranks and back, and scheduler tests assert on them with no model
+loaded. Nothing here knows torch, Ray or HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence as SequenceABC
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from remora.configs.errors import InvalidSampling
+
+IntArray = npt.NDArray[np.int32]
+TokenArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 1024
+MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
+MAX_N = 16
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Immutable and validated on construction.
+
+    max_tokens:       most output tokens; None = as many as context and KV memory allow
+    min_tokens:       end-of-sequence and stop ids are masked, stop strings not looked for, before
+    temperature:      0 = greedy
+    top_k:            0 = off
+    logit_bias:       token id -> number added to its logit
+    stop:             output ends before (`include_stop_in_output`: after) the first of these texts
+    seed:             same seed, same tokens, whatever else is in the batch; None = drawn on arrival
+    logprobs:         None = none; k = the chosen token's and the k most likely ones', of the raw
+                      distribution (before bias, penalties and temperature)
+    prompt_logprobs:  likewise for each prompt token; switches prefix reuse off for the request
+
+    Raises InvalidSampling, which names the field.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("max_tokens", self.max_tokens, 1, 2**31 - 1),
+            ("min_tokens", self.min_tokens, 0, 2**31 - 1),
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_k", self.top_k, 0, 2**31 - 1),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            ("repetition_penalty", self.repetition_penalty, 0.0, 100.0),
+            ("seed", self.seed, 0, MAX_SEED),
+            ("n", self.n, 1, MAX_N),
+            ("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            ("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS),
+        ):
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise InvalidSampling(
+                    f"{name} is {value}; it must lie between {low} and {high}.", name
+                )
+        for name, number in (("top_p", self.top_p), ("repetition_penalty", self.repetition_penalty)):
+            if number <= 0:
+                raise InvalidSampling(f"{name} is {number}; it must be greater than 0.", name)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSampling(
+                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
+                "min_tokens",
+            )
+        if len(self.stop) > MAX_STOP_STRINGS or any(
+            not 1 <= len(text) <= MAX_STOP_CHARS for text in self.stop
+        ):
+            raise InvalidSampling(
+                f"stop takes up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARS} characters.",
+                "stop",
+            )
+        if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
+            raise InvalidSampling("logit_bias holds a value that is not finite.", "logit_bias")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call from outside, tokenised: `sampling.n` sequences are made of it.
+
+    priority:    the higher, the sooner
+    cache_salt:  prefix-cache entries are shared only between requests of the same salt
+    """
+
+    request_id: str
+    prompt_ids: SequenceABC[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """Root key of the prefix cache: KV of two namespaces is never shared.
+
+    `adapter_instance` is an id drawn by us at each adapter load (0 = the base model), never a
+    caller's string, so no caller can name another's entries.
+    """
+
+    adapter_instance: int = 0
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowInit:
+    """A row that starts (or starts again after preemption) with this step.
+
+    token_ids:          [num_tokens] all known tokens, prompt then output
+    num_prompt_tokens:  how many of them are prompt
+    seed:               of this row's random numbers; drawn on arrival when the caller gave none
+    """
+
+    row: int
+    token_ids: TokenArray
+    num_prompt_tokens: int
+    seed: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One forward pass, as deltas against what the ranks already know of each row.
+
+    added:       rows that start; their old state, if any, is void
+    dropped:     rows that ended since the last plan
+    page_rows:   [num_new_pages] row that each page of `page_ids` is appended to, in order
+    page_ids:    [num_new_pages]
+    rows:        [num_rows] rows that compute in this step; rows with one token come first
+    starts:      [num_rows] tokens of the row whose KV is already there
+    num_tokens:  [num_rows] tokens to compute, at least 1
+    samples:     [num_rows] whether the row's last computed token yields a new token
+    """
+
+    step_id: int
+    added: tuple[RowInit, ...]
+    dropped: IntArray
+    page_rows: IntArray
+    page_ids: IntArray
+    rows: IntArray
+    starts: IntArray
+    num_tokens: IntArray
+    samples: BoolArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobRows:
+    """Log-probabilities of `num` tokens of one row, from the raw distribution.
+
+    token_ids:     [num]
+    logprobs:      [num] natural logarithm
+    ranks:         [num] 1 = the most likely
+    top_ids:       [num, k] most likely first
+    top_logprobs:  [num, k]
+    """
+
+    token_ids: TokenArray
+    logprobs: FloatArray
+    ranks: IntArray
+    top_ids: TokenArray
+    top_logprobs: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one forward pass gave.
+
+    rows:             [num_sampled] rows that got a token, in the plan's order
+    token_ids:        [num_sampled]
+    logprobs:         row -> one line; only rows that asked
+    prompt_logprobs:  row -> a line for each prompt token whose probability this step has computed
+    forward_s, sample_s:  seconds spent
+    """
+
+    step_id: int
+    rows: IntArray
+    token_ids: TokenArray
+    logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    prompt_logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOutput:
+    """What a step means for one sequence; crosses from the engine loop to the caller's thread.
+
+    token_ids:        new tokens (none: a pure end, e.g. an abort)
+    logprobs:         a line for each new token, when asked for
+    prompt_logprobs:  a line for each prompt token but the first; with the first token only
+    stop_token_id:    the id that ended the sequence, when one did
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: LogprobRows | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one token, and of the most likely ones in its place."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the caller sees: the newest piece of one of the request's `n` sequences.
+
+    index:            which of the n
+    token_ids, text:  new since the last Output of this index; `text` may lag behind the ids while
+                      an incomplete character or a possible stop string is held back
+    logprobs:         one for each of `token_ids`, when asked for
+    prompt_logprobs:  on the first Output of index 0, when asked for; entry 0 is None
+    finish_reason:    set on the last Output of this index, and only there
+    stop_reason:      the stop string or token id that ended it; None for the model's own end
+    num_output_tokens, num_cached_tokens:  totals so far
+    """
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters and gauges at one moment. `*_total` only grow; times are in seconds."""
+
+    num_running: int
+    num_waiting: int
+    num_pages: int
+    num_free_pages: int
+    num_cached_pages: int
+    num_held_pages: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    generated_tokens_total: int
+    preemptions_total: int
+    evicted_pages_total: int
+    aborted_total: int
+    finished_total: int
+    steps_total: int
+    step_time_total_s: float
+    last_step_s: float
+
+    @property
+    def kv_usage(self) -> float:
+        """Part of the KV pages that cannot be had without preempting someone (0 to 1)."""
+        return self.num_held_pages / self.num_pages if self.num_pages else 0.0
