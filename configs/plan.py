@@ -9,6 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora.configs.errors import ConfigError
+from remora.configs.kv_budget import pages_needed, size_kv_pool
+from remora.configs.schema import ServeConfig
+
+_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -96,3 +102,103 @@ class EnginePlan:
     def max_sequence_tokens(self) -> int:
         """Most tokens one sequence can have: the context, or the KV pool if that is smaller."""
         return min(self.max_model_len, self.kv_tokens)
+
+
+def make_plan(
+    config: ServeConfig, model: ModelFacts, machine: MachineFacts, model_path: Path
+) -> EnginePlan:
+    """Decide everything that depends on model or machine.
+
+    `machine.available_bytes` is memory of the device that the model will run on, before the weights
+    are loaded. Replicas are taken to share one machine. Raises ConfigError, with the numbers and
+    with settings that would work.
+    """
+    engine = config.engine
+    dtype = _pick_dtype(config, model)
+    weight_bytes = model.num_parameters * _DTYPE_BYTES[dtype]
+    max_model_len = _pick_context(config, model)
+    page_bytes = engine.page_size * kv_bytes_per_token(model, dtype)
+    max_running, max_step, chunk = _pick_limits(config)
+    num_pages = size_kv_pool(
+        config,
+        page_bytes=page_bytes,
+        weight_bytes=weight_bytes,
+        available_bytes=machine.available_bytes // config.parallel.num_replicas,
+        most_useful_pages=max_running * pages_needed(max_model_len, engine.page_size),
+    )
+    return EnginePlan(
+        model_path=model_path,
+        served_model_name=served_name(config, model_path),
+        load_format=config.model.load_format,
+        device=_pick_device(config, machine),
+        dtype=dtype,
+        num_threads=engine.num_threads or max(1, machine.num_cores // config.parallel.num_replicas),
+        page_size=engine.page_size,
+        num_pages=num_pages,
+        kv_bytes=(num_pages + 1) * page_bytes,
+        weight_bytes=weight_bytes,
+        max_model_len=max_model_len,
+        max_running_requests=max_running,
+        max_step_tokens=max_step,
+        prefill_chunk_tokens=chunk,
+        max_queued_requests=engine.max_queued_requests,
+        prefix_cache=engine.prefix_cache,
+        conservativeness=engine.schedule_conservativeness,
+        step_timeout_s=engine.step_timeout_s,
+        random_seed=engine.random_seed,
+        low_priority_first=engine.low_priority_first,
+        priority_preemption_gap=engine.priority_preemption_gap,
+    )
+
+
+def kv_bytes_per_token(model: ModelFacts, dtype: str) -> int:
+    """Return the bytes of K and V of one token over all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES[dtype]
+
+
+def served_name(config: ServeConfig, model_path: Path) -> str:
+    """Return the name that clients use for the model."""
+    written = Path(config.model.path).name or model_path.name
+    return config.model.served_name or written.removesuffix(".gguf") or "model"
+
+
+def _pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
+    dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
+    if dtype not in _DTYPE_BYTES:
+        raise ConfigError(
+            f"the checkpoint's number format is {dtype}; remora computes in "
+            f"{', '.join(_DTYPE_BYTES)}: set model.dtype to one of them"
+        )
+    return dtype
+
+
+def _pick_device(config: ServeConfig, machine: MachineFacts) -> str:
+    kinds = {device.split(":")[0] for device in machine.devices}
+    if config.engine.device == "auto":
+        return "cuda" if "cuda" in kinds else "cpu"
+    if config.engine.device not in kinds:
+        raise ConfigError(
+            f"engine.device = {config.engine.device}: this machine offers "
+            f"{', '.join(machine.devices)}; set engine.device to auto"
+        )
+    return config.engine.device
+
+
+def _pick_context(config: ServeConfig, model: ModelFacts) -> int:
+    wanted = config.model.context_length
+    if wanted is not None and wanted > model.max_position:
+        raise ConfigError(
+            f"model.context_length = {wanted}: the model was made for at most "
+            f"{model.max_position} tokens; set it to {model.max_position} or less"
+        )
+    return wanted or model.max_position
+
+
+def _pick_limits(config: ServeConfig) -> tuple[int, int, int]:
+    """Return (running requests, step tokens, chunk tokens); defaults give way to written values."""
+    engine = config.engine
+    max_step = engine.max_step_tokens
+    if "max_step_tokens" not in engine.model_fields_set:
+        max_step = max(max_step, engine.max_running_requests, engine.prefill_chunk_tokens)
+    running = min(engine.max_running_requests, max_step)
+    return running, max_step, min(engine.prefill_chunk_tokens, max_step)

@@ -1,0 +1,166 @@
+"""From pydantic's errors to sentences an operator can act on.
+
+Knows keys, values and near misses. Knows nothing of files: a `locate` function given by the
+caller turns a key path into "file:line:column" or an empty text.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+KeyPath = tuple[str | int, ...]
+Locate = Callable[[KeyPath, bool], str]
+
+_MAX_SHOWN_CHARS = 60
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+}
+_LIMITS = {
+    "greater_than": ("gt", "must be greater than"),
+    "greater_than_equal": ("ge", "must be at least"),
+    "less_than": ("lt", "must be less than"),
+    "less_than_equal": ("le", "must be at most"),
+}
+
+
+def describe(
+    errors: list[ErrorDetails], root: type[BaseModel], locate: Locate, prefix: KeyPath = ()
+) -> str:
+    """Return one line per error: place, key, value, why, and the nearest key where that helps."""
+    return "\n".join(_line(error, root, locate, prefix) for error in errors)
+
+
+def shown(value: Any) -> str:
+    """Return `value` as an operator wrote it, shortened."""
+    text = {None: "null", True: "true", False: "false"}.get(value) if _is_plain(value) else None
+    text = text if text is not None else repr(value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
+
+
+def nearest(key: str, known: list[str]) -> str | None:
+    """Return the known key that looks most like `key`, if one does."""
+    found = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _line(error: ErrorDetails, root: type[BaseModel], locate: Locate, prefix: KeyPath) -> str:
+    path: KeyPath = tuple(error["loc"])
+    kind = error["type"]
+    if kind == "conflict":
+        key = error["ctx"]["key"]
+        given = getattr(error["input"], key, None)
+        if isinstance(error["input"], Mapping):
+            given = error["input"].get(key)
+        return _join(locate((*prefix, *path, key), False), (*path, key), given, error["msg"])
+    if kind == "missing":
+        place = locate((*prefix, *path[:-1]), True)
+        return f"{place}{_dotted(path)}: required key is missing"
+    if kind in {"extra_forbidden", "invalid_key"}:
+        return f"{locate((*prefix, *path), True)}{_unknown_key(path, error['input'], root)}"
+    return _join(locate((*prefix, *path), False), path, error["input"], _reason(error))
+
+
+def _join(place: str, path: KeyPath, value: Any, why: str) -> str:
+    return f"{place}{_dotted(path)} = {shown(value)}: {why}"
+
+
+def _reason(error: ErrorDetails) -> str:
+    kind, value = error["type"], error["input"]
+    if kind == "literal_error":
+        return f"must be one of {error['ctx']['expected'].replace(chr(39), '')}"
+    if kind in _LIMITS:
+        name, words = _LIMITS[kind]
+        return f"{words} {error['ctx'][name]}"
+    if kind not in _EXPECTED:
+        return error["msg"][:1].lower() + error["msg"][1:]
+    hint = ""
+    if kind == "float_type" and isinstance(value, str) and _is_number(value):
+        hint = " (YAML reads this as text; write it with a point and without quotes, as in 1.0e+3)"
+    elif kind == "int_type" and isinstance(value, str) and _is_number(value):
+        hint = " (leave out the quotes)"
+    elif kind == "string_type":
+        hint = " (put it in quotes)"
+    return f"expected {_EXPECTED[kind]}, found {_kind_of(value)}{hint}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _kind_of(value: Any) -> str:
+    names: dict[type, str] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a fraction",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+        type(None): "nothing",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(str(part) for part in path) or "args"
+
+
+def _unknown_key(path: KeyPath, value: Any, root: type[BaseModel]) -> str:
+    """Explain an unknown key: the nearest of its section, else of any, else all that exist."""
+    *sections, key = (str(part) for part in path)
+    model = _model_at(root, sections)
+    known = list(model.model_fields) if model is not None else []
+    message = f"{_dotted(path)} = {shown(value)}: unknown key"
+    if (near := nearest(key, known)) is not None:
+        message += f"; did you mean {_dotted((*sections, near))}"
+    elif (elsewhere := _find_elsewhere(root, key)) is not None:
+        message += f"; did you mean {elsewhere}"
+    where = f"section {'.'.join(sections)}" if sections else "the configuration"
+    return f"{message}; {where} " + (f"knows {', '.join(known)}" if known else "has no keys yet")
+
+
+def _model_at(root: type[BaseModel], sections: list[str]) -> type[BaseModel] | None:
+    model: type[BaseModel] | None = root
+    for section in sections:
+        field = model.model_fields.get(section) if model is not None else None
+        model = _as_model(field.annotation) if field is not None else None
+    return model
+
+
+def _as_model(annotation: Any) -> type[BaseModel] | None:
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def _find_elsewhere(root: type[BaseModel], key: str) -> str | None:
+    dotted = {
+        name: f"{section}.{name}"
+        for section, field in root.model_fields.items()
+        if (model := _as_model(field.annotation)) is not None
+        for name in model.model_fields
+    }
+    near = nearest(key, list(dotted))
+    return dotted[near] if near is not None else None

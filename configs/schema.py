@@ -1,0 +1,274 @@
+"""What an operator may say: the sections and keys of a remora configuration.
+
+Every key that stands here has an effect today. Sections without keys mark the place of what is
+to come; a key written into them is refused like any other unknown key. Where things belong:
+
+    model        which weights, by which name, in which number format; tokenizer, vision tower
+    engine       device, memory, KV cache, scheduling, attention, graphs, quantised compute
+    lora         adapters: where they are, how many, when they load
+    grammar      constrained output
+    spec         speculative decoding
+    parallel     replicas and ranks: data, tensor, pipeline, expert; prefill/decode separation
+    autoscaling  how many replicas, by which signal
+    api          HTTP: limits, timeouts, strictness, parsers of tools and reasoning
+    metrics      counters, traces, logs
+
+Validation is pure: it opens no model and looks for no device. What depends on them is decided in
+`plan.py`. A default gives way to a written value; two written values that contradict each other
+are refused. `messages.py` turns pydantic's errors into ours.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+BUILTIN_MODEL = "smollm2-135m-instruct"
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)")
+_UNIT_BYTES = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+
+def _parse_size(value: Any) -> Any:
+    """Turn "512MiB" into bytes; leave everything else to the integer check."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise PydanticCustomError(
+            "size", "expected bytes as a whole number, or a size such as 512MiB or 2GiB"
+        )
+    return int(float(match[1]) * _UNIT_BYTES[match[2]])
+
+
+def _check_power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise PydanticCustomError("power_of_two", "must be a power of two: 1, 2, 4, 8, 16, ...")
+    return value
+
+
+def _check_not_blank(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("blank", "must not be empty")
+    return value
+
+
+Bytes = Annotated[
+    int,
+    Field(gt=0, le=2**50),
+    BeforeValidator(_parse_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": f"^{_SIZE.pattern}$"},
+            ]
+        }
+    ),
+]
+Name = Annotated[str, AfterValidator(_check_not_blank)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def conflict(key: str, why: str) -> PydanticCustomError:
+    """Return the error of a key whose value contradicts another key of the same section."""
+    return PydanticCustomError("conflict", "{why}", {"key": key, "why": why})
+
+
+class Section(BaseModel):
+    """What all sections have in common: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+class ModelSection(Section):
+    """Which model is served, by which name, in which number format."""
+
+    path: Name
+    """Folder in Hugging Face layout, a .gguf file, or the built-in model smollm2-135m-instruct."""
+
+    served_name: Name | None = None
+    """Name that clients put into `model`. Default: the last part of `path`, without .gguf."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Number format of weights, activations and KV cache; auto = the checkpoint's own."""
+
+    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
+    """How weights are read; dummy = random numbers, for trials without weight files."""
+
+    context_length: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of one sequence, prompt and output. Default: what the model was made for."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.path.endswith(".gguf") and self.load_format == "safetensors":
+            raise conflict("load_format", "path is a .gguf file; use load_format auto or gguf")
+        return self
+
+
+class EngineSection(Section):
+    """Device, memory and scheduling."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; auto = cuda where there is one, else cpu."""
+
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Compute threads of one replica. Default: physical cores divided by parallel.num_replicas."""
+
+    page_size: Annotated[int, Field(ge=1, le=256), AfterValidator(_check_power_of_two)] = 16
+    """Tokens per page of the KV cache: the unit of giving out memory and reusing prefixes."""
+
+    kv_memory: Bytes | None = None
+    """Memory of one replica's KV cache, in bytes or as 512MiB, 2GiB. Default: see mem_fraction."""
+
+    kv_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Size of the KV cache in tokens, rounded down to pages; instead of kv_memory."""
+
+    mem_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.25
+    """Share of the memory left beside the weights that becomes KV cache when neither kv_memory nor
+    kv_tokens is given; never more than max_running_requests sequences of full length."""
+
+    max_running_requests: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Most sequences computed in one step; the others wait."""
+
+    max_step_tokens: Annotated[int, Field(ge=1, le=2**20)] = 2048
+    """Most tokens computed in one step, decoding sequences and prompt chunks together."""
+
+    prefill_chunk_tokens: Annotated[int, Field(ge=1, le=2**20)] = 512
+    """Most prompt tokens of one sequence in one step; longer prompts take several steps."""
+
+    max_queued_requests: Annotated[int, Field(ge=0, le=2**20)] = 256
+    """Most sequences that wait; a request beyond this is refused with HTTP 429."""
+
+    prefix_cache: bool = True
+    """Whether the KV of a finished sequence is kept for prompts that begin alike."""
+
+    schedule_conservativeness: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Factor on the output length that admission expects: higher = fewer preemptions, less use."""
+
+    step_timeout_s: Seconds = 60.0
+    """Seconds after which a single step counts as hung and the replica as unhealthy."""
+
+    random_seed: Annotated[int, Field(ge=0, le=2**64 - 1)] = 0
+    """Base of the seeds drawn for requests that bring none."""
+
+    low_priority_first: bool = False
+    """Whether a smaller `priority` of a request means sooner."""
+
+    priority_preemption_gap: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """A waiting request preempts a running one whose priority is lower by more than this.
+    Default: never."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        written = self.model_fields_set
+        if self.kv_memory is not None and self.kv_tokens is not None:
+            raise conflict("kv_tokens", "kv_memory is set too; keep one of the two")
+        if "mem_fraction" in written and (self.kv_memory or self.kv_tokens):
+            other = "kv_memory" if self.kv_memory else "kv_tokens"
+            raise conflict("mem_fraction", f"{other} is set too and decides alone; keep one")
+        for key in ("prefill_chunk_tokens", "max_running_requests"):
+            if {key, "max_step_tokens"} <= written and getattr(self, key) > self.max_step_tokens:
+                raise conflict(key, f"must not exceed max_step_tokens ({self.max_step_tokens})")
+        return self
+
+
+class LoraSection(Section):
+    """Adapters."""
+
+
+class GrammarSection(Section):
+    """Constrained output."""
+
+
+class SpecSection(Section):
+    """Speculative decoding."""
+
+
+class ParallelSection(Section):
+    """Replicas and ranks."""
+
+    num_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Copies of the model; Ray Serve spreads the requests over them."""
+
+
+class AutoscalingSection(Section):
+    """How many replicas, by which signal."""
+
+
+class ApiSection(Section):
+    """HTTP: limits, timeouts, strictness."""
+
+    unknown_fields: Literal["warn", "reject"] = "warn"
+    """Request fields that no API defines: warn = logged and left out, reject = HTTP 400."""
+
+    max_body_bytes: Bytes = 16 * 2**20
+    """Largest request body, in bytes or as 16MiB; beyond it HTTP 413."""
+
+    drain_timeout_s: Seconds = 30.0
+    """Seconds that a stopping replica gives its running requests to finish."""
+
+    request_timeout_s: Seconds | None = None
+    """Seconds after which a request is aborted. Default: no limit."""
+
+
+class MetricsSection(Section):
+    """Counters, traces, logs."""
+
+
+class ServeConfig(Section):
+    """Configuration of one served model: the `args` of its Ray Serve application."""
+
+    model: ModelSection
+    """Which model is served, by which name, in which number format."""
+
+    engine: EngineSection = EngineSection()
+    """Device, memory and scheduling."""
+
+    lora: LoraSection = LoraSection()
+    """Adapters; no keys yet."""
+
+    grammar: GrammarSection = GrammarSection()
+    """Constrained output; no keys yet."""
+
+    spec: SpecSection = SpecSection()
+    """Speculative decoding; no keys yet."""
+
+    parallel: ParallelSection = ParallelSection()
+    """Replicas and ranks."""
+
+    autoscaling: AutoscalingSection = AutoscalingSection()
+    """How many replicas, by which signal; no keys yet."""
+
+    api: ApiSection = ApiSection()
+    """HTTP: limits, timeouts, strictness."""
+
+    metrics: MetricsSection = MetricsSection()
+    """Counters, traces, logs; no keys yet."""
