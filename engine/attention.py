@@ -1,0 +1,90 @@
+"""Attention backends: paged KV memory and the kernels that read and write it.
+
+Owns the KV tensors. Knows nothing of who owns which page, nor of requests.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remora.engine.batch import ForwardBatch
+from remora.kernels.attention_decode import DecodePlan, attend_decode, plan_decode
+from remora.kernels.attention_prefill import attend_prefill
+from remora.kernels.kv_store import store_kv
+
+
+class TorchAttention:
+    """AttentionBackend made of torch operations; runs on every device.
+
+    kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; page 0 takes what
+               padding writes and holds no sequence. Zeroed: attention multiplies slots that nobody
+               has written by 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.kv_pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.page_size = page_size
+        self._planned_batch: ForwardBatch | None = None
+        self._plans: dict[int | None, DecodePlan] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Store K and V of the batch's tokens, then attend each query to its own sequence.
+
+        Shapes as in `protocols.AttentionBackend`.
+        """
+        kv_pages = self.kv_pages[layer]
+        store_kv(key, value, kv_pages, batch.slots)
+        num_decodes = batch.num_decodes
+        if num_decodes == len(query):
+            return attend_decode(query, kv_pages, self._plan(batch, window), scale=scale)
+
+        out = torch.empty_like(query)
+        if num_decodes:
+            plan = self._plan(batch, window)
+            out[:num_decodes] = attend_decode(query[:num_decodes], kv_pages, plan, scale=scale)
+        for row, table in enumerate(batch.extend_tables):
+            start, stop = batch.extend_starts[row], batch.extend_starts[row + 1]
+            out[start:stop] = attend_prefill(
+                query[start:stop],
+                kv_pages,
+                table,
+                context_len=batch.extend_lens[row],
+                scale=scale,
+                window=window,
+            )
+        return out
+
+    def _plan(self, batch: ForwardBatch, window: int | None) -> DecodePlan:
+        """Plan the decode rows once per batch and window; every layer uses the same plan."""
+        if batch is not self._planned_batch:
+            self._planned_batch = batch
+            self._plans.clear()
+        plan = self._plans.get(window)
+        if plan is None:
+            plan = plan_decode(
+                batch.decode_tables, batch.decode_lens, page_size=self.page_size, window=window
+            )
+            self._plans[window] = plan
+        return plan

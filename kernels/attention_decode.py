@@ -1,0 +1,144 @@
+"""Attention of one new token per sequence over its pages.
+
+Two calls: `plan_decode` looks at the lengths once per step, `attend_decode` runs once per layer.
+The plan groups rows of similar length (within a factor of two in pages), so that one long row does
+not make every row pay for its length, and leaves out pages that lie before the sliding window.
+
+Query heads that share a K/V head become rows of one matrix product; K and V are never repeated.
+Legend: D decode rows, B rows of a bucket, S slots gathered per row, K K/V heads, G query heads per
+K/V head, H head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBucket:
+    """Rows that are computed together.
+
+    rows:      [B] int64 indices into the decode rows; None = all of them, in order
+    page_ids:  [B * S / page_size] int64, row after row
+    num_rows:  B
+    num_slots: slots of each row that take part; the rest of the last page is cut off
+    bias:      [B, 1, 1, num_slots] float32, 0 where the row may look and -inf elsewhere; None = it
+               may look everywhere
+    """
+
+    rows: Tensor | None
+    page_ids: Tensor
+    num_rows: int
+    num_slots: int
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """How one step's decode rows are computed, for one window; the same in every layer."""
+
+    buckets: tuple[DecodeBucket, ...]
+
+
+def plan_decode(
+    block_tables: Tensor, context_lens: Tensor, *, page_size: int, window: int | None
+) -> DecodePlan:
+    """Group the decode rows by length.
+
+    block_tables:  [D, max_pages] int64; entries past a row's last page are not looked at
+    context_lens:  [D] int64, counted in tokens, the query's own included
+    window:        a query sees the last `window` positions, its own included; None = all
+    """
+    lens = context_lens.tolist()
+    firsts = [0 if window is None else max(0, length - window) // page_size for length in lens]
+    by_size: dict[int, list[int]] = {}
+    for row, (length, first) in enumerate(zip(lens, firsts, strict=True)):
+        num_pages = -(-length // page_size) - first
+        by_size.setdefault(num_pages.bit_length(), []).append(row)
+    return DecodePlan(
+        tuple(
+            _plan_bucket(rows, lens, firsts, block_tables, page_size, window)
+            for rows in by_size.values()
+        )
+    )
+
+
+def _plan_bucket(
+    rows: list[int],
+    lens: list[int],
+    firsts: list[int],
+    block_tables: Tensor,
+    page_size: int,
+    window: int | None,
+) -> DecodeBucket:
+    device = block_tables.device
+    num_slots = max(lens[row] - firsts[row] * page_size for row in rows)
+    num_pages = -(-num_slots // page_size)
+    index = None
+    if len(rows) < len(lens):
+        index = torch.tensor(rows, device=device)
+        block_tables = block_tables.index_select(0, index)
+    first = torch.tensor([firsts[row] for row in rows], device=device).unsqueeze(1)
+    columns = first + torch.arange(num_pages, device=device)
+    page_ids = block_tables.gather(1, columns.clamp_(max=block_tables.shape[1] - 1))
+
+    bias = None
+    length = torch.tensor([lens[row] for row in rows], device=device).unsqueeze(1)
+    position = first * page_size + torch.arange(num_slots, device=device)
+    hidden = position >= length
+    if window is not None:
+        hidden |= position < length - window
+    if hidden.any():
+        bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+        bias = bias[:, None, None, :]
+    return DecodeBucket(
+        rows=index,
+        page_ids=page_ids.flatten(),
+        num_rows=len(rows),
+        num_slots=num_slots,
+        bias=bias,
+    )
+
+
+def attend_decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, *, scale: float) -> Tensor:
+    """Attend each decode token to the pages of its own sequence.
+
+    query:     [D, num_heads, head_dim]
+    kv_pages:  [2, num_pages, page_size, num_kv_heads, head_dim]; 0 is K, 1 is V; finite everywhere
+    plan:      of these rows and of the layer's window
+    Returns [D, num_heads, head_dim] in the dtype of `query`.
+    """
+    return attend_decode_reference(query, kv_pages, plan, scale=scale)
+
+
+def attend_decode_reference(
+    query: Tensor, kv_pages: Tensor, plan: DecodePlan, *, scale: float
+) -> Tensor:
+    """`attend_decode` in torch. Softmax in float32."""
+    if len(plan.buckets) == 1:
+        return _attend_bucket(query, kv_pages, plan.buckets[0], scale)
+    out = torch.empty_like(query)
+    for bucket in plan.buckets:
+        rows = bucket.rows
+        assert rows is not None
+        out[rows] = _attend_bucket(query.index_select(0, rows), kv_pages, bucket, scale)
+    return out
+
+
+def _attend_bucket(query: Tensor, kv_pages: Tensor, bucket: DecodeBucket, scale: float) -> Tensor:
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads = kv_pages.shape[3]
+    gathered = kv_pages.index_select(1, bucket.page_ids)
+    # One copy to head-major order here is cheaper than the transposing copies that the products
+    # would make for themselves.
+    slots = gathered.view(2, num_rows, -1, num_kv_heads, head_dim)[:, :, : bucket.num_slots]
+    key_BKSH, value_BKSH = slots.transpose(2, 3).contiguous()
+    query_BKGH = (query * scale).view(num_rows, num_kv_heads, -1, head_dim)
+    scores_BKGS = (query_BKGH @ key_BKSH.transpose(2, 3)).float()
+    if bucket.bias is not None:
+        scores_BKGS += bucket.bias
+    weights_BKGS = scores_BKGS.softmax(-1).to(query.dtype)
+    return (weights_BKGS @ value_BKSH).reshape(num_rows, num_heads, head_dim)

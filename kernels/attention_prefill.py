@@ -1,0 +1,97 @@
+"""Attention of a run of new tokens of one sequence over its pages, causal.
+
+Queries go in blocks, so that the matrix of scores stays within a fixed budget however long the
+context is; a block looks at no key after its last query, nor before the first one's window.
+Legend: T new tokens, N queries of a block, S keys of a block, K K/V heads, G query heads per K/V
+head, H head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, which a core's cache holds
+MIN_QUERIES, MAX_QUERIES = 16, 256
+
+
+def attend_prefill(
+    query: Tensor,
+    kv_pages: Tensor,
+    block_table: Tensor,
+    *,
+    context_len: int,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Attend the last T tokens of a sequence to everything before them and to themselves.
+
+    query:        [T, num_heads, head_dim]
+    kv_pages:     [2, num_pages, page_size, num_kv_heads, head_dim]; K and V of the new tokens are
+                  already there
+    block_table:  [pages of the sequence] int64
+    context_len:  tokens of the sequence, the new ones included
+    window:       a query sees the last `window` positions, its own included; None = all
+    Returns [T, num_heads, head_dim] in the dtype of `query`.
+    """
+    return attend_prefill_reference(
+        query, kv_pages, block_table, context_len=context_len, scale=scale, window=window
+    )
+
+
+def attend_prefill_reference(
+    query: Tensor,
+    kv_pages: Tensor,
+    block_table: Tensor,
+    *,
+    context_len: int,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """`attend_prefill` in torch. Softmax in float32."""
+    num_tokens, num_heads, head_dim = query.shape
+    page_size, num_kv_heads = kv_pages.shape[2:4]
+    start = context_len - num_tokens
+    first_page = 0 if window is None else max(0, start + 1 - window) // page_size
+    offset = first_page * page_size
+    pages = block_table[first_page : -(-context_len // page_size)]
+    gathered = kv_pages.index_select(1, pages).view(2, -1, num_kv_heads, head_dim)
+    key_KSH, value_KSH = gathered[:, : context_len - offset].transpose(1, 2).contiguous()
+    query_KTGH = (query * scale).view(num_tokens, num_kv_heads, -1, head_dim).transpose(0, 1)
+
+    out = torch.empty_like(query)
+    out_TKGH = out.view(num_tokens, num_kv_heads, -1, head_dim)
+    step = min(MAX_QUERIES, max(MIN_QUERIES, SCORE_BUDGET // (num_heads * context_len)))
+    for block in range(0, num_tokens, step):
+        stop = min(block + step, num_tokens)
+        # Positions of this block's queries are [low, high); it sees keys [seen, high).
+        low, high = start + block, start + stop
+        seen = offset if window is None else max(offset, low + 1 - window)
+        keys = slice(seen - offset, high - offset)
+        attended_KNGH = _attend_block(
+            query_KTGH[:, block:stop], key_KSH[:, keys], value_KSH[:, keys], window
+        )
+        out_TKGH[block:stop] = attended_KNGH.transpose(0, 1)
+    return out
+
+
+def _attend_block(
+    query_KNGH: Tensor, key_KSH: Tensor, value_KSH: Tensor, window: int | None
+) -> Tensor:
+    """Attend a block whose last query sits at the position of the last key."""
+    num_kv_heads, num_queries, group, head_dim = query_KNGH.shape
+    num_keys = key_KSH.shape[1]
+    rows_KRH = query_KNGH.reshape(num_kv_heads, num_queries * group, head_dim)
+    scores_KRS = (rows_KRH @ key_KSH.transpose(1, 2)).float()
+
+    scores_KNGS = scores_KRS.view(num_kv_heads, num_queries, group, num_keys)
+    first = num_keys - num_queries
+    ahead = torch.ones(num_queries, num_queries, dtype=torch.bool, device=key_KSH.device).triu_(1)
+    scores_KNGS[..., first:].masked_fill_(ahead[:, None, :], float("-inf"))
+    if window is not None:
+        query_at = torch.arange(first, num_keys, device=key_KSH.device).unsqueeze(1)
+        behind = torch.arange(num_keys, device=key_KSH.device) <= query_at - window
+        scores_KNGS.masked_fill_(behind[:, None, :], float("-inf"))
+
+    weights_KRS = scores_KRS.softmax(-1).to(value_KSH.dtype)
+    return (weights_KRS @ value_KSH).view(query_KNGH.shape)
