@@ -216,6 +216,7 @@ class StepResult:
     token_ids:        [num_sampled]
     logprobs:         row -> one line; only rows that asked
     prompt_logprobs:  row -> a line for each prompt token whose probability this step has computed
+    bad_rows:         row -> why no token could be sampled (its logits were not finite)
     forward_s, sample_s:  seconds spent
     """
 
@@ -224,6 +225,7 @@ class StepResult:
     token_ids: TokenArray
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    bad_rows: Mapping[int, str] = field(default_factory=dict)
     forward_s: float = 0.0
     sample_s: float = 0.0
 
@@ -234,18 +236,21 @@ class SequenceOutput:
 
     token_ids:        new tokens (none: a pure end, e.g. an abort)
     logprobs:         a line for each new token, when asked for
-    prompt_logprobs:  a line for each prompt token but the first; with the first token only
+    prompt_logprobs:  parts that together hold a line for each prompt token but the first; with the
+                      first token only
     stop_token_id:    the id that ended the sequence, when one did
+    error:            why the engine had to give the sequence up; its finish_reason is `abort`
     """
 
     request_id: str
     index: int
     token_ids: tuple[int, ...]
     logprobs: LogprobRows | None = None
-    prompt_logprobs: LogprobRows | None = None
+    prompt_logprobs: tuple[LogprobRows, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

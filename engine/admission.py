@@ -1,0 +1,92 @@
+"""Who may start: the peak estimate, and what can never fit.
+
+The estimate follows LightLLM's router: give each request `held` tokens now and `growth` tokens to
+come; when a request ends, all with more growth are alive and have grown as much, so the peak is
+
+    max over i of  sum(held[0..i]) + (i + 1) * growth[i],   requests by growth, largest first.
+
+The share of unproduced output that is reserved adapts as in SGLang: it decays while all goes well
+and jumps after a preemption. Knows numbers only: no pages, tensors or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.configs.plan import EnginePlan
+from remora.engine.types import Request
+
+MAX_RESERVED_OUTPUT = 4096
+FULL_RESERVE_AFTER_PREEMPTIONS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Tokens of KV that one request holds, and how many more are reserved for it."""
+
+    held: int
+    growth: int
+
+
+def peak_tokens(demands: Iterable[Demand]) -> int:
+    """Return the most KV tokens that the requests will hold together at any time."""
+    peak = held = 0
+    for rank, demand in enumerate(sorted(demands, key=lambda d: -d.growth), start=1):
+        held += demand.held
+        peak = max(peak, held + rank * demand.growth)
+    return peak
+
+
+class ReserveRatio:
+    """The share of unproduced output tokens that admission reserves, between 0 and 1."""
+
+    START = 0.7
+    FLOOR = 0.14  # of the start
+    DECAY_STEPS = 600
+
+    def __init__(self, conservativeness: float) -> None:
+        self._start = min(1.0, self.START * conservativeness)
+        self._floor = self._start * self.FLOOR
+        self.value = self._start
+
+    def on_step(self) -> None:
+        """Relax a little."""
+        self.value = max(self._floor, self.value - (self._start - self._floor) / self.DECAY_STEPS)
+
+    def on_idle(self) -> None:
+        """Start over: nothing learned from the last load holds for the next."""
+        self.value = self._start
+
+    def on_preemption(self, num_produced: int, num_allowed: int, num_rows: int) -> None:
+        """Learn from the rows still running: `num_produced` of `num_allowed` output tokens."""
+        observed = (num_produced + 20 * num_rows) / max(1, num_allowed)
+        self.value = max(self.value, min(1.0, observed))
+
+    def growth(self, remaining: int, *, certain: bool) -> int:
+        """Return the tokens to reserve for a request that may produce `remaining` more."""
+        return remaining if certain else int(self.value * min(remaining, MAX_RESERVED_OUTPUT)) + 1
+
+
+def check_fits(request: Request, plan: EnginePlan) -> None:
+    """Raise unless the request could run on an empty engine: the message says by how much not."""
+    num_prompt = len(request.prompt_ids)
+    limit = plan.max_sequence_tokens
+    if num_prompt == 0:
+        raise InvalidRequest("The prompt is empty; it must hold at least one token.", "prompt")
+    wanted = request.sampling.max_tokens
+    total = num_prompt + (wanted if wanted is not None else 1)
+    if total <= limit:
+        return
+    what = (
+        f"the model's context of {plan.max_model_len} tokens"
+        if limit == plan.max_model_len
+        else f"the KV memory, which holds {plan.kv_tokens} tokens"
+    )
+    asked = f"{wanted} for the output" if wanted is not None else "at least 1 for the output"
+    raise PromptTooLong(
+        f"The request needs {total} tokens ({num_prompt} in the prompt, {asked}), {total - limit}"
+        f" more than fit in {what}. Shorten the prompt or lower max_tokens.",
+        "prompt",
+    )

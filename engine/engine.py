@@ -1,0 +1,168 @@
+"""The engine, one step at a time: requests in, tokens out.
+
+Joins scheduler and runner. Single-threaded and synchronous: whoever calls `step` decides the
+thread (loop.py runs it in its own, llm.py in the caller's). Knows no text, no asyncio, no HTTP.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+
+from remora.configs.errors import InvalidRequest, InvariantViolated
+from remora.configs.plan import EnginePlan
+from remora.engine.admission import check_fits
+from remora.engine.kv.cache import KVCache
+from remora.engine.protocols import Runner
+from remora.engine.scheduler import Scheduler
+from remora.engine.sequence import Sequence
+from remora.engine.types import EngineStats, Namespace, Request, SequenceOutput
+
+_SEED_SPACE = 2**64
+_GOLDEN = 0x9E3779B97F4A7C15  # spreads the indexes of one request over the seed space
+
+
+class Engine:
+    """Scheduler, KV pages and a runner."""
+
+    def __init__(
+        self,
+        plan: EnginePlan,
+        runner: Runner,
+        *,
+        eos_token_ids: Iterable[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan = plan
+        self._runner = runner
+        self._clock = clock
+        self._kv = KVCache(
+            plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache
+        )
+        self._scheduler = Scheduler(
+            self._kv,
+            max_running=plan.max_running_requests,
+            max_step_tokens=plan.max_step_tokens,
+            chunk_tokens=plan.prefill_chunk_tokens,
+            eos_token_ids=eos_token_ids,
+            conservativeness=plan.conservativeness,
+            priority_preemption_gap=plan.priority_preemption_gap,
+        )
+        self._open: dict[str, dict[int, Sequence]] = {}
+        self._random = random.Random(plan.random_seed)
+        self._num_arrived = 0
+        self._num_steps = 0
+        self._step_time_s = 0.0
+        self._last_step_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        return self._scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request's n sequences. Raises PromptTooLong or InvalidRequest, and adds none."""
+        check_fits(request, self.plan)
+        if request.request_id in self._open:
+            raise InvalidRequest(f"Request id {request.request_id!r} is in use already.", "rid")
+        sampling = request.sampling
+        seed = sampling.seed
+        if seed is None:
+            seed = self._random.randrange(_SEED_SPACE)
+        room = self.plan.max_sequence_tokens - len(request.prompt_ids)
+        leader: Sequence | None = None
+        sequences: dict[int, Sequence] = {}
+        for index in range(sampling.n):
+            self._num_arrived += 1
+            sequences[index] = Sequence(
+                request=request,
+                index=index,
+                seed=(seed + index * _GOLDEN) % _SEED_SPACE,
+                order=self._num_arrived,
+                priority=-request.priority if self.plan.low_priority_first else request.priority,
+                max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
+                token_ids=list(request.prompt_ids),
+                num_prompt_tokens=len(request.prompt_ids),
+                namespace=Namespace(salt=request.cache_salt),
+                leader=leader,
+            )
+            leader = sequences[0]
+            self._scheduler.add(sequences[index])
+        self._open[request.request_id] = sequences
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        """End a request, or one of its sequences; what has ended already is not ended again."""
+        sequences = self._open.get(request_id, {})
+        chosen = [
+            seq
+            for seq in sequences.values()
+            if not seq.is_finished and (index is None or seq.index == index)
+        ]
+        outputs = [self._scheduler.abort(seq) for seq in chosen]
+        self._forget_finished(request_id)
+        return outputs
+
+    def abort_all(self) -> list[SequenceOutput]:
+        """End every open request."""
+        return [output for request_id in list(self._open) for output in self.abort(request_id)]
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one step. Raises what the runner raises; the engine is then not to be used again."""
+        started = self._clock()
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return []
+        result = self._runner.execute(plan)
+        if result.step_id != plan.step_id:
+            raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")
+        outputs = self._scheduler.apply(plan, result)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._forget_finished(output.request_id)
+        self._num_steps += 1
+        self._last_step_s = self._clock() - started
+        self._step_time_s += self._last_step_s
+        return outputs
+
+    def flush_cache(self) -> bool:
+        """Drop the prefix cache; False, and nothing done, while sequences are open."""
+        if self.has_work:
+            return False
+        self._kv.flush()
+        return True
+
+    def stats(self) -> EngineStats:
+        """Return the counters as of the last step."""
+        scheduler, kv = self._scheduler, self._kv
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_pages=kv.num_pages,
+            num_free_pages=kv.num_free,
+            num_cached_pages=kv.num_cached,
+            num_held_pages=kv.num_held,
+            prompt_tokens_total=scheduler.num_prompt_tokens,
+            cached_tokens_total=scheduler.num_cached_tokens,
+            generated_tokens_total=scheduler.num_generated_tokens,
+            preemptions_total=scheduler.num_preemptions,
+            evicted_pages_total=kv.num_evicted,
+            aborted_total=scheduler.num_aborted,
+            finished_total=scheduler.num_finished,
+            steps_total=self._num_steps,
+            step_time_total_s=self._step_time_s,
+            last_step_s=self._last_step_s,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise InvariantViolated unless every page, row and queue is consistent."""
+        self._scheduler.check_integrity()
+
+    def close(self) -> None:
+        """Give back the runner's memory."""
+        self._runner.close()
+
+    def _forget_finished(self, request_id: str) -> None:
+        sequences = self._open.get(request_id)
+        if sequences is not None and all(seq.is_finished for seq in sequences.values()):
+            del self._open[request_id]

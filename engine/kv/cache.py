@@ -1,0 +1,147 @@
+"""Pages of sequences: the one place where they are taken, shared and given back.
+
+Joins the free list (pages.py) and the prefix cache (radix.py). A page is free, cached, or held by
+exactly one sequence: free + cached + held == num_pages after every public call. Block tables only
+grow, so the ranks are told of new pages and nothing else. Knows no tensors, requests or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from remora.configs.errors import InvariantViolated
+from remora.engine.kv.pages import PagePool, pages_needed
+from remora.engine.kv.radix import PrefixMatch, RadixCache, RadixNode
+from remora.engine.types import Namespace
+
+
+@dataclass(eq=False, slots=True)
+class PageTable:
+    """The pages of one sequence.
+
+    pages:        block table, in order
+    owned:        those of `pages` that are the sequence's alone; the others are borrowed from the
+                  prefix cache
+    node:         deepest prefix-cache node that the sequence has locked
+    num_matched:  leading pages found in the cache rather than computed
+    """
+
+    pages: list[int] = field(default_factory=list)
+    owned: set[int] = field(default_factory=set)
+    node: RadixNode | None = None
+    num_matched: int = 0
+    num_published: int = 0
+
+
+class KVCache:
+    """All KV pages of one engine."""
+
+    def __init__(self, num_pages: int, *, page_size: int, prefix_cache: bool) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.prefix_cache = prefix_cache
+        self.num_owned = 0
+        self.num_evicted = 0
+        self._pool = PagePool(num_pages, page_size=page_size)
+        self._radix = RadixCache(page_size=page_size)
+
+    @property
+    def num_free(self) -> int:
+        """Pages nobody uses."""
+        return self._pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Pages kept for reuse, to be had by evicting."""
+        return self._radix.num_pages - self._radix.num_locked_pages
+
+    @property
+    def num_held(self) -> int:
+        """Pages in use by sequences, owned or borrowed."""
+        return self.num_owned + self._radix.num_locked_pages
+
+    @property
+    def num_locked(self) -> int:
+        """Pages of the prefix cache that sequences borrow."""
+        return self._radix.num_locked_pages
+
+    def attach_prefix(
+        self, table: PageTable, namespace: Namespace, tokens: Sequence[int]
+    ) -> int:
+        """Borrow the longest cached prefix of `tokens` for an empty table; returns its tokens."""
+        if table.pages or table.node is not None:
+            raise InvariantViolated("a prefix was attached to a table in use")
+        if not self.prefix_cache:
+            return 0
+        match: PrefixMatch = self._radix.match(namespace, tokens)
+        self._radix.lock(match.node)
+        table.node, table.pages = match.node, match.pages
+        table.num_matched = table.num_published = len(match.pages)
+        return len(match.pages) * self.page_size
+
+    def try_grow(self, table: PageTable, num_tokens: int) -> list[int] | None:
+        """Give the table room for `num_tokens` tokens, evicting cached pages if need be.
+
+        Returns the new pages; None, and nothing changed, when they are not to be had.
+        """
+        count = pages_needed(num_tokens, self.page_size) - len(table.pages)
+        if count <= 0:
+            return []
+        missing = count - self._pool.num_free
+        if missing > self.num_cached:
+            return None
+        if missing > 0:
+            evicted = self._radix.evict(missing)
+            self.num_evicted += len(evicted)
+            self._pool.release(evicted)
+        pages = self._pool.try_allocate(count)
+        if pages is None:
+            raise InvariantViolated("evicting gave fewer pages than the cache had counted")
+        table.pages += pages
+        table.owned.update(pages)
+        self.num_owned += count
+        return pages
+
+    def publish(self, table: PageTable, namespace: Namespace, computed: Sequence[int]) -> None:
+        """Put the full pages of the `computed` tokens into the prefix cache, for others to borrow.
+
+        The sequence keeps using them: its table does not change.
+        """
+        count = len(computed) // self.page_size
+        if not self.prefix_cache or count <= table.num_published:
+            return
+        node, adopted = self._radix.insert(
+            namespace, computed[: count * self.page_size], table.pages[:count]
+        )
+        self._radix.lock(node)
+        if table.node is not None:
+            self._radix.unlock(table.node)
+        table.node, table.num_published = node, count
+        table.owned.difference_update(adopted)
+        self.num_owned -= len(adopted)
+
+    def release(self, table: PageTable) -> None:
+        """Take back everything the table holds and empty it. Never fails on a live table."""
+        self._pool.release(table.owned)
+        self.num_owned -= len(table.owned)
+        if table.node is not None:
+            self._radix.unlock(table.node)
+        table.pages, table.owned, table.node = [], set(), None
+        table.num_matched = table.num_published = 0
+
+    def flush(self) -> int:
+        """Forget all cached pages that nobody borrows; returns how many."""
+        pages = self._radix.clear()
+        self._pool.release(pages)
+        return len(pages)
+
+    def check_integrity(self) -> None:
+        """Raise InvariantViolated unless every page is accounted for exactly once."""
+        self._pool.check_integrity()
+        self._radix.check_integrity()
+        if self.num_free + self.num_cached + self.num_held != self.num_pages:
+            raise InvariantViolated(
+                f"pages: {self.num_free} free + {self.num_cached} cached + {self.num_held} held"
+                f" is not {self.num_pages}"
+            )

@@ -1,0 +1,265 @@
+"""Prefix cache: which pages hold the KV of which token prefixes.
+
+A radix tree per namespace. An edge carries whole pages of tokens, so a node's length is a multiple of
+the page size and children are told apart by their first page of tokens. A page belongs to exactly
+one node; sequences borrow it by locking the deepest node they use, which locks the path to the
+root. Only unlocked leaves are evicted, the least recently used first, from their tail.
+
+Knows page ids and token ids. Knows nothing of tensors, sequences or wall time ("recent" is a
+counter). After every public call: `num_pages` is the sum over nodes, `num_locked_pages` the sum
+over nodes with locks, and a node's lock count is at least each child's.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from remora.configs.errors import InvariantViolated
+from remora.engine.types import Namespace
+
+PageKey = bytes
+
+
+@dataclass(eq=False, slots=True)
+class RadixNode:
+    """A run of pages below `parent`. `tokens` holds page_size ids for each of `pages`."""
+
+    parent: RadixNode | None
+    tokens: array[int]
+    pages: list[int]
+    children: dict[PageKey, RadixNode] = field(default_factory=dict)
+    num_locks: int = 0
+    last_used: int = 0
+    is_offered: bool = False  # stands on the eviction heap
+    namespace: Namespace | None = None  # of a root
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """Cached pages of a prompt's start, and the node to lock while they are in use."""
+
+    node: RadixNode
+    pages: list[int]
+
+
+class RadixCache:
+    """Pages kept after use, found again by (namespace, tokens)."""
+
+    def __init__(self, *, page_size: int) -> None:
+        self.page_size = page_size
+        self.num_pages = 0
+        self.num_locked_pages = 0
+        self._roots: dict[Namespace, RadixNode] = {}
+        self._clock = 0
+        self._leaves: list[tuple[int, int, RadixNode]] = []
+
+    # -- lookup ------------------------------------------------------------------------------
+
+    def match(self, namespace: Namespace, tokens: Sequence[int]) -> PrefixMatch:
+        """Find the longest cached prefix, in whole pages. May split a node; locks nothing."""
+        root = self._roots.get(namespace) or self._new_root(namespace)
+        node, _ = self._descend(root, array("q", tokens))
+        pages: list[int] = []
+        for ancestor in self._path(node):
+            pages[:0] = ancestor.pages
+        return PrefixMatch(node, pages)
+
+    # -- borrowing ---------------------------------------------------------------------------
+
+    def lock(self, node: RadixNode) -> None:
+        """Keep `node` and its ancestors from being evicted until `unlock`."""
+        self._clock += 1
+        for ancestor in self._path(node):
+            ancestor.last_used = self._clock
+            ancestor.num_locks += 1
+            if ancestor.num_locks == 1:
+                self.num_locked_pages += len(ancestor.pages)
+
+    def unlock(self, node: RadixNode) -> None:
+        """Undo one `lock`. The pages stay cached; the most recent use is now."""
+        self._clock += 1
+        for ancestor in self._path(node):
+            if ancestor.num_locks == 0:
+                raise InvariantViolated("a prefix-cache node was unlocked more often than locked")
+            ancestor.last_used = self._clock
+            ancestor.num_locks -= 1
+            if ancestor.num_locks == 0:
+                self.num_locked_pages -= len(ancestor.pages)
+                self._offer(ancestor)
+                self._drop_if_bare(ancestor)
+
+    # -- change ------------------------------------------------------------------------------
+
+    def insert(
+        self, namespace: Namespace, tokens: Sequence[int], pages: Sequence[int]
+    ) -> tuple[RadixNode, list[int]]:
+        """Adopt the pages of a prefix: `tokens` holds page_size ids for each of `pages`.
+
+        Returns the node at the end of the prefix, and those of `pages` that the cache now owns.
+        Pages whose tokens were cached already stay the caller's.
+        """
+        if not pages:
+            return self._roots.get(namespace) or self._new_root(namespace), []
+        key = array("q", tokens)
+        root = self._roots.setdefault(namespace, self._new_root(namespace))
+        node, position = self._descend(root, key)
+        adopted = list(pages[position // self.page_size :])
+        if adopted:
+            self._clock += 1
+            leaf = RadixNode(
+                parent=node, tokens=key[position:], pages=list(adopted), last_used=self._clock
+            )
+            node.children[self._first_page(key, position)] = leaf
+            self.num_pages += len(adopted)
+            self._offer(leaf)
+            node = leaf
+        return node, adopted
+
+    def evict(self, count: int) -> list[int]:
+        """Forget up to `count` pages, least recently used first; returns those given up."""
+        freed: list[int] = []
+        while len(freed) < count and self._leaves:
+            last_used, _, node = heapq.heappop(self._leaves)
+            node.is_offered = False
+            if not self._is_evictable(node):
+                continue
+            if last_used != node.last_used:
+                self._offer(node)
+                continue
+            cut = max(0, len(node.pages) - (count - len(freed)))
+            freed += node.pages[cut:]
+            self.num_pages -= len(node.pages) - cut
+            if cut:
+                del node.pages[cut:], node.tokens[cut * self.page_size :]
+                self._offer(node)
+            else:
+                self._remove(node)
+        return freed
+
+    def clear(self) -> list[int]:
+        """Forget every page that is not locked."""
+        return self.evict(self.num_pages)
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """Yield every node but the roots."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def check_integrity(self) -> None:
+        """Raise InvariantViolated unless the counts and the structure hold."""
+        seen: set[int] = set()
+        locked = 0
+        for node in self.nodes():
+            pages = set(node.pages)
+            parent = node.parent
+            if not pages or len(pages) != len(node.pages) or pages & seen:
+                raise InvariantViolated("a page stands in the prefix cache twice, or a node is empty")
+            if len(node.tokens) != len(node.pages) * self.page_size:
+                raise InvariantViolated("a node's tokens and pages disagree")
+            if parent is None or parent.children.get(self._first_page(node.tokens, 0)) is not node:
+                raise InvariantViolated("a node is not where its tokens say")
+            if parent.num_locks < node.num_locks:
+                raise InvariantViolated("a node is locked more often than its parent")
+            seen |= pages
+            locked += len(node.pages) if node.num_locks else 0
+        if len(seen) != self.num_pages or locked != self.num_locked_pages:
+            raise InvariantViolated("the prefix cache has lost count of its pages")
+
+    # -- inside ------------------------------------------------------------------------------
+
+    @staticmethod
+    def _new_root(namespace: Namespace) -> RadixNode:
+        """Make a root. It is entered in the table with its first pages only: salts come from
+        callers and must not pile up."""
+        return RadixNode(parent=None, tokens=array("q"), pages=[], namespace=namespace)
+
+    def _descend(self, node: RadixNode, key: array[int]) -> tuple[RadixNode, int]:
+        """Follow `key` in whole pages; returns the last node on the way and its end in `key`."""
+        position = 0
+        while child := node.children.get(self._first_page(key, position)):
+            shared = self._shared_pages(child, key, position)
+            node = child if shared == len(child.pages) else self._split(child, shared)
+            position += shared * self.page_size
+        return node, position
+
+    def _first_page(self, key: array[int], position: int) -> PageKey:
+        page = key[position : position + self.page_size]
+        return page.tobytes() if len(page) == self.page_size else b""
+
+    def _shared_pages(self, node: RadixNode, key: array[int], position: int) -> int:
+        """Return how many of the node's pages `key[position:]` starts with (at least one)."""
+        step = self.page_size
+        most = min(len(node.pages), (len(key) - position) // step)
+        if node.tokens[: most * step] == key[position : position + most * step]:
+            return most
+        low, high = 1, most  # pages [0, low) are equal, some page before `high` differs
+        while high - low > 1:
+            middle = (low + high) // 2
+            begin, end = low * step, middle * step
+            if node.tokens[begin:end] == key[position + begin : position + end]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _split(self, node: RadixNode, num_pages: int) -> RadixNode:
+        """Cut `node` after `num_pages` pages; returns the new upper half.
+
+        upper [0, cut)  takes the node's place below its parent, with the same locks
+        node  [cut, n)  hangs below upper; whoever locked `node` still holds the whole path
+        """
+        cut = num_pages * self.page_size
+        parent = node.parent
+        if parent is None:
+            raise InvariantViolated("a root cannot be split")
+        upper = RadixNode(
+            parent=parent,
+            tokens=node.tokens[:cut],
+            pages=node.pages[:num_pages],
+            num_locks=node.num_locks,
+            last_used=node.last_used,
+        )
+        parent.children[self._first_page(node.tokens, 0)] = upper
+        node.parent, node.tokens, node.pages = upper, node.tokens[cut:], node.pages[num_pages:]
+        upper.children[self._first_page(node.tokens, 0)] = node
+        return upper
+
+    def _remove(self, node: RadixNode) -> None:
+        parent = node.parent
+        if parent is None:
+            raise InvariantViolated("a root cannot be evicted")
+        del parent.children[self._first_page(node.tokens, 0)]
+        self._offer(parent)
+        self._drop_if_bare(parent)
+
+    def _drop_if_bare(self, node: RadixNode) -> None:
+        """Forget a root below which nothing is left."""
+        if node.namespace is None or node.children or node.num_locks:
+            return
+        if self._roots.get(node.namespace) is node:
+            del self._roots[node.namespace]
+
+    @staticmethod
+    def _path(node: RadixNode) -> Iterator[RadixNode]:
+        current: RadixNode | None = node
+        while current is not None:
+            yield current
+            current = current.parent
+
+    @staticmethod
+    def _is_evictable(node: RadixNode) -> bool:
+        return node.parent is not None and not node.children and node.num_locks == 0
+
+    def _offer(self, node: RadixNode) -> None:
+        """Put a leaf that may be evicted on the heap; stale entries are skipped when popped."""
+        if self._is_evictable(node) and not node.is_offered:
+            node.is_offered = True
+            heapq.heappush(self._leaves, (node.last_used, id(node), node))

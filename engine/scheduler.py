@@ -1,0 +1,315 @@
+"""What runs in the next step.
+
+One rule: every sequence has `num_computed` tokens behind it and some pending; a step hands out
+tokens under a budget until computed catches up. Decode, chunked prefill, prefix hits and recompute
+after preemption are all this rule. Decode rows come first, then prompts under way, then new ones,
+admitted by the peak estimate. When pages run out on the way, someone is preempted and queued again.
+
+Knows sequences and page counts. Knows nothing of tensors, threads, text or time.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from remora.configs.errors import InvariantViolated
+from remora.engine.admission import FULL_RESERVE_AFTER_PREEMPTIONS, Demand, ReserveRatio, peak_tokens
+from remora.engine.kv.cache import KVCache
+from remora.engine.kv.pages import pages_needed
+from remora.engine.policy import lower_priority, preemption_victim, waiting_key
+from remora.engine.sequence import Sequence
+from remora.engine.step_draft import StepDraft
+from remora.engine.types import (
+    FinishReason,
+    LogprobRows,
+    SequenceOutput,
+    StepPlan,
+    StepResult,
+)
+
+
+class Scheduler:
+    """Waiting and running sequences of one engine."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        chunk_tokens: int,
+        eos_token_ids: Iterable[int],
+        conservativeness: float = 1.0,
+        priority_preemption_gap: int | None = None,
+    ) -> None:
+        self.kv = kv
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_generated_tokens = 0
+        self.num_finished = 0
+        self.num_aborted = 0
+        self.reserve = ReserveRatio(conservativeness)
+        self._max_step_tokens = max_step_tokens
+        self._chunk_tokens = chunk_tokens
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._preemption_gap = priority_preemption_gap
+        self._free_rows = list(range(max_running - 1, -1, -1))
+        self._dropped_rows: list[int] = []
+        self._in_step: dict[int, Sequence] = {}
+        self._num_steps = 0
+
+    # -- from outside ------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self.waiting or self.running)
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a new sequence. The caller has checked that it can fit an empty engine."""
+        insort(self.waiting, seq, key=waiting_key)
+
+    def abort(self, seq: Sequence) -> SequenceOutput:
+        """End a waiting or running sequence now and give its pages back. Only between steps."""
+        self.num_aborted += 1
+        self._end(seq, FinishReason.ABORT)
+        return self._output(seq)
+
+    # -- before a step -----------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None when there is nothing to do."""
+        draft = StepDraft(self._max_step_tokens)
+        preemptions_before = self.num_preemptions
+        for seq in [seq for seq in self.running if seq.num_pending == 1]:
+            self._plan_tokens(seq, draft)
+        for seq in [seq for seq in self.running if seq.num_pending > 1]:
+            self._plan_tokens(seq, draft)
+        if self.num_preemptions == preemptions_before:  # else the victim would be back at once
+            self._admit(draft)
+        if not draft.has_tokens:
+            if self.has_work:
+                raise InvariantViolated("sequences are waiting, and no step can be planned")
+            return None
+        self._num_steps += 1
+        plan, self._in_step = draft.finish(self._num_steps, self._dropped_rows)
+        self._dropped_rows = []
+        return plan
+
+    def _plan_tokens(self, seq: Sequence, draft: StepDraft) -> bool:
+        """Give a running sequence its share of the step; preempts until its pages are there."""
+        count = min(seq.num_pending, self._chunk_tokens, draft.budget)
+        if seq.row is None or count == 0:
+            return False
+        while (pages := self.kv.try_grow(seq.table, seq.num_computed + count)) is None:
+            victim = preemption_victim(self.running)
+            self._preempt(victim, draft)
+            if victim is seq:
+                return False
+        draft.plan(seq, count, pages)
+        return True
+
+    def _admit(self, draft: StepDraft) -> None:
+        """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
+
+        The first that does not fit stops the round: overtaking it could starve it.
+        """
+        for seq in list(self.waiting):
+            if draft.budget == 0:
+                return
+            if seq.leader is not None and not _is_ready(seq.leader):
+                continue
+            if not self._try_admit(seq, draft) and not self._preempt_for(seq, draft):
+                return
+
+    def _try_admit(self, seq: Sequence, draft: StepDraft) -> bool:
+        if not self._free_rows:
+            return False
+        if not seq.wants_prompt_logprobs:
+            known = seq.token_ids[: seq.num_tokens - 1]  # one token at least must give logits
+            seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
+        count = min(seq.num_pending, self._chunk_tokens, draft.budget)
+        fits = not self.running or self._peak_with(seq) <= self.kv.num_pages * self.kv.page_size
+        pages = self.kv.try_grow(seq.table, seq.num_computed + count) if fits else None
+        if pages is None:
+            self._forget_pages(seq)
+            return False
+        self.waiting.remove(seq)
+        self.running.append(seq)
+        seq.row = self._free_rows.pop()
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed
+            self.num_prompt_tokens += seq.num_prompt_tokens
+            self.num_cached_tokens += seq.num_computed
+        draft.start(seq, seq.table.pages[: seq.table.num_matched])
+        draft.plan(seq, count, pages)
+        return True
+
+    def _peak_with(self, candidate: Sequence) -> int:
+        """Estimate the most KV tokens needed if `candidate` (its prefix attached) starts now."""
+        page_size = self.kv.page_size
+        adopted = 0
+        demands = []
+        for seq in self.running:
+            held = len(seq.table.pages) - seq.table.num_matched
+            adopted += held - len(seq.table.owned)
+            demands.append(Demand(held * page_size, self._growth(seq)))
+        own = pages_needed(candidate.num_tokens, page_size) - candidate.table.num_matched
+        demands.append(Demand(own * page_size, self._growth(candidate)))
+        borrowed = max(0, self.kv.num_locked - adopted)
+        return peak_tokens(demands) + borrowed * page_size
+
+    def _growth(self, seq: Sequence) -> int:
+        certain = (
+            seq.request.sampling.ignore_eos
+            or seq.num_preemptions >= FULL_RESERVE_AFTER_PREEMPTIONS
+        )
+        uncomputed = max(0, seq.num_pending - 1) if seq.row is not None else 0
+        return uncomputed + self.reserve.growth(seq.num_remaining, certain=certain)
+
+    # -- giving way --------------------------------------------------------------------------
+
+    def _preempt_for(self, seq: Sequence, draft: StepDraft) -> bool:
+        """Make room for a more urgent sequence, if that is allowed and enough."""
+        if self._preemption_gap is None:
+            return False
+        for victim in lower_priority(self.running, seq, self._preemption_gap):
+            self._preempt(victim, draft)
+            if self._try_admit(seq, draft):
+                return True
+        return False
+
+    def _preempt(self, seq: Sequence, draft: StepDraft) -> None:
+        """Take a sequence's pages and row; it is queued again and computed anew later."""
+        self.num_preemptions += 1
+        seq.num_preemptions += 1
+        draft.cancel(seq)
+        self._leave_row(seq)
+        self._forget_pages(seq)
+        insort(self.waiting, seq, key=waiting_key)
+        self.reserve.on_preemption(
+            sum(other.num_output_tokens for other in self.running),
+            sum(other.max_tokens for other in self.running),
+            len(self.running),
+        )
+
+    def _forget_pages(self, seq: Sequence) -> None:
+        self._publish(seq)
+        self.kv.release(seq.table)
+        seq.num_computed = 0
+        if seq.wants_prompt_logprobs:
+            seq.prompt_logprob_parts = []
+
+    def _leave_row(self, seq: Sequence) -> None:
+        if seq.row is None:
+            raise InvariantViolated(f"{seq.request.request_id} has no row to leave")
+        self.running.remove(seq)
+        self._free_rows.append(seq.row)
+        self._dropped_rows.append(seq.row)
+        seq.row = None
+
+    def _publish(self, seq: Sequence) -> None:
+        self.kv.publish(seq.table, seq.namespace, seq.token_ids[: seq.num_computed])
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+        if seq.is_finished:
+            raise InvariantViolated(f"{seq.request.request_id} was ended twice")
+        seq.finish_reason = reason
+        if seq.row is None:
+            self.waiting.remove(seq)
+        else:
+            self._leave_row(seq)
+        self._publish(seq)
+        self.kv.release(seq.table)
+        if not self.has_work:
+            self.reserve.on_idle()
+
+    # -- after a step ------------------------------------------------------------------------
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
+        """Take in what the step computed; returns what it means for each sequence."""
+        self.reserve.on_step()
+        sampled = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
+        outputs = []
+        for row, count in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
+            seq = self._in_step[row]
+            seq.num_computed += count
+            if row in result.bad_rows:
+                self._end(seq, FinishReason.ABORT)
+                outputs.append(self._output(seq, error=result.bad_rows[row]))
+                continue
+            if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
+                seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
+            if count > 1 or seq.num_computed == seq.num_prompt_tokens:
+                self._publish(seq)
+            if row in sampled:
+                outputs.append(self._accept(seq, sampled[row], result.logprobs.get(row)))
+        self._in_step = {}
+        return outputs
+
+    def _accept(self, seq: Sequence, token: int, logprobs: LogprobRows | None) -> SequenceOutput:
+        """Append a sampled token and end the sequence if that is its last."""
+        sampling = seq.request.sampling
+        is_first = seq.num_output_tokens == 0
+        seq.token_ids.append(token)
+        self.num_generated_tokens += 1
+        stopped = token in sampling.stop_token_ids or (
+            token in self._eos_token_ids and not sampling.ignore_eos
+        )
+        if stopped or seq.num_remaining == 0:
+            self.num_finished += 1
+            self._end(seq, FinishReason.STOP if stopped else FinishReason.LENGTH)
+        return self._output(
+            seq,
+            token_ids=(token,),
+            logprobs=logprobs,
+            prompt_logprobs=tuple(seq.prompt_logprob_parts) if is_first else (),
+            stop_token_id=token if stopped else None,
+        )
+
+    @staticmethod
+    def _output(
+        seq: Sequence,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: LogprobRows | None = None,
+        prompt_logprobs: tuple[LogprobRows, ...] = (),
+        stop_token_id: int | None = None,
+        error: str | None = None,
+    ) -> SequenceOutput:
+        return SequenceOutput(
+            request_id=seq.request.request_id,
+            index=seq.index,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=seq.finish_reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=seq.num_cached_tokens or 0,
+            error=error,
+        )
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise InvariantViolated unless rows, queues and pages are consistent."""
+        self.kv.check_integrity()
+        rows = [seq.row for seq in self.running]
+        if None in rows or len(set(rows)) != len(rows) or set(rows) & set(self._free_rows):
+            raise InvariantViolated("two sequences share a row, or a row is both free and in use")
+        if any(seq.row is not None or seq.table.pages for seq in self.waiting):
+            raise InvariantViolated("a waiting sequence holds a row or pages")
+        owned = [page for seq in self.running for page in seq.table.owned]
+        if len(set(owned)) != len(owned) or len(owned) != self.kv.num_owned:
+            raise InvariantViolated("a page is owned by two sequences, or by none")
+        if any(seq.num_computed > len(seq.table.pages) * self.kv.page_size for seq in self.running):
+            raise InvariantViolated("a sequence has computed more than its pages hold")
+
+
+def _is_ready(leader: Sequence) -> bool:
+    return leader.is_finished or leader.prompt_is_computed
+

@@ -1,0 +1,83 @@
+"""One sequence of a request, as the scheduler sees it.
+
+Holds token ids, how far the KV has been computed, and the pages. Knows nothing of steps, rows of
+other sequences or the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from remora.engine.kv.cache import PageTable
+from remora.engine.types import FinishReason, LogprobRows, Namespace, Request
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """A prompt and what has been generated for it.
+
+    index:                 which of the request's n
+    order:                 place in the order of arrival; kept across preemption
+    priority:              the higher, the sooner
+    max_tokens:            most output tokens, resolved
+    num_computed:          leading tokens whose KV is in the pages
+    num_cached_tokens:     of these, found in the prefix cache at the first admission
+    row:                   its row at the ranks while it runs
+    leader:                sibling whose prompt must be computed first, so that this one can borrow
+    prompt_logprob_parts:  gathered chunk by chunk, when asked for
+    """
+
+    request: Request
+    index: int
+    seed: int
+    order: int
+    priority: int
+    max_tokens: int
+    token_ids: list[int]
+    num_prompt_tokens: int
+    namespace: Namespace
+    leader: Sequence | None = None
+    table: PageTable = field(default_factory=PageTable)
+    num_computed: int = 0
+    num_cached_tokens: int | None = None
+    row: int | None = None
+    num_preemptions: int = 0
+    prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens whose KV is still to be computed; 1 in steady decode."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def num_remaining(self) -> int:
+        """Output tokens it may still produce."""
+        return self.max_tokens - self.num_output_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self.finish_reason is not None
+
+    @property
+    def prompt_is_computed(self) -> bool:
+        """Whether siblings can find the whole prompt in the prefix cache."""
+        return self.num_computed >= self.num_prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of the prompt are asked for and not complete yet."""
+        if self.request.sampling.prompt_logprobs is None:
+            return False
+        return sum(len(p.token_ids) for p in self.prompt_logprob_parts) < self.num_prompt_tokens - 1

@@ -1,0 +1,93 @@
+"""A step while it is being planned: who gets how many tokens, and what the ranks must be told.
+
+Exists because a sequence already planned can still be preempted before the step is complete.
+Knows nothing of why a sequence was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from remora.configs.errors import InvariantViolated
+from remora.engine.sequence import Sequence
+from remora.engine.types import IntArray, RowInit, StepPlan
+
+
+class StepDraft:
+    """Collects a StepPlan under a budget of tokens."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self.budget = max_tokens
+        self._started: dict[Sequence, list[int]] = {}
+        self._pages: dict[Sequence, list[int]] = {}
+        self._counts: dict[Sequence, int] = {}
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the step computes anything."""
+        return bool(self._counts)
+
+    def start(self, seq: Sequence, borrowed: list[int]) -> None:
+        """A sequence got a row; its table begins with `borrowed` pages."""
+        self._started[seq] = borrowed
+
+    def plan(self, seq: Sequence, count: int, new_pages: list[int]) -> None:
+        """A sequence computes its next `count` tokens, for which it got `new_pages`."""
+        self._counts[seq] = count
+        self._pages[seq] = new_pages
+        self.budget -= count
+
+    def cancel(self, seq: Sequence) -> None:
+        """Forget a sequence that was preempted. Does nothing if it had not been planned."""
+        self.budget += self._counts.pop(seq, 0)
+        self._pages.pop(seq, None)
+        self._started.pop(seq, None)
+
+    def finish(
+        self, step_id: int, dropped: Iterable[int]
+    ) -> tuple[StepPlan, dict[int, Sequence]]:
+        """Make the plan, one-token rows first; returns it with the sequence behind each row."""
+        order = sorted(self._counts, key=lambda seq: self._counts[seq] > 1)
+        counts = [self._counts[seq] for seq in order]
+        grown = [
+            (_row(seq), page)
+            for seq in order
+            for page in (*self._started.get(seq, ()), *self._pages[seq])
+        ]
+        plan = StepPlan(
+            step_id=step_id,
+            added=tuple(_row_init(seq) for seq in order if seq in self._started),
+            dropped=_ints(dropped),
+            page_rows=_ints(row for row, _ in grown),
+            page_ids=_ints(page for _, page in grown),
+            rows=_ints(_row(seq) for seq in order),
+            starts=_ints(seq.num_computed for seq in order),
+            num_tokens=_ints(counts),
+            samples=np.array(
+                [seq.num_pending == count for seq, count in zip(order, counts, strict=True)],
+                dtype=np.bool_,
+            ),
+        )
+        return plan, {_row(seq): seq for seq in order}
+
+
+def _row(seq: Sequence) -> int:
+    if seq.row is None:
+        raise InvariantViolated(f"{seq.request.request_id} is planned without a row")
+    return seq.row
+
+
+def _row_init(seq: Sequence) -> RowInit:
+    return RowInit(
+        row=_row(seq),
+        token_ids=np.array(seq.token_ids, dtype=np.int64),
+        num_prompt_tokens=seq.num_prompt_tokens,
+        seed=seq.seed,
+        sampling=seq.request.sampling,
+    )
+
+
+def _ints(values: Iterable[int]) -> IntArray:
+    return np.fromiter(values, dtype=np.int32)

@@ -1,0 +1,191 @@
+"""Pages of sequences and the prefix cache, as a state machine against a plain model.
+
+The model remembers which tokens each page was filled with; borrowing a page with other tokens, or
+in another namespace, is caught.
+"""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from remora.configs.errors import InvariantViolated
+from remora.engine.kv.cache import KVCache, PageTable
+from remora.engine.types import Namespace
+
+PAGE_SIZE, NUM_PAGES = 2, 24
+SALTS = st.sampled_from(["", "a", "b"])
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=18)
+
+
+@dataclass
+class Holder:
+    """A sequence of the model: its tokens, and how many of them are computed."""
+
+    namespace: Namespace
+    tokens: list[int]
+    table: PageTable = field(default_factory=PageTable)
+    computed: int = 0
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Any order of start, grow, publish, release and flush."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv = KVCache(NUM_PAGES, page_size=PAGE_SIZE, prefix_cache=True)
+        self.holders: list[Holder] = []
+        self.filled: dict[int, tuple[Namespace, tuple[int, ...]]] = {}
+
+    def compute(self, holder: Holder, upto: int) -> None:
+        """Fill the pages of [computed, upto), as a forward pass would."""
+        for page_index in range(holder.computed // PAGE_SIZE, -(-upto // PAGE_SIZE)):
+            page = holder.table.pages[page_index]
+            assert page in holder.table.owned, "a borrowed page was written to"
+            prefix = tuple(holder.tokens[: min(upto, (page_index + 1) * PAGE_SIZE)])
+            self.filled[page] = (holder.namespace, prefix)
+        holder.computed = upto
+
+    @rule(salt=SALTS, tokens=TOKENS)
+    def start(self, salt: str, tokens: list[int]) -> None:
+        holder = Holder(Namespace(salt=salt), tokens)
+        holder.computed = self.kv.attach_prefix(holder.table, holder.namespace, tokens[:-1])
+        for index, page in enumerate(holder.table.pages):
+            prefix = tuple(tokens[: (index + 1) * PAGE_SIZE])
+            assert self.filled[page] == (holder.namespace, prefix)
+        self.holders.append(holder)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def grow(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        upto = data.draw(st.integers(holder.computed, len(holder.tokens)))
+        free_or_cached = self.kv.num_free + self.kv.num_cached
+        missing = -(-upto // PAGE_SIZE) - len(holder.table.pages)
+
+        pages = self.kv.try_grow(holder.table, upto)
+
+        assert (pages is None) == (missing > free_or_cached)
+        if pages is not None:
+            self.compute(holder, upto)
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data())
+    def publish(self, data: st.DataObject) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        before = list(holder.table.pages)
+        self.kv.publish(holder.table, holder.namespace, holder.tokens[: holder.computed])
+        assert holder.table.pages == before
+
+    @precondition(lambda self: self.holders)
+    @rule(data=st.data(), publish=st.booleans())
+    def release(self, data: st.DataObject, publish: bool) -> None:
+        holder = data.draw(st.sampled_from(self.holders))
+        if publish:
+            self.kv.publish(holder.table, holder.namespace, holder.tokens[: holder.computed])
+        self.kv.release(holder.table)
+        self.holders.remove(holder)
+
+    @rule()
+    def flush(self) -> None:
+        self.kv.flush()
+        assert self.kv.num_cached == 0
+
+    @invariant()
+    def every_page_is_accounted_for(self) -> None:
+        self.kv.check_integrity()
+        owned = [page for holder in self.holders for page in holder.table.owned]
+        assert len(set(owned)) == len(owned) == self.kv.num_owned
+        for holder in self.holders:
+            borrowed = set(holder.table.pages) - holder.table.owned
+            assert not borrowed & set(owned), "a page is borrowed and owned at once"
+
+    @invariant()
+    def what_is_computed_stays_readable(self) -> None:
+        for holder in self.holders:
+            for index in range(holder.computed // PAGE_SIZE):
+                prefix = tuple(holder.tokens[: (index + 1) * PAGE_SIZE])
+                assert self.filled[holder.table.pages[index]] == (holder.namespace, prefix)
+
+    def teardown(self) -> None:
+        for holder in self.holders:
+            self.kv.release(holder.table)
+        self.kv.flush()
+        assert self.kv.num_free == NUM_PAGES
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def make_published(kv: KVCache, tokens: list[int], namespace: Namespace) -> None:
+    """Leave `tokens` in the cache, held by nobody."""
+    table = PageTable()
+    kv.attach_prefix(table, namespace, tokens)
+    assert kv.try_grow(table, len(tokens)) is not None
+    kv.publish(table, namespace, tokens)
+    kv.release(table)
+
+
+def test_namespaces_never_share_pages() -> None:
+    kv = KVCache(8, page_size=2, prefix_cache=True)
+    make_published(kv, [1, 2, 3, 4], Namespace())
+
+    other, adapter, same = PageTable(), PageTable(), PageTable()
+
+    assert kv.attach_prefix(other, Namespace(salt="x"), [1, 2, 3, 4]) == 0
+    assert kv.attach_prefix(adapter, Namespace(adapter_instance=7), [1, 2, 3, 4]) == 0
+    assert kv.attach_prefix(same, Namespace(), [1, 2, 3, 4]) == 4
+
+
+def test_least_recently_used_prefix_is_evicted_first() -> None:
+    kv = KVCache(4, page_size=2, prefix_cache=True)
+    make_published(kv, [1, 1, 1, 1], Namespace())
+    make_published(kv, [2, 2, 2, 2], Namespace())
+    make_published(kv, [1, 1, 1, 1], Namespace())
+
+    newcomer = PageTable()
+    assert kv.try_grow(newcomer, 4) is not None
+
+    assert kv.attach_prefix(PageTable(), Namespace(), [1, 1, 1, 1]) == 4
+    assert kv.attach_prefix(PageTable(), Namespace(), [2, 2, 2, 2]) == 0
+
+
+def test_a_long_cached_run_loses_only_the_pages_that_are_needed() -> None:
+    kv = KVCache(8, page_size=2, prefix_cache=True)
+    make_published(kv, list(range(16)), Namespace())
+
+    kv.try_grow(PageTable(), 2)
+
+    assert kv.attach_prefix(PageTable(), Namespace(), list(range(16))) == 14
+
+
+def test_switched_off_it_caches_nothing() -> None:
+    kv = KVCache(8, page_size=2, prefix_cache=False)
+    make_published(kv, [1, 2, 3, 4], Namespace())
+
+    assert kv.num_free == 8
+    assert kv.attach_prefix(PageTable(), Namespace(), [1, 2, 3, 4]) == 0
+
+
+def test_callers_salts_do_not_pile_up() -> None:
+    kv = KVCache(8, page_size=2, prefix_cache=True)
+
+    for number in range(100):
+        table = PageTable()
+        kv.attach_prefix(table, Namespace(salt=str(number)), [1, 2, 3])
+        kv.try_grow(table, 3)
+        kv.publish(table, Namespace(salt=str(number)), [1, 2, 3])
+        kv.release(table)
+
+    assert len(kv._radix._roots) <= 8
+
+
+def test_a_table_in_use_cannot_take_another_prefix() -> None:
+    kv = KVCache(8, page_size=2, prefix_cache=True)
+    table = PageTable()
+    kv.try_grow(table, 2)
+
+    with pytest.raises(InvariantViolated):
+        kv.attach_prefix(table, Namespace(), [1, 2])
