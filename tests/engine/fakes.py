@@ -1,0 +1,115 @@
+"""A runner without a model: its KV memory holds token ids, so a wrong page gives a wrong token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from remora.configs.plan import EnginePlan
+from remora.engine.types import RowInit, StepPlan, StepResult
+
+VOCAB = 50
+
+
+def next_token(context: list[int]) -> int:
+    """The fake model: a function of the whole context, and never 0, the end of sequence."""
+    state = len(context)
+    for token in context:
+        state = (state * 31 + token + 7) % 1_000_003
+    return state % (VOCAB - 1) + 1
+
+
+def expected_output(prompt: list[int], count: int) -> list[int]:
+    """What the fake model generates for `prompt`, undisturbed."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(next_token(context))
+    return context[len(prompt) :]
+
+
+class FakeRunner:
+    """Executes plans as a rank would, reading every context token back through the page table."""
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.memory: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.rows: dict[int, RowInit] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.plans: list[StepPlan] = []
+        self.bad_rows: set[int] = set()
+        self.error: Exception | None = None
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.error is not None:
+            raise self.error
+        self.plans.append(plan)
+        for row in plan.dropped.tolist():
+            del self.tables[row], self.tokens[row]
+        for init in plan.added:
+            assert init.row not in self.tables, "a row was started twice without being dropped"
+            self.tables[init.row], self.tokens[init.row] = [], init.token_ids.tolist()
+            self.rows[init.row] = init
+        for row, page in zip(plan.page_rows.tolist(), plan.page_ids.tolist(), strict=True):
+            self.tables[row].append(page)
+        counts = plan.num_tokens.tolist()
+        assert counts == sorted(counts, key=lambda count: count > 1), "one-token rows come first"
+        sampled = []
+        for place, row in enumerate(plan.rows.tolist()):
+            self.compute(row, int(plan.starts[place]), counts[place])
+            if plan.samples[place]:
+                token = next_token(self.read(row))
+                self.tokens[row].append(token)
+                sampled.append(token)
+        rows = plan.rows[plan.samples]
+        return StepResult(
+            step_id=plan.step_id,
+            rows=rows,
+            token_ids=np.array(sampled, dtype=np.int64),
+            bad_rows={row: "not finite" for row in rows.tolist() if row in self.bad_rows},
+        )
+
+    def compute(self, row: int, start: int, count: int) -> None:
+        for position in range(start, start + count):
+            self.memory[self.slot(row, position)] = self.tokens[row][position]
+
+    def read(self, row: int) -> list[int]:
+        context = [self.memory[self.slot(row, at)] for at in range(len(self.tokens[row]))]
+        assert context == self.tokens[row], "KV memory holds another sequence's tokens"
+        return context
+
+    def slot(self, row: int, position: int) -> int:
+        page = self.tables[row][position // self.page_size]
+        return page * self.page_size + position % self.page_size
+
+    def close(self) -> None:
+        pass
+
+
+def make_plan(**changes: object) -> EnginePlan:
+    """A small plan: 4 rows, pages of 4 tokens."""
+    values: dict[str, object] = {
+        "model_path": Path("fake"),
+        "served_model_name": "fake",
+        "load_format": "dummy",
+        "device": "cpu",
+        "dtype": "float32",
+        "num_threads": 1,
+        "page_size": 4,
+        "num_pages": 32,
+        "kv_bytes": 0,
+        "weight_bytes": 0,
+        "max_model_len": 128,
+        "max_running_requests": 4,
+        "max_step_tokens": 16,
+        "prefill_chunk_tokens": 8,
+        "max_queued_requests": 8,
+        "prefix_cache": True,
+        "conservativeness": 1.0,
+        "step_timeout_s": 30.0,
+        "random_seed": 0,
+        "low_priority_first": False,
+        "priority_preemption_gap": None,
+    }
+    return EnginePlan(**(values | changes))  # type: ignore[arg-type]

@@ -1,0 +1,303 @@
+"""The step rule, under any order of arrivals, aborts and shortages.
+
+The engine runs over a fake model whose next token depends on every token it reads back through the
+page table, so shared, stale or swapped pages show as wrong output.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from tests.engine.fakes import FakeRunner, expected_output, make_plan
+from hypothesis import given, settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.engine.engine import Engine
+from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
+
+PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
+
+
+def make_request(
+    name: str, prompt: list[int], max_tokens: int = 5, *, priority: int = 0, salt: str = "", n: int = 1
+) -> Request:
+    """A greedy request."""
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, n=n)
+    return Request(
+        request_id=name, prompt_ids=prompt, sampling=sampling, priority=priority, cache_salt=salt
+    )
+
+
+class Harness:
+    """An engine, and what came out of it per sequence."""
+
+    def __init__(self, **plan: object) -> None:
+        self.plan = make_plan(**plan)
+        self.runner = FakeRunner(self.plan.page_size)
+        self.engine = Engine(self.plan, self.runner, eos_token_ids=[0])
+        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.ends: dict[tuple[str, int], FinishReason] = {}
+
+    def take(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            key = (output.request_id, output.index)
+            assert key not in self.ends, "output after the end"
+            self.tokens[key] += output.token_ids
+            if output.finish_reason is not None:
+                self.ends[key] = output.finish_reason
+
+    def step(self) -> None:
+        self.take(self.engine.step())
+        self.engine.check_integrity()
+
+    def run(self, max_steps: int = 2000) -> None:
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError("the engine makes no progress")
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, steps and aborts in any order, in little memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness = Harness(num_pages=20, priority_preemption_gap=1)
+        self.requests: dict[str, Request] = {}
+        self.aborted: set[str] = set()
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 40),
+        priority=st.integers(0, 3),
+        salt=st.sampled_from(["", "x"]),
+        n=st.integers(1, 3),
+    )
+    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, n: int) -> None:
+        name = f"r{len(self.requests)}"
+        request = make_request(name, prompt, max_tokens, priority=priority, salt=salt, n=n)
+        self.harness.engine.add(request)
+        self.requests[name] = request
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        self.aborted.add(name)
+        self.harness.take(self.harness.engine.abort(name))
+
+    @rule()
+    def flush(self) -> None:
+        idle = not self.harness.engine.has_work
+        assert self.harness.engine.flush_cache() == idle
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.harness.engine.check_integrity()
+
+    def teardown(self) -> None:
+        self.harness.run()
+        for name, request in self.requests.items():
+            for index in range(request.sampling.n):
+                got = self.harness.tokens[name, index]
+                count = request.sampling.max_tokens
+                assert count is not None
+                expected = expected_output(list(request.prompt_ids), count)
+                end = self.harness.ends[name, index]
+                assert got == expected[: len(got)]
+                if name not in self.aborted:
+                    assert (end, len(got)) == (FinishReason.LENGTH, count)
+        stats = self.harness.engine.stats()
+        assert stats.num_held_pages == 0
+        assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=120, stateful_step_count=30, deadline=None
+)
+
+
+@given(
+    prompts=st.lists(PROMPTS, min_size=1, max_size=8),
+    chunk=st.integers(1, 9),
+    budget=st.integers(4, 20),
+    prefix_cache=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_output_does_not_depend_on_chunks_budget_or_cache(
+    prompts: list[list[int]], chunk: int, budget: int, prefix_cache: bool
+) -> None:
+    harness = Harness(
+        prefill_chunk_tokens=chunk, max_step_tokens=budget, prefix_cache=prefix_cache
+    )
+
+    for number, prompt in enumerate(prompts):
+        harness.engine.add(make_request(f"r{number}", prompt, 6))
+    harness.run()
+
+    for number, prompt in enumerate(prompts):
+        assert harness.tokens[f"r{number}", 0] == expected_output(prompt, 6)
+
+
+def test_a_step_never_exceeds_its_budget_or_chunk() -> None:
+    harness = Harness(max_step_tokens=12, prefill_chunk_tokens=5)
+    for number in range(6):
+        harness.engine.add(make_request(f"r{number}", [number + 1] * 23, 8))
+
+    harness.run()
+
+    assert max(int(plan.num_tokens.sum()) for plan in harness.runner.plans) <= 12
+    assert max(int(plan.num_tokens.max()) for plan in harness.runner.plans) <= 5
+
+
+def test_prefill_and_decode_share_a_step() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("short", [1, 2], 20))
+    harness.step()
+    harness.engine.add(make_request("long", [3] * 20, 2))
+
+    harness.step()
+
+    assert harness.runner.plans[-1].num_tokens.tolist() == [1, 8]
+
+
+def test_long_requests_that_do_not_fit_together_all_finish_by_preemption() -> None:
+    harness = Harness(num_pages=16, max_running_requests=4, max_step_tokens=64, conservativeness=0.1)
+    for number in range(8):
+        harness.engine.add(make_request(f"r{number}", [number + 1] * 6, 50))
+
+    harness.run()
+
+    assert harness.engine.stats().preemptions_total > 0
+    for number in range(8):
+        assert harness.tokens[f"r{number}", 0] == expected_output([number + 1] * 6, 50)
+
+
+def test_siblings_share_the_pages_of_their_prompt() -> None:
+    harness = Harness(max_step_tokens=64, prefill_chunk_tokens=64)
+    harness.engine.add(make_request("r", list(range(1, 18)), 4, n=3))
+    harness.step()
+    harness.step()
+
+    stats = harness.engine.stats()
+
+    assert stats.num_running == 3
+    assert stats.cached_tokens_total == 2 * 16
+    assert stats.num_held_pages == 4 + 3
+
+
+def test_a_repeated_prompt_is_found_in_the_cache() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("first", list(range(1, 14)), 3))
+    harness.run()
+    harness.engine.add(make_request("again", list(range(1, 14)), 3))
+
+    harness.run()
+
+    assert harness.engine.stats().cached_tokens_total == 12
+    assert harness.tokens["again", 0] == harness.tokens["first", 0]
+
+
+def test_urgent_requests_start_first_and_equals_in_order_of_arrival() -> None:
+    harness = Harness(max_running_requests=1, max_step_tokens=16)
+    for name, priority in (("a", 0), ("b", 0), ("c", 5)):
+        harness.engine.add(make_request(name, [1, 2, 3], 2, priority=priority))
+
+    harness.run()
+
+    assert [name for name, _ in harness.ends] == ["c", "a", "b"]
+
+
+def test_low_priority_first_turns_the_order_round() -> None:
+    harness = Harness(max_running_requests=1, low_priority_first=True)
+    for name, priority in (("a", 3), ("b", 1)):
+        harness.engine.add(make_request(name, [1, 2, 3], 2, priority=priority))
+
+    harness.run()
+
+    assert [name for name, _ in harness.ends] == ["b", "a"]
+
+
+def test_an_urgent_request_preempts_only_beyond_the_gap() -> None:
+    harness = Harness(max_running_requests=1, priority_preemption_gap=2)
+    harness.engine.add(make_request("low", [1, 2, 3], 12))
+    harness.step()
+    harness.engine.add(make_request("close", [4, 5], 2, priority=2))
+    harness.step()
+    assert harness.engine.stats().preemptions_total == 0
+    harness.engine.add(make_request("urgent", [6, 7], 2, priority=3))
+
+    harness.run()
+
+    assert [name for name, _ in harness.ends] == ["urgent", "close", "low"]
+    assert harness.tokens["low", 0] == expected_output([1, 2, 3], 12)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_abort_gives_the_pages_back_in_every_state(steps: int) -> None:
+    harness = Harness()
+    harness.engine.add(make_request("r", [1] * 20, 30, n=2))
+    for _ in range(steps):
+        harness.step()
+
+    harness.take(harness.engine.abort("r"))
+
+    assert set(harness.ends.values()) == {FinishReason.ABORT}
+    assert harness.engine.stats().num_held_pages == 0
+    assert not harness.engine.has_work
+
+
+def test_a_request_too_long_for_the_context_says_by_how_much() -> None:
+    harness = Harness(max_model_len=40)
+
+    with pytest.raises(PromptTooLong, match=r"needs 50 tokens .* 10 more .* context of 40"):
+        harness.engine.add(make_request("r", [1] * 20, 30))
+
+
+def test_a_request_too_long_for_the_memory_says_by_how_much() -> None:
+    harness = Harness(num_pages=5)
+
+    with pytest.raises(PromptTooLong, match=r"needs 50 tokens .* 30 more .* holds 20"):
+        harness.engine.add(make_request("r", [1] * 20, 30))
+
+
+def test_empty_prompts_and_repeated_ids_are_refused() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("r", [1]))
+
+    with pytest.raises(InvalidRequest, match="empty"):
+        harness.engine.add(make_request("s", []))
+    with pytest.raises(InvalidRequest, match="in use"):
+        harness.engine.add(make_request("r", [1]))
+
+
+def test_without_max_tokens_output_goes_on_to_the_limit() -> None:
+    harness = Harness(max_model_len=32)
+    sampling = SamplingParams(max_tokens=None, temperature=0.0)
+    harness.engine.add(Request(request_id="r", prompt_ids=[1, 2], sampling=sampling))
+
+    harness.run()
+
+    assert len(harness.tokens["r", 0]) == 30
+    assert harness.ends["r", 0] is FinishReason.LENGTH
+
+
+def test_a_row_without_finite_logits_ends_alone() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("bad", [1, 2, 3], 4))
+    harness.engine.add(make_request("good", [4, 5, 6], 4))
+    harness.runner.bad_rows = {0}
+
+    harness.run()
+
+    assert harness.ends["bad", 0] is FinishReason.ABORT
+    assert harness.tokens["good", 0] == expected_output([4, 5, 6], 4)
