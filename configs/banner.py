@@ -1,0 +1,104 @@
+"""What is printed when the model is ready: one screen that answers "what is running here?".
+
+Text only; who prints it, and in which colours, is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from remora.configs.kv_budget import human_bytes
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
+
+_WIDTH = 12
+
+
+def banner(
+    plan: EnginePlan,
+    model: ModelFacts,
+    machine: MachineFacts,
+    phases: Mapping[str, float],
+    *,
+    version: str,
+    endpoints: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    first_token_s: float | None = None,
+) -> str:
+    """Return the start-up banner, without a newline at its end.
+
+    phases:         name -> seconds, in the order in which they happened
+    endpoints:      addresses to show; none for offline use
+    notes:          further lines, such as which kernels are used
+    first_token_s:  measured from a short prompt's arrival to its first token
+    """
+    lines = [
+        f"remora {version}",
+        _line("model", f"{plan.served_model_name} ({_describe_model(model)})"),
+        _line("from", str(plan.model_path)),
+        _line("compute", _describe_compute(plan, machine)),
+        _line("weights", f"{human_bytes(plan.weight_bytes)} {plan.dtype}"),
+        _line("KV cache", _describe_kv(plan)),
+        _line("batch", _describe_batch(plan)),
+        *(_line("note", note) for note in notes),
+        _line("start-up", _describe_phases(phases)),
+    ]
+    if first_token_s is not None:
+        lines.append(_line("first token", f"{first_token_s * 1000:.0f} ms"))
+    lines += [_line("serving", endpoint) for endpoint in endpoints]
+    return "\n".join(lines)
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:<{_WIDTH}} {text}"
+
+
+def _describe_model(model: ModelFacts) -> str:
+    return (
+        f"{model.architecture}, {_describe_count(model.num_parameters)} parameters, "
+        f"{model.num_layers} layers"
+    )
+
+
+def _describe_count(number: int) -> str:
+    for suffix, size in (("B", 10**9), ("M", 10**6)):
+        if number >= size:
+            return f"{number / size:.3g}{suffix}"
+    return str(number)
+
+
+def _describe_compute(plan: EnginePlan, machine: MachineFacts) -> str:
+    if plan.device != "cpu":
+        return plan.device
+    return (
+        f"cpu, {_count(plan.num_threads, 'thread')} on {_count(machine.num_cores, 'core')} "
+        f"({machine.cpu_name})"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _describe_kv(plan: EnginePlan) -> str:
+    full = plan.kv_tokens / plan.max_model_len
+    if full < 1:
+        room = f"less than one full context: a sequence ends at {plan.max_sequence_tokens:,} tokens"
+    else:
+        room = f"{full:.1f} sequences of full length ({plan.max_model_len:,})"
+    reuse = "on" if plan.prefix_cache else "off"
+    return (
+        f"{plan.kv_tokens:,} tokens in {plan.num_pages:,} pages, {human_bytes(plan.kv_bytes)}; "
+        f"{room}; prefix cache {reuse}"
+    )
+
+
+def _describe_batch(plan: EnginePlan) -> str:
+    return (
+        f"up to {plan.max_running_requests} sequences and {plan.max_step_tokens:,} tokens a step, "
+        f"prompts in chunks of {plan.prefill_chunk_tokens:,}; {plan.max_queued_requests} may wait"
+    )
+
+
+def _describe_phases(phases: Mapping[str, float]) -> str:
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in phases.items())
+    return f"{sum(phases.values()):.1f} s" + (f" ({parts})" if parts else "")

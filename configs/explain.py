@@ -1,0 +1,129 @@
+"""What each key is, what it is set to, and where that came from.
+
+The schema's own descriptions feed the table of `remora config explain` and the page
+`docs/configuration.md`; there is no second text to keep in step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from remora.configs.messages import shown
+from remora.configs.schema import Section, ServeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of one section. `line` is where the file sets it; None: it has its default."""
+
+    name: str
+    value: Any
+    line: int | None
+    description: str
+
+
+def explain(config: ServeConfig, written: Mapping[str, int]) -> list[Setting]:
+    """Return every key in the schema's order.
+
+    written:  line of each key that the file holds, by dotted name
+    """
+    return [
+        Setting(
+            name=f"{section}.{key}",
+            value=getattr(getattr(config, section), key),
+            line=written.get(f"{section}.{key}"),
+            description=_one_line(field.description),
+        )
+        for section, model in _sections()
+        for key, field in model.model_fields.items()
+    ]
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `args` in a Serve application of ours."""
+    return ServeConfig.model_json_schema()
+
+
+def reference_page() -> str:
+    """Return `docs/configuration.md`: one table per section."""
+    schemas = json_schema()["$defs"]
+    parts = [_INTRODUCTION]
+    for section, model in _sections():
+        parts.append(f"## {section}\n\n{_one_line(model.__doc__)}\n")
+        if not model.model_fields:
+            parts.append("No keys yet; any key in this section is refused.\n")
+            continue
+        properties = schemas[model.__name__]["properties"]
+        rows = [
+            f"| `{key}` | {_kind(properties[key])} | {_default(model, key)} | "
+            f"{_one_line(field.description)} |"
+            for key, field in model.model_fields.items()
+        ]
+        parts.append("| key | value | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows))
+        parts.append("")
+    return "\n".join(parts)
+
+
+_INTRODUCTION = """# Configuration
+
+<!-- Written by `remora config schema --markdown`; a test compares. -->
+
+A configuration is an ordinary Ray Serve config file. What belongs to remora stands under `args` of
+the application whose `import_path` is `remora.deployments.app:build`; everything else is
+[Ray's](https://docs.ray.io/en/latest/serve/production-guide/config.html). Example:
+`configs/smollm2.yaml`.
+
+- `remora config check FILE` says what is wrong, with file, line and column.
+- `remora config explain FILE` shows every key's value and whether the file or a default set it.
+- `remora config schema` prints the JSON Schema of `args`.
+
+An unknown key is an error. A default gives way to a written value (a larger `max_running_requests`
+raises `max_step_tokens`, unless that is written too); two written values that contradict each other
+are refused. Sizes are bytes or texts such as `512MiB` and `2GiB`; durations are seconds.
+
+One environment variable is read: `REMORA_CACHE`, the folder in which the built-in model is kept
+(default `$XDG_CACHE_HOME/remora` or `~/.cache/remora`).
+"""
+
+
+def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in ServeConfig.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield name, field.annotation
+
+
+def _one_line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _default(model: type[BaseModel], key: str) -> str:
+    field = model.model_fields[key]
+    return "required" if field.is_required() else f"`{shown(field.default)}`".replace("'", "")
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """Return allowed values in words, from a property's JSON schema."""
+    if "enum" in schema:
+        return ", ".join(f"`{choice}`" for choice in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(_kind(choice) for choice in schema["anyOf"])
+    if schema.get("pattern"):
+        return "size such as `2GiB`"
+    names = {"integer": "whole number", "number": "number", "string": "text", "null": "null"}
+    name = names.get(schema["type"], "true or false")
+    limits = [
+        f"{sign} {json.dumps(schema[key])}"
+        for key, sign in (
+            ("exclusiveMinimum", ">"),
+            ("minimum", "≥"),
+            ("exclusiveMaximum", "<"),
+            ("maximum", "≤"),
+        )
+        if key in schema
+    ]
+    return f"{name} {', '.join(limits)}".strip()
