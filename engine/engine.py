@@ -15,6 +15,7 @@ from remora.configs.plan import EnginePlan
 from remora.engine.admission import check_fits
 from remora.engine.kv.cache import KVCache
 from remora.engine.protocols import Runner
+from remora.engine.sampling import check_token_ids
 from remora.engine.scheduler import Scheduler
 from remora.engine.sequence import Sequence
 from remora.engine.types import EngineStats, Namespace, Request, SequenceOutput
@@ -32,10 +33,12 @@ class Engine:
         runner: Runner,
         *,
         eos_token_ids: Iterable[int],
+        vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan = plan
         self._runner = runner
+        self._vocab_size = vocab_size
         self._clock = clock
         self._kv = KVCache(
             plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache
@@ -64,6 +67,12 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request's n sequences. Raises PromptTooLong or InvalidRequest, and adds none."""
         check_fits(request, self.plan)
+        check_token_ids(request.sampling, self._vocab_size)
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._vocab_size:
+            raise InvalidRequest(
+                f"The prompt holds token ids outside the model's: 0 to {self._vocab_size - 1}.",
+                "prompt",
+            )
         if request.request_id in self._open:
             raise InvalidRequest(f"Request id {request.request_id!r} is in use already.", "rid")
         sampling = request.sampling

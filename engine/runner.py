@@ -14,8 +14,9 @@ from torch import Tensor
 
 from remora.engine.batch import ForwardBatch
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
+from remora.engine.logprobs import concat_logprobs
 from remora.engine.protocols import AttentionBackend, Model
-from remora.engine.sampling import Sampler, concat_logprobs, prompt_logprobs
+from remora.engine.sampling import Sampler, prompt_logprobs
 from remora.engine.types import IntArray, LogprobRows, RowInit, StepPlan, StepResult
 
 PROMPT_LOGPROB_ROWS = 64  # rows of vocabulary-wide logits held at a time

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from tests.engine.fakes import FakeRunner, expected_output, make_plan
+from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -36,7 +36,7 @@ class Harness:
     def __init__(self, **plan: object) -> None:
         self.plan = make_plan(**plan)
         self.runner = FakeRunner(self.plan.page_size)
-        self.engine = Engine(self.plan, self.runner, eos_token_ids=[0])
+        self.engine = Engine(self.plan, self.runner, eos_token_ids=[0], vocab_size=VOCAB)
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], FinishReason] = {}
 
@@ -278,6 +278,14 @@ def test_empty_prompts_and_repeated_ids_are_refused() -> None:
         harness.engine.add(make_request("s", []))
     with pytest.raises(InvalidRequest, match="in use"):
         harness.engine.add(make_request("r", [1]))
+
+
+@pytest.mark.parametrize("prompt", [[1, -1], [1, VOCAB], [2**62]])
+def test_token_ids_that_the_model_lacks_are_refused(prompt: list[int]) -> None:
+    harness = Harness()
+
+    with pytest.raises(InvalidRequest, match="0 to 49"):
+        harness.engine.add(make_request("r", prompt))
 
 
 def test_without_max_tokens_output_goes_on_to_the_limit() -> None:

@@ -1,0 +1,159 @@
+"""From a configuration to a running engine: resolve, plan, load, allocate.
+
+The one place where config, weights, attention, sampler and runner are joined. Each phase is timed,
+so that start-up can be explained. Knows no Ray and no HTTP.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from remora.configs.environment import cache_dir
+from remora.configs.machine import read_machine_facts
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.schema import ServeConfig
+from remora.engine.attention import TorchAttention
+from remora.engine.client import LocalEngineClient
+from remora.engine.engine import Engine
+from remora.engine.models.facts import read_model_facts
+from remora.engine.models.registry import load_model
+from remora.engine.runner import TorchRunner
+from remora.engine.sampling import Sampler
+from remora.engine.tokens.generation_config import read_generation_defaults
+from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.weights.source import resolve_model
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds that each phase of start-up took, in order."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time the block as phase `name`."""
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - started
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEngine:
+    """An engine that is ready to step, and what was learned on the way.
+
+    generation_defaults:  sampling values that the checkpoint recommends, by SamplingParams' names
+    phases:               seconds per phase of start-up
+    """
+
+    engine: Engine
+    tokenizer: Tokenizer
+    plan: EnginePlan
+    facts: ModelFacts
+    machine: MachineFacts
+    generation_defaults: Mapping[str, float | int]
+    phases: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedEngine:
+    """A BuiltEngine running in its own thread, behind a client."""
+
+    client: LocalEngineClient
+    tokenizer: Tokenizer
+    plan: EnginePlan
+    facts: ModelFacts
+    machine: MachineFacts
+    generation_defaults: Mapping[str, float | int]
+    phases: dict[str, float]
+
+
+def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEngine:
+    """Load the model and allocate the KV memory. Raises ConfigError with what to change."""
+    phases = Phases()
+    with phases.timed("resolve model"):
+        path = resolve_model(config.model.path, cache_dir())
+        facts = read_model_facts(path)
+        machine = read_machine_facts(devices=_devices())
+        plan = make_plan(config, facts, machine, path)
+    torch.set_num_threads(plan.num_threads)
+    with phases.timed("load tokenizer"):
+        tokenizer = Tokenizer.load(path)
+    with phases.timed("load weights"):
+        model = load_model(
+            path,
+            dtype=DTYPES[plan.dtype],
+            load_format=plan.load_format,
+            device=plan.device,
+            show_progress=show_progress,
+        )
+    with phases.timed("allocate KV memory"):
+        attention = TorchAttention(
+            num_layers=facts.num_layers,
+            num_pages=plan.num_pages,
+            page_size=plan.page_size,
+            num_kv_heads=facts.num_kv_heads,
+            head_dim=facts.head_dim,
+            dtype=DTYPES[plan.dtype],
+            device=plan.device,
+        )
+    sampler = Sampler(
+        max_rows=plan.max_running_requests,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+    )
+    runner = TorchRunner(
+        model,
+        attention,
+        sampler,
+        max_rows=plan.max_running_requests,
+        max_tokens=plan.max_sequence_tokens,
+        page_size=plan.page_size,
+        device=plan.device,
+    )
+    return BuiltEngine(
+        engine=Engine(
+            plan, runner, eos_token_ids=tokenizer.eos_token_ids, vocab_size=facts.vocab_size
+        ),
+        tokenizer=tokenizer,
+        plan=plan,
+        facts=facts,
+        machine=machine,
+        generation_defaults=read_generation_defaults(path),
+        phases=phases.seconds,
+    )
+
+
+def start_engine(config: ServeConfig, *, show_progress: bool = True) -> LaunchedEngine:
+    """Build the engine and start its thread. Call it on the event loop that will use the client."""
+    built = build_engine(config, show_progress=show_progress)
+    num_threads = built.plan.num_threads
+    client = LocalEngineClient(
+        built.engine,
+        built.tokenizer,
+        on_start=lambda: torch.set_num_threads(num_threads),  # per thread with OpenMP
+    )
+    return LaunchedEngine(
+        client=client,
+        tokenizer=built.tokenizer,
+        plan=built.plan,
+        facts=built.facts,
+        machine=built.machine,
+        generation_defaults=built.generation_defaults,
+        phases=built.phases,
+    )
+
+
+def _devices() -> tuple[str, ...]:
+    return (*(f"cuda:{number}" for number in range(torch.cuda.device_count())), "cpu")

@@ -1,0 +1,225 @@
+"""Offline generation: a model in a plain script, with no Ray, no HTTP and no threads of ours.
+
+    llm = LLM(model="smollm2-135m-instruct")
+    for answer in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
+        ...
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.progress import Progress
+
+from remora.configs.errors import ConfigError, EngineError, RequestError
+from remora.configs.load import parse_args
+from remora.configs.schema import EngineSection, ModelSection
+from remora.engine.launch import build_engine
+from remora.engine.outputs import OutputProcessor
+from remora.engine.types import (
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprob,
+)
+
+__all__ = ["LLM", "Completion", "Generation", "SamplingParams"]
+
+Prompt = str | Sequence[int]
+PROGRESS_FROM_PROMPTS = 4  # fewer are over before a bar is read
+
+
+@dataclass(slots=True)
+class Completion:
+    """One of a prompt's n outputs."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(slots=True)
+class Generation:
+    """What was generated for one prompt. The properties speak of the first completion.
+
+    prompt_logprobs:  one for each prompt token, the first None; when asked for
+    """
+
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    num_cached_tokens: int = 0
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Output token ids."""
+        return self.completions[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """Output text."""
+        return self.completions[0].text
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        """One for each output token, when asked for."""
+        return self.completions[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the output ended."""
+        return self.completions[0].finish_reason
+
+
+class LLM:
+    """A loaded model.
+
+    `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
+    `max_running_requests`, ...). Raises ConfigError. Use it from one thread.
+    """
+
+    def __init__(self, model: str, *, show_progress: bool = True, **options: Any) -> None:
+        self._show_progress = show_progress
+        built = build_engine(parse_args(_sections(model, options)), show_progress=show_progress)
+        self.plan = built.plan
+        self.tokenizer = built.tokenizer
+        self._engine = built.engine
+        self._numbers = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Generation]:
+        """Generate for each prompt (text or token ids); results are in the prompts' order.
+
+        `params` holds for all prompts, or is one for each. Raises PromptTooLong or another
+        RequestError before anything is generated, if any prompt or parameter is at fault.
+        """
+        batch = _as_batch(prompts)
+        requests = [
+            Request(
+                request_id=f"offline-{next(self._numbers)}",
+                prompt_ids=self._tokenise(prompt),
+                sampling=sampling,
+            )
+            for prompt, sampling in zip(batch, _as_params(params, len(batch)), strict=True)
+        ]
+        return self._run(requests)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+    ) -> Generation:
+        """Answer a conversation by the model's chat template."""
+        text = self.tokenizer.render_chat([dict(message) for message in messages])
+        return self.generate([self.tokenizer.encode(text, add_special_tokens=False)], params)[0]
+
+    def close(self) -> None:
+        """Give back the engine's memory."""
+        self._engine.close()
+
+    def _tokenise(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special_tokens=True)
+        return list(prompt)
+
+    def _run(self, requests: Sequence[Request]) -> list[Generation]:
+        results = {request.request_id: _empty_generation(request) for request in requests}
+        texts = {r.request_id: OutputProcessor(r, self.tokenizer) for r in requests}
+        self._add_all(requests)
+        with Progress(
+            transient=True,
+            disable=not self._show_progress or len(requests) < PROGRESS_FROM_PROMPTS,
+        ) as progress:
+            bar = progress.add_task("generating", total=len(requests))
+            try:
+                while self._engine.has_work:
+                    for event in self._engine.step():
+                        progress.advance(bar, self._take(event, texts, results))
+            except BaseException:  # Ctrl-C too: the engine must be usable again
+                self._engine.abort_all()
+                raise
+        return [results[request.request_id] for request in requests]
+
+    def _add_all(self, requests: Sequence[Request]) -> None:
+        try:
+            for request in requests:
+                self._engine.add(request)
+        except RequestError:
+            self._engine.abort_all()
+            raise
+
+    def _take(
+        self,
+        event: SequenceOutput,
+        texts: Mapping[str, OutputProcessor],
+        results: Mapping[str, Generation],
+    ) -> int:
+        """Take in one event; returns 1 if it ended its request."""
+        if event.error is not None:
+            raise EngineError(f"Prompt {event.request_id} failed: {event.error}.")
+        processor = texts[event.request_id]
+        was_finished = processor.is_finished
+        for output in processor.process([event]):
+            _extend(results[event.request_id], output)
+        for index in processor.take_stopped():
+            self._engine.abort(event.request_id, index)
+        return int(processor.is_finished and not was_finished)
+
+
+def _sections(model: str, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {"model": {"path": model}, "engine": {}}
+    for name, value in options.items():
+        if name in ModelSection.model_fields:
+            sections["model"][name] = value
+        elif name in EngineSection.model_fields:
+            sections["engine"][name] = value
+        else:
+            known = ", ".join([*ModelSection.model_fields, *EngineSection.model_fields])
+            raise ConfigError(f"LLM has no option {name!r}; known are: {known}")
+    return sections
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling parameters for {count} prompts.", "params")
+    return list(params)
+
+
+def _empty_generation(request: Request) -> Generation:
+    return Generation(
+        prompt_token_ids=list(request.prompt_ids),
+        completions=[Completion() for _ in range(request.sampling.n)],
+    )
+
+
+def _extend(generation: Generation, output: Output) -> None:
+    completion = generation.completions[output.index]
+    completion.token_ids += output.token_ids
+    completion.text += output.text
+    completion.finish_reason = output.finish_reason
+    completion.stop_reason = output.stop_reason
+    if output.logprobs is not None:
+        completion.logprobs = [*(completion.logprobs or ()), *output.logprobs]
+    if output.prompt_logprobs is not None:
+        generation.prompt_logprobs = output.prompt_logprobs
+    generation.num_cached_tokens = max(generation.num_cached_tokens, output.num_cached_tokens)
