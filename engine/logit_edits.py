@@ -1,0 +1,132 @@
+"""Changes to single logits of a row: bias, penalties, bans while min_tokens is not reached.
+
+Kept per row as short lists of token ids, so a step touches the few logits that change and not the
+vocabulary. Most rows have none of it. Knows nothing of temperature, seeds or drawing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from remora.engine.types import FloatArray, RowInit, TokenArray
+from remora.kernels import sampling as kernels
+
+# Beyond these, float32 would overflow further on while the outcome no longer changes.
+MAX_BIAS, MIN_REPETITION = 1e9, 1e-6
+
+
+class TokenCounts:
+    """Distinct tokens of one row, and how often each occurs in its output."""
+
+    def __init__(self, token_ids: TokenArray, num_prompt_tokens: int) -> None:
+        distinct = np.unique(token_ids)
+        self._places = {token_id: place for place, token_id in enumerate(distinct.tolist())}
+        self._ids = np.concatenate([distinct, np.zeros(64, np.int64)])
+        self._counts = np.zeros(len(self._ids), np.float32)
+        for token_id in token_ids[num_prompt_tokens:].tolist():
+            self.add(token_id)
+
+    @property
+    def ids(self) -> TokenArray:
+        """Distinct tokens [N] of prompt and output."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> FloatArray:
+        """Occurrences [N] of `ids` in the output."""
+        return self._counts[: len(self._places)]
+
+    def add(self, token_id: int) -> None:
+        """Count one more output token."""
+        place = self._places.setdefault(token_id, len(self._places))
+        if place == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.zeros(place, np.int64)])
+            self._counts = np.concatenate([self._counts, np.zeros(place, np.float32)])
+        self._ids[place] = token_id
+        self._counts[place] += 1
+
+
+class RowEdits:
+    """The edits of one row; built from its known tokens, told of each new one."""
+
+    def __init__(self, init: RowInit, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        sampling = init.sampling
+        bias = np.fromiter(sampling.logit_bias.values(), np.float64, len(sampling.logit_bias))
+        self.bias = bias.clip(-MAX_BIAS, MAX_BIAS).astype(np.float32)
+        self.bias_ids = np.fromiter(sampling.logit_bias, np.int64, len(sampling.logit_bias))
+        stops = np.unique(np.array([*eos_token_ids, *sampling.stop_token_ids], np.int64))
+        self.stop_ids = stops[stops < vocab_size]
+        self.num_missing = sampling.min_tokens - (len(init.token_ids) - init.num_prompt_tokens)
+        self.penalties = (
+            max(sampling.repetition_penalty, MIN_REPETITION),
+            sampling.presence_penalty,
+            sampling.frequency_penalty,
+        )
+        self.counts: TokenCounts | None = None
+        if self.penalties != (1.0, 0.0, 0.0):
+            self.counts = TokenCounts(init.token_ids, init.num_prompt_tokens)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the row's logits are to be changed, in this step or a later one."""
+        return bool(len(self.bias_ids)) or self.num_missing > 0 or self.counts is not None
+
+    def add_token(self, token_id: int) -> None:
+        """Take note of a new output token."""
+        self.num_missing -= 1
+        if self.counts is not None:
+            self.counts.add(token_id)
+
+
+def apply_edits(logits: Tensor, edited: Sequence[tuple[int, RowEdits]]) -> None:
+    """Apply, in place and in this order, bias, penalties and bans to lines of logits [R, V]."""
+    biased = [(line, edits) for line, edits in edited if len(edits.bias_ids)]
+    if biased:
+        lines, ids = _places(logits, [(line, edits.bias_ids) for line, edits in biased])
+        values = torch.from_numpy(np.concatenate([edits.bias for _, edits in biased]))
+        kernels.add_at(logits, lines, ids, values.to(logits.device))
+    _penalize(logits, edited)
+    banned = [(line, edits.stop_ids) for line, edits in edited if edits.num_missing > 0]
+    if banned:
+        lines, ids = _places(logits, banned)
+        kernels.add_at(logits, lines, ids, logits.new_full((len(ids),), -torch.inf))
+
+
+def _penalize(logits: Tensor, edited: Sequence[tuple[int, RowEdits]]) -> None:
+    counted = [(line, edits, edits.counts) for line, edits in edited if edits.counts is not None]
+    if not counted:
+        return
+    lines, ids = _places(logits, [(line, counts.ids) for line, _, counts in counted])
+    sizes = [len(counts.ids) for _, _, counts in counted]
+    penalties = np.array([edits.penalties for _, edits, _ in counted], np.float32)
+    repetition, presence, frequency = (
+        torch.from_numpy(np.repeat(column, sizes)).to(logits.device) for column in penalties.T
+    )
+    occurrences = torch.from_numpy(np.concatenate([counts.counts for _, _, counts in counted]))
+    kernels.penalize(
+        logits,
+        lines,
+        ids,
+        occurrences.to(logits.device),
+        repetition=repetition,
+        presence=presence,
+        frequency=frequency,
+    )
+
+
+def _places(
+    logits: Tensor, ids_of_lines: Sequence[tuple[int, npt.NDArray[np.int64]]]
+) -> tuple[Tensor, Tensor]:
+    """Flatten (line, its token ids) pairs into line numbers [N] and ids [N]."""
+    sizes = [len(ids) for _, ids in ids_of_lines]
+    lines = np.repeat(np.array([line for line, _ in ids_of_lines], np.int64), sizes)
+    ids = np.concatenate([ids for _, ids in ids_of_lines])
+    return (
+        torch.from_numpy(lines).to(logits.device),
+        torch.from_numpy(ids).to(logits.device),
+    )

@@ -1,0 +1,37 @@
+"""Rows of log-probabilities: joined, and turned into what a caller sees. Arrays only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from remora.engine.types import LogprobRows, TokenLogprob
+
+
+def concat_logprobs(parts: Sequence[LogprobRows]) -> LogprobRows:
+    """Join the lines of several rows-of-one-sequence, in order; all must hold the same `k`."""
+    if len(parts) == 1:
+        return parts[0]
+    return LogprobRows(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        ranks=np.concatenate([part.ranks for part in parts]),
+        top_ids=np.concatenate([part.top_ids for part in parts]),
+        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+    )
+
+
+def to_token_logprobs(lines: LogprobRows) -> tuple[TokenLogprob, ...]:
+    """Return one TokenLogprob per line."""
+    return tuple(
+        TokenLogprob(token_id, logprob, rank, tuple(zip(top_ids, top_logprobs, strict=True)))
+        for token_id, logprob, rank, top_ids, top_logprobs in zip(
+            lines.token_ids.tolist(),
+            lines.logprobs.tolist(),
+            lines.ranks.tolist(),
+            lines.top_ids.tolist(),
+            lines.top_logprobs.tolist(),
+            strict=True,
+        )
+    )

@@ -1,0 +1,233 @@
+"""The logit pipeline of a batch: what each row asks for, kept between steps, and its application.
+
+Order, for every row: bias, penalties, min_tokens' bans, temperature, top-k, top-p, min-p, draw.
+Greedy rows take the greatest logit after the bans. Log-probabilities are of the raw logits.
+
+A row's token depends on its own logits, parameters, seed and position (number of output tokens so
+far), never on its batch mates: the filters are batch-invariant (`kernels/sampling.py`) and the
+random number is a function of (seed, position), so a row that was preempted, moved or verified
+speculatively goes on exactly as an undisturbed one would. Knows nothing of pages or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from remora.configs.errors import InvalidSampling
+from remora.engine.logit_edits import RowEdits, apply_edits
+from remora.engine.types import (
+    BoolArray,
+    IntArray,
+    LogprobRows,
+    RowInit,
+    SamplingParams,
+    TokenArray,
+)
+from remora.kernels import sampling as kernels
+
+SeedArray = npt.NDArray[np.uint64]
+
+# Below this, float32 may overflow while the outcome no longer changes.
+MIN_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """One new token for each row that was asked for.
+
+    token_ids:  [R] in the order of the `rows` argument
+    logprobs:   row -> one line; only rows that asked
+    bad_rows:   rows whose logits held a NaN or an infinity, or left no token to choose. Their
+                token and log-probabilities mean nothing; the engine ends these requests, and
+                only these, with an error.
+    """
+
+    token_ids: TokenArray
+    logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    bad_rows: frozenset[int] = frozenset()
+
+
+def uniforms(seeds: SeedArray, positions: SeedArray) -> npt.NDArray[np.float64]:
+    """Return a number of [0, 1) for each (seed, position).
+
+    Counter-based: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014; finaliser: Stafford's Mix13). The seed is mixed into a starting
+    state, the position counts its steps; the top 53 bits of the output become the fraction.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    state = _mix64(seeds + golden)
+    bits = _mix64(state + (positions + np.uint64(1)) * golden)
+    fractions: npt.NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64)
+    fractions *= 2.0**-53
+    return fractions
+
+
+def prompt_logprobs(logits: Tensor, target_ids: Tensor, num_top: int) -> LogprobRows:
+    """Describe the tokens [n] that follow each of the raw logits [n, V] in the prompt."""
+    chosen, ranks, top_ids, top = kernels.token_logprobs(logits, target_ids, num_top)
+    return LogprobRows(
+        token_ids=target_ids.cpu().numpy(),
+        logprobs=chosen.cpu().numpy(),
+        ranks=ranks.to(torch.int32).cpu().numpy(),
+        top_ids=top_ids.cpu().numpy(),
+        top_logprobs=top.cpu().numpy(),
+    )
+
+
+def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raise InvalidSampling if the parameters name a token that the model does not have."""
+    for name, ids in (
+        ("logit_bias", sampling.logit_bias),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        foreign = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+        if foreign:
+            raise InvalidSampling(
+                f"{name} names token {foreign[0]}; the model's ids are 0 to {vocab_size - 1}.", name
+            )
+
+
+class Sampler:
+    """Chooses the next token of rows, whose parameters and output counts it keeps."""
+
+    def __init__(self, *, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._temperature = np.zeros(max_rows, np.float32)
+        self._top_k = np.zeros(max_rows, np.int64)
+        self._top_p = np.ones(max_rows, np.float64)
+        self._min_p = np.zeros(max_rows, np.float32)
+        self._seeds = np.zeros(max_rows, np.uint64)
+        self._num_outputs = np.zeros(max_rows, np.int64)
+        self._edits: dict[int, RowEdits] = {}
+        self._num_logprobs: dict[int, int] = {}
+
+    def add_row(self, init: RowInit) -> None:
+        """Start a row, or resume one whose `token_ids` already hold output.
+
+        What was known of the row before is forgotten.
+        """
+        row, sampling = init.row, init.sampling
+        self.drop_row(row)
+        if sampling.is_greedy:
+            self._temperature[row] = 0.0
+        else:
+            self._temperature[row] = max(sampling.temperature, MIN_TEMPERATURE)
+        self._top_k[row] = sampling.top_k if sampling.top_k < self._vocab_size else 0
+        self._top_p[row] = sampling.top_p
+        self._min_p[row] = sampling.min_p
+        self._seeds[row] = init.seed
+        self._num_outputs[row] = len(init.token_ids) - init.num_prompt_tokens
+        edits = RowEdits(init, self._eos_token_ids, self._vocab_size)
+        if edits.is_needed:
+            self._edits[row] = edits
+        if sampling.logprobs is not None:
+            self._num_logprobs[row] = sampling.logprobs
+
+    def drop_row(self, row: int) -> None:
+        """Forget a row; dropping an unknown one is harmless."""
+        self._edits.pop(row, None)
+        self._num_logprobs.pop(row, None)
+
+    def sample(self, logits: Tensor, rows: IntArray) -> SampledTokens:
+        """Choose one token for each of `rows` [R], and advance each row's position by one.
+
+        logits: [R, V] float32, raw; overwritten
+        """
+        raw = self._raw_logits(logits, rows)
+        if self._edits:
+            apply_edits(
+                logits,
+                [
+                    (line, self._edits[row])
+                    for line, row in enumerate(rows.tolist())
+                    if row in self._edits
+                ],
+            )
+        best, best_ids = kernels.argmax(logits)
+        is_good: BoolArray = best.isfinite().cpu().numpy()
+        token_ids = best_ids.cpu().numpy()
+
+        is_random = is_good & (self._temperature[rows] > 0)
+        is_cut = (self._top_k[rows] > 0) | (self._top_p[rows] < 1) | (self._min_p[rows] > 0)
+        for chosen, truncated in ((is_random & is_cut, True), (is_random & ~is_cut, False)):
+            index = chosen.nonzero()[0]
+            if len(index):
+                some = logits if len(index) == len(rows) else logits[torch.from_numpy(index)]
+                token_ids[index] = self._draw(some, rows[index], truncated=truncated)
+
+        self._advance(rows, token_ids)
+        return SampledTokens(
+            token_ids=token_ids,
+            logprobs=_describe(raw, rows, token_ids),
+            bad_rows=frozenset(rows[~is_good].tolist()),
+        )
+
+    def _raw_logits(self, logits: Tensor, rows: IntArray) -> dict[int, tuple[TokenArray, Tensor]]:
+        """Copy the logits whose log-probabilities are wanted: number of top tokens -> lines."""
+        wanted: dict[int, list[int]] = {}
+        if self._num_logprobs:
+            for line, row in enumerate(rows.tolist()):
+                if row in self._num_logprobs:
+                    wanted.setdefault(self._num_logprobs[row], []).append(line)
+        return {
+            num_top: (np.array(lines), logits[torch.tensor(lines)])
+            for num_top, lines in wanted.items()
+        }
+
+    def _draw(self, logits: Tensor, rows: IntArray, *, truncated: bool) -> TokenArray:
+        device = logits.device
+        temperature = torch.from_numpy(self._temperature[rows]).to(device)
+        numbers = uniforms(self._seeds[rows], self._num_outputs[rows].astype(np.uint64))
+        fractions = torch.from_numpy(numbers).to(device)
+        if not truncated:
+            return kernels.draw(logits, temperature, fractions).cpu().numpy()
+        token_ids = kernels.draw_truncated(
+            logits,
+            temperature,
+            fractions,
+            top_k=torch.from_numpy(self._top_k[rows]).to(device),
+            top_p=torch.from_numpy(self._top_p[rows]).to(device),
+            min_p=torch.from_numpy(self._min_p[rows]).to(device),
+        )
+        return token_ids.cpu().numpy()
+
+    def _advance(self, rows: IntArray, token_ids: TokenArray) -> None:
+        self._num_outputs[rows] += 1
+        if self._edits:
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                if row in self._edits:
+                    self._edits[row].add_token(token_id)
+
+
+def _mix64(bits: SeedArray) -> SeedArray:
+    """Scramble 64 bits so that neighbouring inputs give unrelated outputs; wraps on overflow."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def _describe(
+    raw: Mapping[int, tuple[TokenArray, Tensor]], rows: IntArray, token_ids: TokenArray
+) -> dict[int, LogprobRows]:
+    """Log-probabilities of the chosen tokens: row -> one line."""
+    described = {}
+    for num_top, (lines, logits) in raw.items():
+        chosen = torch.from_numpy(token_ids[lines]).to(logits.device)
+        together = prompt_logprobs(logits, chosen, num_top)
+        for place, line in enumerate(lines.tolist()):
+            here = slice(place, place + 1)
+            described[int(rows[line])] = LogprobRows(
+                token_ids=together.token_ids[here],
+                logprobs=together.logprobs[here],
+                ranks=together.ranks[here],
+                top_ids=together.top_ids[here],
+                top_logprobs=together.top_logprobs[here],
+            )
+    return described
