@@ -1,0 +1,88 @@
+"""Self-attention of one decoder layer: projections, optional head norms, rotation, the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from remora.engine.batch import ForwardBatch
+from remora.engine.layers.linear import Linear
+from remora.engine.layers.norm import RMSNorm
+from remora.engine.models.config import DecoderConfig
+from remora.engine.protocols import AttentionBackend
+from remora.kernels.rope import apply_rope
+
+
+class SelfAttention:
+    """Grouped-query attention with one fused projection to q, k and v."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, *, dtype: torch.dtype, device: str
+    ) -> None:
+        self.layer = layer
+        self.window = config.windows[layer]
+        self.scale = config.head_dim**-0.5
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        query_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        self.qkv_proj = Linear(
+            config.hidden_size,
+            {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=config.qkv_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.o_proj = Linear(
+            query_size,
+            {"o_proj": config.hidden_size},
+            bias=config.attention_out_bias,
+            dtype=dtype,
+            device=device,
+        )
+        self.head_norms: tuple[RMSNorm, RMSNorm] | None = None
+        if config.qk_norm:
+            eps = config.norm_eps
+            self.head_norms = (
+                RMSNorm(self.head_dim, eps=eps, dtype=dtype, device=device),
+                RMSNorm(self.head_dim, eps=eps, dtype=dtype, device=device),
+            )
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        batch: ForwardBatch,
+        attention: AttentionBackend,
+    ) -> Tensor:
+        """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, head_dim / 2]."""
+        heads = self.qkv_proj(hidden).unflatten(1, (-1, self.head_dim))
+        qk, value = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        if self.head_norms is not None:
+            query_norm, key_norm = self.head_norms
+            query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]
+            qk = torch.cat((query_norm(query), key_norm(key)), dim=1)
+        # Rotation treats every head alike: q and k go through it together.
+        rotated = apply_rope(qk, cos, sin)
+        attended = attention.attend(
+            self.layer,
+            rotated[:, : self.num_heads],
+            rotated[:, self.num_heads :],
+            value,
+            batch,
+            scale=self.scale,
+            window=self.window,
+        )
+        return self.o_proj(attended.flatten(1))
+
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+        """Yield each checkpoint name and the tensor that it fills."""
+        yield from self.qkv_proj.tensors(prefix)
+        yield from self.o_proj.tensors(prefix)
+        if self.head_norms is not None:
+            yield from self.head_norms[0].tensors(f"{prefix}q_norm")
+            yield from self.head_norms[1].tensors(f"{prefix}k_norm")

@@ -1,0 +1,95 @@
+"""Which angle each position turns each pair of a head's elements by.
+
+The angles of a token depend on its position alone, never on how long its sequence is or what else
+is in the batch: K that is written once stays right, whatever is computed later and whoever shares
+it. That decides the meaning of the `dynamic` type. Its frequencies are a function of the sequence's
+length; here the length at a token is its own position + 1. transformers gives the same angles when
+it decodes token by token; when it prefills more than `original_max_position` tokens at once it
+turns all of them by the frequencies of the last one, which no cache could follow.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from remora.engine.models.rope_config import RopeConfig
+
+
+class RotaryEmbedding:
+    """Cosines and sines for a rope configuration.
+
+    inverse_frequencies:  [head_dim / 2] float32
+    scale:                factor on cosines and sines (YaRN's attention factor)
+    """
+
+    def __init__(self, config: RopeConfig, head_dim: int, *, device: str) -> None:
+        self.config = config
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        self._exponents = exponents.to(device)
+        self.inverse_frequencies = _inverse_frequencies(config, exponents).to(device)
+        self.scale = config.attention_factor
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [num_tokens, head_dim / 2] of positions [num_tokens]."""
+        at = positions.float().unsqueeze(1)
+        frequencies = self.inverse_frequencies
+        if self.config.kind == "dynamic":
+            frequencies = self._dynamic_frequencies(at)
+        angles = at * frequencies
+        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
+
+    def _dynamic_frequencies(self, at: Tensor) -> Tensor:
+        """Stretch the base for tokens past the original length. [num_tokens, head_dim / 2]."""
+        factor, original = self.config.factor, self.config.original_max_position
+        head_dim = 2 * len(self._exponents)
+        length = (at + 1).clamp(min=original)
+        stretch = (factor * length / original - (factor - 1)) ** (head_dim / (head_dim - 2))
+        return 1.0 / (self.config.theta * stretch) ** self._exponents
+
+
+def _inverse_frequencies(config: RopeConfig, exponents: Tensor) -> Tensor:
+    plain = 1.0 / config.theta**exponents
+    match config.kind:
+        case "linear":
+            return plain / config.factor
+        case "llama3":
+            return _llama3(config, plain)
+        case "yarn":
+            return _yarn(config, plain)
+        case "divided":
+            return plain / torch.tensor(config.divisors)
+        case _:
+            return plain
+
+
+def _llama3(config: RopeConfig, plain: Tensor) -> Tensor:
+    """Keep high frequencies, divide low ones by the factor, blend those between."""
+    turns = config.original_max_position * plain / (2 * math.pi)
+    low, high = config.low_freq_factor, config.high_freq_factor
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (keep + (1 - keep) / config.factor)
+
+
+def _yarn(config: RopeConfig, plain: Tensor) -> Tensor:
+    """Keep the first dimensions, divide the last by the factor, a linear ramp between.
+
+    The ramp runs between the dimensions that make `beta_fast` and `beta_slow` turns over the
+    original length.
+    """
+    num_pairs = len(plain)
+
+    def dimension(turns: float) -> float:
+        wavelength = config.original_max_position / (turns * 2 * math.pi)
+        return num_pairs * math.log(wavelength) / math.log(config.theta)
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * num_pairs - 1)
+    if low == high:
+        high += 0.001
+    divide = ((torch.arange(num_pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return plain * (1 - divide) + plain / config.factor * divide

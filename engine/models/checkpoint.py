@@ -1,0 +1,46 @@
+"""Opening what a model path points at, as far as its config.
+
+A path is a folder with config.json, or a .gguf file, whose metadata says the same things.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from remora.configs.errors import ConfigError
+from remora.engine.models.config import DecoderConfig, parse_config
+from remora.engine.weights.gguf import read_gguf_config
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the path is a single GGUF file."""
+    return path.suffix == ".gguf"
+
+
+def read_raw_config(path: Path) -> dict[str, Any]:
+    """Return config.json, or for a GGUF file the config.json that it amounts to."""
+    if is_gguf(path):
+        if not path.is_file():
+            raise ConfigError(f"{path} does not exist.")
+        return read_gguf_config(path)
+    if not path.is_dir():
+        raise ConfigError(f"{path} does not exist; expected a folder with config.json.")
+    file = path / "config.json"
+    if not file.is_file():
+        inside = sorted(entry.name for entry in path.glob("*.gguf"))
+        hint = f" It holds {inside[0]}: give the path of that file." if inside else ""
+        raise ConfigError(f"{path} has no config.json, so it is no model folder.{hint}")
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}.") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file} holds {type(raw).__name__}; expected an object.")
+    return raw
+
+
+def read_config(path: Path) -> DecoderConfig:
+    """Understand the config of a folder or GGUF file."""
+    return parse_config(read_raw_config(path))

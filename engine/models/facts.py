@@ -1,0 +1,49 @@
+"""What a checkpoint says of itself, without loading its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.configs.plan import ModelFacts
+from remora.engine.models.checkpoint import is_gguf, read_raw_config
+from remora.engine.models.config import RawConfig, parse_config
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.weights.safetensors import SafetensorsWeights
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def read_model_facts(path: Path) -> ModelFacts:
+    """Gather the facts of a model folder or a GGUF file.
+
+    The dtype is config.json's word, or where it has none the safetensors headers'. GGUF weights
+    are dequantised on loading, to bfloat16 by default.
+    Raises ConfigError for a missing path or config and for what we cannot run.
+    """
+    raw = read_raw_config(path)
+    config = parse_config(raw)
+    shape = DecoderModel(config, dtype=torch.bfloat16, device="meta")
+    return ModelFacts(
+        architecture=config.architecture,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        max_position=config.max_position,
+        dtype="bfloat16" if is_gguf(path) else _stored_dtype(path, raw),
+        num_parameters=sum(tensor.numel() for tensor in shape.tensors().values()),
+    )
+
+
+def _stored_dtype(path: Path, raw: RawConfig) -> str:
+    named = raw.get("dtype") or raw.get("torch_dtype")
+    if named is None:
+        return SafetensorsWeights(path).dtype()
+    if named not in DTYPES:
+        raise ConfigError(f"dtype in config.json is {named!r}; known are {', '.join(DTYPES)}.")
+    return str(named)

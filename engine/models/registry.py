@@ -1,0 +1,52 @@
+"""From a path to a model with its weights loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from remora.configs.errors import ConfigError
+from remora.engine.models.checkpoint import is_gguf, read_config
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.weights.dummy import DummyWeights
+from remora.engine.weights.gguf import GGUFWeights
+from remora.engine.weights.loader import WeightSource, fill
+from remora.engine.weights.safetensors import SafetensorsWeights
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+TIED_HEAD = frozenset({"lm_head.weight"})
+
+
+def load_model(
+    path: Path, *, dtype: torch.dtype, load_format: str, device: str, show_progress: bool
+) -> DecoderModel:
+    """Build the model that `path` describes and load its weights.
+
+    path:         a folder with config.json, or a .gguf file
+    load_format:  one of LOAD_FORMATS; auto goes by what the path is; dummy needs no weights
+    Raises ConfigError: unknown architecture or setting, weights that do not fit, a format that we
+    do not read.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
+    config = read_config(path)
+    model = DecoderModel(config, dtype=dtype, device=device)
+    tensors = model.tensors()
+    source = _open_weights(path, load_format, tensors)
+    unused = TIED_HEAD if config.tied_embeddings else frozenset()
+    fill(tensors, source, unused=unused, show_progress=show_progress)
+    return model
+
+
+def _open_weights(path: Path, load_format: str, wanted: Mapping[str, Tensor]) -> WeightSource:
+    if load_format == "dummy":
+        return DummyWeights(wanted)
+    stored = "gguf" if is_gguf(path) else "safetensors"
+    if load_format not in ("auto", stored):
+        raise ConfigError(
+            f"load_format is {load_format!r}, but {path} is {stored}; set load_format: auto."
+        )
+    return GGUFWeights(path) if stored == "gguf" else SafetensorsWeights(path)

@@ -1,0 +1,158 @@
+"""Rope settings of a checkpoint, in both spellings that config.json files have.
+
+transformers 5 writes `rope_parameters` with everything in it; older files have `rope_theta` beside
+an optional `rope_scaling`. Pure; `engine/layers/rotary.py` turns the result into angles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from remora.configs.errors import ConfigError
+
+DEFAULT_THETA = 10_000.0
+DEFAULT_BETA_FAST, DEFAULT_BETA_SLOW = 32.0, 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """How positions become angles.
+
+    kind:                   default, linear, dynamic, llama3, yarn, or divided (each frequency by a
+                            divisor of its own, as GGUF files spell llama3)
+    original_max_position:  tokens that the unscaled model was trained on
+    attention_factor:       factor on cosines and sines
+    divisors:               [head_dim / 2], for divided
+    """
+
+    kind: str = "default"
+    theta: float = DEFAULT_THETA
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = DEFAULT_BETA_FAST
+    beta_slow: float = DEFAULT_BETA_SLOW
+    truncate: bool = True
+    attention_factor: float = 1.0
+    divisors: tuple[float, ...] = ()
+
+
+ALLOWED_KEYS: dict[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "dynamic": frozenset({"factor"}),
+    "llama3": frozenset(
+        {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}
+    ),
+    "yarn": frozenset(
+        {
+            "factor",
+            "original_max_position_embeddings",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        }
+    ),
+    "divided": frozenset({"divisors"}),
+}
+COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta"})
+
+
+def parse_rope(
+    raw: Mapping[str, Any], max_position_embeddings: int, head_dim: int
+) -> tuple[RopeConfig, int]:
+    """Understand the rope settings of a config.json.
+
+    Returns them and the longest sequence that they reach, in tokens. `linear` leaves
+    `max_position_embeddings` as it is (files differ in whether it is scaled already); `dynamic`
+    multiplies it, `yarn` does so with its original length when that gives more.
+    Raises ConfigError naming the key.
+    """
+    if head_dim % 2:
+        raise ConfigError(f"head_dim is {head_dim}; rotary embedding needs an even number.")
+    settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    _check(raw, settings, kind)
+    theta = settings.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA
+    original = max_position_embeddings
+    if kind in ("llama3", "yarn"):
+        original = (
+            raw.get("original_max_position_embeddings")
+            or settings.get("original_max_position_embeddings")
+            or original
+        )
+    factor = settings.get("factor")
+    if factor is None:
+        factor = max_position_embeddings / original
+    common = {
+        "kind": kind,
+        "theta": float(theta),
+        "factor": float(factor),
+        "original_max_position": original,
+    }
+    match kind:
+        case "dynamic":
+            return RopeConfig(**common), int(factor * max_position_embeddings)
+        case "llama3":
+            low, high = settings["low_freq_factor"], settings["high_freq_factor"]
+            rope = RopeConfig(**common, low_freq_factor=low, high_freq_factor=high)
+            return rope, max_position_embeddings
+        case "yarn":
+            return _yarn(common, settings), max(max_position_embeddings, int(factor * original))
+        case "divided":
+            rope = RopeConfig(**common, divisors=tuple(settings["divisors"]))
+            return rope, max_position_embeddings
+        case _:
+            return RopeConfig(**common), max_position_embeddings
+
+
+def _check(raw: Mapping[str, Any], settings: Mapping[str, Any], kind: str) -> None:
+    if kind not in ALLOWED_KEYS:
+        raise ConfigError(
+            f"rope type in config.json is {kind!r}; known are {', '.join(ALLOWED_KEYS)}."
+        )
+    partial = raw.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0))
+    if partial not in (None, 1.0):
+        raise ConfigError(
+            f"partial_rotary_factor in config.json is {partial}; only whole heads can be rotated."
+        )
+    allowed = ALLOWED_KEYS[kind] | COMMON_KEYS | {"partial_rotary_factor"}
+    unknown = sorted(set(settings) - allowed)
+    if unknown:
+        raise ConfigError(
+            f"rope settings in config.json hold {', '.join(unknown)}, which rope type {kind!r} "
+            f"does not have; it has {', '.join(sorted(ALLOWED_KEYS[kind])) or 'none'}."
+        )
+    needed = {
+        "linear": {"factor"},
+        "dynamic": {"factor"},
+        "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+    }.get(kind, set())
+    missing = sorted(key for key in needed if settings.get(key) is None)
+    if missing:
+        raise ConfigError(f"rope settings of type {kind!r} in config.json lack {missing[0]}.")
+
+
+def _yarn(common: dict[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(common["factor"]) + 1.0 if common["factor"] > 1 else 1.0
+
+    attention_factor = settings.get("attention_factor")
+    if attention_factor is None:
+        scale, scale_all = settings.get("mscale"), settings.get("mscale_all_dim")
+        both = scale and scale_all
+        attention_factor = magnitude(scale) / magnitude(scale_all) if both else magnitude(1.0)
+    return RopeConfig(
+        **common,
+        attention_factor=attention_factor,
+        beta_fast=settings.get("beta_fast") or DEFAULT_BETA_FAST,
+        beta_slow=settings.get("beta_slow") or DEFAULT_BETA_SLOW,
+        truncate=settings.get("truncate", True),
+    )

@@ -1,0 +1,175 @@
+"""Weights and config in GGUF files, under Hugging Face names and in Hugging Face order.
+
+Quantised blocks are dequantised to float32 one tensor at a time. Three things differ from a Hugging
+Face folder: names; the rows of Llama's q and k, which GGUF keeps in the order of interleaved
+rotation; and the config, which is metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGUFReader, dequantize
+from torch import Tensor
+
+from remora.configs.errors import ConfigError
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+TOP_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_DIVISORS = "rope_freqs.weight"
+
+
+def open_gguf(path: Path) -> GGUFReader:
+    """Map a GGUF file. Raises ConfigError when it is none."""
+    try:
+        return GGUFReader(path)
+    except (ValueError, OSError, IndexError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as GGUF: {error}. Is the download complete?"
+        ) from error
+
+
+def metadata(reader: GGUFReader, key: str, default: Any = None) -> Any:
+    """Return a metadata value, or the default where the file has none."""
+    field = reader.fields.get(key)
+    return default if field is None else field.contents()
+
+
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """Return the config.json that a GGUF file's metadata amounts to. Raises ConfigError."""
+    reader = open_gguf(path)
+    kind = metadata(reader, "general.architecture")
+    if kind not in ARCHITECTURES:
+        raise ConfigError(
+            f"{path} holds a model of GGUF architecture {kind!r}; "
+            f"known are {', '.join(ARCHITECTURES)}."
+        )
+
+    def value(key: str, default: Any = None) -> Any:
+        return metadata(reader, f"{kind}.{key}", default)
+
+    names = {tensor.name: tensor for tensor in reader.tensors}
+    num_heads = value("attention.head_count")
+    return {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        "vocab_size": int(names["token_embd.weight"].shape[1])
+        if "token_embd.weight" in names
+        else None,
+        "hidden_size": value("embedding_length"),
+        "intermediate_size": value("feed_forward_length"),
+        "num_hidden_layers": value("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": value("attention.head_count_kv", num_heads),
+        "head_dim": value("attention.key_length"),
+        "hidden_act": "silu",
+        "max_position_embeddings": value("context_length"),
+        "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon", 1e-5)),
+        "rope_parameters": _rope(reader, value),
+        "tie_word_embeddings": "output.weight" not in names,
+        "attention_bias": "blk.0.attn_output.bias" in names,
+        "bos_token_id": metadata(reader, "tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata(reader, "tokenizer.ggml.eos_token_id"),
+        "pad_token_id": metadata(reader, "tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _rope(reader: GGUFReader, value: Callable[..., Any]) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_theta": _shortest(value("rope.freq_base", 10_000.0))}
+    divisors = [tensor for tensor in reader.tensors if tensor.name == ROPE_DIVISORS]
+    kind = value("rope.scaling.type", "none")
+    if divisors:
+        return rope | {"rope_type": "divided", "divisors": divisors[0].data.tolist()}
+    if kind == "none":
+        return rope | {"rope_type": "default"}
+    rope |= {"rope_type": kind, "factor": value("rope.scaling.factor")}
+    if kind == "yarn":
+        rope["original_max_position_embeddings"] = value("rope.scaling.original_context_length")
+    return rope
+
+
+def _shortest(number: float) -> float:
+    """Undo what float32 did to a decimal: 9.999999747378752e-06 was 1e-05."""
+    return float(str(np.float32(number)))
+
+
+class GGUFWeights:
+    """WeightSource over the tensors of a GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self.label = path.name
+        reader = open_gguf(path)
+        kind = metadata(reader, "general.architecture")
+        num_heads = metadata(reader, f"{kind}.attention.head_count", 0)
+        # Only files of the architecture "llama" (Mistral among them) have permuted rows.
+        self._permuted_heads = {
+            "q_proj": num_heads if kind == "llama" else 0,
+            "k_proj": metadata(reader, f"{kind}.attention.head_count_kv", num_heads)
+            if kind == "llama"
+            else 0,
+        }
+        self._tensors = {
+            hugging_face_name(tensor.name): tensor
+            for tensor in reader.tensors
+            if tensor.name != ROPE_DIVISORS
+        }
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every tensor; GGUF writes them in reverse."""
+        return {
+            name: tuple(int(size) for size in reversed(tensor.shape))
+            for name, tensor in self._tensors.items()
+        }
+
+    def read(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every tensor in float32."""
+        for name, tensor in self._tensors.items():
+            values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
+            num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
+            yield name, half_split_rows(values, num_heads) if num_heads else values
+
+
+def hugging_face_name(name: str) -> str:
+    """Translate a GGUF tensor name; one that we do not know stays as it is."""
+    stem, _, suffix = name.rpartition(".")
+    if stem in TOP_NAMES:
+        return f"{TOP_NAMES[stem]}.{suffix}"
+    parts = stem.split(".")
+    if len(parts) == 3 and parts[0] == "blk" and parts[2] in BLOCK_NAMES:
+        return f"model.layers.{parts[1]}.{BLOCK_NAMES[parts[2]]}.{suffix}"
+    return name
+
+
+def half_split_rows(values: Tensor, num_heads: int) -> Tensor:
+    """Undo the row order of interleaved rotation: pairs (2i, 2i + 1) become (i, i + dim / 2).
+
+    values:  [num_heads * head_dim, ...]
+    """
+    return (
+        values.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).reshape(values.shape).contiguous()
+    )

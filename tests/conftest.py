@@ -1,0 +1,41 @@
+"""Fixtures that several rooms share: the built-in model and tiny checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remora.engine.weights.source import resolve_model
+from tests.tiny_models import make_tiny_checkpoint
+
+TinyCheckpoints = Callable[..., Path]
+
+torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """SmolLM2-135M-Instruct in the user's cache, written there on first use."""
+    cache = os.environ.get("REMORA_CACHE") or Path.home() / ".cache" / "remora"
+    return resolve_model("smollm2-135m-instruct", Path(cache))
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoints:
+    """`tiny_checkpoints(family, **overrides)` returns the folder, made once per session."""
+    made: dict[str, Path] = {}
+
+    def make(family: str, **overrides: Any) -> Path:
+        key = f"{family} {sorted(overrides.items())}"
+        if key not in made:
+            made[key] = make_tiny_checkpoint(
+                tmp_path_factory.mktemp("checkpoint") / family, family, **overrides
+            )
+        return made[key]
+
+    return make
