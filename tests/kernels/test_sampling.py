@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from remora.kernels import sampling
@@ -69,6 +69,16 @@ def draw_truncated(
     top_k=st.sampled_from([0, 1, 2, 40, 63, 64, 65, 511, 600, 10**6]),
     top_p=st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.011, 0.31, 1.0]),
+)
+# Equals of the last kept token that reach beyond the first 64 candidates, without and with top-k.
+@example(
+    seed=0, vocab_size=300, step=1.0, spread=1.0, temperature=1.0, top_k=0, top_p=0.5, min_p=0.0
+)
+@example(
+    seed=0, vocab_size=300, step=1.0, spread=1.0, temperature=1.0, top_k=63, top_p=0.5, min_p=0.0
+)
+@example(
+    seed=0, vocab_size=300, step=1.0, spread=1.0, temperature=1.0, top_k=63, top_p=1.0, min_p=0.0
 )
 def test_every_kept_token_and_no_other_can_be_drawn(
     seed: int,
