@@ -141,4 +141,5 @@ def _attend_bucket(query: Tensor, kv_pages: Tensor, bucket: DecodeBucket, scale:
     if bucket.bias is not None:
         scores_BKGS += bucket.bias
     weights_BKGS = scores_BKGS.softmax(-1).to(query.dtype)
-    return (weights_BKGS @ value_BKSH).reshape(num_rows, num_heads, head_dim)
+    out_BKGH: Tensor = weights_BKGS @ value_BKSH
+    return out_BKGH.view(num_rows, num_heads, head_dim)

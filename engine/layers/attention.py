@@ -60,7 +60,7 @@ class SelfAttention:
         attention: AttentionBackend,
     ) -> Tensor:
         """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, head_dim / 2]."""
-        heads = self.qkv_proj(hidden).unflatten(1, (-1, self.head_dim))
+        heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)
         qk, value = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if self.head_norms is not None:
             query_norm, key_norm = self.head_norms

@@ -147,8 +147,9 @@ def _yarn(common: dict[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
     attention_factor = settings.get("attention_factor")
     if attention_factor is None:
         scale, scale_all = settings.get("mscale"), settings.get("mscale_all_dim")
-        both = scale and scale_all
-        attention_factor = magnitude(scale) / magnitude(scale_all) if both else magnitude(1.0)
+        attention_factor = magnitude(1.0)
+        if scale and scale_all:
+            attention_factor = magnitude(scale) / magnitude(scale_all)
     return RopeConfig(
         **common,
         attention_factor=attention_factor,

@@ -7,16 +7,17 @@ rotation; and the config, which is metadata.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import dequantize
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.weights.gguf_file import GGUFFile, read_gguf
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -41,75 +42,56 @@ BLOCK_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+EMBEDDING = "token_embd.weight"
 ROPE_DIVISORS = "rope_freqs.weight"
-
-
-def open_gguf(path: Path) -> GGUFReader:
-    """Map a GGUF file. Raises ConfigError when it is none."""
-    try:
-        return GGUFReader(path)
-    except (ValueError, OSError, IndexError) as error:
-        raise ConfigError(
-            f"{path} cannot be read as GGUF: {error}. Is the download complete?"
-        ) from error
-
-
-def metadata(reader: GGUFReader, key: str, default: Any = None) -> Any:
-    """Return a metadata value, or the default where the file has none."""
-    field = reader.fields.get(key)
-    return default if field is None else field.contents()
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
     """Return the config.json that a GGUF file's metadata amounts to. Raises ConfigError."""
-    reader = open_gguf(path)
-    kind = metadata(reader, "general.architecture")
-    if kind not in ARCHITECTURES:
+    file = read_gguf(path)
+    if file.architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"{path} holds a model of GGUF architecture {kind!r}; "
+            f"{path} holds a model of GGUF architecture {file.architecture!r}; "
             f"known are {', '.join(ARCHITECTURES)}."
         )
-
-    def value(key: str, default: Any = None) -> Any:
-        return metadata(reader, f"{kind}.{key}", default)
-
-    names = {tensor.name: tensor for tensor in reader.tensors}
-    num_heads = value("attention.head_count")
+    shapes = {tensor.name: tensor.shape for tensor in file.tensors}
+    if EMBEDDING not in shapes:
+        raise ConfigError(f"{path} has no tensor {EMBEDDING}, so it is no language model.")
+    num_heads = file.setting("attention.head_count")
     return {
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
-        "vocab_size": int(names["token_embd.weight"].shape[1])
-        if "token_embd.weight" in names
-        else None,
-        "hidden_size": value("embedding_length"),
-        "intermediate_size": value("feed_forward_length"),
-        "num_hidden_layers": value("block_count"),
+        "architectures": [ARCHITECTURES[file.architecture]],
+        "model_type": file.architecture,
+        "vocab_size": int(shapes[EMBEDDING][1]),
+        "hidden_size": file.setting("embedding_length"),
+        "intermediate_size": file.setting("feed_forward_length"),
+        "num_hidden_layers": file.setting("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": value("attention.head_count_kv", num_heads),
-        "head_dim": value("attention.key_length"),
+        "num_key_value_heads": file.setting("attention.head_count_kv", num_heads),
+        "head_dim": file.setting("attention.key_length"),
         "hidden_act": "silu",
-        "max_position_embeddings": value("context_length"),
-        "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon", 1e-5)),
-        "rope_parameters": _rope(reader, value),
-        "tie_word_embeddings": "output.weight" not in names,
-        "attention_bias": "blk.0.attn_output.bias" in names,
-        "bos_token_id": metadata(reader, "tokenizer.ggml.bos_token_id"),
-        "eos_token_id": metadata(reader, "tokenizer.ggml.eos_token_id"),
-        "pad_token_id": metadata(reader, "tokenizer.ggml.padding_token_id"),
+        "max_position_embeddings": file.setting("context_length"),
+        "rms_norm_eps": _shortest(file.setting("attention.layer_norm_rms_epsilon", 1e-5)),
+        "rope_parameters": _rope(file),
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_output.bias" in shapes,
+        "bos_token_id": file.token_setting("bos_token_id"),
+        "eos_token_id": file.token_setting("eos_token_id"),
+        "pad_token_id": file.token_setting("padding_token_id"),
     }
 
 
-def _rope(reader: GGUFReader, value: Callable[..., Any]) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": _shortest(value("rope.freq_base", 10_000.0))}
-    divisors = [tensor for tensor in reader.tensors if tensor.name == ROPE_DIVISORS]
-    kind = value("rope.scaling.type", "none")
+def _rope(file: GGUFFile) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_theta": _shortest(file.setting("rope.freq_base", 10_000.0))}
+    divisors = [tensor for tensor in file.tensors if tensor.name == ROPE_DIVISORS]
+    kind = file.setting("rope.scaling.type", "none")
     if divisors:
         return rope | {"rope_type": "divided", "divisors": divisors[0].data.tolist()}
     if kind == "none":
         return rope | {"rope_type": "default"}
-    rope |= {"rope_type": kind, "factor": value("rope.scaling.factor")}
+    rope |= {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
     if kind == "yarn":
-        rope["original_max_position_embeddings"] = value("rope.scaling.original_context_length")
+        original = file.setting("rope.scaling.original_context_length")
+        rope["original_max_position_embeddings"] = original
     return rope
 
 
@@ -123,19 +105,15 @@ class GGUFWeights:
 
     def __init__(self, path: Path) -> None:
         self.label = path.name
-        reader = open_gguf(path)
-        kind = metadata(reader, "general.architecture")
-        num_heads = metadata(reader, f"{kind}.attention.head_count", 0)
-        # Only files of the architecture "llama" (Mistral among them) have permuted rows.
-        self._permuted_heads = {
-            "q_proj": num_heads if kind == "llama" else 0,
-            "k_proj": metadata(reader, f"{kind}.attention.head_count_kv", num_heads)
-            if kind == "llama"
-            else 0,
-        }
+        file = read_gguf(path)
+        self._permuted_heads: dict[str, int] = {}
+        if file.architecture == "llama":  # Mistral among them; the others keep their rows
+            num_heads = file.setting("attention.head_count")
+            num_kv_heads = file.setting("attention.head_count_kv", num_heads)
+            self._permuted_heads = {"q_proj": num_heads, "k_proj": num_kv_heads}
         self._tensors = {
             hugging_face_name(tensor.name): tensor
-            for tensor in reader.tensors
+            for tensor in file.tensors
             if tensor.name != ROPE_DIVISORS
         }
 
@@ -170,6 +148,5 @@ def half_split_rows(values: Tensor, num_heads: int) -> Tensor:
 
     values:  [num_heads * head_dim, ...]
     """
-    return (
-        values.unflatten(0, (num_heads, -1, 2)).transpose(1, 2).reshape(values.shape).contiguous()
-    )
+    pairs = values.view(num_heads, -1, 2, *values.shape[1:])
+    return pairs.transpose(1, 2).reshape(values.shape)

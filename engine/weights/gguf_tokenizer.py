@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader, TokenType
+from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.gguf import metadata, open_gguf
+from remora.engine.weights.gguf_file import GGUFFile, read_gguf
 
 SPECIAL_ROLES = {
     "bos_token": "bos",
@@ -56,17 +56,17 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
 
 def load_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Build the tokenizer of a GGUF file. Raises ConfigError for a kind that we do not know."""
-    reader = open_gguf(path)
-    tokens: list[str] = metadata(reader, "tokenizer.ggml.tokens", [])
-    kind = metadata(reader, "tokenizer.ggml.model")
+    file = read_gguf(path)
+    tokens: list[str] = file.token_setting("tokens", [])
+    kind = file.token_setting("model")
     match kind:
         case "gpt2":
-            tokenizer = _byte_level_bpe(reader, tokens, path)
+            tokenizer = _byte_level_bpe(file, tokens)
         case "llama":
-            tokenizer = _sentencepiece_bpe(reader, tokens)
+            tokenizer = _sentencepiece_bpe(file, tokens)
         case _:
             raise ConfigError(f"{path} has a tokenizer of kind {kind!r}; known are gpt2 and llama.")
-    kinds = metadata(reader, "tokenizer.ggml.token_type", [])
+    kinds = file.token_setting("token_type", [])
     tokenizer.add_special_tokens(
         [
             AddedToken(token, special=True, normalized=False)
@@ -74,29 +74,25 @@ def load_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
             if token_kind == TokenType.CONTROL
         ]
     )
-    roles = {
-        role: metadata(reader, f"tokenizer.ggml.{name}_token_id")
-        for role, name in SPECIAL_ROLES.items()
-    }
-    arch = metadata(reader, "general.architecture")
+    roles = {role: file.token_setting(f"{name}_token_id") for role, name in SPECIAL_ROLES.items()}
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
-        model_max_length=metadata(reader, f"{arch}.context_length"),
+        model_max_length=file.setting("context_length"),
         **{role: tokens[token_id] for role, token_id in roles.items() if token_id is not None},
     )
-    fast.chat_template = metadata(reader, "tokenizer.chat_template")
+    fast.chat_template = file.metadata.get("tokenizer.chat_template")
     return fast
 
 
-def _byte_level_bpe(reader: GGUFReader, tokens: list[str], path: Path) -> Tokenizer:
-    name = metadata(reader, "tokenizer.ggml.pre", "gpt-2")
+def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
+    name = file.token_setting("pre", "gpt-2")
     if name not in PRE_TOKENIZERS:
         raise ConfigError(
-            f"{path} has the pre-tokenizer {name!r}; known are {', '.join(PRE_TOKENIZERS)}. "
+            f"{file.path} has the pre-tokenizer {name!r}; known are {', '.join(PRE_TOKENIZERS)}. "
             "Use the model's Hugging Face folder instead."
         )
-    merges = [tuple(merge.split(" ")) for merge in metadata(reader, "tokenizer.ggml.merges", [])]
+    merges = [tuple(merge.split(" ")) for merge in file.token_setting("merges", [])]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
@@ -104,9 +100,9 @@ def _byte_level_bpe(reader: GGUFReader, tokens: list[str], path: Path) -> Tokeni
     return tokenizer
 
 
-def _sentencepiece_bpe(reader: GGUFReader, tokens: list[str]) -> Tokenizer:
+def _sentencepiece_bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     """Llama 2's kind: pieces with scores, spaces as U+2581, unknown characters as bytes."""
-    scores = metadata(reader, "tokenizer.ggml.scores")
+    scores = file.token_setting("scores")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     # A merge's rank is its result's score, best first.
     merges = sorted(
@@ -117,7 +113,7 @@ def _sentencepiece_bpe(reader: GGUFReader, tokens: list[str]) -> Tokenizer:
             if token[:cut] in vocabulary and token[cut:] in vocabulary
         ),
     )
-    unknown = metadata(reader, "tokenizer.ggml.unknown_token_id", 0)
+    unknown = file.token_setting("unknown_token_id", 0)
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary,
@@ -127,7 +123,7 @@ def _sentencepiece_bpe(reader: GGUFReader, tokens: list[str]) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    prefix = metadata(reader, "tokenizer.ggml.add_space_prefix", True)
+    prefix = file.token_setting("add_space_prefix", True)
     replace = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = (
         normalizers.Sequence([normalizers.Prepend("▁"), replace]) if prefix else replace

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 import shutil
 import tempfile
 import time
@@ -107,8 +106,4 @@ def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_json(file: Path, value: dict[str, Any]) -> None:
-    with file.open("w", encoding="utf-8") as out:
-        json.dump(value, out, indent=2, sort_keys=True)
-        out.write("\n")
-        out.flush()
-        os.fsync(out.fileno())
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
