@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from remora.configs.errors import ConfigError
-from remora.configs.messages import KeyPath, describe, shown
+from remora.configs.messages import KeyPath, describe, shown, unknown_keys
 from remora.configs.positions import Document, parse_yaml
 from remora.configs.schema import ServeConfig
 
@@ -68,14 +68,21 @@ def parse_args(args: Mapping[str, Any]) -> ServeConfig:
     return _validate(dict(args), ServeConfig, lambda _path, _at_key: "")
 
 
-def load_serve_file(path: Path) -> ServeFile:
-    """Read and validate a Serve config file. Raises ConfigError with one line per fault."""
+def load_serve_file(path: Path, also: type[BaseModel] | None = None) -> ServeFile:
+    """Read and validate a Serve config file. Raises ConfigError with one line per fault.
+
+    also:  another schema that the whole file has to meet, such as Ray Serve's own
+    """
     document = parse_yaml(_read_text(path), str(path))
     if not isinstance(document.data, dict):
         raise ConfigError(
             f"{document.locate((), False)}expected the keys of a Serve config file, "
             f"applications among them; found {shown(document.data)}"
         )
+    if also is not None:
+        if unknown := unknown_keys(document.data, also, document.locate):
+            raise ConfigError("\n".join(unknown))
+        _validate(document.data, also, document.locate)
     keys = _validate(document.data, _ServeKeys, document.locate)
     index = _find_application(keys.applications, document)
     application = keys.applications[index]

@@ -7,7 +7,7 @@ caller turns a key path into "file:line:column" or an empty text.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -44,6 +44,30 @@ def describe(
     return "\n".join(_line(error, root, locate, prefix) for error in errors)
 
 
+def unknown_keys(data: Any, root: type[BaseModel], locate: Locate, path: KeyPath = ()) -> list[str]:
+    """Return a line for each key of `data` that `root`, or a model within it, does not name.
+
+    For schemas of others that pass over unknown keys in silence.
+    """
+    if isinstance(data, list):
+        items: list[tuple[str | int, Any]] = list(enumerate(data))
+        return [
+            line
+            for index, item in items
+            for line in unknown_keys(item, root, locate, (*path, index))
+        ]
+    model = _model_at(root, path)
+    if model is None or not isinstance(data, dict):
+        return []
+    lines = []
+    for key, value in data.items():
+        if key not in model.model_fields:
+            lines.append(locate((*path, key), True) + _unknown_key((*path, key), value, root))
+        else:
+            lines += unknown_keys(value, root, locate, (*path, key))
+    return lines
+
+
 def shown(value: Any) -> str:
     """Return `value` as an operator wrote it, shortened."""
     text = {None: "null", True: "true", False: "false"}.get(value) if _is_plain(value) else None
@@ -72,8 +96,11 @@ def _line(error: ErrorDetails, root: type[BaseModel], locate: Locate, prefix: Ke
         return _join(locate((*prefix, *path, key), False), (*path, key), given, error["msg"])
     if kind == "missing":
         place = locate((*prefix, *path[:-1]), True)
-        return f"{place}{_dotted(path)}: required key is missing"
-    if kind in {"extra_forbidden", "invalid_key"}:
+        return f"{place}{_dotted(path)}: required key is missing{_misspelt(path, error['input'])}"
+    if kind == "invalid_key":
+        place = locate((*prefix, *path[:-1]), True)
+        return f"{place}{_dotted(path[:-1])}: the key {path[-1]} is not text; keys are names"
+    if kind == "extra_forbidden":
         return f"{locate((*prefix, *path), True)}{_unknown_key(path, error['input'], root)}"
     return _join(locate((*prefix, *path), False), path, error["input"], _reason(error))
 
@@ -123,26 +150,36 @@ def _kind_of(value: Any) -> str:
 
 
 def _dotted(path: KeyPath) -> str:
-    return ".".join(str(part) for part in path) or "args"
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".") or "args"
+
+
+def _misspelt(path: KeyPath, section: Any) -> str:
+    written = [str(key) for key in section] if isinstance(section, Mapping) else []
+    near = nearest(str(path[-1]), written)
+    return f" (found {near})" if near is not None else ""
 
 
 def _unknown_key(path: KeyPath, value: Any, root: type[BaseModel]) -> str:
-    """Explain an unknown key: the nearest of its section, else of any, else all that exist."""
-    *sections, key = (str(part) for part in path)
+    """Explain an unknown key: the nearest of its section, else of any, else all there are."""
+    *sections, last = path
+    key = str(last)
     model = _model_at(root, sections)
     known = list(model.model_fields) if model is not None else []
-    message = f"{_dotted(path)} = {shown(value)}: unknown key"
+    message = f"{_dotted(path)} = {shown(value)}: unknown key; "
     if (near := nearest(key, known)) is not None:
-        message += f"; did you mean {_dotted((*sections, near))}"
-    elif (elsewhere := _find_elsewhere(root, key)) is not None:
-        message += f"; did you mean {elsewhere}"
-    where = f"section {'.'.join(sections)}" if sections else "the configuration"
-    return f"{message}; {where} " + (f"knows {', '.join(known)}" if known else "has no keys yet")
+        return f"{message}did you mean {_dotted((*sections, near))}?"
+    if (elsewhere := _find_elsewhere(root, key)) is not None:
+        return f"{message}did you mean {elsewhere}?"
+    where = _dotted(tuple(sections)) if sections else "this level"
+    return f"{message}{where} " + (f"knows {', '.join(known)}" if known else "has no keys yet")
 
 
-def _model_at(root: type[BaseModel], sections: list[str]) -> type[BaseModel] | None:
+def _model_at(root: type[BaseModel], sections: Sequence[str | int]) -> type[BaseModel] | None:
     model: type[BaseModel] | None = root
     for section in sections:
+        if isinstance(section, int):
+            continue
         field = model.model_fields.get(section) if model is not None else None
         model = _as_model(field.annotation) if field is not None else None
     return model

@@ -43,8 +43,8 @@ class Document:
 
 def parse_yaml(text: str, source: str) -> Document:
     """Parse `text`. Raises ConfigError, with the place, unless it is one clean document."""
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             raise ConfigError(f"{source}: the file is empty")
@@ -58,8 +58,6 @@ def parse_yaml(text: str, source: str) -> Document:
         raise ConfigError(f"{source}: nested too deeply") from None
     except ValueError as error:
         raise ConfigError(f"{source}: a value cannot be read: {error}") from None
-    finally:
-        loader.dispose()
     keys: dict[KeyPath, Mark] = {}
     values: dict[KeyPath, Mark] = {}
     for path, key, value in _walk(node, (), None):

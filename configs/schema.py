@@ -123,7 +123,7 @@ class ModelSection(Section):
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """How weights are read; dummy = random numbers, for trials without weight files."""
 
-    context_length: Annotated[int, Field(ge=1)] | None = None
+    context_length: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Most tokens of one sequence, prompt and output. Default: what the model was made for."""
 
     @model_validator(mode="after")
@@ -143,12 +143,12 @@ class EngineSection(Section):
     """Compute threads of one replica. Default: physical cores divided by parallel.num_replicas."""
 
     page_size: Annotated[int, Field(ge=1, le=256), AfterValidator(_check_power_of_two)] = 16
-    """Tokens per page of the KV cache: the unit of giving out memory and reusing prefixes."""
+    """Tokens per page of the KV cache, the unit of memory and of prefix reuse; a power of two."""
 
     kv_memory: Bytes | None = None
     """Memory of one replica's KV cache, in bytes or as 512MiB, 2GiB. Default: see mem_fraction."""
 
-    kv_tokens: Annotated[int, Field(ge=1)] | None = None
+    kv_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """Size of the KV cache in tokens, rounded down to pages; instead of kv_memory."""
 
     mem_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.25
