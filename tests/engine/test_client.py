@@ -1,0 +1,207 @@
+"""The asyncio side of the engine: streams, aborts, refusals, failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from remora.configs.errors import (
+    EngineError,
+    InvalidRequest,
+    PromptTooLong,
+    QueueFull,
+    Unavailable,
+)
+from remora.engine.client import LocalEngineClient
+from remora.engine.engine import Engine
+from remora.engine.types import FinishReason, Output, Request, SamplingParams
+from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
+
+
+def make_request(name: str = "r", *, max_tokens: int = 6, n: int = 1) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, n=n)
+    return Request(request_id=name, prompt_ids=[1, 2, 3], sampling=sampling)
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner(page_size=4)
+
+
+@pytest.fixture
+async def client(runner: FakeRunner) -> AsyncIterator[LocalEngineClient]:
+    engine = Engine(
+        make_plan(max_model_len=4096, num_pages=1200, max_queued_requests=2),
+        runner,
+        eos_token_ids=[0],
+        vocab_size=VOCAB,
+    )
+    client = LocalEngineClient(engine, None)
+    yield client
+    client.close()
+
+
+async def collect(client: LocalEngineClient, request: Request) -> list[Output]:
+    return [output async for output in client.generate(request)]
+
+
+async def settle(client: LocalEngineClient) -> None:
+    """Wait until the engine has taken in what it was told."""
+    while client.stats().num_running or client.stats().num_waiting:
+        await asyncio.sleep(0.005)
+
+
+async def test_a_stream_ends_with_the_finish_reason(client: LocalEngineClient) -> None:
+    outputs = await collect(client, make_request())
+
+    ids = [token for output in outputs for token in output.token_ids]
+    assert ids == expected_output([1, 2, 3], 6)
+    assert [output.finish_reason for output in outputs][-1] is FinishReason.LENGTH
+    assert all(output.finish_reason is None for output in outputs[:-1])
+
+
+async def test_all_n_indexes_finish(client: LocalEngineClient) -> None:
+    outputs = await collect(client, make_request(n=3))
+
+    ended = sorted(output.index for output in outputs if output.finish_reason)
+    assert ended == [0, 1, 2]
+
+
+async def test_closing_the_stream_aborts_and_frees_the_pages(client: LocalEngineClient) -> None:
+    stream = client.generate(make_request(max_tokens=4000))
+    await anext(stream)
+    await stream.aclose()
+
+    await settle(client)
+
+    assert client.stats().num_held_pages == 0
+    assert client.stats().aborted_total == 1
+
+
+async def test_cancelling_the_reader_aborts(client: LocalEngineClient) -> None:
+    task = asyncio.create_task(collect(client, make_request(max_tokens=4000)))
+    while client.stats().generated_tokens_total < 3:
+        await asyncio.sleep(0.005)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    await settle(client)
+
+    assert client.stats().num_held_pages == 0
+
+
+async def test_abort_by_id_ends_the_stream_with_abort(client: LocalEngineClient) -> None:
+    stream = client.generate(make_request("named", max_tokens=4000))
+    await anext(stream)
+
+    found = await client.abort("named")
+    rest = [output async for output in stream]
+
+    assert found == 1
+    assert rest[-1].finish_reason is FinishReason.ABORT
+
+
+async def test_abort_all_ends_every_stream(client: LocalEngineClient) -> None:
+    readers = [
+        asyncio.create_task(collect(client, make_request(f"r{i}", max_tokens=4000)))
+        for i in range(3)
+    ]
+    while client.stats().num_running < 3:
+        await asyncio.sleep(0.005)
+
+    assert await client.abort(None) == 3
+    ends = [(await reader)[-1].finish_reason for reader in readers]
+
+    assert ends == [FinishReason.ABORT] * 3
+
+
+async def test_too_long_a_prompt_is_refused_before_anything_is_queued(
+    client: LocalEngineClient,
+) -> None:
+    with pytest.raises(PromptTooLong):
+        await collect(client, make_request(max_tokens=5000))
+
+    assert client.stats().num_waiting == 0
+
+
+async def test_a_full_queue_refuses_with_a_hint_and_takes_requests_again_later(
+    client: LocalEngineClient,
+) -> None:
+    streams = [client.generate(make_request(f"r{i}", max_tokens=4000)) for i in range(6)]
+    firsts = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+
+    with pytest.raises(QueueFull) as refusal:
+        await collect(client, make_request("late"))
+    await client.abort(None)
+    for first, stream in zip(firsts, streams, strict=True):
+        await first
+        await stream.aclose()
+
+    assert refusal.value.retry_after_s >= 1
+    assert len(await collect(client, make_request("again"))) >= 1
+
+
+async def test_one_id_cannot_be_used_twice_at_once(client: LocalEngineClient) -> None:
+    stream = client.generate(make_request("same", max_tokens=4000))
+    await anext(stream)
+
+    with pytest.raises(InvalidRequest, match="in use"):
+        await collect(client, make_request("same"))
+    await stream.aclose()
+
+
+async def test_a_failing_step_fails_open_streams_and_health(
+    client: LocalEngineClient, runner: FakeRunner
+) -> None:
+    runner.error = RuntimeError("device lost")
+
+    with pytest.raises(EngineError, match="device lost"):
+        await collect(client, make_request())
+    with pytest.raises(EngineError):
+        client.check_health()
+    with pytest.raises(EngineError):
+        await collect(client, make_request("next"))
+
+
+async def test_a_row_without_finite_logits_fails_its_own_request_only(
+    client: LocalEngineClient, runner: FakeRunner
+) -> None:
+    runner.bad_rows = {0}
+
+    with pytest.raises(EngineError, match="not finite"):
+        await collect(client, make_request("bad"))
+    runner.bad_rows = set()
+
+    assert (await collect(client, make_request("good")))[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_draining_refuses_new_requests_and_lets_open_ones_finish(
+    client: LocalEngineClient,
+) -> None:
+    stream = client.generate(make_request(max_tokens=200))
+    await anext(stream)
+    draining = asyncio.create_task(client.drain(30))
+    await asyncio.sleep(0)
+
+    with pytest.raises(Unavailable):
+        await collect(client, make_request("late"))
+    rest = [output async for output in stream]
+
+    assert rest[-1].finish_reason is FinishReason.LENGTH
+    assert await draining
+
+
+async def test_flushing_is_refused_while_requests_run(client: LocalEngineClient) -> None:
+    stream = client.generate(make_request(max_tokens=4000))
+    await anext(stream)
+
+    assert not await client.flush_cache()
+    await stream.aclose()
+    await settle(client)
+
+    assert await client.flush_cache()
+    assert client.stats().num_cached_pages == 0

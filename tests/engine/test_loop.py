@@ -1,0 +1,118 @@
+"""The engine's thread: order of commands, failure, the watchdog."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from remora.configs.errors import EngineError, StepTimeout
+from remora.engine.engine import Engine
+from remora.engine.loop import EngineLoop
+from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput, StepPlan
+from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
+
+WAIT_S = 30
+
+
+class Probe:
+    """A running loop and what it reported."""
+
+    def __init__(self, runner: FakeRunner, step_timeout_s: float = 30.0) -> None:
+        self.tokens: list[int] = []
+        self.finished = threading.Event()
+        self.failed = threading.Event()
+        self.error: EngineError | None = None
+        engine = Engine(make_plan(), runner, eos_token_ids=[0], vocab_size=VOCAB)
+        self.loop = EngineLoop(
+            engine, deliver=self.deliver, fail=self.fail, step_timeout_s=step_timeout_s
+        )
+        self.loop.start()
+
+    def deliver(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            self.tokens += output.token_ids
+            if output.finish_reason is FinishReason.LENGTH:
+                self.finished.set()
+
+    def fail(self, error: EngineError) -> None:
+        self.error = error
+        self.failed.set()
+
+    def submit(self, prompt: list[int], count: int) -> None:
+        sampling = SamplingParams(max_tokens=count, temperature=0.0)
+        request = Request(request_id="r", prompt_ids=prompt, sampling=sampling)
+        self.loop.submit(lambda engine: engine.add(request))
+
+
+class StuckRunner(FakeRunner):
+    """Never comes back from a step until released."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self.release = threading.Event()
+
+    def execute(self, plan: StepPlan) -> object:  # type: ignore[override]
+        self.release.wait(WAIT_S)
+        return super().execute(plan)
+
+
+@pytest.fixture
+def runner() -> FakeRunner:
+    return FakeRunner(page_size=4)
+
+
+@pytest.fixture
+def probe(runner: FakeRunner) -> Iterator[Probe]:
+    probe = Probe(runner)
+    yield probe
+    probe.loop.close()
+
+
+def test_outputs_of_a_request_are_delivered_in_order(probe: Probe) -> None:
+    probe.submit([1, 2, 3], 6)
+
+    assert probe.finished.wait(WAIT_S)
+    assert probe.tokens == expected_output([1, 2, 3], 6)
+
+
+def test_an_exception_in_a_step_is_reported_once_and_ends_the_loop(
+    probe: Probe, runner: FakeRunner
+) -> None:
+    runner.error = RuntimeError("device lost")
+    probe.submit([1, 2, 3], 6)
+
+    assert probe.failed.wait(WAIT_S)
+    assert "device lost" in str(probe.error)
+    assert isinstance(probe.loop.failure, EngineError)
+
+
+def test_a_hung_step_is_reported_by_the_watchdog() -> None:
+    runner = StuckRunner(page_size=4)
+    probe = Probe(runner, step_timeout_s=0.1)
+    probe.submit([1], 2)
+
+    assert probe.failed.wait(WAIT_S)
+    assert isinstance(probe.error, StepTimeout)
+    assert "step_timeout_s" in str(probe.error)
+    runner.release.set()
+    probe.loop.close()
+
+
+def test_closing_reports_to_those_still_waiting(probe: Probe) -> None:
+    probe.loop.close()
+
+    assert probe.failed.is_set()
+    assert probe.tokens == []
+
+
+def test_stats_follow_the_steps(probe: Probe) -> None:
+    probe.submit([1, 2, 3], 6)
+    assert probe.finished.wait(WAIT_S)
+    probe.loop.close()
+
+    stats = probe.loop.stats()
+
+    assert stats.generated_tokens_total == 6
+    assert stats.num_held_pages == 0
