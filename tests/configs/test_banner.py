@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.banner import banner
+from remora.configs.load import parse_args
+from remora.configs.plan import MachineFacts, ModelFacts, make_plan
+
+MODEL = ModelFacts(
+    architecture="LlamaForCausalLM",
+    num_layers=30,
+    hidden_size=576,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    max_position=8192,
+    dtype="bfloat16",
+    num_parameters=134_515_008,
+)
+MACHINE = MachineFacts(
+    num_cores=2,
+    total_bytes=2**35,
+    available_bytes=2**34,
+    cpu_name="Test CPU",
+    cpu_features=("avx2",),
+    devices=("cpu",),
+)
+
+
+def make_banner(engine: dict[str, Any] | None = None, **more: Any) -> str:
+    config = parse_args({"model": {"path": "tiny"}, "engine": engine or {}})
+    plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"))
+    phases = {"config": 0.5, "weights": 1.25}
+    return banner(plan, MODEL, MACHINE, phases, version="9.9", **more)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "remora 9.9",
+        "tiny (LlamaForCausalLM, 135M parameters, 30 layers)",
+        "/models/tiny",
+        "cpu, 2 threads on 2 cores (Test CPU)",
+        "256.57 MiB bfloat16",
+        "16,384 tokens in 1,024 pages",
+        "2.0 sequences of full length (8,192)",
+        "1.8 s (config 0.5 s, weights 1.2 s)",
+        "first token  41 ms",
+        "http://127.0.0.1:8000/v1",
+        "note         eager torch",
+    ],
+)
+def test_the_banner_says_what_is_running(part: str) -> None:
+    text = make_banner(
+        {"kv_tokens": 16384},
+        endpoints=["http://127.0.0.1:8000/v1"],
+        notes=["eager torch"],
+        first_token_s=0.041,
+    )
+
+    assert part in text
+
+
+def test_a_pool_below_one_context_is_pointed_out() -> None:
+    assert "a sequence ends at 512 tokens" in make_banner({"kv_tokens": 512})
+
+
+def test_offline_there_is_nothing_to_connect_to() -> None:
+    assert "serving" not in make_banner()

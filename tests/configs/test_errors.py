@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from remora.configs import errors
+from remora.configs.errors import CapacityError, RemoraError, RequestError
+
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, RemoraError)
+]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_survives_the_way_between_processes(kind: type[RemoraError]) -> None:
+    original = kind("what happened")
+
+    copy = pickle.loads(pickle.dumps(original))
+
+    assert type(copy) is kind
+    assert str(copy) == "what happened"
+    assert copy.__dict__ == original.__dict__
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CLASSES if issubclass(kind, RequestError)])
+def test_a_callers_error_keeps_field_and_code(kind: type[RequestError]) -> None:
+    copy = pickle.loads(pickle.dumps(kind("no", "top_p", "some_code")))
+
+    assert (copy.message, copy.param, copy.code) == ("no", "top_p", "some_code")
+
+
+def test_a_capacity_error_keeps_when_to_come_again() -> None:
+    copy = pickle.loads(pickle.dumps(CapacityError("busy", 7.5)))
+
+    assert copy.retry_after_s == 7.5
+
+
+def test_the_tree_drawn_in_the_module_names_every_class() -> None:
+    drawn = {line.split()[0] for line in (errors.__doc__ or "").splitlines() if line.strip()}
+
+    assert {kind.__name__ for kind in CLASSES} <= drawn
