@@ -1,0 +1,172 @@
+"""Who may import whom, and what product code may not do; read from the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("configs", "kernels", "engine", "lora", "deployments")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+# Prefixes of what a folder may import of ours.
+OURS = {
+    "configs": ("remora.configs",),
+    "kernels": ("remora.kernels",),
+    "engine": ("remora.configs", "remora.kernels", "remora.engine"),
+    "lora": ("remora.configs", "remora.kernels", "remora.lora", "remora.engine.protocols"),
+    "deployments": ("remora",),
+}
+# What a folder may not import of others'; configs and kernels have a short list of what they may.
+WEB = {"fastapi", "starlette", "uvicorn", "httpx", "prometheus_client"}
+FOREIGN = {
+    "engine": {"ray", "typer", *WEB},
+    "lora": {"ray", "typer", *WEB},
+    "deployments": set(),
+}
+ALLOWED = {
+    "configs": {"pydantic", "pydantic_core", "yaml"},
+    "kernels": {"torch", "triton", "numpy"},
+}
+UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
+UNSAFE_CALLS = {"eval", "exec", "print", "compile", "__import__"}
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted module) of every import, those within functions included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            # `from remora import engine` names remora.engine, not remora.
+            names = [f"{module}.{alias.name}" for alias in node.names]
+            yield from ((node.lineno, name) for name in (names if module == "remora" else [module]))
+
+
+def faults_in(path: Path) -> list[str]:
+    folder = path.relative_to(ROOT).parts[0]
+    faults = []
+    for line, module in imports(path):
+        top = module.split(".")[0]
+        if top == "remora":
+            wrong = not any(f"{module}.".startswith(f"{prefix}.") for prefix in OURS[folder])
+        elif folder in ALLOWED:
+            wrong = top not in ALLOWED[folder] | sys.stdlib_module_names
+        else:
+            wrong = top in FOREIGN[folder]
+        if wrong:
+            faults.append(f"{path.relative_to(ROOT)}:{line}: {folder} may not import {module}")
+    return faults
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_imports_only_what_its_folder_may(path: Path) -> None:
+    assert faults_in(path) == []
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=name_of)
+def test_our_folders_are_imported_under_the_brand(path: Path) -> None:
+    bare = [
+        f"line {line}: {module}"
+        for line, module in imports(path)
+        if module.split(".")[0] in FOLDERS or module.startswith(".")
+    ]
+
+    assert bare == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_product_code_neither_prints_nor_runs_text_nor_unpickles(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+
+    calls = [
+        f"line {node.lineno}: {node.func.id}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in UNSAFE_CALLS
+    ]
+    modules = [
+        f"line {line}: {module}"
+        for line, module in imports(path)
+        if module.split(".")[0] in UNSAFE_MODULES
+    ]
+
+    assert calls + modules == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_a_module_opens_with_what_it_is_for_and_stays_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+
+    assert ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) < 500
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_function_is_longer_than_a_screen(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+
+    long = [
+        f"{node.name} has {(node.end_lineno or node.lineno) - node.lineno + 1} lines"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > 70
+    ]
+
+    assert long == []
+
+
+def test_the_folders_are_namespaces() -> None:
+    found = [name_of(path) for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py")]
+
+    assert found == []
+
+
+def test_the_package_list_names_every_folder_that_holds_code() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    listed = tools["setuptools"]["package-dir"]
+
+    holding = {name_of(path.parent) for path in SOURCES}
+
+    assert set(listed.values()) == holding
+    assert sorted(tools["setuptools"]["packages"]) == sorted(listed)
+    assert all(
+        package == f"remora.{folder.replace('/', '.')}" for package, folder in listed.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "text", "is_fault"),
+    [
+        ("configs", "import torch", True),
+        ("configs", "from remora.engine import types", True),
+        ("kernels", "from remora.configs.errors import ConfigError", True),
+        ("engine", "import ray.serve", True),
+        ("engine", "def f():\n    from fastapi import FastAPI", True),
+        ("engine", "from remora import deployments", True),
+        ("lora", "from remora.engine.types import Request", True),
+        ("lora", "from remora.engine.protocols import Model", False),
+        ("deployments", "from ray import serve", False),
+    ],
+)
+def test_the_check_itself_tells_right_from_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, text: str, is_fault: bool
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / folder / "module.py"
+    path.parent.mkdir()
+    path.write_text(text)
+
+    assert bool(faults_in(path)) is is_fault
