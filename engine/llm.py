@@ -20,6 +20,7 @@ from remora.configs.schema import EngineSection, ModelSection
 from remora.engine.launch import build_engine
 from remora.engine.outputs import OutputProcessor
 from remora.engine.types import (
+    EngineStats,
     FinishReason,
     Output,
     Request,
@@ -122,6 +123,10 @@ class LLM:
         """Answer a conversation by the model's chat template."""
         text = self.tokenizer.render_chat([dict(message) for message in messages])
         return self.generate([self.tokenizer.encode(text, add_special_tokens=False)], params)[0]
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counters."""
+        return self._engine.stats()
 
     def close(self) -> None:
         """Give back the engine's memory."""

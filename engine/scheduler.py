@@ -215,7 +215,7 @@ class Scheduler:
     def _publish(self, seq: Sequence) -> None:
         self.kv.publish(seq.table, seq.namespace, seq.token_ids[: seq.num_computed])
 
-    def _end(self, seq: Sequence, reason: FinishReason) -> None:
+    def _end(self, seq: Sequence, reason: FinishReason, *, publish: bool = True) -> None:
         if seq.is_finished:
             raise InvariantViolated(f"{seq.request.request_id} was ended twice")
         seq.finish_reason = reason
@@ -223,7 +223,8 @@ class Scheduler:
             self.waiting.remove(seq)
         else:
             self._leave_row(seq)
-        self._publish(seq)
+        if publish:
+            self._publish(seq)
         self.kv.release(seq.table)
         if not self.has_work:
             self.reserve.on_idle()
@@ -239,7 +240,7 @@ class Scheduler:
             seq = self._in_step[row]
             seq.num_computed += count
             if row in result.bad_rows:
-                self._end(seq, FinishReason.ABORT)
+                self._end(seq, FinishReason.ABORT, publish=False)
                 outputs.append(self._output(seq, error=result.bad_rows[row]))
                 continue
             if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
