@@ -61,7 +61,8 @@ class SelfAttention:
     ) -> Tensor:
         """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, head_dim / 2]."""
         heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)
-        qk, value = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
+        num_rotated = self.num_heads + self.num_kv_heads
+        qk, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if self.head_norms is not None:
             query_norm, key_norm = self.head_norms
             query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]

@@ -1,0 +1,79 @@
+"""A model with paged memory and sequences on it: the smallest thing that runs ForwardBatches."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from remora.engine.attention import TorchAttention
+from remora.engine.batch import ForwardBatch
+from remora.engine.models.decoder import DecoderModel
+
+
+class PagedModel:
+    """Runs chunks of named sequences; pages come in random order, as after long use."""
+
+    def __init__(self, model: DecoderModel, *, page_size: int = 16, num_pages: int = 64) -> None:
+        config = model.config
+        self.model = model
+        self.attention = TorchAttention(
+            num_layers=config.num_layers,
+            num_pages=num_pages,
+            page_size=page_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=model.dtype,
+            device="cpu",
+        )
+        self._page_size = page_size
+        self._free = random.Random(0).sample(range(1, num_pages + 1), num_pages)
+        self._tables: dict[str, list[int]] = {}
+        self._lens: dict[str, int] = {}
+
+    def step(self, **chunks: list[int]) -> dict[str, Tensor]:
+        """Run one forward pass over new tokens of each sequence; returns logits of all of them."""
+        order = sorted(chunks, key=lambda name: len(chunks[name]) > 1)
+        starts = {name: self._lens.get(name, 0) for name in order}
+        for name in order:
+            self._grow(name, len(chunks[name]))
+        batch = self._batch(order, chunks, starts)
+        logits = self.model.logits(self.model.forward(batch, self.attention))
+        pieces = logits.split([len(chunks[name]) for name in order])
+        return dict(zip(order, pieces, strict=True))
+
+    def _grow(self, name: str, num_tokens: int) -> None:
+        self._lens[name] = self._lens.get(name, 0) + num_tokens
+        table = self._tables.setdefault(name, [])
+        while len(table) * self._page_size < self._lens[name]:
+            table.append(self._free.pop())
+
+    def _batch(
+        self, order: list[str], chunks: dict[str, list[int]], starts: dict[str, int]
+    ) -> ForwardBatch:
+        decodes = [name for name in order if len(chunks[name]) == 1]
+        extends = order[len(decodes) :]
+        positions = [starts[name] + i for name in order for i in range(len(chunks[name]))]
+        slots = [
+            self._tables[name][at // self._page_size] * self._page_size + at % self._page_size
+            for name in order
+            for at in range(starts[name], self._lens[name])
+        ]
+        widest = max((len(self._tables[name]) for name in decodes), default=0)
+        bounds = [len(decodes)]
+        for name in extends:
+            bounds.append(bounds[-1] + len(chunks[name]))
+        tables = [(self._tables[name] + [0] * widest)[:widest] for name in decodes]
+        return ForwardBatch(
+            token_ids=torch.tensor([token for name in order for token in chunks[name]]),
+            positions=torch.tensor(positions),
+            slots=torch.tensor(slots),
+            num_decodes=len(decodes),
+            decode_tables=torch.tensor(tables, dtype=torch.int64).view(len(decodes), widest),
+            decode_lens=torch.tensor([self._lens[name] for name in decodes], dtype=torch.int64),
+            extend_starts=tuple(bounds),
+            extend_lens=tuple(self._lens[name] for name in extends),
+            extend_tables=tuple(torch.tensor(self._tables[name]) for name in extends),
+            logit_index=torch.arange(len(positions)),
+        )
