@@ -7,7 +7,6 @@ Everything here runs on one event loop; the engine's thread enters it once per s
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
@@ -18,8 +17,6 @@ from remora.engine.loop import EngineLoop
 from remora.engine.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import EngineStats, Output, Request, SequenceOutput
-
-DRAIN_POLL_S = 0.02
 
 
 @dataclass(eq=False, slots=True)
@@ -56,6 +53,8 @@ class LocalEngineClient:
         self._streams: dict[str, _Stream] = {}
         self._num_open = 0
         self._is_draining = False
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._asyncio = asyncio.get_running_loop()
         self._loop = EngineLoop(
             engine,
@@ -111,10 +110,11 @@ class LocalEngineClient:
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones; False when time ran out first."""
         self._is_draining = True
-        deadline = time.monotonic() + timeout_s
-        while self._streams and time.monotonic() < deadline:
-            await asyncio.sleep(DRAIN_POLL_S)
-        return not self._streams
+        try:
+            await asyncio.wait_for(self._is_idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Stop the loop. Requests still open end with EngineError."""
@@ -137,6 +137,7 @@ class LocalEngineClient:
             )
         stream = _Stream(request)
         self._streams[request.request_id] = stream
+        self._is_idle.clear()
         self._num_open += request.sampling.n
         self._loop.submit(lambda engine: self._add(engine, request))
         return stream
@@ -144,6 +145,8 @@ class LocalEngineClient:
     def _shut(self, request: Request, *, aborted: bool) -> None:
         self._streams.pop(request.request_id, None)
         self._num_open -= request.sampling.n
+        if not self._streams:
+            self._is_idle.set()
         if aborted:
             self._loop.submit(lambda engine: _ignore(engine.abort(request.request_id)))
 

@@ -40,9 +40,7 @@ class Engine:
         self._runner = runner
         self._vocab_size = vocab_size
         self._clock = clock
-        self._kv = KVCache(
-            plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache
-        )
+        self._kv = KVCache(plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache)
         self._scheduler = Scheduler(
             self._kv,
             max_running=plan.max_running_requests,

@@ -2,7 +2,9 @@
 
     llm = LLM(model="smollm2-135m-instruct")
     for answer in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
-        ...
+        show(answer.text)
+
+The engine steps in the caller's thread, so one LLM serves one thread.
 """
 
 from __future__ import annotations

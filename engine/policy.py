@@ -29,9 +29,7 @@ def preemption_victim(running: Iterable[Sequence]) -> Sequence:
     )
 
 
-def lower_priority(
-    running: Iterable[Sequence], than: Sequence, gap: int
-) -> list[Sequence]:
+def lower_priority(running: Iterable[Sequence], than: Sequence, gap: int) -> list[Sequence]:
     """Return those that `than` may preempt, the first to go first."""
     weaker = [seq for seq in running if than.priority - seq.priority > gap]
     return sorted(weaker, key=lambda seq: (seq.priority, seq.num_output_tokens, -seq.order))

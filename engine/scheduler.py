@@ -14,7 +14,12 @@ from bisect import insort
 from collections.abc import Iterable
 
 from remora.configs.errors import InvariantViolated
-from remora.engine.admission import FULL_RESERVE_AFTER_PREEMPTIONS, Demand, ReserveRatio, peak_tokens
+from remora.engine.admission import (
+    FULL_RESERVE_AFTER_PREEMPTIONS,
+    Demand,
+    ReserveRatio,
+    peak_tokens,
+)
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.pages import pages_needed
 from remora.engine.policy import lower_priority, preemption_victim, waiting_key
@@ -165,8 +170,7 @@ class Scheduler:
 
     def _growth(self, seq: Sequence) -> int:
         certain = (
-            seq.request.sampling.ignore_eos
-            or seq.num_preemptions >= FULL_RESERVE_AFTER_PREEMPTIONS
+            seq.request.sampling.ignore_eos or seq.num_preemptions >= FULL_RESERVE_AFTER_PREEMPTIONS
         )
         uncomputed = max(0, seq.num_pending - 1) if seq.row is not None else 0
         return uncomputed + self.reserve.growth(seq.num_remaining, certain=certain)
@@ -313,4 +317,3 @@ class Scheduler:
 
 def _is_ready(leader: Sequence) -> bool:
     return leader.is_finished or leader.prompt_is_computed
-

@@ -11,7 +11,8 @@ loaded. Nothing here knows torch, Ray or HTTP.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence as SequenceABC
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -98,7 +99,10 @@ class SamplingParams:
                 raise InvalidSampling(
                     f"{name} is {value}; it must lie between {low} and {high}.", name
                 )
-        for name, number in (("top_p", self.top_p), ("repetition_penalty", self.repetition_penalty)):
+        for name, number in (
+            ("top_p", self.top_p),
+            ("repetition_penalty", self.repetition_penalty),
+        ):
             if number <= 0:
                 raise InvalidSampling(f"{name} is {number}; it must be greater than 0.", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

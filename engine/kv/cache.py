@@ -66,9 +66,7 @@ class KVCache:
         """Pages of the prefix cache that sequences borrow."""
         return self._radix.num_locked_pages
 
-    def attach_prefix(
-        self, table: PageTable, namespace: Namespace, tokens: Sequence[int]
-    ) -> int:
+    def attach_prefix(self, table: PageTable, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Borrow the longest cached prefix of `tokens` for an empty table; returns its tokens."""
         if table.pages or table.node is not None:
             raise InvariantViolated("a prefix was attached to a table in use")

@@ -1,9 +1,9 @@
 """Prefix cache: which pages hold the KV of which token prefixes.
 
-A radix tree per namespace. An edge carries whole pages of tokens, so a node's length is a multiple of
-the page size and children are told apart by their first page of tokens. A page belongs to exactly
-one node; sequences borrow it by locking the deepest node they use, which locks the path to the
-root. Only unlocked leaves are evicted, the least recently used first, from their tail.
+A radix tree per namespace. An edge carries whole pages of tokens, so a node's length is a multiple
+of the page size and children are told apart by their first page of tokens. A page belongs to
+exactly one node; sequences borrow it by locking the deepest node they use, which locks the path to
+the root. Only unlocked leaves are evicted, the least recently used first, from their tail.
 
 Knows page ids and token ids. Knows nothing of tensors, sequences or wall time ("recent" is a
 counter). After every public call: `num_pages` is the sum over nodes, `num_locked_pages` the sum
@@ -161,7 +161,9 @@ class RadixCache:
             pages = set(node.pages)
             parent = node.parent
             if not pages or len(pages) != len(node.pages) or pages & seen:
-                raise InvariantViolated("a page stands in the prefix cache twice, or a node is empty")
+                raise InvariantViolated(
+                    "a page stands in the prefix cache twice, or a node is empty"
+                )
             if len(node.tokens) != len(node.pages) * self.page_size:
                 raise InvariantViolated("a node's tokens and pages disagree")
             if parent is None or parent.children.get(self._first_page(node.tokens, 0)) is not node:

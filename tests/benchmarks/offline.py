@@ -65,9 +65,7 @@ def main() -> None:
     results = {}
     for name, (count, prompt, output) in track(WORKLOADS.items(), "measuring"):
         tokens_per_second(llm, 1, 16, 4, SEED)
-        runs = [
-            tokens_per_second(llm, count, prompt, output, SEED + run) for run in range(REPEATS)
-        ]
+        runs = [tokens_per_second(llm, count, prompt, output, SEED + run) for run in range(REPEATS)]
         results[name] = {"median": statistics.median(runs), "min": min(runs), "max": max(runs)}
 
     table = Table("workload", "tokens/s (median)", "min", "max")

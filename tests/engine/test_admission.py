@@ -1,6 +1,7 @@
 """The peak estimate against a simulation, and the adaptive reserve."""
 
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remora.engine.admission import Demand, ReserveRatio, peak_tokens
 

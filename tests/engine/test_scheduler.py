@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
-from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.engine.engine import Engine
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
+from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
 
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
 
 
 def make_request(
-    name: str, prompt: list[int], max_tokens: int = 5, *, priority: int = 0, salt: str = "", n: int = 1
+    name: str,
+    prompt: list[int],
+    max_tokens: int = 5,
+    *,
+    priority: int = 0,
+    salt: str = "",
+    n: int = 1,
 ) -> Request:
     """A greedy request."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, n=n)
@@ -121,9 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None
-)
+TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
 @given(
@@ -136,9 +141,7 @@ TestSchedulerMachine.settings = settings(
 def test_output_does_not_depend_on_chunks_budget_or_cache(
     prompts: list[list[int]], chunk: int, budget: int, prefix_cache: bool
 ) -> None:
-    harness = Harness(
-        prefill_chunk_tokens=chunk, max_step_tokens=budget, prefix_cache=prefix_cache
-    )
+    harness = Harness(prefill_chunk_tokens=chunk, max_step_tokens=budget, prefix_cache=prefix_cache)
 
     for number, prompt in enumerate(prompts):
         harness.engine.add(make_request(f"r{number}", prompt, 6))
@@ -171,7 +174,7 @@ def test_prefill_and_decode_share_a_step() -> None:
 
 
 def test_long_requests_that_do_not_fit_together_all_finish_by_preemption() -> None:
-    harness = Harness(num_pages=16, max_running_requests=4, max_step_tokens=64, conservativeness=0.1)
+    harness = Harness(num_pages=16, max_step_tokens=64, conservativeness=0.1)
     for number in range(8):
         harness.engine.add(make_request(f"r{number}", [number + 1] * 6, 50))
 

@@ -33,7 +33,7 @@ RAW = (
     "El perro de San Roque no tiene",
     "人工智能的未来是",
     "Привет, как",
-    "{\"name\": \"Ada\", \"born\":",
+    '{"name": "Ada", "born":',
     "🚀🚀🚀",
     "a",
     "   leading spaces and\ttabs",
@@ -98,9 +98,7 @@ def test_ids_alone_equal_ids_in_the_batch(
     assert alone.num_cached_tokens == (len(prompts[number]) - 1) // 16 * 16
 
 
-def test_logprobs_equal_transformers(
-    llm: LLM, prompts: list[list[int]], oracle: Oracle
-) -> None:
+def test_logprobs_equal_transformers(llm: LLM, prompts: list[list[int]], oracle: Oracle) -> None:
     params = SamplingParams(
         max_tokens=16, temperature=0.8, seed=11, logprobs=5, prompt_logprobs=0, ignore_eos=True
     )

@@ -7,7 +7,8 @@ in another namespace, is caught.
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings, strategies as st
+from hypothesis import settings
+from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from remora.configs.errors import InvariantViolated

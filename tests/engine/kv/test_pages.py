@@ -1,7 +1,8 @@
 """The free list: every page is handed out once, and comes back once."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.pages import DUMP_PAGE, PagePool, pages_needed
