@@ -99,12 +99,9 @@ class SamplingParams:
                 raise InvalidSampling(
                     f"{name} is {value}; it must lie between {low} and {high}.", name
                 )
-        for name, number in (
-            ("top_p", self.top_p),
-            ("repetition_penalty", self.repetition_penalty),
-        ):
-            if number <= 0:
-                raise InvalidSampling(f"{name} is {number}; it must be greater than 0.", name)
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) <= 0:
+                raise InvalidSampling(f"{name} is 0; it must be greater than 0.", name)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidSampling(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",

@@ -36,7 +36,7 @@ def make_prompts(count: int, length: int, vocab_size: int, seed: int) -> list[li
 
 
 def tokens_per_second(llm: LLM, count: int, prompt: int, output: int, seed: int) -> float:
-    """Run `count` requests at once; returns output tokens (prompt tokens if output is 1) a second."""
+    """Run `count` requests at once; returns output tokens/s (prompt tokens/s if output is 1)."""
     prompts = make_prompts(count, prompt, llm.tokenizer.vocab_size, seed)
     params = SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True)
     started = time.perf_counter()
