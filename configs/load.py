@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from remora.configs.errors import ConfigError
 from remora.configs.messages import KeyPath, describe, shown, unknown_keys
@@ -43,6 +44,12 @@ class ServeFile:
     written: Mapping[str, int]
 
 
+def _check_slash(prefix: str) -> str:
+    if not prefix.startswith("/"):
+        raise PydanticCustomError("route_prefix", "must begin with /")
+    return prefix
+
+
 class _HttpOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     host: str = DEFAULT_HOST
@@ -52,7 +59,7 @@ class _HttpOptions(BaseModel):
 class _Application(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     name: str = "default"
-    route_prefix: str | None = "/"
+    route_prefix: Annotated[str, AfterValidator(_check_slash)] = "/"
     import_path: str
     args: dict[Any, Any] = Field(default_factory=dict)
 
@@ -94,7 +101,7 @@ def load_serve_file(path: Path, also: type[BaseModel] | None = None) -> ServeFil
         host=keys.http_options.host,
         port=keys.http_options.port,
         app_name=application.name,
-        route_prefix=application.route_prefix or "/",
+        route_prefix=application.route_prefix,
         import_path=application.import_path,
         raw=document.data,
         config=_validate(application.args, ServeConfig, document.locate, prefix),

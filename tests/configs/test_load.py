@@ -129,7 +129,7 @@ def flatten(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def matches(schema: dict[str, Any], value: Any) -> bool:
-    kinds = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
+    kinds: dict[str, Any] = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
     kind = schema.get("type", "string")
     if kind == "null":
         return value is None

@@ -237,7 +237,7 @@ def test_a_plan_fits_the_memory_and_a_refusal_names_numbers_that_work(
     available: int,
     num_replicas: int,
 ) -> None:
-    sections = {
+    sections: dict[str, Any] = {
         "model": {"context_length": context},
         "engine": engine | kv,
         "parallel": {"num_replicas": num_replicas},

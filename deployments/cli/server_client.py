@@ -1,0 +1,135 @@
+"""A running server as the commands see it: OpenAI's API over HTTP, streamed.
+
+Knows HTTP and server-sent events. Knows nothing of terminals.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from remora.deployments.cli.terminal import Failure
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class ServerClient:
+    """Talks to one server. Every fault is a Failure that says what to do."""
+
+    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+        """`transport` replaces the network in tests."""
+        self.url = url.rstrip("/").removesuffix("/v1")
+        try:
+            # Tokens may be long in coming on a busy server; only connecting has a limit.
+            timeout = httpx.Timeout(None, connect=5.0)
+            self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
+        except httpx.InvalidURL as error:
+            raise Failure(f"{url}: not an address ({error}); write http://HOST:PORT") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def pick_model(self, wanted: str | None) -> str:
+        """Return `wanted`, or the first model served. Raises Failure when it is not served."""
+        with self._request("GET", "/v1/models") as response:
+            served = [str(entry["id"]) for entry in _as_json(response)["data"]]
+        if wanted is None and served:
+            return served[0]
+        if wanted in served:
+            return str(wanted)
+        raise Failure(
+            f"{self.url} does not serve {wanted or 'any model'}; served: {', '.join(served)}"
+        )
+
+    def stream_chat(self, messages: list[dict[str, str]], **fields: Any) -> Generator[str]:
+        """Yield the pieces of the assistant's answer as they come."""
+        body = {"messages": messages, **fields}
+        for choice in self._stream("/v1/chat/completions", body):
+            yield choice.get("delta", {}).get("content") or ""
+
+    def stream_completion(self, prompt: str, **fields: Any) -> Generator[str]:
+        """Yield the pieces of the text that continues `prompt` as they come."""
+        for choice in self._stream("/v1/completions", {"prompt": prompt, **fields}):
+            yield choice.get("text") or ""
+
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        sent = {key: value for key, value in body.items() if value is not None}
+        with self._request("POST", path, {**sent, "stream": True}) as response:
+            try:
+                for line in response.iter_lines():
+                    data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
+                    if data == "[DONE]":
+                        return
+                    if data:
+                        yield from _choices(json.loads(data))
+            except httpx.HTTPError as error:
+                raise Failure(f"{self.url}: the answer broke off ({error})") from None
+        raise Failure(f"{self.url}: the answer broke off before its end")
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> _Opened:
+        try:
+            request = self._http.build_request(method, path, json=body)
+            response = self._http.send(request, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Failure(
+                f"no server answers at {self.url} ({error}); start one with `make serve` or "
+                "`remora serve FILE`, or name another with --url"
+            ) from None
+        if response.status_code >= 400:
+            with _Opened(response):
+                response.read()
+                raise Failure(f"{self.url}{path}: {_error_message(response)}")
+        return _Opened(response)
+
+
+class _Opened:
+    """Closes a response at the end of its `with`, which tells the server to stop generating."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+
+    def __enter__(self) -> httpx.Response:
+        return self._response
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._response.close()
+
+
+def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
+    if "error" in event:
+        raise Failure(f"the server ended the answer: {event['error'].get('message', event)}")
+    choices: list[dict[str, Any]] = event.get("choices", [])
+    return choices
+
+
+def _as_json(response: httpx.Response) -> Any:
+    try:
+        return json.loads(response.read())
+    except ValueError:
+        raise Failure(f"{response.url}: the answer is not JSON; is this a remora server?") from None
+
+
+def _error_message(response: httpx.Response) -> str:
+    """Return the message of an OpenAI-style error, or the status where there is none."""
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code} {response.reason_phrase}"
+    return f"{message} (HTTP {response.status_code})"

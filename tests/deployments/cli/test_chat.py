@@ -1,0 +1,190 @@
+"""`remora chat` against a scripted server, typed to through stdin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from remora.deployments.cli.main import app
+from remora.deployments.cli.server_client import ServerClient
+from tests.deployments.cli.fake_server import STOP, FakeServer, chat_event
+
+MakeServer = Callable[..., FakeServer]
+PARIS = (200, chat_event("Par") + chat_event("is") + STOP)
+
+
+def talk(server: FakeServer, typed: str, *flags: str) -> Result:
+    return CliRunner().invoke(app, ["chat", "--url", server.url, *flags], input=typed)
+
+
+def test_an_answer_is_shown_and_remembered(make_server: MakeServer) -> None:
+    server = make_server(PARIS, (200, chat_event("Berlin") + STOP))
+
+    result = talk(server, "France?\nGermany?\n")
+
+    assert result.exit_code == 0
+    assert result.stdout == "Paris\nBerlin\n"
+    assert server.received[1]["messages"] == [
+        {"role": "user", "content": "France?"},
+        {"role": "assistant", "content": "Paris"},
+        {"role": "user", "content": "Germany?"},
+    ]
+
+
+def test_only_what_was_asked_for_is_sent(make_server: MakeServer) -> None:
+    server = make_server(PARIS, PARIS)
+
+    talk(server, "a\n")
+    talk(server, "a\n", "--max-tokens", "5", "--temperature", "0.5", "--system", "Be brief.")
+
+    message = {"role": "user", "content": "a"}
+    path = "/v1/chat/completions"
+    assert server.received[0] == {
+        "path": path,
+        "model": "tiny",
+        "messages": [message],
+        "stream": True,
+    }
+    assert server.received[1]["max_tokens"] == 5
+    assert server.received[1]["temperature"] == 0.5
+    assert server.received[1]["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_clear_forgets_and_keeps_the_system_message(make_server: MakeServer) -> None:
+    server = make_server(PARIS, PARIS)
+
+    talk(server, "/system Be kind.\nfirst\n/clear\nsecond\n")
+
+    assert server.received[1]["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "second"},
+    ]
+
+
+@pytest.mark.parametrize("line", ["/exit", "/quit"])
+def test_leaving_asks_nothing_more(make_server: MakeServer, line: str) -> None:
+    server = make_server()
+
+    result = talk(server, f"{line}\nhello\n")
+
+    assert result.exit_code == 0
+    assert server.received == []
+
+
+def test_an_unknown_command_shows_the_list(make_server: MakeServer) -> None:
+    result = talk(make_server(), "/frobnicate\n")
+
+    assert "/frobnicate is not a command" in result.stderr
+    assert "/clear" in result.stderr
+
+
+def test_a_refused_message_is_taken_back_and_the_conversation_goes_on(
+    make_server: MakeServer,
+) -> None:
+    refused = (400, '{"error": {"message": "prompt too long", "code": "x"}}')
+    server = make_server(refused, PARIS)
+
+    result = talk(server, "long\nshort\n")
+
+    assert "prompt too long (HTTP 400)" in result.stderr
+    assert server.received[1]["messages"] == [{"role": "user", "content": "short"}]
+    assert "Paris" in result.stdout
+
+
+def test_a_broken_off_answer_is_told_and_kept(make_server: MakeServer) -> None:
+    server = make_server((200, chat_event("Par")), PARIS)
+
+    result = talk(server, "a\nb\n")
+
+    assert "broke off" in result.stderr
+    assert server.received[1]["messages"][1] == {"role": "assistant", "content": "Par"}
+
+
+def test_an_error_within_the_stream_is_told(make_server: MakeServer) -> None:
+    server = make_server((200, 'data: {"error": {"message": "engine died"}}\n\n'))
+
+    result = talk(server, "a\n")
+
+    assert "the server ended the answer: engine died" in result.stderr
+
+
+def test_ctrl_c_stops_the_answer_closes_the_stream_and_keeps_what_came(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(PARIS)
+    closed = []
+
+    def interrupted(self: ServerClient, messages: Any, **fields: Any) -> Iterator[str]:
+        try:
+            yield "Once upon"
+            raise KeyboardInterrupt
+        finally:
+            closed.append(True)
+
+    original = ServerClient.stream_chat
+    answers = iter([interrupted, original])
+    monkeypatch.setattr(
+        ServerClient, "stream_chat", lambda self, *a, **k: next(answers)(self, *a, **k)
+    )
+
+    result = talk(server, "a tale\nFrance?\n")
+
+    assert result.stdout.splitlines()[0] == "Once upon [stopped]"
+    assert closed == [True]
+    assert server.received[0]["messages"][1] == {"role": "assistant", "content": "Once upon"}
+
+
+def test_ctrl_c_at_the_prompt_does_not_leave(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed: Iterator[Any] = iter([KeyboardInterrupt, "hello", EOFError])
+
+    def read(self: Any, *args: Any, **kwargs: Any) -> str:
+        value = next(typed)
+        if isinstance(value, str):
+            return value
+        raise value
+
+    monkeypatch.setattr(Console, "input", read)
+    server = make_server(PARIS)
+
+    result = talk(server, "")
+
+    assert result.exit_code == 0
+    assert len(server.received) == 1
+
+
+def test_without_a_server_the_way_to_start_one_is_said() -> None:
+    result = CliRunner().invoke(app, ["chat", "--url", "http://127.0.0.1:9"])
+
+    assert result.exit_code == 2
+    assert "no server answers at http://127.0.0.1:9" in result.stderr
+    assert "make serve" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("url", ["nonsense", "http://[", "ftp://x"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    result = CliRunner().invoke(app, ["chat", "--url", url])
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+
+
+def test_a_model_that_is_not_served_is_refused_with_those_that_are(make_server: MakeServer) -> None:
+    result = talk(make_server(models=("a", "b")), "", "--model", "c")
+
+    assert result.exit_code == 2
+    assert "does not serve c; served: a, b" in result.stderr
+
+
+def test_an_address_may_end_in_v1(make_server: MakeServer) -> None:
+    server = make_server(PARIS)
+
+    result = CliRunner().invoke(app, ["chat", "--url", server.url + "/v1/"], input="a\n")
+
+    assert result.stdout == "Paris\n"

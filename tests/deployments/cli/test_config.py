@@ -1,0 +1,84 @@
+"""`remora config` on files as an operator writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from remora.deployments.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = str(ROOT / "configs" / "smollm2.yaml")
+HEAD = "applications:\n  - import_path: remora.deployments.app:build\n    args:\n"
+
+
+def make_file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_shipped_file_is_valid_for_us_and_for_ray() -> None:
+    result = CliRunner().invoke(app, ["config", "check", SHIPPED])
+
+    assert result.exit_code == 0, result.stderr
+    assert "valid; serves smollm2-135m-instruct" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (HEAD + "      model: {pth: x}\n", ":4:15: model.pth = 'x': unknown key; did you mean"),
+        ("http_optons: {}\n" + HEAD, ":1:1: http_optons = {}: unknown key; did you mean http_op"),
+        (
+            HEAD + "      model: {path: x}\n    route_prefx: /\n",
+            ":5:5: applications[0].route_prefx = '/': unknown key; did you mean applications[0]",
+        ),
+        (
+            HEAD + "      model: {path: x}\n    route_prefix: no-slash\n",
+            ":5:19: applications[0].route_prefix = 'no-slash': must begin with /",
+        ),
+        ("a: [", ":1:5: not valid YAML"),
+    ],
+)
+def test_a_fault_is_one_line_on_stderr_and_exit_code_2(
+    tmp_path: Path, text: str, expected: str
+) -> None:
+    result = CliRunner().invoke(app, ["config", "check", make_file(tmp_path, text)])
+
+    assert result.exit_code == 2
+    assert expected in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.output
+
+
+def test_a_missing_file_is_named() -> None:
+    result = CliRunner().invoke(app, ["config", "check", "nowhere.yaml"])
+
+    assert result.exit_code == 2
+    assert "nowhere.yaml: no such file" in result.stderr
+
+
+def test_the_schema_is_json() -> None:
+    result = CliRunner().invoke(app, ["config", "schema"])
+
+    assert "engine" in json.loads(result.stdout)["properties"]
+
+
+def test_the_schema_as_a_page_is_the_documentation() -> None:
+    result = CliRunner().invoke(app, ["config", "schema", "--markdown"])
+
+    assert result.stdout == (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+
+def test_explain_tells_written_values_from_defaults(tmp_path: Path) -> None:
+    file = make_file(tmp_path, HEAD + "      model: {path: x}\n      engine: {page_size: 8}\n")
+
+    result = CliRunner().invoke(app, ["config", "explain", file])
+
+    lines = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
+    assert lines["engine.page_size"][1:4] == ["8", "line", "5"]
+    assert lines["engine.device"][1:3] == ["'auto'", "default"]
