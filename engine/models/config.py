@@ -74,7 +74,7 @@ def _llama(architecture: str, raw: RawConfig) -> DecoderConfig:
     bias = bool(raw.get("attention_bias", False))
     return _decoder(
         architecture,
-        {"num_key_value_heads": raw["num_attention_heads"], **_without_nulls(raw)},
+        {"num_key_value_heads": raw.get("num_attention_heads"), **_without_nulls(raw)},
         windows=None,
         qkv_bias=bias,
         attention_out_bias=bias,
@@ -179,7 +179,7 @@ def _decoder(
 def _positive(raw: RawConfig, key: str) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or value < 1:
-        found = f"is {value!r}" if key in raw else "is missing"
+        found = "is missing" if value is None else f"is {value!r}"
         raise ConfigError(f"{key} in config.json {found}; it must be a whole number above 0.")
     return value
 

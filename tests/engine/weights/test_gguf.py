@@ -1,0 +1,201 @@
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from remora.configs.errors import ConfigError
+from remora.engine.models.checkpoint import read_config
+from remora.engine.models.facts import read_model_facts
+from remora.engine.models.registry import load_model
+from remora.engine.weights.gguf import GGUFWeights, hugging_face_name
+from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
+from tests.conftest import TinyCheckpoints
+from tests.engine.models.paged_model import PagedModel
+from tests.engine.weights.tiny_gguf import make_gguf
+from tests.tiny_models import CORPUS
+
+IDS = list(range(3, 43))
+WIDE = {"hidden_size": 192, "intermediate_size": 128, "num_attention_heads": 6}
+
+
+def logits_of(path: Path) -> torch.Tensor:
+    model = load_model(
+        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+    )
+    return PagedModel(model).step(a=IDS)["a"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2.5-tied", "qwen3"])
+def test_a_gguf_file_gives_the_logits_of_the_checkpoint_it_was_made_of(
+    family: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoints(family)
+
+    file = make_gguf(checkpoint, tmp_path / "model.gguf")
+
+    assert read_config(file).architecture == read_config(checkpoint).architecture
+    assert torch.equal(logits_of(file), logits_of(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "error"),
+    [
+        (gguf.GGMLQuantizationType.BF16, 0.004),
+        (gguf.GGMLQuantizationType.F16, 0.0005),
+        (gguf.GGMLQuantizationType.Q8_0, 0.01),
+        (gguf.GGMLQuantizationType.Q4_1, 0.1),
+    ],
+)
+def test_quantised_tensors_come_out_near_what_went_in(
+    quantisation: gguf.GGMLQuantizationType,
+    error: float,
+    tiny_checkpoints: TinyCheckpoints,
+    tmp_path: Path,
+) -> None:
+    checkpoint = tiny_checkpoints("llama", **WIDE)
+    exact = dict(GGUFWeights(make_gguf(checkpoint, tmp_path / "exact.gguf")).read())
+
+    file = make_gguf(checkpoint, tmp_path / "small.gguf", quantisation=quantisation)
+
+    for name, tensor in GGUFWeights(file).read():
+        # A block of 32 normal values reaches about 2.5 standard deviations.
+        assert (tensor - exact[name]).abs().mean() <= error * 2.5 * exact[name].std(), name
+
+
+def test_metadata_becomes_the_config_that_transformers_would_have(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoints("llama")
+
+    file = make_gguf(checkpoint, tmp_path / "model.gguf")
+
+    assert read_config(file) == read_config(checkpoint)
+    assert read_model_facts(file).num_parameters == read_model_facts(checkpoint).num_parameters
+    assert read_model_facts(file).dtype == "bfloat16"
+
+
+def test_rope_scaling_is_read_from_metadata(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    metadata = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 128,
+    }
+
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", metadata=metadata)
+
+    rope = read_config(file).rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("yarn", 4.0, 128)
+
+
+def test_llama3_rope_comes_as_a_tensor_of_divisors(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    divisors = [1.0] * 4 + [8.0] * 4
+
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", divisors=divisors)
+
+    assert read_config(file).rope.divisors == tuple(divisors)
+    assert logits_of(file).isfinite().all()
+
+
+def test_unknown_tensor_names_stay_as_they_are() -> None:
+    assert hugging_face_name("blk.7.attn_q.bias") == "model.layers.7.self_attn.q_proj.bias"
+    assert hugging_face_name("blk.7.ssm_in.weight") == "blk.7.ssm_in.weight"
+
+
+def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"not a model at all, but long enough to be one" * 10)
+
+    with pytest.raises(ConfigError, match=r"model\.gguf cannot be read as GGUF"):
+        read_config(file)
+
+
+def test_an_unknown_gguf_architecture_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "mamba")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    with pytest.raises(ConfigError, match="'mamba'; known are llama, qwen2, qwen3"):
+        read_config(file)
+
+
+def test_the_tokenizer_in_the_file_cuts_text_like_the_original(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoints("llama")
+    original = AutoTokenizer.from_pretrained(checkpoint)
+
+    tokenizer = load_gguf_tokenizer(make_gguf(checkpoint, tmp_path / "model.gguf"))
+
+    for text in (*CORPUS, "<|im_start|>user\n<|im_end|>", "  a\n\n b1234 5'll"):
+        assert tokenizer.encode(text) == original.encode(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.eos_token_id == 2
+    assert tokenizer.chat_template == original.chat_template
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("smollm", ["x", "1", "2", "3", "4", "5"]),
+        ("llama-bpe", ["x", "123", "45"]),
+        ("qwen2", ["x", "1", "2", "3", "4", "5"]),
+        ("gpt-2", ["x", "12345"]),
+    ],
+)
+def test_the_pre_tokenizer_decides_how_digits_are_cut(
+    pre: str, pieces: list[str], tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", pre=pre)
+
+    pre_tokenizer = load_gguf_tokenizer(file).backend_tokenizer.pre_tokenizer
+
+    assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str("x12345")] == pieces
+
+
+def test_an_unknown_pre_tokenizer_is_refused(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", pre="tekken")
+
+    with pytest.raises(ConfigError, match="pre-tokenizer 'tekken'; known are gpt-2, smollm"):
+        load_gguf_tokenizer(file)
+
+
+def test_a_sentencepiece_vocabulary_merges_by_score_and_falls_back_to_bytes(
+    tmp_path: Path,
+) -> None:
+    pieces = {"▁": -1.0, "h": -2.0, "e": -3.0, "l": -4.0, "o": -5.0, "he": -6.0, "ll": -7.0}
+    pieces |= {"hell": -8.0, "▁hell": -9.0, "▁hello": -10.0, "lo": -11.0}
+    special, byte_tokens = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*special, *byte_tokens, *pieces])
+    writer.add_token_scores([0.0] * (3 + 256) + list(pieces.values()))
+    kinds = gguf.TokenType
+    writer.add_token_types(
+        [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
+        + [kinds.BYTE] * 256
+        + [kinds.NORMAL] * len(pieces)
+    )
+    writer.add_unk_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    tokenizer = load_gguf_tokenizer(file)
+
+    tokens = tokenizer.tokenize("hello oü</s>")
+    assert tokens == ["▁hello", "▁", "o", "<0xC3>", "<0xBC>", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("hello oü")) == "hello oü"

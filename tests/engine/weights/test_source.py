@@ -1,0 +1,36 @@
+from pathlib import Path
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.engine.weights.source import resolve_model
+
+
+def test_an_existing_folder_is_itself(tmp_path: Path) -> None:
+    assert resolve_model(str(tmp_path), tmp_path / "cache") == tmp_path
+
+
+def test_an_existing_gguf_file_is_itself(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+
+    assert resolve_model(str(file), tmp_path / "cache") == file
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.touch()
+
+    with pytest.raises(ConfigError, match=r"model\.bin is neither a folder nor a \.gguf file"):
+        resolve_model(str(file), tmp_path / "cache")
+
+
+def test_an_unknown_name_says_where_it_looked_and_what_is_built_in(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no model 'gpt-9'.*/gpt-9.*smollm2-135m-instruct"):
+        resolve_model("gpt-9", tmp_path)
+
+
+def test_the_built_in_model_is_found_in_the_cache(smollm2_path: Path) -> None:
+    again = resolve_model("smollm2-135m-instruct", smollm2_path.parent)
+
+    assert again == smollm2_path
