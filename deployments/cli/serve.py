@@ -1,0 +1,207 @@
+"""`remora serve`: start Ray here, serve one model on it, and leave nothing behind.
+
+The configuration is checked before Ray starts. Ctrl-C or SIGTERM stops everything this command
+started; a second one does so at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, IMPORT_PATH, load_serve_file, parse_args
+from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.cli.terminal import Failure, answer
+
+APP_NAME = "remora"
+POLL_S = 0.2
+# Of Ray's own, when the user has said nothing: no phoning home, and no token file in the home
+# folder for a cluster that listens on this machine only.
+_RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+
+
+class _Stopped(BaseException):
+    """A signal asked us to stop. Not an Exception: Ray's broad handlers must let it through."""
+
+
+def serve(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help=f"Serve config file (.yaml), Hugging Face folder, .gguf file, or {BUILTIN_MODEL}."
+        ),
+    ],
+    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port.")] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name that clients put into `model`.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Number format of the model.")] = None,
+) -> None:
+    """Serve a model over HTTP until Ctrl-C."""
+    raw = serve_config(target, host=host, port=port, model_name=model_name, dtype=dtype)
+    http = raw["http_options"]
+    check_port(http["host"], http["port"])
+    _catch_signals()
+    try:
+        _run(raw)
+    except _Stopped:
+        pass
+    finally:
+        _shut_down()
+
+
+def serve_config(
+    target: str,
+    *,
+    host: str | None,
+    port: int | None,
+    model_name: str | None,
+    dtype: str | None,
+) -> dict[str, Any]:
+    """Return the Serve config of a file or a model, with what the command line changes in it.
+
+    Raises ConfigError.
+    """
+    if target.endswith((".yaml", ".yml")):
+        from ray.serve.schema import ServeDeploySchema
+
+        raw = load_serve_file(Path(target), also=ServeDeploySchema).raw
+    else:
+        raw = _config_of_model(target)
+    application = next(app for app in raw["applications"] if app["import_path"] == IMPORT_PATH)
+    args = application.get("args") or {}
+    given = {"served_name": model_name, "dtype": dtype}
+    changed = {key: value for key, value in given.items() if value is not None}
+    application["args"] = {**args, "model": {**args.get("model", {}), **changed}}
+    parse_args(application["args"])
+    http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(raw.get("http_options") or {})}
+    raw["http_options"] = http | {
+        key: value for key, value in (("host", host), ("port", port)) if value is not None
+    }
+    return raw
+
+
+def _config_of_model(target: str) -> dict[str, Any]:
+    if target != BUILTIN_MODEL:
+        if not Path(target).exists():
+            raise ConfigError(
+                f"{target}: no such file or folder; give a .yaml file, a Hugging Face folder, "
+                f"a .gguf file, or {BUILTIN_MODEL}"
+            )
+        # Replicas have a working folder of their own.
+        target = str(Path(target).absolute())
+    return {
+        "proxy_location": "HeadOnly",
+        "applications": [
+            {
+                "name": APP_NAME,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": {"model": {"path": target}},
+            }
+        ],
+    }
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise Failure if nobody can listen there now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            message = f"cannot listen on {host}:{port}: {reason}; choose another with --port"
+            raise Failure(message) from None
+
+
+def _catch_signals() -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, stop_now)
+        raise _Stopped
+
+    def stop_now(number: int, _frame: FrameType | None) -> None:
+        # Ray's own processes notice that their driver has gone.
+        os._exit(128 + number)
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, stop)
+
+
+def _run(raw: dict[str, Any]) -> None:
+    """Start Ray and Serve, deploy, and wait until stopped. Raises Failure."""
+    for name, value in _RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray import serve as ray_serve
+    from ray.serve.config import HTTPOptions
+    from ray.serve.schema import ServeDeploySchema
+
+    from remora.deployments.http.proxy import middlewares
+
+    started = time.monotonic()
+    ray.init(
+        address="local",
+        namespace="serve",
+        dashboard_host="127.0.0.1",
+        log_to_driver=True,
+        logging_level="warning",
+    )
+    http = raw["http_options"]
+    ray_serve.start(
+        http_options=HTTPOptions(**http, middlewares=middlewares()),
+        proxy_location=raw.get("proxy_location", "HeadOnly"),
+    )
+    from ray.serve.context import _get_global_client
+
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(raw))
+    names = [application.get("name", "default") for application in raw["applications"]]
+    _wait_until_running(names)
+    host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
+    answer(
+        f"ready in {time.monotonic() - started:.1f} s: http://{host}:{http['port']}/v1 "
+        f"(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops."
+    )
+    while True:
+        signal.pause()
+
+
+def _wait_until_running(names: list[str]) -> None:
+    from ray import serve as ray_serve
+
+    while True:
+        statuses = {name: ray_serve.status().applications.get(name) for name in names}
+        for name, status in statuses.items():
+            if status is not None and status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise Failure(f"{name} did not start: {_reason(status.message)}")
+        if all(status is not None and status.status == "RUNNING" for status in statuses.values()):
+            return
+        time.sleep(POLL_S)
+
+
+def _reason(message: str) -> str:
+    """Return the last line of a traceback that names an error of ours, else everything."""
+    ours = [line for line in message.splitlines() if "Error: " in line or "Error(" in line]
+    return ours[-1].strip() if ours else message.strip()
+
+
+def _shut_down() -> None:
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
+    from ray import serve as ray_serve
+
+    ray_serve.shutdown()
+    ray.shutdown()

@@ -1,0 +1,178 @@
+"""Running calls: from engine requests to one stream of outputs, its first output already there.
+
+A call is one HTTP request (or handle call) and may hold many prompts; their outputs interleave.
+Refusals are raised when a call is opened, before any header is sent. Closing a call, at any
+moment, aborts what it still has in the engine. Callers name their calls as they like, several
+alike if they want; the engine only ever sees ids of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from remora.configs.errors import EngineError, Unavailable
+from remora.deployments.http.errors import RequestTimedOut
+from remora.deployments.http.metrics import Metrics
+from remora.engine.protocols import EngineClient
+from remora.engine.types import Output, Request
+
+Event = tuple[int, Output]
+
+
+class OpenCall:
+    """Outputs of a running call, as (index of the prompt, output). Must be closed."""
+
+    def __init__(self, first: Event, rest: AsyncGenerator[Event, None]) -> None:
+        self._first: Event | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> OpenCall:
+        return self
+
+    async def __anext__(self) -> Event:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await anext(self._rest)
+
+    async def aclose(self) -> None:
+        """End the call; what is not finished is aborted."""
+        await self._rest.aclose()
+
+
+@dataclass(slots=True, eq=False)
+class _Clock:
+    """Latencies of one call."""
+
+    metrics: Metrics
+    started: float
+    last: dict[tuple[int, int], float]
+
+    def note(self, prompt: int, output: Output) -> None:
+        now, key = time.monotonic(), (prompt, output.index)
+        if not self.last:
+            self.metrics.observe_first_token(now - self.started)
+        elif output.token_ids and key in self.last:
+            self.metrics.observe_tokens(now - self.last[key], len(output.token_ids))
+        self.last[key] = now
+        if output.finish_reason is not None:
+            self.metrics.count_finish(output.finish_reason.value)
+
+
+class Calls:
+    """Opens calls and knows which are open."""
+
+    def __init__(self, client: EngineClient, metrics: Metrics, *, timeout_s: float | None) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._timeout_s = timeout_s
+        self._numbers = itertools.count()
+        self._open: dict[str, set[str]] = {}
+
+    async def open(self, rid: str, requests: Sequence[Request]) -> OpenCall:
+        """Submit all requests and wait for the first output of any.
+
+        Raises what the engine raises, and RequestTimedOut.
+        """
+        try:
+            self._client.check_health()
+        except EngineError as error:
+            # Not this request's failure: another replica, or this one's successor, can take it.
+            raise Unavailable("The engine has stopped and is being replaced.") from error
+        named = [replace(r, request_id=f"{rid}#{next(self._numbers)}") for r in requests]
+        events = self._run(rid, named)
+        # A cancelled or failing `anext` ends the generator, so nothing is left to close.
+        return OpenCall(await anext(events), events)
+
+    async def abort(self, rid: str) -> int:
+        """Abort all requests of the calls named `rid`; returns how many were found."""
+        found = 0
+        for request_id in tuple(self._open.get(rid, ())):
+            found += await self._client.abort(request_id)
+        return found
+
+    async def _run(self, rid: str, requests: Sequence[Request]) -> AsyncGenerator[Event, None]:
+        ids = {request.request_id for request in requests}
+        self._open.setdefault(rid, set()).update(ids)
+        clock = _Clock(self._metrics, time.monotonic(), {})
+        unfinished = sum(request.sampling.n for request in requests)
+        reason = "disconnect"
+        try:
+            async with aclosing(self._within_deadline(_merge(self._client, requests))) as events:
+                async for prompt, output in events:
+                    clock.note(prompt, output)
+                    unfinished -= output.finish_reason is not None
+                    yield prompt, output
+            self._metrics.observe_whole(time.monotonic() - clock.started)
+        except Exception:
+            reason = "error"
+            raise
+        finally:
+            if unfinished:
+                self._metrics.count_finish(reason, unfinished)
+            self._open[rid] -= ids
+            if not self._open[rid]:
+                del self._open[rid]
+
+    def _within_deadline(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        return events if self._timeout_s is None else _limited(events, self._timeout_s)
+
+
+async def _limited(
+    events: AsyncGenerator[Event, None], timeout_s: float
+) -> AsyncGenerator[Event, None]:
+    """Pass events on until `timeout_s` has passed; then raise RequestTimedOut."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    async with aclosing(events):
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise RequestTimedOut(f"The request took longer than {timeout_s:g} s.") from None
+            yield event
+
+
+async def _merge(client: EngineClient, requests: Sequence[Request]) -> AsyncGenerator[Event, None]:
+    """Yield the outputs of all requests as they come; the first error ends them all."""
+    if len(requests) == 1:
+        async with aclosing(client.generate(requests[0])) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    # The bound makes the engine's client merge outputs while the consumer is busy.
+    queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=len(requests))
+
+    async def pump(prompt: int, request: Request) -> None:
+        try:
+            async with aclosing(client.generate(request)) as outputs:
+                async for output in outputs:
+                    await queue.put((prompt, output))
+        except Exception as error:
+            # A boundary: the error goes on in the consumer's task.
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    pumps = [asyncio.create_task(pump(i, request)) for i, request in enumerate(requests)]
+    try:
+        num_running = len(pumps)
+        while num_running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

@@ -1,0 +1,88 @@
+"""Gathering outputs: what each choice of a call has become so far, and what it has used."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from remora.deployments.http.calls import Event
+from remora.engine.types import FinishReason, Output, TokenLogprob
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One of the answers of a call: index `index` of prompt `prompt`."""
+
+    prompt: int
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self.texts)
+
+    def add(self, output: Output) -> None:
+        """Append one output."""
+        self.texts.append(output.text)
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.finish_reason = output.finish_reason or self.finish_reason
+        self.stop_reason = output.stop_reason
+        self.num_output_tokens = output.num_output_tokens
+        self.num_cached_tokens = output.num_cached_tokens
+
+
+class Choices:
+    """All choices of a call, made when their first output comes."""
+
+    def __init__(self, num_prompts: int, n: int) -> None:
+        self._n = n
+        self._choices = [
+            Choice(prompt, index) for prompt in range(num_prompts) for index in range(n)
+        ]
+
+    def add(self, event: Event) -> Choice:
+        """Append an output to its choice, and return that."""
+        prompt, output = event
+        choice = self._choices[prompt * self._n + output.index]
+        choice.add(output)
+        return choice
+
+    def number(self, choice: Choice) -> int:
+        """Return the place of a choice in the answer."""
+        return choice.prompt * self._n + choice.index
+
+    def __iter__(self) -> Iterator[Choice]:
+        return iter(self._choices)
+
+    def prompt_logprobs(self, choice: Choice) -> tuple[TokenLogprob | None, ...] | None:
+        """Return those of the choice's prompt; they came with its index 0."""
+        return self._choices[choice.prompt * self._n].prompt_logprobs
+
+    async def gather(self, outputs: AsyncIterable[Event]) -> None:
+        """Append everything until the call has ended."""
+        async for event in outputs:
+            self.add(event)
+
+    def usage(self, prompt_lens: Sequence[int]) -> dict[str, Any]:
+        """Return OpenAI's usage object; each prompt counts once, whatever n."""
+        num_prompt = sum(prompt_lens)
+        num_output = sum(choice.num_output_tokens for choice in self._choices)
+        num_cached = sum(choice.num_cached_tokens for choice in self._choices[:: self._n])
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }

@@ -1,0 +1,140 @@
+"""Errors as clients see them: the one table from our errors to HTTP, in OpenAI's shape.
+
+Every answer with a status of 400 or more has the body
+`{"error": {"message", "type", "param", "code"}}`, those of FastAPI and Starlette included. What a
+500 was about is in the log, never in the body.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from remora.configs.errors import (
+    CapacityError,
+    EngineError,
+    InvalidRequest,
+    QueueFull,
+    RemoraError,
+    RequestError,
+    UnknownModel,
+)
+
+log = logging.getLogger(__name__)
+
+UNSUPPORTED = "unsupported"
+CLIENT_GONE = 499
+
+
+class RequestTimedOut(CapacityError):
+    """The request ran for longer than `api.request_timeout_s` and was aborted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a client gets for an error."""
+
+    status: int
+    type: str
+    code: str | None
+
+
+# The first row whose class matches decides; `code` gives way to the error's own.
+_TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
+    (UnknownModel, Answer(404, "not_found_error", None)),
+    (RequestError, Answer(400, "invalid_request_error", None)),
+    (QueueFull, Answer(429, "rate_limit_error", "queue_full")),
+    (RequestTimedOut, Answer(504, "timeout_error", "timeout")),
+    (CapacityError, Answer(503, "overloaded_error", "unavailable")),
+    (EngineError, Answer(500, "server_error", "engine_failed")),
+)
+_INTERNAL = Answer(500, "server_error", "internal_error")
+_STATUSES: Mapping[int, Answer] = MappingProxyType(
+    {
+        404: Answer(404, "not_found_error", "not_found"),
+        405: Answer(405, "invalid_request_error", "method_not_allowed"),
+        408: Answer(408, "timeout_error", "timeout"),
+        413: Answer(413, "invalid_request_error", "body_too_large"),
+        414: Answer(414, "invalid_request_error", "url_too_long"),
+        415: Answer(415, "invalid_request_error", "unsupported_media_type"),
+        429: Answer(429, "rate_limit_error", "queue_full"),
+        431: Answer(431, "invalid_request_error", "headers_too_large"),
+        CLIENT_GONE: Answer(CLIENT_GONE, "invalid_request_error", "client_closed_request"),
+        503: Answer(503, "overloaded_error", "unavailable"),
+        504: Answer(504, "timeout_error", "timeout"),
+    }
+)
+
+
+def unsupported(param: str, message: str) -> InvalidRequest:
+    """Return the error of a known field whose value asks for something that is not served."""
+    return InvalidRequest(message, param, UNSUPPORTED)
+
+
+def answer_to(error: BaseException) -> Answer:
+    """Return the row of the table for any exception."""
+    if isinstance(error, HTTPException):
+        return answer_to_status(error.status_code)
+    return next((row for kind, row in _TABLE if isinstance(error, kind)), _INTERNAL)
+
+
+def answer_to_status(status: int) -> Answer:
+    """Return the row for an error that has only a status: Starlette's own, or Serve's."""
+    fallback = _INTERNAL.type if status >= 500 else "invalid_request_error"
+    return _STATUSES.get(status, Answer(status, fallback, None))
+
+
+def error_body(error: BaseException) -> dict[str, Any]:
+    """Return the JSON body for an exception; also the mid-stream event's."""
+    answer = answer_to(error)
+    message, param, code = _INTERNAL_MESSAGE, None, answer.code
+    if isinstance(error, RequestError):
+        message, param, code = error.message, error.param, error.code
+    elif isinstance(error, CapacityError):
+        message = error.message
+    elif isinstance(error, EngineError):
+        message = "The engine failed while it worked on this request. Please try again."
+    elif isinstance(error, HTTPException):
+        message = str(error.detail)
+    return shape(message, answer, param=param, code=code)
+
+
+_INTERNAL_MESSAGE = "Something went wrong on our side; the server's log says more."
+
+
+def shape(
+    message: str, answer: Answer, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """Return OpenAI's error object."""
+    return {
+        "error": {
+            "message": message,
+            "type": answer.type,
+            "param": param,
+            "code": code or answer.code,
+        }
+    }
+
+
+def error_headers(error: BaseException) -> dict[str, str]:
+    """Return the headers that tell a client whether and when to try again."""
+    if isinstance(error, RequestTimedOut):
+        return {"x-should-retry": "false"}
+    if isinstance(error, CapacityError):
+        wait = max(1, math.ceil(error.retry_after_s))
+        return {"retry-after": str(wait), "x-should-retry": "true"}
+    if isinstance(error, HTTPException) and error.headers:
+        return dict(error.headers)
+    return {"x-should-retry": "true" if isinstance(error, EngineError) else "false"}
+
+
+def log_error(error: BaseException, request_id: str) -> None:
+    """Log what is our fault, with its traceback; a caller's fault is counted, not logged."""
+    if answer_to(error).status == 500:
+        log.error("request %s failed", request_id, exc_info=error)

@@ -1,0 +1,93 @@
+"""What the endpoints that generate text have in common, over HTTP and over Python handles.
+
+body -> model (fields.parse) -> job (checked, tokenised) -> call (calls.Calls) -> answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol
+
+from remora.deployments.http.calls import OpenCall
+from remora.deployments.http.chat import prepare_chat
+from remora.deployments.http.completions import prepare_completion
+from remora.deployments.http.fields import Body, BodyT, check_ignored, ignored_fields, parse
+from remora.deployments.http.native import prepare_generate
+from remora.deployments.http.native_bodies import GenerateBody, refuse_other_dialects
+from remora.deployments.http.openai_bodies import ChatBody, CompletionBody
+from remora.deployments.http.served import Served
+from remora.engine.types import Request
+
+
+class Job(Protocol):
+    """A validated request: what the engine gets, and what its outputs become."""
+
+    @property
+    def rid(self) -> str:
+        """The caller's name of the request, or one drawn for it."""
+        ...
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants chunks."""
+        ...
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """One request for each prompt."""
+        ...
+
+    async def result(self, outputs: OpenCall) -> Any:
+        """Return the whole answer."""
+        ...
+
+    def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the answer piece by piece."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[BodyT]):
+    """A way to ask for text: its body and how that becomes a job."""
+
+    body: type[BodyT]
+    prepare: Callable[[Served, BodyT, str], Awaitable[Job]]
+
+    async def job(self, served: Served, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
+        """Return the job of a body, and headers that report fields left out of it.
+
+        Raises RequestError.
+        """
+        if self.body is GenerateBody:
+            refuse_other_dialects(body)
+        parsed = parse(self.body, body)
+        headers = check_ignored(ignored_fields(parsed), reject=served.rejects_unknown_fields)
+        return await self.prepare(served, parsed, _own_name(parsed) or rid), headers
+
+
+def _own_name(body: Body) -> str | None:
+    name = getattr(body, "rid", None) or getattr(body, "request_id", None)
+    return name if isinstance(name, str) else None
+
+
+CHAT = Endpoint(ChatBody, prepare_chat)
+COMPLETIONS = Endpoint(CompletionBody, prepare_completion)
+GENERATE = Endpoint(GenerateBody, prepare_generate)
+
+
+async def run(served: Served, job: Job) -> Any:
+    """Run a job to its end and return the whole answer."""
+    async with aclosing(await served.calls.open(job.rid, job.requests)) as outputs:
+        return await job.result(outputs)
+
+
+async def stream(served: Served, job: Job) -> AsyncGenerator[dict[str, Any], None]:
+    """Run a job and yield its chunks as they come."""
+    async with (
+        aclosing(await served.calls.open(job.rid, job.requests)) as outputs,
+        aclosing(job.chunks(outputs)) as chunks,
+    ):
+        async for chunk in chunks:
+            yield chunk

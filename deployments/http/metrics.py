@@ -1,0 +1,97 @@
+"""Prometheus counters of one replica.
+
+What the engine counts is read from its statistics at scrape time; what only the HTTP side knows
+(statuses, finish reasons, latencies as a caller feels them) is observed here. One registry per
+application, so that several can live in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from remora.engine.types import EngineStats
+
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class EngineCollector(Collector):
+    """Shows every field of EngineStats: `*_total` as counters, the others as gauges."""
+
+    def __init__(self, stats: Callable[[], EngineStats], model: str) -> None:
+        self._stats = stats
+        self._model = model
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the newest values."""
+        stats = self._stats()
+        values = {field.name: getattr(stats, field.name) for field in fields(stats)}
+        values["kv_usage"] = stats.kv_usage
+        for name, value in values.items():
+            is_total = name.endswith(("_total", "_total_s"))
+            family = CounterMetricFamily if is_total else GaugeMetricFamily
+            # Prometheus spells seconds out, and counters end in _total.
+            shown = name.replace("_total_s", "_seconds_total").replace("step_s", "step_seconds")
+            metric = family(f"remora_{shown}", f"Engine: {name}.", labels=["model_name"])
+            metric.add_metric([self._model], value)
+            yield metric
+
+
+class Metrics:
+    """The counters and histograms of one application."""
+
+    def __init__(self, stats: Callable[[], EngineStats], model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(stats, model))
+        self._model = model
+        self._responses = Counter(
+            "remora_http_responses",
+            "HTTP responses by route and status; 499 = the client had gone.",
+            ("model_name", "route", "status"),
+            registry=self.registry,
+        )
+        self._finished = Counter(
+            "remora_sequences_finished",
+            "Sequences by finish reason; error and disconnect included.",
+            ("model_name", "reason"),
+            registry=self.registry,
+        )
+        self._first = self._histogram("time_to_first_token", "Arrival to first token.", _LONG_S)
+        self._between = self._histogram("inter_token_latency", "Between tokens.", _SHORT_S)
+        self._whole = self._histogram("e2e_request_latency", "Arrival to last token.", _LONG_S)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(
+            f"remora_{name}_seconds", text, ("model_name",), buckets=buckets, registry=self.registry
+        )
+        return histogram.labels(self._model)
+
+    def count_response(self, route: str, status: int) -> None:
+        """Count one HTTP response."""
+        self._responses.labels(self._model, route, str(status)).inc()
+
+    def count_finish(self, reason: str, num_sequences: int = 1) -> None:
+        """Count sequences that ended."""
+        self._finished.labels(self._model, reason).inc(num_sequences)
+
+    def observe_first_token(self, seconds: float) -> None:
+        """Note how long a call waited for its first token."""
+        self._first.observe(seconds)
+
+    def observe_tokens(self, seconds: float, num_tokens: int) -> None:
+        """Note `num_tokens` tokens of one sequence that came `seconds` after the last one."""
+        for _ in range(num_tokens):
+            self._between.observe(seconds / num_tokens)
+
+    def observe_whole(self, seconds: float) -> None:
+        """Note how long a whole call took."""
+        self._whole.observe(seconds)
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)

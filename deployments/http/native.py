@@ -1,0 +1,201 @@
+"""/generate in SGLang's shape: its body, and its objects with `text`, `output_ids`, `meta_info`.
+
+A stream's events hold everything since the start, not only what is new. One text gives an object,
+a list of texts (or n > 1) gives a list; events of a stream over several have an `index`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.calls import OpenCall
+from remora.deployments.http.choices import Choice, Choices
+from remora.deployments.http.errors import unsupported
+from remora.deployments.http.fields import MAX_SEQUENCES, parse
+from remora.deployments.http.logprobs import Line, LogprobWriter
+from remora.deployments.http.native_bodies import GenerateBody, NativeSampling
+from remora.deployments.http.prompts import check_room, prompt_ids
+from remora.deployments.http.sampling import as_seed, sampling_params
+from remora.deployments.http.served import Served
+from remora.engine.types import FinishReason, Request, SamplingParams
+
+DEFAULT_MAX_NEW_TOKENS = 128
+_NAMES = {
+    "max_tokens": "sampling_params.max_new_tokens",
+    "min_tokens": "sampling_params.min_new_tokens",
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "top_logprobs_num",
+    "seed": "sampling_params.sampling_seed",
+    "include_stop_in_output": "sampling_params.no_stop_trim",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateJob:
+    """One validated /generate request, of one or many prompts.
+
+    is_list:  whether the answer is a list
+    """
+
+    body: GenerateBody
+    rid: str
+    prompts: list[list[int]]
+    samplings: list[SamplingParams]
+    is_list: bool
+    started: float
+    writer: LogprobWriter
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants chunks."""
+        return bool(self.body.stream)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """What the engine gets."""
+        return tuple(
+            Request(
+                request_id=self.rid,
+                prompt_ids=ids,
+                sampling=sampling,
+                priority=self.body.priority or 0,
+                cache_salt=self.body.cache_salt or "",
+            )
+            for ids, sampling in zip(self.prompts, self.samplings, strict=True)
+        )
+
+    async def result(self, outputs: OpenCall) -> Any:
+        """Return the whole answer."""
+        choices = self._choices()
+        await choices.gather(outputs)
+        answers = [self._answer(choices, choice) for choice in choices]
+        return answers if self.is_list else answers[0]
+
+    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield what each choice has become, whenever one has grown."""
+        choices = self._choices()
+        async for event in outputs:
+            choice = choices.add(event)
+            answer = self._answer(choices, choice)
+            if self.is_list:
+                answer["index"] = choices.number(choice)
+            yield answer
+
+    def _choices(self) -> Choices:
+        return Choices(len(self.prompts), self.samplings[0].n)
+
+    def _answer(self, choices: Choices, choice: Choice) -> dict[str, Any]:
+        meta = {
+            "id": self.rid,
+            "finish_reason": self._finish_reason(choice),
+            "prompt_tokens": len(self.prompts[choice.prompt]),
+            "completion_tokens": choice.num_output_tokens,
+            "cached_tokens": choice.num_cached_tokens,
+            "weight_version": "default",
+            "e2e_latency": time.monotonic() - self.started,
+        }
+        if self.body.return_logprob:
+            meta |= self._logprobs(choices, choice)
+        return {"text": choice.text, "output_ids": list(choice.token_ids), "meta_info": meta}
+
+    def _finish_reason(self, choice: Choice) -> dict[str, Any] | None:
+        if choice.finish_reason is None:
+            return None
+        if choice.finish_reason is FinishReason.LENGTH:
+            return {"type": "length", "length": choice.num_output_tokens}
+        if choice.finish_reason is FinishReason.ABORT:
+            return {"type": "abort", "message": "Aborted."}
+        return {"type": "stop", "matched": choice.stop_reason}
+
+    def _logprobs(self, choices: Choices, choice: Choice) -> dict[str, Any]:
+        with_text = bool(self.body.return_text_in_logprobs)
+        ids, lines = self._prompt_lines(choices, choice)
+        meta: dict[str, Any] = {
+            "input_token_logprobs": self.writer.native(ids, lines, with_text=with_text),
+            "output_token_logprobs": self.writer.native(
+                choice.token_ids, choice.logprobs, with_text=with_text
+            ),
+        }
+        if self.body.top_logprobs_num:
+            top = self.writer.native_top
+            meta["input_top_logprobs"] = top(lines, with_text=with_text)
+            meta["output_top_logprobs"] = top(choice.logprobs, with_text=with_text)
+        return meta
+
+    def _prompt_lines(self, choices: Choices, choice: Choice) -> tuple[list[int], list[Line]]:
+        """Return ids and log-probabilities of the prompt from `logprob_start_len` on."""
+        start = self.body.logprob_start_len
+        if start is None or start < 0:
+            return [], []
+        lines = list(choices.prompt_logprobs(choice) or ())[start:]
+        return (self.prompts[choice.prompt][start:], lines) if lines else ([], [])
+
+
+def _sampling_bodies(value: Any, num_prompts: int) -> list[NativeSampling]:
+    """Return the sampling parameters of each prompt, from one object for all or a list."""
+    values = value if isinstance(value, list) else [value] * num_prompts
+    if len(values) != num_prompts:
+        message = f"sampling_params holds {len(values)} entries for {num_prompts} prompts."
+        raise InvalidRequest(message, "sampling_params")
+    bodies = [
+        parse(NativeSampling, {} if entry is None else entry, prefix="sampling_params.")
+        for entry in values
+    ]
+    if any(body.n != bodies[0].n for body in bodies):
+        message = "n must be the same for all prompts of a batch."
+        raise unsupported("sampling_params.n", message)
+    if (bodies[0].n or 1) * num_prompts > MAX_SEQUENCES:
+        message = f"n times the number of prompts must not exceed {MAX_SEQUENCES}."
+        raise InvalidRequest(message, "sampling_params.n")
+    return bodies
+
+
+def _sampling(served: Served, body: GenerateBody, fields: NativeSampling) -> SamplingParams:
+    max_tokens = fields.max_new_tokens
+    top = (body.top_logprobs_num or 0) if body.return_logprob else None
+    wants_prompt = body.logprob_start_len is not None and body.logprob_start_len >= 0
+    return sampling_params(
+        fields,
+        defaults=served.generation_defaults,
+        vocab_size=served.tokenizer.vocab_size,
+        names=_NAMES,
+        prefix="sampling_params.",
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
+        min_tokens=fields.min_new_tokens or 0,
+        seed=as_seed(fields.sampling_seed),
+        include_stop_in_output=bool(fields.no_stop_trim),
+        logprobs=top,
+        prompt_logprobs=top if wants_prompt else None,
+    )
+
+
+async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> GenerateJob:
+    """Check everything that can be checked before the engine is asked.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    started = time.monotonic()
+    served.check_model(body.model)
+    # The model has checked that exactly one of the two is there.
+    given, param = (body.text, "text") if body.text else (body.input_ids, "input_ids")
+    assert given is not None
+    fields = _sampling_bodies(body.sampling_params, len(given.prompts))
+    samplings = [_sampling(served, body, entry) for entry in fields]
+    prompts = await prompt_ids(
+        served.tokenizer, served.plan, given.prompts, add_special_tokens=True, param=param
+    )
+    for ids, sampling in zip(prompts, samplings, strict=True):
+        check_room(len(ids), sampling.max_tokens, served.plan, param)
+    return GenerateJob(
+        body=body,
+        rid=rid,
+        prompts=prompts,
+        samplings=samplings,
+        is_list=given.is_list or samplings[0].n > 1,
+        started=started,
+        writer=LogprobWriter(served.tokenizer),
+    )

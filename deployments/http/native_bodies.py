@@ -1,0 +1,112 @@
+"""Body of /generate in SGLang's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from remora.deployments.http.errors import unsupported
+from remora.deployments.http.fields import (
+    MAX_PROMPTS,
+    MAX_TOP_LOGPROBS,
+    Body,
+    Count,
+    Label,
+    SamplingBody,
+    Seed,
+    fault,
+    is_token_list,
+)
+from remora.deployments.http.openai_bodies import PromptInput, check_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Prompts of a call. `is_list`: whether they came as a list, so that the answer is one."""
+
+    prompts: list[PromptInput]
+    is_list: bool
+
+
+def _check_text(value: Any) -> Given | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return Given([value], is_list=False)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return Given(check_prompt(value), is_list=True)
+    raise fault("must be a text or a list of texts")
+
+
+def _check_ids(value: Any) -> Given | None:
+    if value is None:
+        return None
+    if is_token_list(value):
+        return Given([value], is_list=False)
+    if isinstance(value, list) and all(map(is_token_list, value)):
+        return Given(check_prompt(value), is_list=True)
+    raise fault("must be a list of token ids or a list of such lists")
+
+
+def _check_rid(value: Any) -> str | None:
+    names = value if isinstance(value, list) else [value]
+    if len(names) > MAX_PROMPTS or not all(
+        name is None or (isinstance(name, str) and 1 <= len(name) <= 256) for name in names
+    ):
+        raise fault("must be a text of 1 to 256 characters, or a list of such texts")
+    # One call has one name here, under which all of it is aborted.
+    return names[0] if names else None
+
+
+class NativeSampling(SamplingBody):
+    """`sampling_params` of /generate."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    sampling_seed: Seed | None = None
+
+
+class GenerateBody(Body):
+    """Body of /generate."""
+
+    text: Annotated[
+        Given | None, PlainValidator(_check_text), WithJsonSchema({"type": "string"})
+    ] = None
+    input_ids: Annotated[
+        Given | None, PlainValidator(_check_ids), WithJsonSchema({"type": "array"})
+    ] = None
+    sampling_params: Any = None
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    rid: Annotated[Any, PlainValidator(_check_rid), WithJsonSchema({"type": "string"})] = None
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Label | None = None
+    log_metrics: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if (self.text is None) == (self.input_ids is None):
+            raise fault("one of text and input_ids is required", param="text")
+        return self
+
+
+_OTHER_DIALECTS = {"inputs": "TGI or LightLLM", "prompt": "an old vLLM"}
+
+
+def refuse_other_dialects(body: Any) -> None:
+    """Raise InvalidRequest for bodies that other servers take at /generate."""
+    if not isinstance(body, dict) or "text" in body or "input_ids" in body:
+        return
+    for name, who in _OTHER_DIALECTS.items():
+        if name in body:
+            message = (
+                f"{name} belongs to the /generate of {who}, which is not served; "
+                "send text or input_ids, or use /v1/completions."
+            )
+            raise unsupported(name, message)

@@ -1,0 +1,178 @@
+"""Endpoints that look after the server: models, health, metrics, cache, aborting, tokenising."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import Any
+
+from remora.configs.errors import EngineError, InvalidRequest, RemoraError, Unavailable
+from remora.deployments.http.fields import Body, Label, check_ignored, ignored_fields, parse
+from remora.deployments.http.openai_bodies import DetokenizeBody, TokenizeBody
+from remora.deployments.http.prompts import encode, render
+from remora.deployments.http.sampling import check_vocabulary
+from remora.deployments.http.served import Served
+from remora.engine.types import Request, SamplingParams
+
+HEALTH_TOKEN_TIMEOUT_S = 20.0
+
+
+def model_card(served: Served) -> dict[str, Any]:
+    """Return one entry of /v1/models."""
+    name = served.plan.served_model_name
+    return {
+        "id": name,
+        "object": "model",
+        "created": served.created,
+        "owned_by": "remora",
+        "root": name,
+        "parent": None,
+        "max_model_len": served.plan.max_model_len,
+    }
+
+
+def model_info(served: Served) -> dict[str, Any]:
+    """Return what SGLang's /model_info says."""
+    plan = served.plan
+    return {
+        "model_path": plan.served_model_name,
+        "tokenizer_path": plan.served_model_name,
+        "served_model_name": plan.served_model_name,
+        "is_generation": True,
+        "weight_version": "default",
+        "max_model_len": plan.max_model_len,
+        "vocab_size": served.tokenizer.vocab_size,
+        "dtype": plan.dtype,
+    }
+
+
+def server_info(served: Served) -> dict[str, Any]:
+    """Return configuration, plan and counters."""
+    plan, stats = served.plan, served.client.stats()
+    return {
+        "version": version("remora"),
+        "served_model_name": plan.served_model_name,
+        "status": "ready",
+        "context_length": plan.max_model_len,
+        "max_total_num_tokens": plan.kv_tokens,
+        "max_running_requests": plan.max_running_requests,
+        "max_queued_requests": plan.max_queued_requests,
+        "page_size": plan.page_size,
+        "device": plan.device,
+        "dtype": plan.dtype,
+        "config": served.config.model_dump(mode="json", exclude={"model": {"path"}}),
+        "internal_states": [
+            {
+                "num_running_reqs": stats.num_running,
+                "num_queue_reqs": stats.num_waiting,
+                "token_usage": stats.kv_usage,
+                "last_step_s": stats.last_step_s,
+            }
+        ],
+    }
+
+
+def check_health(served: Served) -> None:
+    """Raise Unavailable unless the engine loop is alive and no step is overdue."""
+    try:
+        served.client.check_health()
+    except EngineError as error:
+        raise Unavailable(f"The engine is not healthy: {error}") from error
+
+
+async def check_token(served: Served) -> None:
+    """Raise Unavailable unless the engine really makes a token in time."""
+    eos = served.tokenizer.eos_token_ids
+    request = Request(
+        request_id="health",
+        prompt_ids=[eos[0] if eos else 0],
+        sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+    )
+    try:
+        async with asyncio.timeout(HEALTH_TOKEN_TIMEOUT_S):
+            async with aclosing(await served.calls.open("health", [request])) as outputs:
+                async for _ in outputs:
+                    pass
+    except (TimeoutError, RemoraError) as error:
+        raise Unavailable("The engine did not make a token.") from error
+
+
+class AbortBody(Body):
+    """Body of /abort_request."""
+
+    rid: Label | None = None
+    abort_all: bool | None = None
+
+
+async def abort(served: Served, body: Any) -> dict[str, Any]:
+    """Abort the calls of one name, or all. Raises InvalidRequest."""
+    parsed = parse(AbortBody, body)
+    if parsed.abort_all:
+        return {"num_aborted": await served.client.abort(None)}
+    if parsed.rid is None:
+        raise InvalidRequest("rid is required unless abort_all is true.", "rid")
+    # The id of an answer is as good a name as the caller's own.
+    rid = parsed.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    num = await served.calls.abort(parsed.rid)
+    return {"num_aborted": num or await served.calls.abort(rid)}
+
+
+async def flush_cache(served: Served) -> dict[str, Any]:
+    """Drop the prefix cache. Raises InvalidRequest while requests are running."""
+    if not await served.client.flush_cache():
+        raise InvalidRequest(
+            "The cache was not flushed: requests are running. Try again when there are none.",
+            code="requests_running",
+        )
+    return {"success": True, "message": "Cache flushed."}
+
+
+async def tokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return ids of a prompt, of several, or of a conversation; and headers."""
+    parsed = parse(TokenizeBody, body)
+    headers = _report_ignored(served, parsed)
+    served.check_model(parsed.model)
+    special = parsed.add_special_tokens
+    if parsed.messages is not None:
+        texts = [await render(served.tokenizer, served.plan, parsed.messages, parsed)]
+        param, special = "messages", bool(special)
+    else:
+        texts = parsed.prompt if isinstance(parsed.prompt, list) else [parsed.prompt]
+        param, special = "prompt", special is not False
+    all_ids = await encode(
+        served.tokenizer, served.plan, texts, add_special_tokens=special, param=param
+    )
+    is_list = isinstance(parsed.prompt, list)
+    answer: dict[str, Any] = {
+        "count": [len(ids) for ids in all_ids] if is_list else len(all_ids[0]),
+        "max_model_len": served.plan.max_model_len,
+        "tokens": all_ids if is_list else all_ids[0],
+    }
+    if parsed.return_token_strs:
+        strs = [[served.tokenizer.token_text(token_id) for token_id in ids] for ids in all_ids]
+        answer["token_strs"] = strs if is_list else strs[0]
+    return answer, headers
+
+
+async def detokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the text of ids, under vLLM's name and SGLang's; and headers."""
+    parsed = parse(DetokenizeBody, body)
+    headers = _report_ignored(served, parsed)
+    served.check_model(parsed.model)
+    is_list = bool(parsed.tokens) and isinstance(parsed.tokens[0], list)
+    all_ids = parsed.tokens if is_list else [parsed.tokens]
+    for ids in all_ids:
+        check_vocabulary(ids, served.tokenizer.vocab_size, "tokens")
+
+    def decode() -> list[str]:
+        skip = bool(parsed.skip_special_tokens)
+        return [served.tokenizer.decode(ids, skip_special_tokens=skip) for ids in all_ids]
+
+    texts = await asyncio.to_thread(decode)
+    text = texts if is_list else texts[0]
+    return {"prompt": text, "text": text}, headers
+
+
+def _report_ignored(served: Served, body: Body) -> dict[str, str]:
+    return dict(check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields))

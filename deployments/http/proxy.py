@@ -1,0 +1,76 @@
+"""Answers of Serve's own proxy in our shape.
+
+Serve answers some things before any replica is asked (no replica, queue full, timeout), in plain
+text. As a middleware of the proxy this turns them into OpenAI's error object; everything a replica
+sends passes through untouched.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from remora.deployments.http.errors import answer_to_status, shape
+from remora.deployments.http.wire import dumps
+
+_MAX_TEXT = 200
+
+
+class ProxyErrors:
+    """ASGI middleware that rewrites plain-text errors."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        held: Message | None = None
+        text = b""
+
+        async def send_on(message: Message) -> None:
+            nonlocal held, text
+            if message["type"] == "http.response.start" and _is_plain_error(message):
+                held = message
+                return
+            if held is None:
+                await send(message)
+                return
+            text += message.get("body", b"")
+            if not message.get("more_body"):
+                await _send_shaped(held, text, send)
+
+        await self._app(scope, receive, send_on)
+
+
+def _is_plain_error(start: Message) -> bool:
+    media_type = Headers(raw=start["headers"]).get("content-type", "text/plain")
+    return start["status"] >= 400 and media_type.startswith("text/plain")
+
+
+async def _send_shaped(start: Message, text: bytes, send: Send) -> None:
+    answer = answer_to_status(start["status"])
+    message = text.decode("utf-8", "replace").strip() or "The request was refused."
+    if answer.status >= 500 and answer.type == "server_error":
+        # Serve puts tracebacks into these.
+        message = "Something went wrong on our side; the server's log says more."
+    body = dumps(shape(message[:_MAX_TEXT], answer))
+    headers = MutableHeaders(raw=list(start["headers"]))
+    headers["content-type"] = "application/json"
+    headers["content-length"] = str(len(body))
+    if answer.status in (429, 503):
+        headers.setdefault("retry-after", "1")
+        headers["x-should-retry"] = "true"
+    await send({**start, "headers": headers.raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def middlewares() -> list[Middleware]:
+    """Return what Serve's proxy is to be wrapped in.
+
+    Also the callback that RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH may name.
+    """
+    return [Middleware(ProxyErrors)]

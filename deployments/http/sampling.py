@@ -1,0 +1,103 @@
+"""From a request's fields to SamplingParams: explicit value, else the model's, else neutral.
+
+"Not given" is None all the way: a field that a client left out never competes with the default
+that the model's authors recommend in its generation_config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from remora.configs.errors import InvalidRequest, InvalidSampling
+from remora.deployments.http.fields import OpenAIBody, SamplingBody
+from remora.engine.types import MAX_SEED, SamplingParams
+
+
+def sampling_params(
+    fields: SamplingBody,
+    *,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    names: Mapping[str, str] | None = None,
+    prefix: str = "",
+    **given: Any,
+) -> SamplingParams:
+    """Return how the tokens of one request are chosen.
+
+    defaults:  the model's generation_config
+    given:     what each dialect calls differently: max_tokens, min_tokens, seed, logprobs, ...
+    names:     our names of parameters -> the caller's; the others get `prefix`
+
+    Raises InvalidSampling and InvalidRequest, with the caller's names.
+    """
+    biases = fields.logit_bias or {}
+    stop_ids = fields.stop_token_ids or []
+    check_vocabulary(biases, vocab_size, prefix + "logit_bias")
+    check_vocabulary(stop_ids, vocab_size, prefix + "stop_token_ids")
+
+    def pick(name: str, neutral: float) -> Any:
+        explicit = getattr(fields, name)
+        value = explicit if explicit is not None else defaults.get(name)
+        return neutral if value is None else value
+
+    try:
+        return SamplingParams(
+            temperature=float(pick("temperature", 1.0)),
+            top_k=max(0, int(pick("top_k", 0))),
+            top_p=float(pick("top_p", 1.0)),
+            min_p=float(pick("min_p", 0.0)),
+            presence_penalty=fields.presence_penalty or 0.0,
+            frequency_penalty=fields.frequency_penalty or 0.0,
+            repetition_penalty=float(pick("repetition_penalty", 1.0)),
+            logit_bias=biases,
+            stop=tuple(fields.stop or ()),
+            stop_token_ids=tuple(stop_ids),
+            ignore_eos=bool(fields.ignore_eos),
+            skip_special_tokens=fields.skip_special_tokens is not False,
+            n=fields.n or 1,
+            **given,
+        )
+    except InvalidSampling as error:
+        param = (names or {}).get(error.param or "", prefix + (error.param or ""))
+        raise InvalidSampling(error.message, param, error.code) from None
+
+
+def openai_sampling(
+    fields: OpenAIBody,
+    *,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    names: Mapping[str, str] | None = None,
+) -> SamplingParams:
+    """Return the SamplingParams of a chat or text completion."""
+    return sampling_params(
+        fields,
+        defaults=defaults,
+        vocab_size=vocab_size,
+        names=names,
+        max_tokens=max_tokens,
+        min_tokens=fields.min_tokens or 0,
+        seed=as_seed(fields.seed),
+        include_stop_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def as_seed(seed: int | None) -> int | None:
+    """Map any 64-bit seed, signed or not, onto the engine's range; equal seeds stay equal."""
+    return None if seed is None else seed & MAX_SEED
+
+
+def check_vocabulary(ids: Collection[int], vocab_size: int, param: str) -> None:
+    """Raise InvalidRequest if one of the ids is no token of the model."""
+    bad = min(ids, default=0)
+    if bad >= 0:
+        bad = max(ids, default=0)
+    if not 0 <= bad < vocab_size:
+        message = f"{param} holds {str(bad)[:20]}; token ids lie between 0 and {vocab_size - 1}."
+        raise InvalidRequest(message, param)

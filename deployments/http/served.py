@@ -1,0 +1,103 @@
+"""What the HTTP side serves: the engine and what belongs to it, behind one name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from remora.configs.errors import InvalidRequest, UnknownModel
+from remora.configs.plan import EnginePlan
+from remora.configs.schema import ServeConfig
+from remora.deployments.http.calls import Calls
+from remora.deployments.http.errors import unsupported
+from remora.deployments.http.metrics import Metrics
+from remora.engine.protocols import EngineClient
+
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+
+class ModelServer(Protocol):
+    """A running engine, as the replica holds it."""
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer and chat template."""
+        ...
+
+    @property
+    def plan(self) -> EnginePlan:
+        """What is being run."""
+        ...
+
+    @property
+    def config(self) -> ServeConfig:
+        """What the operator wrote."""
+        ...
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """The model's generation_config."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Everything a request handler needs."""
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    plan: EnginePlan
+    config: ServeConfig
+    generation_defaults: Mapping[str, Any]
+    metrics: Metrics
+    calls: Calls
+    created: int
+
+    @classmethod
+    def over(cls, server: ModelServer) -> Served:
+        """Set up calls and metrics over a running engine."""
+        metrics = Metrics(server.client.stats, server.plan.served_model_name)
+        timeout_s = server.config.api.request_timeout_s
+        return cls(
+            client=server.client,
+            tokenizer=server.tokenizer,
+            plan=server.plan,
+            config=server.config,
+            generation_defaults=server.generation_defaults,
+            metrics=metrics,
+            calls=Calls(server.client, metrics, timeout_s=timeout_s),
+            created=int(time.time()),
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Raise UnknownModel unless the name (None: not given) is that of the served model."""
+        served = self.plan.served_model_name
+        if name is None or name == served:
+            return
+        if name.startswith(f"{served}:"):
+            raise unsupported("model", "Adapters are not supported yet; name the base model only.")
+        message = f"The model {name[:200]!r} does not exist; this server serves {served!r}."
+        raise UnknownModel(message, "model")
+
+    @property
+    def rejects_unknown_fields(self) -> bool:
+        """Whether a field that no API defines is an error."""
+        return self.config.api.unknown_fields == "reject"
+
+
+def check_together(*, stream: bool, prompt_logprobs: int | None, has_stream_options: bool) -> None:
+    """Raise InvalidRequest for fields that only make sense with, or without, `stream`."""
+    if has_stream_options and not stream:
+        raise InvalidRequest(
+            "stream_options is allowed only when stream is true.", "stream_options"
+        )
+    if prompt_logprobs is not None and stream:
+        raise InvalidRequest("prompt_logprobs is not available with stream.", "prompt_logprobs")

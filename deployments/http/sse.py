@@ -1,0 +1,125 @@
+"""Server-sent events, and noticing that the client has gone.
+
+Ray Serve cancels the handler when its client goes away; plain uvicorn only says so through
+`receive`. Both ways end in the same place: what was generating is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from remora.deployments.http.errors import CLIENT_GONE, error_body, log_error
+from remora.deployments.http.wire import dumps
+
+KEEP_ALIVE_S = 15.0
+_KEEP_ALIVE = b": keep-alive\n\n"
+_DONE = b"data: [DONE]\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+ResultT = TypeVar("ResultT")
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """Return what `work` returns; cancel it when the client goes away first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_disconnect(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HTTPException(CLIENT_GONE, "The client closed the connection.")
+        return task.result()
+    finally:
+        await _cancel(task, gone)
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def as_events(
+    chunks: AsyncGenerator[dict[str, Any], None], request_id: str
+) -> AsyncGenerator[bytes, None]:
+    """Yield chunks as events; an error becomes an event too, since the status has been sent."""
+    try:
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield b"data: " + dumps(chunk) + b"\n\n"
+    except Exception as error:
+        # A boundary: past this point only the stream itself can tell the client.
+        log_error(error, request_id)
+        yield b"data: " + dumps(error_body(error)) + b"\n\n"
+    yield _DONE
+
+
+def _part(body: bytes, *, more_body: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more_body}
+
+
+class EventStream(Response):
+    """Sends events as they come, a comment when none came for a while, and closes the source.
+
+    close:  called once the stream has ended for whatever reason
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        close: Callable[[], Awaitable[None]],
+        headers: Mapping[str, str],
+    ) -> None:
+        super().__init__(headers={**_HEADERS, **headers})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        loop = asyncio.get_running_loop()
+        sent_at = loop.time()
+
+        async def write() -> None:
+            nonlocal sent_at
+            async for event in self._events:
+                await send(_part(event))
+                sent_at = loop.time()
+
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        tasks: tuple[asyncio.Future[None], ...] = ()
+        try:
+            await send(start)
+            writer = asyncio.ensure_future(write())
+            gone = asyncio.ensure_future(_until_disconnect(receive))
+            tasks = (writer, gone)
+            while not (writer.done() or gone.done()):
+                idle = loop.time() - sent_at
+                await asyncio.wait(
+                    tasks, timeout=KEEP_ALIVE_S - idle, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not writer.done() and loop.time() - sent_at >= KEEP_ALIVE_S:
+                    await send(_part(_KEEP_ALIVE))
+                    sent_at = loop.time()
+            if writer.done():
+                writer.result()
+                await send(_part(b"", more_body=False))
+        finally:
+            await _cancel(*tasks)
+            await self._events.aclose()
+            await self._close()

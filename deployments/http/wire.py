@@ -1,0 +1,127 @@
+"""Bytes of HTTP bodies: JSON in, under limits, and JSON out, strict.
+
+In: no body above the cap is held in memory, no nesting deeper than 64, no integer literal longer
+than 64 digits, no NaN, no broken Unicode. Integers beyond 64 bits become floats, which no integer
+field accepts. Out: never NaN or Infinity, and a lone surrogate becomes U+FFFD.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from remora.configs.errors import InvalidRequest
+
+MAX_DEPTH = 64
+BODY_TIMEOUT_S = 30.0
+_PARSE_ON_LOOP_BYTES = 256 * 1024
+_LONG_NUMBER = re.compile(rb"[0-9]{65}")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+async def read_json(request: Request, *, max_bytes: int) -> Any:
+    """Return the parsed body. Raises InvalidRequest, or HTTPException 408, 413, 415."""
+    _check_media_type(request)
+    raw = await _read_body(request, max_bytes)
+    if len(raw) > _PARSE_ON_LOOP_BYTES:
+        return await asyncio.to_thread(parse_json, raw)
+    return parse_json(raw)
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse one JSON text. Raises InvalidRequest."""
+    if not raw.strip():
+        raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json")
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        raise InvalidRequest(
+            f"The body is not valid JSON: {reason}.", code="invalid_json"
+        ) from None
+    if _LONG_NUMBER.search(raw) and _LONG_NUMBER.search(_STRING.sub(b'""', raw)):
+        raise InvalidRequest("A number has more than 64 digits.", code="invalid_json")
+    if _is_too_deep(value):
+        message = f"The body is nested more than {MAX_DEPTH} levels deep."
+        raise InvalidRequest(message, code="invalid_json")
+    return value
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _check_media_type(request: Request) -> None:
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    media_type = media_type.strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise HTTPException(415, "The content type must be application/json.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(415, "Compressed bodies are not supported; send plain JSON.")
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and len(declared) < 20 and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise HTTPException(408, f"The body did not arrive in {BODY_TIMEOUT_S:g} s.") from None
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> HTTPException:
+    # The rest of the body is not read, so the connection cannot be used again.
+    message = f"The body is larger than {max_bytes} bytes."
+    return HTTPException(413, message, headers={"connection": "close", "x-should-retry": "false"})
+
+
+def dumps(value: Any) -> bytes:
+    """Return strict JSON."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(_without_surrogates(value))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+class JSONAnswer(Response):
+    """A response whose body is strict JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Serialise the content."""
+        return dumps(content)

@@ -1,0 +1,160 @@
+"""One replica: the HTTP application and the engine's front end in the same process.
+
+No Serve handle stands between a token and its client; a hop per token would cost ten times what
+the rest of the way costs. The engine steps in a thread of its own. Python callers reach the same
+code through methods of the handle:
+
+    handle.chat.remote(body)                                 a whole answer, as a dict
+    handle.options(stream=True).chat_stream.remote(body)     its chunks
+    handle.options(stream=True).generate.remote(body)        chunks of /generate
+
+Torch and the model are imported by the constructor, so that importing this module stays cheap.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+
+from remora.configs.banner import banner
+from remora.configs.load import parse_args
+from remora.configs.plan import EnginePlan
+from remora.deployments.http.app import build_http_app
+from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
+from remora.deployments.http.served import Served
+from remora.engine.protocols import EngineClient
+from remora.engine.types import Request, SamplingParams
+
+if TYPE_CHECKING:
+    from remora.engine.launch import LaunchedEngine
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+WARM_UP_TOKENS = 8
+
+
+class LLMServer:
+    """A replica. Serve makes it, asks after its health, and tells it to stop.
+
+    Raises ConfigError on construction when the model cannot be served as configured.
+    """
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    plan: EnginePlan
+    generation_defaults: Mapping[str, Any]
+
+    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        from remora.engine.launch import start_engine
+
+        _log_through_serve()
+        self.config = parse_args(args)
+        # On the event loop and not in a thread: the engine's client belongs to this loop.
+        launched = start_engine(self.config, show_progress=False)
+        self.client = launched.client
+        self.tokenizer = launched.tokenizer
+        self.plan = launched.plan
+        self.generation_defaults = launched.generation_defaults
+        self._served = Served.over(self)
+        await self._warm_up(launched)
+
+    async def _warm_up(self, launched: LaunchedEngine) -> None:
+        """Make some tokens, so that no caller pays for first-time work, and say what is served."""
+        phases = dict(launched.phases)
+        started = time.perf_counter()
+        await self._first_token_s()
+        phases["warm up"] = time.perf_counter() - started
+        first_token_s = await self._first_token_s()
+        await self.client.flush_cache()
+        text = banner(
+            launched.plan,
+            launched.facts,
+            launched.machine,
+            phases,
+            version=version("remora"),
+            first_token_s=first_token_s,
+        )
+        log.info("ready\n%s", text)
+
+    async def _first_token_s(self) -> float:
+        """Run a short request; return the seconds until its first token."""
+        ids = self.tokenizer.encode("The capital of France is", add_special_tokens=True)
+        request = Request(
+            request_id=f"warm-up-{uuid.uuid4().hex}",
+            prompt_ids=ids[-(self.plan.max_sequence_tokens - WARM_UP_TOKENS) :] or [0],
+            sampling=SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0, ignore_eos=True),
+        )
+        started = time.perf_counter()
+        first_token_s = None
+        async with aclosing(self.client.generate(request)) as outputs:
+            async for _ in outputs:
+                first_token_s = first_token_s or time.perf_counter() - started
+        return first_token_s or 0.0
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the HTTP application; Serve calls this once, after the constructor."""
+        return build_http_app(self, echo_request_id=False)
+
+    async def check_health(self) -> None:
+        """Raise EngineError when the engine has stopped or hangs; Serve then replaces us."""
+        self.client.check_health()
+
+    def __del__(self) -> None:
+        """Stop the engine. Serve has let the running requests finish before it comes here."""
+        client = getattr(self, "client", None)
+        if client is not None:
+            client.close()
+
+    # -- for Python handles --------------------------------------------------------------------
+
+    async def chat(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /v1/chat/completions. Raises what HTTP would show as an error."""
+        return await self._answer(CHAT, body)
+
+    async def completions(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /v1/completions."""
+        return await self._answer(COMPLETIONS, body)
+
+    async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks that answer a body of /v1/chat/completions."""
+        async with aclosing(self._chunks(CHAT, body)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks that answer a body of /generate.
+
+        The first comes at once; a chunk that nobody has fetched yet is overtaken by the next one,
+        which holds all of its text.
+        """
+        async with aclosing(self._chunks(GENERATE, body)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
+        job, _ = await endpoint.job(self._served, {**body, "stream": False}, uuid.uuid4().hex)
+        return await run(self._served, job)
+
+    async def _chunks(
+        self, endpoint: Endpoint[Any], body: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        job, _ = await endpoint.job(self._served, {**body, "stream": True}, uuid.uuid4().hex)
+        async with aclosing(stream(self._served, job)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def _log_through_serve() -> None:
+    """Send our log lines where Serve sends its own: the replica's file and the terminal."""
+    ours, serves = logging.getLogger("remora"), logging.getLogger("ray.serve")
+    ours.setLevel(serves.level or logging.INFO)
+    ours.handlers = list(serves.handlers)
+    ours.propagate = not ours.handlers
