@@ -80,6 +80,11 @@ class SelfAttention:
         )
         return self.o_proj(attended.flatten(1))
 
+    def pack(self) -> None:
+        """Pack the linears; see `Linear.pack`."""
+        self.qkv_proj.pack()
+        self.o_proj.pack()
+
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield each checkpoint name and the tensor that it fills."""
         yield from self.qkv_proj.tensors(prefix)

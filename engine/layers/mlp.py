@@ -36,6 +36,11 @@ class GatedMLP:
         """Apply to [num_tokens, hidden_size]."""
         return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
 
+    def pack(self) -> None:
+        """Pack the linears; see `Linear.pack`."""
+        self.gate_up_proj.pack()
+        self.down_proj.pack()
+
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield each checkpoint name and the tensor that it fills."""
         yield from self.gate_up_proj.tensors(prefix)

@@ -61,7 +61,10 @@ class DecoderBlock:
 
 
 class DecoderModel:
-    """A decoder whose memory is allocated; its weights are whatever was written to `tensors`."""
+    """A decoder whose memory is allocated; its weights are whatever was written to `tensors`.
+
+    weight_bytes:  memory that the weights take, tied ones counted once unless packed apart
+    """
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: str) -> None:
         self.config = config
@@ -77,6 +80,7 @@ class DecoderModel:
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
         self.head = Head(self.embedding, tied=config.tied_embeddings)
+        self.weight_bytes = sum(tensor.nbytes for tensor in self.tensors().values())
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
@@ -102,7 +106,10 @@ class DecoderModel:
         named.update(self.head.tensors())
         return named
 
-    @property
-    def weight_bytes(self) -> int:
-        """Memory that the weights take; tied ones are counted once."""
-        return sum(tensor.nbytes for tensor in self.tensors().values())
+    @torch.inference_mode()
+    def pack(self) -> None:
+        """Pack every loaded weight for this machine; afterwards `tensors` has no meaning."""
+        for block in self.blocks:
+            block.attention.pack()
+            block.mlp.pack()
+        self.weight_bytes += self.head.pack()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.checkpoint import is_gguf, read_config
@@ -34,16 +32,16 @@ def load_model(
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
     config = read_config(path)
     model = DecoderModel(config, dtype=dtype, device=device)
-    tensors = model.tensors()
-    source = _open_weights(path, load_format, tensors)
+    source = _open_weights(path, load_format, model)
     unused = TIED_HEAD if config.tied_embeddings else frozenset()
-    fill(tensors, source, unused=unused, show_progress=show_progress)
+    fill(model.tensors(), source, unused=unused, show_progress=show_progress)
+    model.pack()
     return model
 
 
-def _open_weights(path: Path, load_format: str, wanted: Mapping[str, Tensor]) -> WeightSource:
+def _open_weights(path: Path, load_format: str, model: DecoderModel) -> WeightSource:
     if load_format == "dummy":
-        return DummyWeights(wanted)
+        return DummyWeights(model.tensors())
     stored = "gguf" if is_gguf(path) else "safetensors"
     if load_format not in ("auto", stored):
         raise ConfigError(

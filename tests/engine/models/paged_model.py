@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import torch
@@ -40,8 +41,11 @@ class PagedModel:
             self._grow(name, len(chunks[name]))
         batch = self._batch(order, chunks, starts)
         logits = self.model.logits(self.model.forward(batch, self.attention))
-        pieces = logits.split([len(chunks[name]) for name in order])
-        return dict(zip(order, pieces, strict=True))
+        ends = itertools.accumulate(len(chunks[name]) for name in order)
+        return {
+            name: logits[end - len(chunks[name]) : end]
+            for name, end in zip(order, ends, strict=True)
+        }
 
     def _grow(self, name: str, num_tokens: int) -> None:
         self._lens[name] = self._lens.get(name, 0) + num_tokens

@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
+from remora.engine.weights.loader import fill
+from remora.engine.weights.safetensors import SafetensorsWeights
 from tests.conftest import TinyCheckpoints
 from tests.engine.models.paged_model import PagedModel
 from tests.tiny_models import FAMILIES, VOCAB_SIZE
@@ -36,7 +39,8 @@ def load_oracle(path: Path) -> Any:
 
 @torch.inference_mode()
 def oracle_logits(path: Path, token_ids: list[int]) -> Tensor:
-    return load_oracle(path)(torch.tensor([token_ids])).logits[0]
+    logits: Tensor = load_oracle(path)(torch.tensor([token_ids])).logits[0]
+    return logits
 
 
 def assert_same(logits: Tensor, expected: Tensor) -> None:
@@ -141,6 +145,19 @@ def test_half_precision_stays_near_float32(
     assert logits.dtype == torch.float32
     # bfloat16 has 8 bits: errors of a few per cent of a logit's spread over three layers.
     assert (logits - exact).abs().mean() < 0.05 * exact.std()
+
+
+def test_packed_weights_change_no_logit(tiny_checkpoints: TinyCheckpoints) -> None:
+    path, ids = tiny_checkpoints("llama-bias"), make_ids(NUM_TOKENS)
+    plain = DecoderModel(read_config(path), dtype=torch.bfloat16, device="cpu")
+    fill(plain.tensors(), SafetensorsWeights(path), show_progress=False)
+
+    packed = load(path, torch.bfloat16)
+
+    logits = PagedModel(packed).step(a=ids)["a"]
+    # Where there is nothing to pack for, the two are the same to begin with.
+    torch.testing.assert_close(logits, PagedModel(plain).step(a=ids)["a"], atol=0.05, rtol=0)
+    assert packed.weight_bytes >= plain.weight_bytes
 
 
 def test_weight_bytes_count_tied_weights_once(tiny_checkpoints: TinyCheckpoints) -> None:
