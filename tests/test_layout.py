@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -145,6 +146,34 @@ def test_the_package_list_names_every_folder_that_holds_code() -> None:
     assert all(
         package == f"remora.{folder.replace('/', '.')}" for package, folder in listed.items()
     )
+
+
+def test_continuous_integration_runs_what_the_readme_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ci = ROOT / ".ci" / "run"
+
+    assert "```bash\nmake test\n```" in readme
+    assert ci.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+    assert ci.stat().st_mode & 0o100
+
+
+@pytest.mark.parametrize("target", ["serve", "test", "check", "bench", "setup"])
+def test_the_makefile_has_the_commands(target: str) -> None:
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+
+    assert any(line.startswith(f"{target}:") for line in lines)
+
+
+def test_every_link_within_the_documentation_leads_somewhere() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    links = [
+        (page.name, link)
+        for page in pages
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+        if "://" not in link and not (page.parent / link).exists()
+    ]
+
+    assert links == []
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import IMPORT_PATH, ServeFile, load_serve_file, parse_args
+from remora.configs.positions import parse_yaml
 from remora.configs.schema import ServeConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -338,3 +342,34 @@ def test_yaml_anchors_and_merges_work(tmp_path: Path) -> None:
     )
 
     assert load(tmp_path, merged).config.model.path == "from/base"
+
+
+keys = st.sampled_from([*ServeConfig.model_fields, *(key for _, key in KEYS)]) | st.text(max_size=8)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def fault_of(read: Callable[[], object]) -> str | None:
+    """Return the operator's fault, or None; any other exception passes through."""
+    try:
+        read()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@given(st.dictionaries(keys, plain, max_size=5))
+def test_whatever_the_args_are_they_are_valid_or_a_fault_of_the_operator(
+    args: dict[str, Any],
+) -> None:
+    assert fault_of(lambda: parse_args(args)) != ""
+
+
+@given(st.text(alphabet="abm:-{}[]&*!?|>'\"#%@`,. \n\t01\\x00é", max_size=40))
+def test_whatever_a_file_holds_it_is_read_or_refused(text: str) -> None:
+    fault = fault_of(lambda: parse_yaml(text, "x.yaml"))
+
+    assert fault is None or fault.startswith("x.yaml:")
