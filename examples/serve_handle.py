@@ -10,9 +10,8 @@ from remora.deployments.app import build
 
 handle = serve.run(build({"model": {"path": "smollm2-135m-instruct"}}), name="remora")
 
-answer = handle.chat.remote(
-    {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}
-).result()
+question = {"role": "user", "content": "What is the capital of France?"}
+answer = handle.chat.remote({"messages": [question], "max_tokens": 64, "temperature": 0}).result()
 print(answer["choices"][0]["message"]["content"])
 
 # A chunk of `generate` holds the whole text so far; one that was not fetched in time is overtaken.
