@@ -112,7 +112,8 @@ class ModelSection(Section):
     """Which model is served, by which name, in which number format."""
 
     path: Name
-    """Folder in Hugging Face layout, a .gguf file, or the built-in model smollm2-135m-instruct."""
+    """Folder in Hugging Face layout, a .gguf file, or the built-in model smollm2-135m-instruct.
+    Best absolute: a relative path counts from the folder that the replica runs in."""
 
     served_name: Name | None = None
     """Name that clients put into `model`. Default: the last part of `path`, without .gguf."""
