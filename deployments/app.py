@@ -50,7 +50,7 @@ def deployment_options(config: ServeConfig) -> Mapping[str, Any]:
         # Requests that arrive while a replica is being replaced wait here.
         "max_queued_requests": max(1, engine.max_queued_requests),
         "backpressure_config": BackpressureConfig(status_code=503, retry_after_s=RETRY_AFTER_S),
-        "graceful_shutdown_wait_loop_s": min(0.5, drain_s),
+        "graceful_shutdown_wait_loop_s": min(1.0, drain_s),
         "graceful_shutdown_timeout_s": drain_s + SHUTDOWN_S,
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,

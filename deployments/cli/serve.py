@@ -24,9 +24,13 @@ from remora.deployments.cli.terminal import Failure, answer
 
 APP_NAME = "remora"
 POLL_S = 0.2
-# Of Ray's own, when the user has said nothing: no phoning home, and no token file in the home
-# folder for a cluster that listens on this machine only.
-_RAY_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+# Of Ray's own, when the user has said nothing: no phoning home, no token file in the home folder
+# for a cluster that listens on this machine only, and Serve's own errors in our shape.
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "remora.deployments.http.proxy:middlewares",
+}
 
 
 class _Stopped(BaseException):
@@ -55,7 +59,7 @@ def serve(
     try:
         _run(raw)
     except _Stopped:
-        pass
+        _drain(raw)
     finally:
         _shut_down()
 
@@ -84,11 +88,19 @@ def serve_config(
     changed = {key: value for key, value in given.items() if value is not None}
     application["args"] = {**args, "model": {**args.get("model", {}), **changed}}
     parse_args(application["args"])
+    _quiet(raw)
     http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(raw.get("http_options") or {})}
     raw["http_options"] = http | {
         key: value for key, value in (("host", host), ("port", port)) if value is not None
     }
     return raw
+
+
+def _quiet(raw: dict[str, Any]) -> None:
+    """Leave Serve's own chatter and access log out, unless the file has asked for them."""
+    raw.setdefault("logging_config", {"log_level": "WARNING"})
+    for application in raw["applications"]:
+        application.setdefault("logging_config", {"log_level": "INFO", "enable_access_log": False})
 
 
 def _config_of_model(target: str) -> dict[str, Any]:
@@ -149,8 +161,6 @@ def _run(raw: dict[str, Any]) -> None:
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import ServeDeploySchema
 
-    from remora.deployments.http.proxy import middlewares
-
     started = time.monotonic()
     ray.init(
         address="local",
@@ -161,14 +171,14 @@ def _run(raw: dict[str, Any]) -> None:
     )
     http = raw["http_options"]
     ray_serve.start(
-        http_options=HTTPOptions(**http, middlewares=middlewares()),
+        http_options=HTTPOptions(**http),
         proxy_location=raw.get("proxy_location", "HeadOnly"),
+        logging_config=raw["logging_config"],
     )
     from ray.serve.context import _get_global_client
 
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate(raw))
-    names = [application.get("name", "default") for application in raw["applications"]]
-    _wait_until_running(names)
+    _wait_until_running(_names(raw))
     host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
     answer(
         f"ready in {time.monotonic() - started:.1f} s: http://{host}:{http['port']}/v1 "
@@ -195,6 +205,19 @@ def _reason(message: str) -> str:
     """Return the last line of a traceback that names an error of ours, else everything."""
     ours = [line for line in message.splitlines() if "Error: " in line or "Error(" in line]
     return ours[-1].strip() if ours else message.strip()
+
+
+def _drain(raw: dict[str, Any]) -> None:
+    """Stop the replicas while the proxy still carries their last words."""
+    from ray import serve as ray_serve
+
+    answer("stopping, once the running requests have ended; Ctrl-C again stops at once")
+    for name in _names(raw):
+        ray_serve.delete(name)
+
+
+def _names(raw: dict[str, Any]) -> list[str]:
+    return [application.get("name", "default") for application in raw["applications"]]
 
 
 def _shut_down() -> None:

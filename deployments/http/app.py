@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -16,10 +16,30 @@ from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.http import ops
 from remora.deployments.http.edge import Edge, error_answer
 from remora.deployments.http.errors import log_error
+from remora.deployments.http.fields import Body
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run
+from remora.deployments.http.native_bodies import GenerateBody
+from remora.deployments.http.openai_bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from remora.deployments.http.openapi import describe_bodies
 from remora.deployments.http.served import ModelServer, Served
 from remora.deployments.http.sse import EventStream, as_events, while_connected
 from remora.deployments.http.wire import JSONAnswer, read_json
+
+_BODIES: Mapping[str, type[Body]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/generate": GenerateBody,
+    "/tokenize": TokenizeBody,
+    "/v1/tokenize": TokenizeBody,
+    "/detokenize": DetokenizeBody,
+    "/v1/detokenize": DetokenizeBody,
+    "/abort_request": ops.AbortBody,
+}
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -47,6 +67,7 @@ def build_http_app(server: ModelServer, *, echo_request_id: bool = True) -> Fast
     app.include_router(_token_routes(served))
     app.include_router(_information_routes(served))
     app.include_router(_control_routes(served))
+    describe_bodies(app, _BODIES)
     return app
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol
 
 from remora.deployments.http.calls import OpenCall
@@ -15,7 +16,7 @@ from remora.deployments.http.chat import prepare_chat
 from remora.deployments.http.completions import prepare_completion
 from remora.deployments.http.fields import Body, BodyT, check_ignored, ignored_fields, parse
 from remora.deployments.http.native import prepare_generate
-from remora.deployments.http.native_bodies import GenerateBody, refuse_other_dialects
+from remora.deployments.http.native_bodies import parse_generate
 from remora.deployments.http.openai_bodies import ChatBody, CompletionBody
 from remora.deployments.http.served import Served
 from remora.engine.types import Request
@@ -50,9 +51,9 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[BodyT]):
-    """A way to ask for text: its body and how that becomes a job."""
+    """A way to ask for text: how a body is read, and how it becomes a job."""
 
-    body: type[BodyT]
+    parse: Callable[[Any], BodyT]
     prepare: Callable[[Served, BodyT, str], Awaitable[Job]]
 
     async def job(self, served: Served, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
@@ -60,9 +61,7 @@ class Endpoint(Generic[BodyT]):
 
         Raises RequestError.
         """
-        if self.body is GenerateBody:
-            refuse_other_dialects(body)
-        parsed = parse(self.body, body)
+        parsed = self.parse(body)
         headers = check_ignored(ignored_fields(parsed), reject=served.rejects_unknown_fields)
         return await self.prepare(served, parsed, _own_name(parsed) or rid), headers
 
@@ -72,9 +71,9 @@ def _own_name(body: Body) -> str | None:
     return name if isinstance(name, str) else None
 
 
-CHAT = Endpoint(ChatBody, prepare_chat)
-COMPLETIONS = Endpoint(CompletionBody, prepare_completion)
-GENERATE = Endpoint(GenerateBody, prepare_generate)
+CHAT = Endpoint(partial(parse, ChatBody), prepare_chat)
+COMPLETIONS = Endpoint(partial(parse, CompletionBody), prepare_completion)
+GENERATE = Endpoint(parse_generate, prepare_generate)
 
 
 async def run(served: Served, job: Job) -> Any:

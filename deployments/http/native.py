@@ -7,7 +7,7 @@ a list of texts (or n > 1) gives a list; events of a stream over several have an
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
-from remora.deployments.http.fields import MAX_SEQUENCES, parse
+from remora.deployments.http.fields import MAX_SEQUENCES
 from remora.deployments.http.logprobs import Line, LogprobWriter
 from remora.deployments.http.native_bodies import GenerateBody, NativeSampling
 from remora.deployments.http.prompts import check_room, prompt_ids
@@ -135,23 +135,13 @@ class GenerateJob:
         return (self.prompts[choice.prompt][start:], lines) if lines else ([], [])
 
 
-def _sampling_bodies(value: Any, num_prompts: int) -> list[NativeSampling]:
-    """Return the sampling parameters of each prompt, from one object for all or a list."""
-    values = value if isinstance(value, list) else [value] * num_prompts
-    if len(values) != num_prompts:
-        message = f"sampling_params holds {len(values)} entries for {num_prompts} prompts."
-        raise InvalidRequest(message, "sampling_params")
-    bodies = [
-        parse(NativeSampling, {} if entry is None else entry, prefix="sampling_params.")
-        for entry in values
-    ]
+def _check_n(bodies: Sequence[NativeSampling], num_prompts: int) -> None:
     if any(body.n != bodies[0].n for body in bodies):
         message = "n must be the same for all prompts of a batch."
         raise unsupported("sampling_params.n", message)
     if (bodies[0].n or 1) * num_prompts > MAX_SEQUENCES:
         message = f"n times the number of prompts must not exceed {MAX_SEQUENCES}."
         raise InvalidRequest(message, "sampling_params.n")
-    return bodies
 
 
 def _sampling(served: Served, body: GenerateBody, fields: NativeSampling) -> SamplingParams:
@@ -180,11 +170,11 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     """
     started = time.monotonic()
     served.check_model(body.model)
-    # The model has checked that exactly one of the two is there.
-    given, param = (body.text, "text") if body.text else (body.input_ids, "input_ids")
-    assert given is not None
-    fields = _sampling_bodies(body.sampling_params, len(given.prompts))
-    samplings = [_sampling(served, body, entry) for entry in fields]
+    given, param = body.given
+    _check_n(body.sampling_params, body.num_prompts)
+    samplings = [_sampling(served, body, entry) for entry in body.sampling_params]
+    if len(samplings) < body.num_prompts:
+        samplings *= body.num_prompts
     prompts = await prompt_ids(
         served.tokenizer, served.plan, given.prompts, add_special_tokens=True, param=param
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
+from remora.configs.errors import InvalidRequest
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.fields import (
     MAX_PROMPTS,
@@ -18,6 +19,7 @@ from remora.deployments.http.fields import (
     Seed,
     fault,
     is_token_list,
+    parse,
 )
 from remora.deployments.http.openai_bodies import PromptInput, check_prompt
 
@@ -77,7 +79,9 @@ class GenerateBody(Body):
     input_ids: Annotated[
         Given | None, PlainValidator(_check_ids), WithJsonSchema({"type": "array"})
     ] = None
-    sampling_params: Any = None
+    sampling_params: Annotated[
+        list[NativeSampling], WithJsonSchema({"type": ["object", "array"]})
+    ] = Field(default_factory=list)
     model: Annotated[str, Field(max_length=1024)] | None = None
     rid: Annotated[Any, PlainValidator(_check_rid), WithJsonSchema({"type": "string"})] = None
     return_logprob: bool | None = None
@@ -95,12 +99,46 @@ class GenerateBody(Body):
             raise fault("one of text and input_ids is required", param="text")
         return self
 
+    @property
+    def given(self) -> tuple[Given, str]:
+        """The prompts, and the name of the field that holds them."""
+        if self.text is not None:
+            return self.text, "text"
+        assert self.input_ids is not None  # `_check_input` has seen to it
+        return self.input_ids, "input_ids"
+
+    @property
+    def num_prompts(self) -> int:
+        """How many prompts there are."""
+        return len(self.given[0].prompts)
+
 
 _OTHER_DIALECTS = {"inputs": "TGI or LightLLM", "prompt": "an old vLLM"}
 
 
-def refuse_other_dialects(body: Any) -> None:
-    """Raise InvalidRequest for bodies that other servers take at /generate."""
+def parse_generate(body: Any) -> GenerateBody:
+    """Validate a body of /generate; its `sampling_params` become a list: one for all, or one each.
+
+    Raises InvalidRequest.
+    """
+    _refuse_other_dialects(body)
+    if not isinstance(body, dict):
+        return parse(GenerateBody, body)
+    outer = {name: value for name, value in body.items() if name != "sampling_params"}
+    parsed = parse(GenerateBody, outer)
+    given = body.get("sampling_params")
+    entries = given if isinstance(given, list) else [given]
+    sampling = [
+        parse(NativeSampling, {} if entry is None else entry, prefix="sampling_params.")
+        for entry in entries[:MAX_PROMPTS]
+    ]
+    if isinstance(given, list) and len(given) != parsed.num_prompts:
+        message = f"sampling_params holds {len(given)} entries for {parsed.num_prompts} prompts."
+        raise InvalidRequest(message, "sampling_params")
+    return parsed.model_copy(update={"sampling_params": sampling})
+
+
+def _refuse_other_dialects(body: Any) -> None:
     if not isinstance(body, dict) or "text" in body or "input_ids" in body:
         return
     for name, who in _OTHER_DIALECTS.items():

@@ -1,0 +1,231 @@
+"""A scripted engine, a tokenizer of characters, and the HTTP application over them.
+
+The tokenizer's ids are Unicode code points below 256, plus one end-of-sequence token. The engine
+answers every request with the script's text, one token per output, and records what it was asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from remora.configs.errors import InvalidRequest, QueueFull
+from remora.configs.plan import EnginePlan
+from remora.configs.schema import ServeConfig
+from remora.deployments.http.app import build_http_app
+from remora.engine.types import EngineStats, FinishReason, Output, Request, TokenLogprob
+
+EOS = 256
+MODEL = "tiny"
+
+
+class CharTokenizer:
+    """One token per character; `<|role|>` marks turns in chats."""
+
+    vocab_size = 257
+    eos_token_ids = (EOS,)
+    max_token_chars = 4
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [min(ord(char), 255) for char in text]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        kept = [id_ for id_ in ids if not (skip_special_tokens and id_ == EOS)]
+        return "".join(map(self.token_text, kept))
+
+    def token_text(self, token_id: int) -> str:
+        return "</s>" if token_id == EOS else chr(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode()
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: None = None,
+        template_kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        if "messages" in template_kwargs:
+            raise InvalidRequest("messages is reserved.", "chat_template_kwargs")
+        text = "".join(f"<|{m['role']}|>{m['content']}" for m in messages)
+        return text + ("<|assistant|>" if add_generation_prompt else "")
+
+
+@dataclass
+class FakeEngine:
+    """An EngineClient that plays a script.
+
+    text:       what every sequence says, one character per output
+    fail_at:    raise `error` before the output of this number (0: before the first)
+    gate:       outputs after the first wait until it is set
+    stopped_by: stop reason of sequences that end by `stop`
+    """
+
+    text: str = "Paris."
+    error: Exception | None = None
+    fail_at: int = 0
+    limit: int | None = None
+    stopped_by: str | int | None = None
+    gate: asyncio.Event | None = None
+    health_error: Exception | None = None
+    requests: list[Request] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+    aborted: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        if self.limit is not None and len(self.running) >= self.limit:
+            raise QueueFull("Too many sequences are waiting.", 2.5)
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        is_finished = False
+        try:
+            for number, output in enumerate(self._outputs(request)):
+                if self.error is not None and number == self.fail_at:
+                    raise self.error
+                if number and self.gate is not None:
+                    await self.gate.wait()
+                await asyncio.sleep(0)
+                if request.request_id in self.aborted:
+                    yield self._ended(request, number)
+                    is_finished = True
+                    return
+                yield output
+            is_finished = True
+        finally:
+            self.running.discard(request.request_id)
+            if not is_finished:
+                self.closed.append(request.request_id)
+                self.gone.set()
+
+    def _ended(self, request: Request, number: int) -> Output:
+        return Output(
+            index=0,
+            token_ids=(),
+            text="",
+            finish_reason=FinishReason.ABORT,
+            num_output_tokens=number,
+        )
+
+    def _outputs(self, request: Request) -> list[Output]:
+        sampling = request.sampling
+        room = len(self.text) if sampling.max_tokens is None else sampling.max_tokens
+        chars = self.text[:room]
+        reason = FinishReason.STOP if room >= len(self.text) else FinishReason.LENGTH
+        return [
+            Output(
+                index=index,
+                token_ids=(ord(char),),
+                text=char,
+                logprobs=self._lines(sampling.logprobs, ord(char)),
+                prompt_logprobs=self._prompt_lines(request) if (place, index) == (0, 0) else None,
+                finish_reason=reason if place == len(chars) - 1 else None,
+                stop_reason=self.stopped_by if place == len(chars) - 1 else None,
+                num_output_tokens=place + 1,
+                num_cached_tokens=2,
+            )
+            for place, char in enumerate(chars)
+            for index in range(sampling.n)
+        ]
+
+    def _lines(self, k: int | None, token_id: int) -> tuple[TokenLogprob, ...] | None:
+        if k is None:
+            return None
+        top = ((token_id, -0.5), (33, -1.5), (34, -math.inf))[:k]
+        return (TokenLogprob(token_id, -0.5, 1, top),)
+
+    def _prompt_lines(self, request: Request) -> tuple[TokenLogprob | None, ...] | None:
+        k = request.sampling.prompt_logprobs
+        if k is None:
+            return None
+        top = ((33, -0.25), (34, -1.25))[:k]
+        return (None, *(TokenLogprob(id_, -2.0, 7, top) for id_ in request.prompt_ids[1:]))
+
+    async def abort(self, request_id: str | None) -> int:
+        chosen = {id_ for id_ in self.running if request_id in (None, id_)}
+        self.aborted |= chosen
+        if self.gate is not None:
+            self.gate.set()
+        return len(chosen)
+
+    async def flush_cache(self) -> bool:
+        return not self.running
+
+    def stats(self) -> EngineStats:
+        names = EngineStats.__dataclass_fields__
+        return EngineStats(**dict.fromkeys(names, 0) | {"num_pages": 10, "num_held_pages": 5})
+
+    def check_health(self) -> None:
+        if self.health_error is not None:
+            raise self.health_error
+
+    async def drain(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+def make_plan(**changes: Any) -> EnginePlan:
+    values: dict[str, Any] = {
+        "model_path": Path("/secret/place/tiny"),
+        "served_model_name": MODEL,
+        "load_format": "dummy",
+        "device": "cpu",
+        "dtype": "float32",
+        "num_threads": 1,
+        "page_size": 16,
+        "num_pages": 64,
+        "kv_bytes": 1,
+        "weight_bytes": 1,
+        "max_model_len": 1000,
+        "max_running_requests": 4,
+        "max_step_tokens": 256,
+        "prefill_chunk_tokens": 64,
+        "max_queued_requests": 4,
+        "prefix_cache": True,
+        "conservativeness": 1.0,
+        "step_timeout_s": 30.0,
+        "random_seed": 0,
+        "low_priority_first": False,
+        "priority_preemption_gap": None,
+    }
+    return EnginePlan(**values | changes)
+
+
+@dataclass
+class FakeServer:
+    """A ModelServer of fakes."""
+
+    client: FakeEngine = field(default_factory=FakeEngine)
+    tokenizer: Any = field(default_factory=CharTokenizer)
+    plan: EnginePlan = field(default_factory=make_plan)
+    config: ServeConfig = field(
+        default_factory=lambda: ServeConfig.model_validate({"model": {"path": "/secret/place"}})
+    )
+    generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+def make_config(**api: Any) -> ServeConfig:
+    return ServeConfig.model_validate({"model": {"path": "tiny"}, "api": api})
+
+
+def make_app(server: FakeServer | None = None) -> FastAPI:
+    return build_http_app(server or FakeServer())
+
+
+def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=make_app(server), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://remora")

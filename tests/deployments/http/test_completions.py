@@ -1,0 +1,155 @@
+"""What /v1/completions answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client
+
+PATH = "/v1/completions"
+
+
+async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
+    async with make_client(server) as client:
+        return await client.post(PATH, json=body, headers={"x-request-id": "r1"})
+
+
+def events(response: httpx.Response) -> list[Any]:
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+async def test_an_answer_holds_text_reason_and_usage() -> None:
+    body = (await post(prompt="ab", max_tokens=3)).json()
+
+    body.pop("created")
+    assert body == {
+        "id": "cmpl-r1",
+        "object": "text_completion",
+        "model": "tiny",
+        "choices": [
+            {
+                "index": 0,
+                "text": "Par",
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": 2,
+            "completion_tokens": 3,
+            "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 2},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+    }
+
+
+async def test_sixteen_tokens_are_the_default() -> None:
+    server = FakeServer(FakeEngine(text="x" * 50))
+
+    body = (await post(server, prompt="ab")).json()
+
+    assert body["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("ab", [[97, 98]]),
+        (["ab", "c"], [[97, 98], [99]]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+async def test_prompts_come_in_four_forms(prompt: Any, expected: list[list[int]]) -> None:
+    server = FakeServer()
+
+    response = await post(server, prompt=prompt)
+
+    assert response.status_code == 200
+    assert sorted(list(r.prompt_ids) for r in server.client.requests) == sorted(expected)
+
+
+async def test_answer_j_to_prompt_i_has_the_index_i_times_n_plus_j() -> None:
+    body = (await post(prompt=["ab", "cd", "ef"], n=2, echo=True, max_tokens=1)).json()
+
+    texts = [(choice["index"], choice["text"]) for choice in body["choices"]]
+    assert texts == [(0, "abP"), (1, "abP"), (2, "cdP"), (3, "cdP"), (4, "efP"), (5, "efP")]
+
+
+async def test_a_stream_has_no_role_and_ends_with_reason_usage_and_done() -> None:
+    options = {"include_usage": True}
+    response = await post(prompt="ab", max_tokens=2, stream=True, stream_options=options)
+
+    chunks = events(response)
+    blank = {"index": 0, "logprobs": None}
+    assert [chunk["choices"] for chunk in chunks] == [
+        [blank | {"text": "P", "finish_reason": None}],
+        [blank | {"text": "a", "finish_reason": "length", "stop_reason": None}],
+        [],
+    ]
+    assert [chunk["usage"] is None for chunk in chunks] == [True, True, False]
+    assert {chunk["object"] for chunk in chunks} == {"text_completion"}
+
+
+async def test_echo_with_logprobs_covers_prompt_and_output() -> None:
+    body = (await post(prompt="ab", echo=True, logprobs=1, max_tokens=2)).json()
+
+    assert body["choices"][0]["text"] == "abPa"
+    assert body["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b", "P", "a"],
+        "token_logprobs": [None, -2.0, -0.5, -0.5],
+        "top_logprobs": [None, {"!": -0.25, "b": -2.0}, {"P": -0.5}, {"a": -0.5}],
+        "text_offset": [0, 1, 2, 3],
+    }
+
+
+async def test_echo_of_ids_without_output_scores_the_prompt_alone() -> None:
+    body = (await post(prompt=[97, 98], echo=True, logprobs=1, max_tokens=0)).json()
+
+    assert body["choices"][0]["text"] == "ab"
+    assert body["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
+    assert body["choices"][0]["logprobs"]["token_logprobs"] == [None, -2.0]
+    assert body["usage"]["completion_tokens"] == 0
+    assert body["usage"]["total_tokens"] == 2
+
+
+async def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
+    fields = {"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 3}
+    whole = (await post(**fields)).json()["choices"]
+    pieces = [chunk["choices"][0] for chunk in events(await post(**fields, stream=True))]
+
+    for choice in whole:
+        own = [piece for piece in pieces if piece["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in own) == choice["text"]
+        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            joined = [item for piece in own for item in piece["logprobs"][key]]
+            assert joined == choice["logprobs"][key]
+
+
+async def test_best_of_is_taken_when_it_equals_n() -> None:
+    assert (await post(prompt="ab", best_of=1)).status_code == 200
+    refused = await post(prompt="ab", best_of=3, n=2)
+    assert refused.json()["error"]["param"] == "best_of"
+    assert refused.json()["error"]["code"] == "unsupported"
+
+
+async def test_prompts_times_n_are_bounded() -> None:
+    response = await post(prompt=["a"] * 100, n=3)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
+
+
+async def test_one_refused_prompt_refuses_the_call_and_ends_the_others() -> None:
+    server = FakeServer(FakeEngine(limit=2))
+
+    response = await post(server, prompt=["a", "b", "c"], stream=True)
+
+    assert response.status_code == 429
+    assert server.client.running == set()

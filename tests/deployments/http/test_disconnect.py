@@ -1,0 +1,131 @@
+"""A client that goes away takes its request out of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from starlette.types import Message
+
+from tests.deployments.fakes import FakeEngine, FakeServer, make_app
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+BODIES = [
+    ("/v1/chat/completions", CHAT),
+    ("/v1/chat/completions", CHAT | {"stream": True, "n": 2}),
+    ("/v1/completions", {"prompt": ["a", "b", "c"]}),
+    ("/v1/completions", {"prompt": ["a", "b", "c"], "stream": True}),
+    ("/generate", {"text": "a", "stream": True}),
+]
+
+
+class Connection:
+    """One ASGI call whose client leaves when told to."""
+
+    def __init__(self, server: FakeServer, path: str, body: Any) -> None:
+        self.sent: list[Message] = []
+        self._leaves = asyncio.Event()
+        self._incoming: list[Message] = [{"type": "http.request", "body": orjson.dumps(body)}]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "scheme": "http",
+            "server": ("remora", 80),
+            "client": ("client", 1),
+        }
+        self.task = asyncio.create_task(make_app(server)(scope, self._receive, self._send))
+
+    async def _receive(self) -> Message:
+        if self._incoming:
+            return self._incoming.pop(0)
+        await self._leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def leave(self) -> None:
+        self._leaves.set()
+
+
+@asynccontextmanager
+async def running(server: FakeServer, path: str, body: Any) -> AsyncGenerator[Connection, None]:
+    connection = Connection(server, path, body)
+    async with asyncio.timeout(10):
+        while not server.client.running:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        yield connection
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_disconnect_aborts_everything_of_the_call(path: str, body: Any) -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+
+    async with running(server, path, body) as connection:
+        connection.leave()
+        await connection.task
+
+    assert server.client.running == set()
+    assert sorted(server.client.closed) == sorted(r.request_id for r in server.client.requests)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_cancelled_handler_aborts_everything_of_the_call(path: str, body: Any) -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+
+    async with running(server, path, body) as connection:
+        connection.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connection.task
+
+    assert server.client.running == set()
+
+
+async def test_an_idle_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.deployments.http.sse.KEEP_ALIVE_S", 0.005)
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+
+    async with running(server, "/v1/chat/completions", CHAT | {"stream": True}) as connection:
+        while not any(m.get("body") == b": keep-alive\n\n" for m in connection.sent):
+            await asyncio.sleep(0.005)
+        assert server.client.gate is not None
+        server.client.gate.set()
+        await connection.task
+
+    assert connection.sent[-2]["body"] == b"data: [DONE]\n\n"
+    assert server.client.closed == []
+
+
+async def test_nothing_is_sent_before_the_first_token() -> None:
+    engine = FakeEngine()
+    released = asyncio.Event()
+    original = engine.generate
+
+    async def slow(request: Any) -> AsyncGenerator[Any, None]:
+        await released.wait()
+        async for output in original(request):
+            yield output
+
+    engine.generate = slow  # type: ignore[method-assign]
+    connection = Connection(FakeServer(engine), "/v1/chat/completions", CHAT | {"stream": True})
+    for _ in range(50):
+        await asyncio.sleep(0)
+    before = list(connection.sent)
+    released.set()
+    await connection.task
+
+    assert before == []
+    assert connection.sent[0]["status"] == 200

@@ -1,0 +1,133 @@
+"""What /generate answers, in SGLang's shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client
+
+
+async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
+    async with make_client(server) as client:
+        return await client.post("/generate", json=body, headers={"x-request-id": "r1"})
+
+
+def events(response: httpx.Response) -> list[Any]:
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+async def test_an_answer_holds_text_ids_and_meta_info() -> None:
+    body = (await post(text="ab", sampling_params={"max_new_tokens": 2})).json()
+
+    assert body["meta_info"].pop("e2e_latency") >= 0
+    assert body == {
+        "text": "Pa",
+        "output_ids": [80, 97],
+        "meta_info": {
+            "id": "r1",
+            "finish_reason": {"type": "length", "length": 2},
+            "prompt_tokens": 2,
+            "completion_tokens": 2,
+            "cached_tokens": 2,
+            "weight_version": "default",
+        },
+    }
+
+
+async def test_a_stream_repeats_everything_so_far() -> None:
+    chunks = events(await post(text="ab", stream=True, sampling_params={"max_new_tokens": 3}))
+
+    assert [chunk["text"] for chunk in chunks] == ["P", "Pa", "Par"]
+    assert [chunk["output_ids"] for chunk in chunks] == [[80], [80, 97], [80, 97, 114]]
+    assert [c["meta_info"]["finish_reason"] is None for c in chunks] == [True, True, False]
+
+
+async def test_a_list_of_one_gives_a_list() -> None:
+    assert len((await post(text=["ab"])).json()) == 1
+    assert len((await post(input_ids=[[1, 2], [3]])).json()) == 2
+
+
+async def test_n_gives_a_list_and_indexed_events() -> None:
+    fields = {"text": "ab", "sampling_params": {"n": 2, "max_new_tokens": 1}}
+
+    whole = (await post(**fields)).json()
+    chunks = events(await post(**fields, stream=True))
+
+    assert [answer["text"] for answer in whole] == ["P", "P"]
+    assert [chunk["index"] for chunk in chunks] == [0, 1]
+
+
+async def test_each_prompt_of_a_batch_may_have_its_own_sampling() -> None:
+    params = [{"max_new_tokens": 1}, {"max_new_tokens": 3}]
+    body = (await post(text=["ab", "cd"], sampling_params=params)).json()
+    assert [answer["text"] for answer in body] == ["P", "Par"]
+
+
+async def test_logprobs_of_prompt_and_output() -> None:
+    body = await post(
+        text="ab",
+        sampling_params={"max_new_tokens": 1},
+        return_logprob=True,
+        logprob_start_len=0,
+        top_logprobs_num=1,
+        return_text_in_logprobs=True,
+    )
+
+    meta = body.json()["meta_info"]
+    assert meta["input_token_logprobs"] == [[None, 97, "a"], [-2.0, 98, "b"]]
+    assert meta["output_token_logprobs"] == [[-0.5, 80, "P"]]
+    assert meta["input_top_logprobs"] == [None, [[-0.25, 33, "!"]]]
+    assert meta["output_top_logprobs"] == [[[-0.5, 80, "P"]]]
+
+
+async def test_prompt_logprobs_are_left_out_unless_a_start_is_given() -> None:
+    meta = (await post(text="ab", return_logprob=True)).json()["meta_info"]
+    assert meta["input_token_logprobs"] == []
+    assert meta["output_token_logprobs"][0] == [-0.5, 80, None]
+
+
+async def test_a_stop_names_what_matched() -> None:
+    server = FakeServer(FakeEngine(stopped_by=46))
+    body = (await post(server, text="ab")).json()
+    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": 46}
+
+
+async def test_get_works_like_post() -> None:
+    async with make_client() as client:
+        response = await client.request("GET", "/generate", json={"text": "ab"})
+    assert response.json()["text"] == "Paris."
+
+
+@pytest.mark.parametrize("name", ["inputs", "prompt"])
+async def test_bodies_of_other_servers_are_told_so(name: str) -> None:
+    error = (await post(**{name: "ab"})).json()["error"]
+    assert (error["param"], error["code"]) == (name, "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"max_new_tokens": 0}, "sampling_params.max_new_tokens"),
+        ({"temperature": "hot"}, "sampling_params.temperature"),
+        ({"top_p": 2}, "sampling_params.top_p"),
+        ({"regex": "a+"}, "sampling_params.regex"),
+        ({"stop_token_ids": [999]}, "sampling_params.stop_token_ids"),
+        ([], "sampling_params"),
+        ("x", "sampling_params"),
+    ],
+)
+async def test_faults_of_sampling_params_are_named(params: Any, param: str) -> None:
+    response = await post(text="ab", sampling_params=params)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_ignored_fields_of_sampling_params_are_reported() -> None:
+    response = await post(text="ab", sampling_params={"temprature": 1}, foo=2)
+    ignored = response.headers["x-remora-ignored-fields"].split(", ")
+    assert set(ignored) == {"sampling_params[0].temprature", "foo"}
