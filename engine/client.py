@@ -88,15 +88,15 @@ class LocalEngineClient:
 
     async def flush_cache(self) -> bool:
         """Drop the prefix cache; False while requests are running."""
-        done: asyncio.Future[bool] = self._asyncio.create_future()
-
-        def flush(engine: Engine) -> None:
-            flushed = engine.flush_cache()
-            self._cross(lambda: done.done() or done.set_result(flushed))
-
         self.check_health()
-        self._loop.submit(flush)
-        return await done
+        flushed: list[bool] = []
+        done = asyncio.Event()
+        self._loop.submit(
+            lambda engine: flushed.append(engine.flush_cache()),
+            then=lambda: self._cross(done.set),
+        )
+        await done.wait()
+        return flushed[0]
 
     def stats(self) -> EngineStats:
         """Return the newest counters; never blocks."""
@@ -148,7 +148,7 @@ class LocalEngineClient:
         if not self._streams:
             self._is_idle.set()
         if aborted:
-            self._loop.submit(lambda engine: _ignore(engine.abort(request.request_id)))
+            self._loop.submit(lambda engine: engine.abort(request.request_id))  # nobody reads on
 
     def _retry_after_s(self) -> float:
         """Guess when a place is free: one queue's length of typical steps, within reason."""
@@ -156,7 +156,7 @@ class LocalEngineClient:
         return float(min(30, max(1, round(step_s * 100))))
 
     def _abort_index(self, request_id: str, index: int) -> None:
-        self._loop.submit(lambda engine: _ignore(engine.abort(request_id, index)))
+        self._loop.submit(lambda engine: engine.abort(request_id, index))
 
     # -- crossing over -----------------------------------------------------------------------
 
@@ -195,7 +195,3 @@ class LocalEngineClient:
     def _on_failure(self, error: EngineError) -> None:
         for request_id in list(self._streams):
             self._on_refusal(request_id, error)
-
-
-def _ignore(outputs: list[SequenceOutput]) -> None:
-    """The caller is gone or has what it needs; the outputs have no reader."""

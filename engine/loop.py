@@ -19,7 +19,7 @@ from remora.engine.types import EngineStats, SequenceOutput
 
 logger = logging.getLogger(__name__)
 
-Command = Callable[[Engine], None]
+Command = Callable[[Engine], object]
 WATCHDOG_PERIOD_S = 0.5
 
 
@@ -40,7 +40,7 @@ class EngineLoop:
         self._fail = fail
         self._step_timeout_s = step_timeout_s
         self._on_start = on_start
-        self._commands: deque[Command] = deque()
+        self._commands: deque[tuple[Command, Callable[[], object] | None]] = deque()
         self._wake = threading.Condition()
         self._closing = threading.Event()
         self._step_started: float | None = None
@@ -54,10 +54,10 @@ class EngineLoop:
         self._thread.start()
         self._watchdog.start()
 
-    def submit(self, command: Command) -> None:
-        """Run `command` on the loop's thread, before the next step."""
+    def submit(self, command: Command, then: Callable[[], object] | None = None) -> None:
+        """Run `command` on the loop's thread, before the next step; `then`, once stats show it."""
         with self._wake:
-            self._commands.append(command)
+            self._commands.append((command, then))
             self._wake.notify()
 
     def stats(self) -> EngineStats:
@@ -97,10 +97,13 @@ class EngineLoop:
                 self._wake.wait()
             commands = list(self._commands)
             self._commands.clear()
-        for command in commands:
+        for command, _ in commands:
             command(self._engine)
         if commands:
             self._stats = self._engine.stats()
+        for _, then in commands:
+            if then is not None:
+                then()
 
     def _step(self) -> None:
         self._step_started = time.monotonic()

@@ -136,7 +136,7 @@ class TorchRunner:
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             prompt_logprobs=scored,
-            bad_rows={row: "the model's logits were not finite" for row in sampled.bad_rows},
+            bad_rows=dict.fromkeys(sampled.bad_rows, "the model's logits were not finite"),
         )
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> dict[int, LogprobRows]:

@@ -45,9 +45,7 @@ class StepDraft:
         self._pages.pop(seq, None)
         self._started.pop(seq, None)
 
-    def finish(
-        self, step_id: int, dropped: Iterable[int]
-    ) -> tuple[StepPlan, dict[int, Sequence]]:
+    def finish(self, step_id: int, dropped: Iterable[int]) -> tuple[StepPlan, dict[int, Sequence]]:
         """Make the plan, one-token rows first; returns it with the sequence behind each row."""
         order = sorted(self._counts, key=lambda seq: self._counts[seq] > 1)
         counts = [self._counts[seq] for seq in order]

@@ -19,17 +19,33 @@ TIE = 1e-5
 
 
 class Oracle:
-    """A checkpoint loaded by transformers, in float32."""
+    """A checkpoint loaded by transformers, in float32.
 
-    def __init__(self, path: Path) -> None:
+    stepwise:  feed one token at a time, where the angles of a position depend on how many tokens
+               come at once (dynamic rope)
+    """
+
+    def __init__(self, path: Path, *, stepwise: bool = False) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self._stepwise = stepwise
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], start: int = 0) -> Tensor:
         """Return float32 logits [len - start, vocab] that follow each token from `start` on."""
+        if self._stepwise:
+            return self._step_through(token_ids)[start:]
         keep = len(token_ids) - start
         result: Tensor = self._model(torch.tensor([list(token_ids)]), logits_to_keep=keep).logits[0]
         return result
+
+    def _step_through(self, token_ids: Sequence[int]) -> Tensor:
+        cache = None
+        rows = []
+        for token in token_ids:
+            answer = self._model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+            cache = answer.past_key_values
+            rows.append(answer.logits[0, -1])
+        return torch.stack(rows)
 
     def logprobs(self, token_ids: Sequence[int], start: int) -> Tensor:
         """Return log-probabilities [len - start] of the tokens from `start` (>= 1) on."""
