@@ -13,7 +13,7 @@ def make_lines(*token_ids: int, num_top: int = 2) -> LogprobRows:
     ids = np.array(token_ids, np.int64)
     return LogprobRows(
         token_ids=ids,
-        logprobs=-ids.astype(np.float32) / 2,
+        logprobs=(-ids / 2).astype(np.float32),
         ranks=np.arange(1, num + 1, dtype=np.int32),
         top_ids=np.stack([ids + place for place in range(num_top)], 1),
         top_logprobs=np.full((num, num_top), -0.25, np.float32),

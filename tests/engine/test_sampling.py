@@ -91,9 +91,9 @@ def test_bias_comes_before_the_choice() -> None:
 
 
 @pytest.mark.parametrize("bias", [1e300, -1e300])
-def test_an_enormous_bias_decides_but_does_not_break_the_row(bias: float) -> None:
+def test_an_enormous_bias_at_a_tiny_temperature_decides_and_breaks_nothing(bias: float) -> None:
     sampler = make_sampler()
-    sampler.add_row(make_row(0, [1], temperature=1e-9, logit_bias={20: bias}))
+    sampler.add_row(make_row(0, [1], temperature=1e-40, logit_bias={20: bias}))
 
     sampled = sampler.sample(make_peak(20, 40), rows(0))
 
@@ -273,6 +273,16 @@ def test_numbers_are_uniform_over_seeds_and_over_positions() -> None:
         counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
         assert ((counts - 1000) ** 2 / 1000).sum() < 50.8  # 19 degrees of freedom, p = 1e-4
         assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.03
+
+
+def test_sequences_of_related_seeds_do_not_overlap() -> None:
+    steps = np.arange(1000, dtype=np.uint64)
+    seeds = np.full(1000, 7, np.uint64)
+    one_step_on = seeds + np.uint64(0x9E3779B97F4A7C15)
+
+    shared = np.intersect1d(uniforms(seeds, steps), uniforms(one_step_on, steps))
+
+    assert len(shared) == 0
 
 
 def test_the_greatest_seed_is_taken() -> None:

@@ -36,8 +36,9 @@ def make_kept_probs(
         assume(np.abs(mass - top_p).min() > 1e-5)
         probs[probs < order[np.searchsorted(mass, top_p)]] = 0
     assume(min_p == 0 or np.abs(np.log(probs[probs > 0] / probs.max() / min_p)).min() > 1e-4)
-    probs[probs < min_p * probs.max()] = 0
-    return probs / probs.sum()
+    kept: npt.NDArray[np.float64] = np.where(probs < min_p * probs.max(), 0, probs)
+    kept /= kept.sum()
+    return kept
 
 
 def draw_truncated(
@@ -151,7 +152,7 @@ def test_draws_follow_the_distribution() -> None:
     assert chi_square < 29.9  # 7 degrees of freedom, p = 1e-4
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), vocab_size=st.sampled_from([100, 5000, 40_001]))
 def test_a_row_draws_the_same_alone_and_in_any_company(seed: int, vocab_size: int) -> None:
     rng = np.random.default_rng(seed)

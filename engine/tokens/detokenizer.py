@@ -1,0 +1,76 @@
+"""Ids to text, piece by piece, so that the pieces add up to the text of the whole.
+
+A token alone has no text of its own: it may hold part of a character, and decoders treat the start
+of a text specially. So a window of the last tokens is decoded with and without the new ones, and
+the difference is the new text, unless it ends within a character. The window opens in the prompt.
+
+Alternative weighed: the `tokenizers` library's own decode stream. It raises on some byte
+sequences, and when a prompt ends within a character its first piece may repeat the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from remora.engine.tokens.tokenizer import Tokenizer
+
+# Enough of the prompt to be past the start of its text and any character it ends in.
+PROMPT_TAIL_TOKENS = 8
+# Tokens held back before decoding is tried at growing distances only; see `push`.
+PATIENT_FROM_TOKENS = 16
+
+REPLACEMENT = "\ufffd"
+
+
+class Detokenizer:
+    """Text of one sequence's output, in the context of its prompt.
+
+    The pieces of `push` and `finish` add up to text(prompt tail + output) less what it shares with
+    text(prompt tail). No piece of `push` ends in U+FFFD: it may be a character yet to be completed.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        # Left out here rather than by the decoder: a run of them would let the window grow.
+        self._hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        # Invariant: the text of _shown, and of nothing in _held, has been given out.
+        self._shown = self._visible(prompt_ids[-PROMPT_TAIL_TOKENS:])
+        self._held: list[int] = []
+        self._shown_text = self._text(self._shown)
+        self._next_try = 0
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take new ids; return the text that they complete, often one token's."""
+        self._held += self._visible(ids)
+        # Garbage bytes can go on for ever. Waiting until they have doubled before they are
+        # decoded again keeps the total work linear.
+        if len(self._held) < max(1, self._next_try):
+            return ""
+        text = self._text(self._shown + self._held)
+        start = _shared_length(self._shown_text, text)
+        if start == len(text) or text.endswith(REPLACEMENT):
+            num_held = len(self._held)
+            self._next_try = 2 * num_held if num_held >= PATIENT_FROM_TOKENS else 0
+            return ""
+        self._shown, self._held, self._next_try = self._held, [], 0
+        self._shown_text = self._text(self._shown)
+        return text[start:]
+
+    def finish(self) -> str:
+        """Return the text still held back. Nothing may be pushed afterwards."""
+        text = self._text(self._shown + self._held)
+        return text[_shared_length(self._shown_text, text) :]
+
+    def _visible(self, ids: Iterable[int]) -> list[int]:
+        return [token_id for token_id in ids if token_id not in self._hidden_ids]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _shared_length(first: str, second: str) -> int:
+    if second.startswith(first):
+        return len(first)
+    return next(place for place, char in enumerate(first) if second[place : place + 1] != char)

@@ -1,0 +1,124 @@
+"""Text to ids and back, for one model.
+
+Works on the Rust tokenizer beneath transformers' wrapper, which may be used from any thread; the
+wrapper's own calls set truncation on the shared object and are not safe. Texts of any length are
+encoded whole. Ids that the tokenizer does not know (a model's vocabulary may be padded) have no
+text.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from remora.configs.errors import ConfigError
+from remora.engine.tokens.chat import render_chat
+from remora.engine.tokens.generation_config import read_eos_token_ids
+from remora.engine.tokens.token_bytes import Spelling, entry_bytes, spelling_of
+
+NO_KWARGS: Mapping[str, Any] = {}
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template. Safe to use from several threads.
+
+    vocab_size:       ids are below this
+    special_ids:      ids of control tokens, which `skip_special_tokens` leaves out
+    eos_token_ids:    ids that end a sequence: the tokenizer's own first, then the checkpoint's
+    max_token_chars:  no token stands for more characters of a text than this
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: Sequence[int] = ()
+    ) -> None:
+        """Wrap a fast transformers tokenizer; `eos_token_ids` come beside its own."""
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        self._added: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self._spelling = spelling_of(self._backend)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *eos_token_ids)))
+        # Without byte tokens, one "unknown" may stand for a word of any length.
+        is_bounded = self._spelling in (Spelling.BYTE_LEVEL, Spelling.BYTE_FALLBACK)
+        self.max_token_chars = max(map(len, vocabulary), default=1) if is_bounded else sys.maxsize
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Load from a checkpoint folder or a GGUF file. Raises ConfigError; never downloads."""
+        if path.is_file() and path.suffix == ".gguf":
+            from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
+
+            return cls(load_gguf_tokenizer(path))
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, trust_remote_code=False, local_files_only=True
+            )
+        except Exception as error:  # a malformed file: they raise anything, bare Exceptions too
+            raise ConfigError(
+                f"{path} has no tokenizer that can be loaded: {type(error).__name__}: {error}"
+            ) from error
+        if not tokenizer.is_fast:
+            raise ConfigError(
+                f"{path} has a {type(tokenizer).__name__}, which runs in Python; one with a "
+                "tokenizer.json is needed (save_pretrained of a fast tokenizer writes it)."
+            )
+        return cls(tokenizer, eos_token_ids=read_eos_token_ids(path))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text. Control tokens written out in it become control tokens.
+
+        add_special_tokens:  put what the model expects around a bare text (often a BOS); texts
+                             rendered from chats have it already
+        """
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of ids. Bytes that are not UTF-8 become U+FFFD."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that an id stands for within a text."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        entry = self._backend.id_to_token(token_id)
+        return b"" if entry is None else entry_bytes(entry, self._spelling)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of an id within a text; U+FFFD for parts of characters."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] = NO_KWARGS,
+    ) -> str:
+        """Write a conversation by the model's chat template; encode it without special tokens.
+
+        add_generation_prompt:   end with the opening of the assistant's next message
+        continue_final_message:  leave the last message open instead
+        template_kwargs:         variables for the template
+
+        Raises InvalidRequest.
+        """
+        return render_chat(
+            self._tokenizer,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )

@@ -1,0 +1,220 @@
+"""Loading, encoding, the bytes of single tokens, and chat templates."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from remora.configs.errors import ConfigError, InvalidRequest
+from remora.engine.tokens.tokenizer import Tokenizer
+from tests.engine.tokens.vocabularies import make_sentencepiece
+from tests.tiny_models import SPECIAL_TOKENS, VOCAB_SIZE, make_tiny_tokenizer
+
+TINY = Tokenizer(make_tiny_tokenizer())
+USER = {"role": "user", "content": "Hi"}
+
+
+def make_with_template(template: str | None) -> Tokenizer:
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = template
+    return Tokenizer(tokenizer)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_folder_is_loaded_with_all_ids_that_end_a_sequence(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
+
+    tokenizer = Tokenizer.load(folder)
+
+    assert tokenizer.eos_token_ids == (2, 0)
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert tokenizer.vocab_size == VOCAB_SIZE
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]"])
+def test_a_broken_tokenizer_file_is_refused(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+
+    with pytest.raises(ConfigError, match="no tokenizer"):
+        Tokenizer.load(folder)
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=60))
+def test_text_survives_encoding(text: str) -> None:
+    ids = TINY.encode(text, add_special_tokens=True)
+
+    assert TINY.decode(ids, skip_special_tokens=False) == text
+    assert b"".join(map(TINY.token_bytes, ids)) == text.encode()
+    assert len(text) <= len(ids) * TINY.max_token_chars
+
+
+def test_control_tokens_are_skipped_on_request() -> None:
+    ids = TINY.encode("Hi<|im_end|>", add_special_tokens=False)
+
+    assert ids[-1] == 2
+    assert TINY.decode(ids, skip_special_tokens=True) == "Hi"
+    assert TINY.decode(ids, skip_special_tokens=False) == "Hi<|im_end|>"
+
+
+def test_truncation_stored_with_a_tokenizer_is_not_applied() -> None:
+    stored = make_tiny_tokenizer()
+    stored.backend_tokenizer.enable_truncation(4)
+    stored.backend_tokenizer.enable_padding(length=64)
+
+    ids = Tokenizer(stored).encode("one two three four five six", add_special_tokens=True)
+
+    assert Tokenizer(stored).decode(ids, skip_special_tokens=False) == "one two three four five six"
+
+
+def test_each_token_has_its_bytes_and_its_text() -> None:
+    space_word = TINY.encode(" the", add_special_tokens=False)
+    shark = TINY.encode("🦈", add_special_tokens=False)
+
+    assert "".join(map(TINY.token_text, space_word)) == " the"
+    assert b"".join(map(TINY.token_bytes, shark)) == "🦈".encode()
+    assert TINY.token_text(shark[0]) == "\ufffd"
+    assert TINY.token_text(2) == SPECIAL_TOKENS[2]
+    assert (TINY.token_bytes(10**6), TINY.token_text(10**6)) == (b"", "")
+
+
+def test_sentencepiece_tokens_keep_their_leading_space() -> None:
+    tokenizer = make_sentencepiece()
+    names = tokenizer._backend.get_vocab()
+
+    assert tokenizer.token_text(names["▁Hello"]) == " Hello"
+    assert tokenizer.token_bytes(names["<0xE4>"]) == b"\xe4"
+
+
+def test_one_tokenizer_serves_many_threads() -> None:
+    texts = [f"{number} " * 40 + "🙂" for number in range(8)]
+    failures: list[str] = []
+
+    def work(text: str) -> None:
+        for _ in range(50):
+            ids = TINY.encode(text, add_special_tokens=False)
+            if TINY.decode(ids, skip_special_tokens=False) != text:
+                failures.append(text)
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not failures
+
+
+def test_a_chat_is_written_by_the_template() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, USER]
+
+    text = TINY.render_chat(messages)
+
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_final_message_can_be_continued() -> None:
+    text = TINY.render_chat(
+        [USER, {"role": "assistant", "content": "Hello th"}],
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+
+    assert text.endswith("<|im_start|>assistant\nHello th")
+
+
+def test_variables_reach_the_template() -> None:
+    tokenizer = make_with_template("{{ mood }}:{{ messages[0].content }}")
+
+    assert tokenizer.render_chat([USER], template_kwargs={"mood": "calm"}) == "calm:Hi"
+
+
+def test_a_template_cannot_reach_the_interpreter() -> None:
+    tokenizer = make_with_template("{{ messages.__class__.__mro__ }}")
+
+    with pytest.raises(InvalidRequest, match="unsafe"):
+        tokenizer.render_chat([USER])
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('Roles must alternate') }}", "Roles must alternate"),
+        ("{{ messages[3].content }}", "no element 3"),
+        ("{{ 'x' + messages[0].missing + 1 }}", "missing"),
+        ("{{ messages[0].content + 1 }}", "str"),
+        ("{{ 1 / 0 }}", "zero"),
+        ("{% for", "end of template"),
+    ],
+)
+def test_what_a_template_raises_is_told_to_the_caller(template: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        make_with_template(template).render_chat([USER])
+
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "param", "words"),
+    [
+        ([], {}, "messages", "empty"),
+        ([{"content": "Hi"}], {}, "messages", "role"),
+        ([USER, {"role": 3}], {}, "messages", r"messages\[1\]"),
+        ([USER], {"continue_final_message": True}, "continue_final_message", "both"),
+        (
+            [USER],
+            {"template_kwargs": {"tokenize": True}},
+            "chat_template_kwargs",
+            "'tokenize'",
+        ),
+        (
+            [USER],
+            {"template_kwargs": {"chat_template": "x"}},
+            "chat_template_kwargs",
+            "'chat_template'",
+        ),
+    ],
+)
+def test_chats_that_make_no_sense_are_refused(
+    messages: list[dict[str, Any]], options: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        TINY.render_chat(messages, **options)
+
+    assert caught.value.param == param
+
+
+def test_a_model_without_template_says_so() -> None:
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        make_with_template(None).render_chat([USER])
+
+
+def test_the_built_in_model_renders_and_encodes_like_transformers(smollm2_path: Path) -> None:
+    reference = PreTrainedTokenizerFast.from_pretrained(smollm2_path)
+    tokenizer = Tokenizer.load(smollm2_path)
+
+    text = tokenizer.render_chat([USER])
+
+    expected = reference.apply_chat_template([USER], add_generation_prompt=True, return_dict=False)
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
+    assert tokenizer.eos_token_ids == (2,)
