@@ -1,0 +1,83 @@
+"""`remora serve` up to the point where Ray would start."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import IMPORT_PATH
+from remora.deployments.cli.main import app
+from remora.deployments.cli.serve import check_port, serve_config
+from remora.deployments.cli.terminal import Failure
+
+
+def make_file(folder: Path, **changes: Any) -> Path:
+    application = {"name": "a", "import_path": IMPORT_PATH, "args": {"model": {"path": "x"}}}
+    path = folder / "serve.yaml"
+    path.write_text(yaml.safe_dump({"applications": [application], **changes}))
+    return path
+
+
+def make_config(target: Any, **given: Any) -> dict[str, Any]:
+    names = ("host", "port", "model_name", "dtype")
+    return serve_config(str(target), **dict.fromkeys(names) | given)
+
+
+def test_a_file_keeps_what_the_command_line_leaves_alone(tmp_path: Path) -> None:
+    path = make_file(tmp_path, http_options={"host": "0.0.0.0", "port": 9000})
+    config = make_config(path)
+    assert config["http_options"] == {"host": "0.0.0.0", "port": 9000}
+    assert config["applications"][0]["args"] == {"model": {"path": "x"}}
+
+
+def test_the_command_line_wins(tmp_path: Path) -> None:
+    config = make_config(make_file(tmp_path), port=9001, model_name="m", dtype="float32")
+    assert config["http_options"] == {"host": "127.0.0.1", "port": 9001}
+    model = config["applications"][0]["args"]["model"]
+    assert model == {"path": "x", "served_name": "m", "dtype": "float32"}
+
+
+def test_a_folder_becomes_a_config_with_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (application,) = make_config("model")["applications"]
+    assert application["args"]["model"]["path"] == str(tmp_path / "model")
+    assert application["import_path"] == IMPORT_PATH
+
+
+def test_the_built_in_model_has_a_name_only() -> None:
+    (application,) = make_config("smollm2-135m-instruct")["applications"]
+    assert application["args"] == {"model": {"path": "smollm2-135m-instruct"}}
+
+
+def test_a_target_that_is_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no/such: no such file or folder"):
+        make_config("no/such")
+
+
+def test_a_taken_port_is_told_with_the_way_out() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(Failure, match=f"127.0.0.1:{port}.*--port"):
+            check_port("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("option", [["--dtype", "int3"], ["--port", "0"], ["--host"]])
+def test_faults_end_with_code_two_before_ray_starts(tmp_path: Path, option: list[str]) -> None:
+    result = CliRunner().invoke(app, ["serve", str(make_file(tmp_path)), *option])
+    assert result.exit_code == 2
+
+
+def test_a_faulty_file_ends_with_code_two(tmp_path: Path) -> None:
+    path = make_file(tmp_path, applications=[])
+    result = CliRunner().invoke(app, ["serve", str(path)])
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output

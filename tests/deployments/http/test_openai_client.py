@@ -1,0 +1,153 @@
+"""Over a real socket: the official client understands us, and leaving is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from remora.configs.errors import EngineError, QueueFull, Unavailable
+from tests.deployments.fakes import FakeEngine, FakeServer, make_app, make_plan
+
+HELLO: Any = [{"role": "user", "content": "Hi"}]
+
+
+@asynccontextmanager
+async def listening(server: FakeServer) -> AsyncGenerator[str, None]:
+    """Serve on a free port of this machine; yields the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(make_app(server), log_config=None, ws="none", lifespan="off")
+        uvicorn_server = uvicorn.Server(config)
+        task = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
+        while not uvicorn_server.started:
+            await asyncio.sleep(0.005)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        uvicorn_server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def openai_client(server: FakeServer) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+    async with (
+        listening(server) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+async def test_a_chat_answer() -> None:
+    async with openai_client(FakeServer()) as client:
+        answer = await client.chat.completions.create(
+            model="tiny", messages=HELLO, logprobs=True, top_logprobs=1, n=2, seed=-5
+        )
+
+    assert [choice.message.content for choice in answer.choices] == ["Paris."] * 2
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.content is not None
+    assert answer.choices[0].logprobs.content[0].token == "P"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+
+
+async def test_a_chat_stream() -> None:
+    async with openai_client(FakeServer()) as client:
+        stream = await client.chat.completions.create(
+            model="tiny", messages=HELLO, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "Paris."
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 29
+
+
+async def test_the_stream_helper() -> None:
+    async with (
+        openai_client(FakeServer()) as client,
+        client.chat.completions.stream(model="tiny", messages=HELLO) as stream,
+    ):
+        answer = await stream.get_final_completion()
+    assert answer.choices[0].message.content == "Paris."
+
+
+async def test_text_completions_and_models() -> None:
+    async with openai_client(FakeServer()) as client:
+        answer = await client.completions.create(model="tiny", prompt=["a", "b"], logprobs=1)
+        models = await client.models.list()
+        card = await client.models.retrieve("tiny")
+
+    assert [choice.text for choice in answer.choices] == ["Paris."] * 2
+    assert [model.id for model in models.data] == [card.id] == ["tiny"]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (QueueFull("m"), openai.RateLimitError),
+        (Unavailable("m"), openai.InternalServerError),
+        (EngineError("m"), openai.InternalServerError),
+    ],
+)
+async def test_refusals_become_the_clients_errors(error: Exception, kind: type[Exception]) -> None:
+    async with openai_client(FakeServer(FakeEngine(error=error))) as client:
+        with pytest.raises(kind):
+            await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+
+
+async def test_a_prompt_too_long_has_the_code_that_agents_look_for() -> None:
+    async with openai_client(FakeServer(plan=make_plan(max_model_len=10))) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model="tiny", messages=HELLO)
+    assert caught.value.code == "context_length_exceeded"
+    assert caught.value.param == "messages"
+
+
+async def test_an_unknown_model_is_not_found() -> None:
+    async with openai_client(FakeServer()) as client:
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(model="other", messages=HELLO)
+
+
+async def test_a_failure_in_mid_stream_is_an_error() -> None:
+    server = FakeServer(FakeEngine(error=EngineError("m"), fail_at=2))
+    async with openai_client(server) as client:
+        stream = await client.chat.completions.create(model="tiny", messages=HELLO, stream=True)
+        with pytest.raises(openai.APIError, match="engine failed"):
+            async for _ in stream:
+                pass
+
+
+async def test_a_busy_engine_is_asked_again() -> None:
+    engine = FakeEngine(error=QueueFull("m", 0.01))
+    async with listening(FakeServer(engine)) as url, httpx.AsyncClient(base_url=url) as client:
+        body = {"messages": HELLO}
+        refused = await client.post("/v1/chat/completions", json=body)
+        engine.error = None
+        taken = await client.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, taken.status_code) == (429, 200)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_closing_the_socket_aborts_the_request(stream: bool) -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+    async with listening(server) as url:
+        body = {"messages": HELLO, "stream": stream}
+        async with httpx.AsyncClient(base_url=url) as client:
+            call = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+            while not server.client.running:
+                await asyncio.sleep(0.005)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+        async with asyncio.timeout(10):
+            await server.client.gone.wait()
+
+    assert server.client.running == set()

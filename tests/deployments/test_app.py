@@ -1,0 +1,58 @@
+"""What `build` makes of a config, without starting Ray."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.configs.schema import ServeConfig
+from remora.deployments import app
+from remora.deployments.app import build, deployment_options
+
+
+def make_config(**sections: Any) -> ServeConfig:
+    return ServeConfig.model_validate({"model": {"path": "x"}, **sections})
+
+
+def test_the_engine_refuses_before_serve_does() -> None:
+    config = make_config(engine={"max_running_requests": 8, "max_queued_requests": 16})
+    options = deployment_options(config)
+    assert options["max_ongoing_requests"] > 8 + 16
+    assert options["max_queued_requests"] == 16
+
+
+def test_a_queue_of_none_still_lets_serve_hold_one() -> None:
+    options = deployment_options(make_config(engine={"max_queued_requests": 0}))
+    assert options["max_queued_requests"] == 1
+
+
+def test_a_stopping_replica_gets_the_time_to_drain() -> None:
+    options = deployment_options(make_config(api={"drain_timeout_s": 90.0}))
+    assert options["graceful_shutdown_timeout_s"] > 90
+
+
+def test_replicas_are_as_many_as_configured() -> None:
+    assert deployment_options(make_config(parallel={"num_replicas": 3}))["num_replicas"] == 3
+
+
+def test_a_cuda_replica_reserves_a_gpu() -> None:
+    options = deployment_options(make_config(engine={"device": "cuda"}))
+    assert options["ray_actor_options"]["num_gpus"] == 1
+
+
+def test_the_application_is_built_from_plain_args() -> None:
+    application = build({"model": {"path": "x"}})
+    assert application is not None
+
+
+def test_faulty_args_are_refused_when_the_application_is_built() -> None:
+    with pytest.raises(ConfigError, match="max_running_request"):
+        build({"model": {"path": "x"}, "engine": {"max_running_request": 3}})
+
+
+def test_serve_hands_the_args_over_unvalidated() -> None:
+    (parameter,) = inspect.signature(app.build).parameters.values()
+    assert parameter.annotation == dict[str, Any]
