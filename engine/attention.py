@@ -5,6 +5,9 @@ Owns the KV tensors. Knows nothing of who owns which page, nor of requests.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +37,7 @@ class TorchAttention:
         device: str,
     ) -> None:
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
-        self.kv_pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv_pages = _zeros(shape, dtype, device)
         self.page_size = page_size
         self._planned_batch: ForwardBatch | None = None
         self._plans: dict[int | None, DecodePlan] = {}
@@ -88,3 +91,14 @@ class TorchAttention:
             )
             self._plans[window] = plan
         return plan
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Return zeros that cost no time and, on a CPU, no memory until they are written to.
+
+    torch.zeros writes to all of it: seconds for a few GiB. The operating system's pages are zero.
+    """
+    if device != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -84,7 +84,7 @@ def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEng
     with phases.timed("resolve model"):
         path = resolve_model(config.model.path, cache_dir())
         facts = read_model_facts(path)
-        machine = read_machine_facts(devices=_devices())
+        machine = _read_machine(config)
         plan = make_plan(config, facts, machine, path)
     torch.set_num_threads(plan.num_threads)
     with phases.timed("load tokenizer"):
@@ -154,5 +154,11 @@ def start_engine(config: ServeConfig, *, show_progress: bool = True) -> Launched
     )
 
 
-def _devices() -> tuple[str, ...]:
-    return (*(f"cuda:{number}" for number in range(torch.cuda.device_count())), "cpu")
+def _read_machine(config: ServeConfig) -> MachineFacts:
+    """Ask this machine; the available memory is that of the device the model will run on."""
+    gpus = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
+    machine = read_machine_facts(devices=(*gpus, "cpu"))
+    if not gpus or config.engine.device == "cpu":
+        return machine
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return replace(machine, available_bytes=free_bytes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,8 +35,13 @@ def make_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     ]
 
 
-def make_llm(path: Path, **options: object) -> LLM:
-    common = {"dtype": "float32", "kv_tokens": 4096, "num_threads": 1, "show_progress": False}
+def make_llm(path: Path, **options: Any) -> LLM:
+    common: dict[str, Any] = {
+        "dtype": "float32",
+        "kv_tokens": 4096,
+        "num_threads": 1,
+        "show_progress": False,
+    }
     return LLM(str(path), **(common | options))
 
 
@@ -60,7 +66,7 @@ def test_greedy_ids_equal_transformers(family: str, tiny_checkpoints: TinyCheckp
         oracle.assert_greedy(prompt, output)
 
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "unchunked": {"prefill_chunk_tokens": 2048, "max_step_tokens": 4096},
     "small chunks": {"prefill_chunk_tokens": 7, "max_step_tokens": 40},
     "small pages": {"page_size": 1},
@@ -181,7 +187,7 @@ def test_eos_ends_the_output_unless_ignored(llama: Path) -> None:
     llm = make_llm(llama)
     prompt = make_prompts([20])[0]
     eos = llm.tokenizer.eos_token_ids[0]
-    likely_end = {"logit_bias": {eos: 100.0}, "temperature": 0.0}
+    likely_end: dict[str, Any] = {"logit_bias": {eos: 100.0}, "temperature": 0.0}
 
     ended = llm.generate([prompt], SamplingParams(max_tokens=8, **likely_end))[0]
     ignored = llm.generate([prompt], SamplingParams(max_tokens=8, ignore_eos=True, **likely_end))[0]
