@@ -2,7 +2,8 @@
 
 Two calls: `plan_decode` looks at the lengths once per step, `attend_decode` runs once per layer.
 The plan groups rows of similar length (within a factor of two in pages), so that one long row does
-not make every row pay for its length, and leaves out pages that lie before the sliding window.
+not make every row pay for its length, a bounded number of slots at a time, and leaves out pages
+that lie before the sliding window.
 
 Query heads that share a K/V head become rows of one matrix product; K and V are never repeated.
 Legend: D decode rows, B rows of a bucket, S slots gathered per row, K K/V heads, G query heads per
@@ -44,26 +45,43 @@ class DecodePlan:
 
 
 def plan_decode(
-    block_tables: Tensor, context_lens: Tensor, *, page_size: int, window: int | None
+    block_tables: Tensor,
+    context_lens: Tensor,
+    *,
+    page_size: int,
+    window: int | None,
+    max_slots: int,
 ) -> DecodePlan:
     """Group the decode rows by length.
 
     block_tables:  [D, max_pages] int64; entries past a row's last page are not looked at
     context_lens:  [D] int64, counted in tokens, the query's own included
     window:        a query sees the last `window` positions, its own included; None = all
+    max_slots:     most slots that are gathered at a time; a single row may have more
     """
     lens = context_lens.tolist()
     firsts = [0 if window is None else max(0, length - window) // page_size for length in lens]
-    by_size: dict[int, list[int]] = {}
-    for row, (length, first) in enumerate(zip(lens, firsts, strict=True)):
-        num_pages = -(-length // page_size) - first
-        by_size.setdefault(num_pages.bit_length(), []).append(row)
+    num_pages = [
+        -(-length // page_size) - first for length, first in zip(lens, firsts, strict=True)
+    ]
     return DecodePlan(
         tuple(
             _plan_bucket(rows, lens, firsts, block_tables, page_size, window)
-            for rows in by_size.values()
+            for rows in _group_rows(num_pages, max_slots // page_size)
         )
     )
+
+
+def _group_rows(num_pages: list[int], max_pages: int) -> list[list[int]]:
+    """Group rows that differ by less than twice: up to `max_pages` together, or one longer row."""
+    by_size: dict[int, list[int]] = {}
+    for row, count in enumerate(num_pages):
+        by_size.setdefault(count.bit_length(), []).append(row)
+    groups: list[list[int]] = []
+    for rows in by_size.values():
+        together = max(1, max_pages // max(num_pages[row] for row in rows))
+        groups += [rows[at : at + together] for at in range(0, len(rows), together)]
+    return groups
 
 
 def _plan_bucket(
