@@ -24,11 +24,12 @@ from remora.deployments.cli.terminal import Failure, answer
 
 APP_NAME = "remora"
 POLL_S = 0.2
-# Of Ray's own, when the user has said nothing: no phoning home, no token file in the home folder
-# for a cluster that listens on this machine only, and Serve's own errors in our shape.
+# Of Ray's own, when the user has said nothing: no phoning home, Serve's own errors in our shape,
+# and token authentication (a file in ~/.ray), since Ray's ports listen on every interface and
+# whoever may talk to them may run code.
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "disabled",
+    "RAY_AUTH_MODE": "token",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "remora.deployments.http.proxy:middlewares",
 }
 
