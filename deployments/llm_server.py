@@ -157,4 +157,3 @@ def _log_through_serve() -> None:
     ours, serves = logging.getLogger("remora"), logging.getLogger("ray.serve")
     ours.setLevel(serves.level or logging.INFO)
     ours.handlers = list(serves.handlers)
-    ours.propagate = not ours.handlers

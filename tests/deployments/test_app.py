@@ -18,15 +18,10 @@ def make_config(**sections: Any) -> ServeConfig:
 
 
 def test_the_engine_refuses_before_serve_does() -> None:
-    config = make_config(engine={"max_running_requests": 8, "max_queued_requests": 16})
+    config = make_config(engine={"max_running_requests": 800, "max_queued_requests": 1600})
     options = deployment_options(config)
-    assert options["max_ongoing_requests"] > 8 + 16
-    assert options["max_queued_requests"] == 16
-
-
-def test_a_queue_of_none_still_lets_serve_hold_one() -> None:
-    options = deployment_options(make_config(engine={"max_queued_requests": 0}))
-    assert options["max_queued_requests"] == 1
+    assert options["max_ongoing_requests"] > 1.3 * (800 + 1600)
+    assert options["max_queued_requests"] > 1.3 * (800 + 1600)
 
 
 def test_a_stopping_replica_gets_the_time_to_drain() -> None:

@@ -1,0 +1,106 @@
+"""A replica without Serve around it, over a tiny model."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.configs.errors import ConfigError, EngineError, InvalidRequest
+from remora.deployments.llm_server import LLMServer
+from tests.conftest import TinyCheckpoints
+
+HELLO = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = {"temperature": 0, "max_tokens": 8}
+
+
+@asynccontextmanager
+async def running(path: Any, **api: Any) -> AsyncGenerator[LLMServer, None]:
+    server = LLMServer.__new__(LLMServer)
+    engine = {"kv_tokens": 2048, "num_threads": 1}
+    model = {"path": str(path), "served_name": "tiny", "dtype": "float32"}
+    await server.__init__({"model": model, "engine": engine, "api": api})  # type: ignore[misc]
+    yield server
+    server.client.close()
+
+
+async def test_all_ways_to_ask_give_the_same_text(tiny_checkpoints: TinyCheckpoints) -> None:
+    body: dict[str, Any] = {"messages": HELLO, **GREEDY}
+    async with running(tiny_checkpoints("llama")) as server:
+        whole = await server.chat(body)
+        pieces = [chunk["choices"][0]["delta"] async for chunk in server.chat_stream(body)]
+        prompt = server.tokenizer.render_chat(HELLO)
+        text = await server.completions({"prompt": prompt, "add_special_tokens": False, **GREEDY})
+        ids = server.tokenizer.encode(prompt, add_special_tokens=False)
+        params = {"temperature": 0, "max_new_tokens": 8}
+        native = [c async for c in server.generate({"input_ids": ids, "sampling_params": params})]
+        app = server.__serve_build_asgi_app__()
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
+            response = await client.post("/v1/chat/completions", json=body)
+
+    expected = whole["choices"][0]["message"]["content"]
+    assert expected
+    assert "".join(piece.get("content", "") for piece in pieces) == expected
+    assert text["choices"][0]["text"] == expected
+    assert native[-1]["text"] == expected
+    assert response.json()["choices"][0]["message"]["content"] == expected
+
+
+async def test_serves_proxy_is_left_to_send_the_request_id(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    async with running(tiny_checkpoints("llama")) as server:
+        transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
+        async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
+            response = await client.get("/health")
+    assert "x-request-id" not in response.headers
+
+
+async def test_a_bad_body_is_an_error_that_can_be_pickled(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    async with running(tiny_checkpoints("llama")) as server:
+        with pytest.raises(InvalidRequest) as caught:
+            await server.chat({"messages": []})
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.param, str(copy)) == ("messages", str(caught.value))
+
+
+async def test_health_fails_with_the_engine(tiny_checkpoints: TinyCheckpoints) -> None:
+    async with running(tiny_checkpoints("llama")) as server:
+        await server.check_health()
+
+        def fail() -> None:
+            raise EngineError("stopped")
+
+        server.client.check_health = fail  # type: ignore[method-assign]
+        with pytest.raises(EngineError):
+            await server.check_health()
+
+
+async def test_the_banner_tells_start_up_and_first_token(
+    tiny_checkpoints: TinyCheckpoints, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "remora"):
+        async with running(tiny_checkpoints("llama")):
+            pass
+    assert "start-up" in caplog.text
+    assert "first token" in caplog.text
+
+
+async def test_warming_up_leaves_nothing_behind(tiny_checkpoints: TinyCheckpoints) -> None:
+    async with running(tiny_checkpoints("llama")) as server:
+        stats = server.client.stats()
+    assert (stats.num_cached_pages, stats.num_held_pages, stats.num_running) == (0, 0, 0)
+
+
+async def test_a_model_that_is_not_there_is_a_config_error() -> None:
+    with pytest.raises(ConfigError):
+        async with running("/no/such/model"):
+            pass
