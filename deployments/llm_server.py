@@ -101,7 +101,7 @@ class LLMServer:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP application; Serve calls this once, after the constructor."""
-        return build_http_app(self, echo_request_id=False)
+        return build_http_app(self._served, echo_request_id=False)
 
     async def check_health(self) -> None:
         """Raise EngineError when the engine has stopped or hangs; Serve then replaces us."""
@@ -130,11 +130,7 @@ class LLMServer:
                 yield chunk
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks that answer a body of /generate.
-
-        The first comes at once; a chunk that nobody has fetched yet is overtaken by the next one,
-        which holds all of its text.
-        """
+        """Yield the chunks that answer a body of /generate: each holds all text so far."""
         async with aclosing(self._chunks(GENERATE, body)) as chunks:
             async for chunk in chunks:
                 yield chunk

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -146,7 +147,7 @@ def _catch_signals() -> None:
         raise _Stopped
 
     def stop_now(number: int, _frame: FrameType | None) -> None:
-        # Ray's own processes notice that their driver has gone.
+        _kill_children()
         os._exit(128 + number)
 
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -210,11 +211,16 @@ def _reason(message: str) -> str:
 
 def _drain(raw: dict[str, Any]) -> None:
     """Stop the replicas while the proxy still carries their last words."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
     from ray import serve as ray_serve
+    from ray.serve.exceptions import RayServeException
 
     answer("stopping, once the running requests have ended; Ctrl-C again stops at once")
     for name in _names(raw):
-        ray_serve.delete(name)
+        with suppress(RayServeException):  # Serve itself may not have started yet
+            ray_serve.delete(name)
 
 
 def _names(raw: dict[str, Any]) -> list[str]:
@@ -223,9 +229,23 @@ def _names(raw: dict[str, Any]) -> list[str]:
 
 def _shut_down() -> None:
     ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
+    if ray is None:
         return
     from ray import serve as ray_serve
 
-    ray_serve.shutdown()
+    if ray.is_initialized():
+        ray_serve.shutdown()
     ray.shutdown()
+    _kill_children()
+
+
+def _kill_children() -> None:
+    """Kill what Ray started and did not, or could not, stop: its agents outlive a killed raylet."""
+    if "ray" not in sys.modules:
+        return
+    import psutil  # type: ignore[import-untyped]  # comes with Ray
+
+    # Ray's client aborts this process when its raylet dies: the outermost, our own children, last.
+    for child in reversed(psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            child.kill()

@@ -26,7 +26,7 @@ from remora.deployments.http.openai_bodies import (
     TokenizeBody,
 )
 from remora.deployments.http.openapi import describe_bodies
-from remora.deployments.http.served import ModelServer, Served
+from remora.deployments.http.served import Served
 from remora.deployments.http.sse import EventStream, as_events, while_connected
 from remora.deployments.http.wire import JSONAnswer, read_json
 
@@ -44,12 +44,11 @@ _BODIES: Mapping[str, type[Body]] = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_http_app(server: ModelServer, *, echo_request_id: bool = True) -> FastAPI:
+def build_http_app(served: Served, *, echo_request_id: bool = True) -> FastAPI:
     """Return the application.
 
     echo_request_id:  False where a proxy in front already sends `x-request-id` back
     """
-    served = Served.over(server)
     edge = Middleware(Edge, echo_request_id=echo_request_id, count=served.metrics.count_response)
     app = FastAPI(
         title="remora",
@@ -62,7 +61,6 @@ def build_http_app(server: ModelServer, *, echo_request_id: bool = True) -> Fast
         },
         redirect_slashes=False,
     )
-    app.state.served = served
     app.include_router(_generation_routes(served))
     app.include_router(_token_routes(served))
     app.include_router(_information_routes(served))

@@ -122,7 +122,7 @@ async def test_echo_of_ids_without_output_scores_the_prompt_alone() -> None:
 
 
 async def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
-    fields = {"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 3}
+    fields: dict[str, Any] = {"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 3}
     whole = (await post(**fields)).json()["choices"]
     pieces = [chunk["choices"][0] for chunk in events(await post(**fields, stream=True))]
 

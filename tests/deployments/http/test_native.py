@@ -54,7 +54,7 @@ async def test_a_list_of_one_gives_a_list() -> None:
 
 
 async def test_n_gives_a_list_and_indexed_events() -> None:
-    fields = {"text": "ab", "sampling_params": {"n": 2, "max_new_tokens": 1}}
+    fields: dict[str, Any] = {"text": "ab", "sampling_params": {"n": 2, "max_new_tokens": 1}}
 
     whole = (await post(**fields)).json()
     chunks = events(await post(**fields, stream=True))
@@ -106,7 +106,7 @@ async def test_get_works_like_post() -> None:
 
 @pytest.mark.parametrize("name", ["inputs", "prompt"])
 async def test_bodies_of_other_servers_are_told_so(name: str) -> None:
-    error = (await post(**{name: "ab"})).json()["error"]
+    error = (await post(None, **{name: "ab"})).json()["error"]
     assert (error["param"], error["code"]) == (name, "unsupported")
 
 
