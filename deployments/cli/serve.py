@@ -25,6 +25,7 @@ from remora.deployments.cli.terminal import Failure, answer
 
 APP_NAME = "remora"
 POLL_S = 0.2
+KILL_WAIT_S = 2.0
 # Of Ray's own, when the user has said nothing: no phoning home, Serve's own errors in our shape,
 # and token authentication (a file in ~/.ray), since Ray's ports listen on every interface and
 # whoever may talk to them may run code.
@@ -54,12 +55,14 @@ def serve(
     dtype: Annotated[str | None, typer.Option(help="Number format of the model.")] = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C."""
+    for name, value in _RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # before anything imports ray, which reads it then
     raw = serve_config(target, host=host, port=port, model_name=model_name, dtype=dtype)
     http = raw["http_options"]
     check_port(http["host"], http["port"])
-    _catch_signals()
+    signals = _Signals()
     try:
-        _run(raw)
+        _run(raw, signals)
     except _Stopped:
         _drain(raw)
     finally:
@@ -140,24 +143,43 @@ def check_port(host: str, port: int) -> None:
             raise Failure(message) from None
 
 
-def _catch_signals() -> None:
-    def stop(number: int, _frame: FrameType | None) -> None:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, stop_now)
-        raise _Stopped
+class _Signals:
+    """SIGINT and SIGTERM: the first raises _Stopped, the second kills everything at once.
 
-    def stop_now(number: int, _frame: FrameType | None) -> None:
-        _kill_children()
-        os._exit(128 + number)
+    While Ray starts the first one waits: an exception in the middle of that leaves Ray's library
+    in a state in which it crashes.
+    """
 
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, stop)
+    def __init__(self) -> None:
+        self._is_starting = True
+        self._is_wanted = False
+        self._started: list[Any] = []
+        self.catch()
+
+    def catch(self) -> None:
+        """Handle both signals; once more after Ray, which has a handler of its own, has begun."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._is_wanted:
+            _kill(self._started + _children())
+            os._exit(128 + number)
+        self._is_wanted = True
+        # Later, those whose parents have gone by then could not be told from strangers.
+        self._started = _children()
+        if not self._is_starting:
+            raise _Stopped
+
+    def end_of_start(self) -> None:
+        """Let the first signal interrupt from now on. Raises _Stopped if it has come already."""
+        self._is_starting = False
+        if self._is_wanted:
+            raise _Stopped
 
 
-def _run(raw: dict[str, Any]) -> None:
+def _run(raw: dict[str, Any], signals: _Signals) -> None:
     """Start Ray and Serve, deploy, and wait until stopped. Raises Failure."""
-    for name, value in _RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     import ray
     from ray import serve as ray_serve
     from ray.serve.config import HTTPOptions
@@ -171,6 +193,7 @@ def _run(raw: dict[str, Any]) -> None:
         log_to_driver=True,
         logging_level="warning",
     )
+    signals.catch()
     http = raw["http_options"]
     ray_serve.start(
         http_options=HTTPOptions(**http),
@@ -180,6 +203,7 @@ def _run(raw: dict[str, Any]) -> None:
     from ray.serve.context import _get_global_client
 
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate(raw))
+    signals.end_of_start()
     _wait_until_running(_names(raw))
     host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
     answer(
@@ -233,19 +257,36 @@ def _shut_down() -> None:
         return
     from ray import serve as ray_serve
 
+    started = _children()
     if ray.is_initialized():
         ray_serve.shutdown()
     ray.shutdown()
-    _kill_children()
+    # Ray's dashboard and agents outlive it by a while, or for good.
+    started += _children()
+    _kill(started)
+    _wait(started)
 
 
-def _kill_children() -> None:
-    """Kill what Ray started and did not, or could not, stop: its agents outlive a killed raylet."""
+def _children() -> list[Any]:
+    """Return the processes that we started, and those that they did."""
     if "ray" not in sys.modules:
-        return
+        return []
     import psutil  # type: ignore[import-untyped]  # comes with Ray
 
+    found: list[Any] = psutil.Process().children(recursive=True)
+    return found
+
+
+def _kill(processes: list[Any]) -> None:
     # Ray's client aborts this process when its raylet dies: the outermost, our own children, last.
-    for child in reversed(psutil.Process().children(recursive=True)):
+    import psutil
+
+    for process in reversed(processes):
         with suppress(psutil.NoSuchProcess):
-            child.kill()
+            process.kill()
+
+
+def _wait(processes: list[Any]) -> None:
+    import psutil
+
+    psutil.wait_procs(processes, timeout=KILL_WAIT_S)

@@ -1,0 +1,81 @@
+"""`remora serve` as a user runs it: from the command to the answer, and gone after a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import TinyCheckpoints
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def until_ready(process: subprocess.Popen[str], url: str, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.2)
+    process.kill()
+    pytest.fail(f"not ready: {process.communicate()[0]}")
+
+
+def still_running(group: int) -> list[str]:
+    """Return the command lines of what is left of a process group or session."""
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == group and state != "Z":
+                    left.append((entry / "cmdline").read_text())
+            except OSError:
+                continue
+    return left
+
+
+def test_a_folder_is_served_until_the_signal_and_nothing_stays_behind(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("remora")), "serve"]
+    process = subprocess.Popen(
+        [*command, str(tiny_checkpoints("llama")), "--port", str(port), "--model-name", "m"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONWARNINGS": "default"},
+    )
+    url = f"http://127.0.0.1:{port}"
+    until_ready(process, url)
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "model": "m"}, timeout=60)
+    # Not SIGINT: that is handled alike, but Ray would handle this one if it were let.
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=90)
+
+    assert answer.status_code == 200
+    assert process.returncode == 0, output
+    assert "first token" in output
+    assert "stopping" in output
+    assert "Traceback" not in output
+    assert still_running(process.pid) == []
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
