@@ -6,7 +6,7 @@ come; when a request ends, all with more growth are alive and have grown as much
     max over i of  sum(held[0..i]) + (i + 1) * growth[i],   requests by growth, largest first.
 
 The share of unproduced output that is reserved adapts as in SGLang: it decays while all goes well
-and jumps after a preemption. Knows numbers only: no pages, tensors or time.
+and jumps after a preemption. Knows sequences and how many pages they hold; no tensors, no time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from dataclasses import dataclass
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.plan import EnginePlan
+from remora.engine.kv.cache import KVCache
+from remora.engine.kv.pages import pages_needed
+from remora.engine.sequence import Sequence
 from remora.engine.types import Request
 
 MAX_RESERVED_OUTPUT = 4096
-FULL_RESERVE_AFTER_PREEMPTIONS = 3
+FULL_RESERVE_AFTER_EVICTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,30 @@ class ReserveRatio:
     def growth(self, remaining: int, *, certain: bool) -> int:
         """Return the tokens to reserve for a request that may produce `remaining` more."""
         return remaining if certain else int(self.value * min(remaining, MAX_RESERVED_OUTPUT)) + 1
+
+
+def can_start(
+    candidate: Sequence, running: Iterable[Sequence], kv: KVCache, reserve: ReserveRatio
+) -> bool:
+    """Estimate whether `candidate`, its cached prefix attached, fits beside the running ones."""
+    demands = []
+    num_published = 0
+    for seq in (*running, candidate):
+        table = seq.table
+        num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
+        certain = (
+            seq.request.sampling.ignore_eos or seq.num_evictions >= FULL_RESERVE_AFTER_EVICTIONS
+        )
+        demands.append(
+            Demand(
+                held=(num_pages - table.num_matched) * kv.page_size,
+                growth=reserve.growth(seq.num_remaining, certain=certain),
+            )
+        )
+        # Pages that it computed and published are in `held` already, though the cache has them.
+        num_published += table.num_published - table.num_matched
+    num_borrowed = max(0, kv.num_locked - num_published)
+    return peak_tokens(demands) <= (kv.num_pages - num_borrowed) * kv.page_size
 
 
 def check_fits(request: Request, plan: EnginePlan) -> None:

@@ -7,35 +7,57 @@ Everything here runs on one event loop; the engine's thread enters it once per s
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from remora.configs.errors import EngineError, InvalidRequest, QueueFull, RequestError, Unavailable
-from remora.engine.admission import check_fits
 from remora.engine.engine import Engine
 from remora.engine.loop import EngineLoop
 from remora.engine.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import EngineStats, Output, Request, SequenceOutput
 
+MAX_STEPS_AHEAD = 2
+MAX_WAIT_S = 0.1  # an event loop busy for longer does not hold the engine up
+
 
 @dataclass(eq=False, slots=True)
 class _Stream:
-    """What has arrived for one request and was not read yet."""
+    """What has arrived for one request and was not read yet.
+
+    request:  as the engine knows it, under an id of ours: ids of callers may come back while
+              outputs of their former use are still on the way
+    name:     the caller's id
+    """
 
     request: Request
+    name: str
     events: list[SequenceOutput] = field(default_factory=list)
     error: Exception | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def engine_id(self) -> str:
+        """The id that the engine knows."""
+        return self.request.request_id
+
     async def next(self) -> list[SequenceOutput]:
-        """Wait for something, and take all that has gathered."""
+        """Wait for something, and take all that has gathered; an error comes after the rest."""
         await self.arrived.wait()
-        if self.error is not None:
+        if self.error is not None and not self.events:
             raise self.error
         events, self.events = self.events, []
-        self.arrived.clear()
+        if self.error is None:
+            self.arrived.clear()
         return events
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader raise `error` once it has read what came before."""
+        self.error = error
+        self.arrived.set()
 
 
 class LocalEngineClient:
@@ -48,17 +70,21 @@ class LocalEngineClient:
         *,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
+        self._engine = engine  # only what may be called from any thread
         self._plan = engine.plan
         self._tokenizer = tokenizer
         self._streams: dict[str, _Stream] = {}
+        self._questions: set[asyncio.Future[None]] = set()
+        self._numbers = itertools.count()
         self._num_open = 0
+        self._ahead = threading.Semaphore(MAX_STEPS_AHEAD)
         self._is_draining = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._asyncio = asyncio.get_running_loop()
         self._loop = EngineLoop(
             engine,
-            deliver=lambda outputs: self._cross(self._on_outputs, outputs),
+            deliver=self._deliver,
             fail=lambda error: self._cross(self._on_failure, error),
             step_timeout_s=engine.plan.step_timeout_s,
             on_start=on_start,
@@ -67,35 +93,40 @@ class LocalEngineClient:
 
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         """Submit on first iteration; see EngineClient.generate."""
-        stream = self._open(request)
+        self._check(request)
         processor = OutputProcessor(request, self._tokenizer)
+        stream = self._open(request)
         try:
             while not processor.is_finished:
                 outputs = processor.process(await stream.next())
                 for index in processor.take_stopped():  # before yielding: we may be closed there
-                    self._abort_index(request.request_id, index)
+                    self._abort_index(stream, index)
                 for output in outputs:
                     yield output
         finally:
-            self._shut(request, aborted=not processor.is_finished)
+            self._shut(stream, aborted=not processor.is_finished)
 
     async def abort(self, request_id: str | None) -> int:
         """Abort one request (None: all); returns how many were open."""
-        chosen = [rid for rid in self._streams if request_id is None or rid == request_id]
-        for rid in chosen:
-            self._loop.submit(lambda engine, rid=rid: self._emit(engine.abort(rid)))  # type: ignore[misc]
-        return len(chosen)
+        streams = [s for s in self._streams.values() if request_id in (None, s.name)]
+        for stream in streams:
+            self._abort_heard(stream)
+        return len(streams)
 
     async def flush_cache(self) -> bool:
         """Drop the prefix cache; False while requests are running."""
-        self.check_health()
         flushed: list[bool] = []
-        done = asyncio.Event()
+        done: asyncio.Future[None] = self._asyncio.create_future()
+        self._questions.add(done)
         self._loop.submit(
             lambda engine: flushed.append(engine.flush_cache()),
-            then=lambda: self._cross(done.set),
+            then=lambda: self._cross(self._on_answer, done),
         )
-        await done.wait()
+        try:
+            self.check_health()
+            await done
+        finally:
+            self._questions.discard(done)
         return flushed[0]
 
     def stats(self) -> EngineStats:
@@ -122,12 +153,13 @@ class LocalEngineClient:
 
     # -- streams -----------------------------------------------------------------------------
 
-    def _open(self, request: Request) -> _Stream:
+    def _check(self, request: Request) -> None:
+        """Raise what can be said without asking the engine's thread."""
         self.check_health()
         if self._is_draining:
             raise Unavailable("The server is shutting down and takes no new requests.")
-        check_fits(request, self._plan)
-        if request.request_id in self._streams:
+        self._engine.check(request)
+        if any(stream.name == request.request_id for stream in self._streams.values()):
             raise InvalidRequest(f"Request id {request.request_id!r} is in use already.", "rid")
         limit = self._plan.max_running_requests + self._plan.max_queued_requests
         if self._num_open + request.sampling.n > limit:
@@ -135,45 +167,64 @@ class LocalEngineClient:
                 f"{self._num_open} sequences are running or queued; the limit is {limit}.",
                 retry_after_s=self._retry_after_s(),
             )
-        stream = _Stream(request)
-        self._streams[request.request_id] = stream
+
+    def _open(self, request: Request) -> _Stream:
+        engine_id = f"{request.request_id}/{next(self._numbers)}"
+        stream = _Stream(replace(request, request_id=engine_id), request.request_id)
+        self._streams[engine_id] = stream
         self._is_idle.clear()
         self._num_open += request.sampling.n
-        self._loop.submit(lambda engine: self._add(engine, request))
+        self._loop.submit(lambda engine: self._add(engine, stream))
         return stream
 
-    def _shut(self, request: Request, *, aborted: bool) -> None:
-        self._streams.pop(request.request_id, None)
-        self._num_open -= request.sampling.n
+    def _shut(self, stream: _Stream, *, aborted: bool) -> None:
+        del self._streams[stream.engine_id]
+        self._num_open -= stream.request.sampling.n
         if not self._streams:
             self._is_idle.set()
         if aborted:
-            self._loop.submit(lambda engine: engine.abort(request.request_id))  # nobody reads on
+            self._loop.submit(lambda engine: engine.abort(stream.engine_id))  # nobody reads on
 
     def _retry_after_s(self) -> float:
         """Guess when a place is free: one queue's length of typical steps, within reason."""
         step_s = self._loop.stats().last_step_s
         return float(min(30, max(1, round(step_s * 100))))
 
-    def _abort_index(self, request_id: str, index: int) -> None:
-        self._loop.submit(lambda engine: engine.abort(request_id, index))
+    def _abort_index(self, stream: _Stream, index: int) -> None:
+        self._loop.submit(lambda engine: engine.abort(stream.engine_id, index))
+
+    def _abort_heard(self, stream: _Stream) -> None:
+        """Abort, and let the stream's reader see its end."""
+        self._loop.submit(
+            lambda engine: self._cross(self._on_outputs, engine.abort(stream.engine_id))
+        )
 
     # -- crossing over -----------------------------------------------------------------------
 
-    def _add(self, engine: Engine, request: Request) -> None:
-        """Runs on the engine's thread: a refusal there belongs to this request alone."""
-        try:
-            engine.add(request)
-        except RequestError as error:
-            self._cross(self._on_refusal, request.request_id, error)
+    def _deliver(self, outputs: list[SequenceOutput]) -> None:
+        """Runs on the engine's thread, once per step: pass on what the step gave.
 
-    def _emit(self, outputs: list[SequenceOutput]) -> None:
-        if outputs:
-            self._cross(self._on_outputs, outputs)
+        Waits while the event loop is MAX_STEPS_AHEAD behind. Short steps let go of the interpreter
+        so briefly that the loop's thread, always a moment late, would otherwise starve.
+        """
+        in_turn = self._ahead.acquire(timeout=MAX_WAIT_S)
+        self._cross(self._on_step, outputs, in_turn)
+
+    def _on_step(self, outputs: list[SequenceOutput], in_turn: bool) -> None:
+        if in_turn:
+            self._ahead.release()
+        self._on_outputs(outputs)
+
+    def _add(self, engine: Engine, stream: _Stream) -> None:
+        """Runs on the engine's thread: a refusal there is this request's, not the loop's end."""
+        try:
+            engine.add(stream.request)
+        except RequestError as error:
+            self._cross(stream.fail, error)
 
     def _cross(self, callback: Callable[..., object], *args: object) -> None:
         """Call back on the event loop; nothing to do once that has been closed."""
-        if not self._asyncio.is_closed():
+        with suppress(RuntimeError):
             self._asyncio.call_soon_threadsafe(callback, *args)
 
     def _on_outputs(self, outputs: list[SequenceOutput]) -> None:
@@ -182,16 +233,19 @@ class LocalEngineClient:
             if stream is None:
                 continue
             if output.error is not None:
-                stream.error = EngineError(f"The request failed: {output.error}.")
-            stream.events.append(output)
-            stream.arrived.set()
+                stream.fail(EngineError(f"The request failed: {output.error}."))
+            else:
+                stream.events.append(output)
+                stream.arrived.set()
 
-    def _on_refusal(self, request_id: str, error: Exception) -> None:
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            stream.error = error
-            stream.arrived.set()
+    @staticmethod
+    def _on_answer(question: asyncio.Future[None]) -> None:
+        if not question.done():
+            question.set_result(None)
 
     def _on_failure(self, error: EngineError) -> None:
-        for request_id in list(self._streams):
-            self._on_refusal(request_id, error)
+        for stream in self._streams.values():
+            stream.fail(error)
+        for question in self._questions:
+            if not question.done():
+                question.set_exception(error)

@@ -64,13 +64,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request's n sequences. Raises PromptTooLong or InvalidRequest, and adds none."""
-        check_fits(request, self.plan)
-        check_token_ids(request.sampling, self._vocab_size)
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._vocab_size:
-            raise InvalidRequest(
-                f"The prompt holds token ids outside the model's: 0 to {self._vocab_size - 1}.",
-                "prompt",
-            )
+        self.check(request)
         if request.request_id in self._open:
             raise InvalidRequest(f"Request id {request.request_id!r} is in use already.", "rid")
         sampling = request.sampling
@@ -94,9 +88,20 @@ class Engine:
                 namespace=Namespace(salt=request.cache_salt),
                 leader=leader,
             )
-            leader = sequences[0]
+            if self.plan.prefix_cache and len(request.prompt_ids) > self.plan.page_size:
+                leader = sequences[0]  # the others borrow what it computes
             self._scheduler.add(sequences[index])
         self._open[request.request_id] = sequences
+
+    def check(self, request: Request) -> None:
+        """Raise PromptTooLong or InvalidRequest if the request can never run. From any thread."""
+        check_fits(request, self.plan)
+        check_token_ids(request.sampling, self._vocab_size)
+        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._vocab_size:
+            raise InvalidRequest(
+                f"The prompt holds token ids outside the model's: 0 to {self._vocab_size - 1}.",
+                "prompt",
+            )
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences; what has ended already is not ended again."""
@@ -166,7 +171,7 @@ class Engine:
         self._scheduler.check_integrity()
 
     def close(self) -> None:
-        """Give back the runner's memory."""
+        """Close the runner."""
         self._runner.close()
 
     def _forget_finished(self, request_id: str) -> None:

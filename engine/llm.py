@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from rich.progress import Progress
@@ -131,7 +132,7 @@ class LLM:
         return self._engine.stats()
 
     def close(self) -> None:
-        """Give back the engine's memory."""
+        """Stop what the engine has started; its memory goes with the object."""
         self._engine.close()
 
     def _tokenise(self, prompt: Prompt) -> list[int]:
@@ -197,7 +198,7 @@ def _sections(model: str, options: Mapping[str, Any]) -> dict[str, dict[str, Any
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

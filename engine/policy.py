@@ -22,7 +22,7 @@ def preemption_victim(running: Iterable[Sequence]) -> Sequence:
     """Choose who gives up its pages: the least urgent; of these, who loses least work.
 
     Fewest output tokens first; among equals the longest, whose pages help most, and the youngest.
-    The sequence that is furthest along is thus never chosen while another runs.
+    So, of equal priority, whoever is furthest along goes on and ends.
     """
     return min(
         running, key=lambda seq: (seq.priority, seq.num_output_tokens, -seq.num_tokens, -seq.order)

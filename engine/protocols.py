@@ -60,7 +60,7 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back memory and threads."""
+        """Stop what the runner has started; its memory goes with the object."""
         ...
 
 

@@ -7,6 +7,7 @@ nothing of requests, queues or why a row is in the step.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -60,10 +61,11 @@ class TorchRunner:
         logits = self._model.logits(hidden[batch.logit_index]) if len(rows) else None
         forwarded = time.perf_counter()
         result = self._sample(plan, rows, logits, scored)
-        return self._with_times(result, forwarded - started, time.perf_counter() - forwarded)
+        sample_s = time.perf_counter() - forwarded
+        return replace(result, forward_s=forwarded - started, sample_s=sample_s)
 
     def close(self) -> None:
-        """Nothing is held beyond the tensors."""
+        """Nothing was started."""
 
     # -- row state ---------------------------------------------------------------------------
 
@@ -78,7 +80,7 @@ class TorchRunner:
             self._tables[row] = DUMP_PAGE
             self._num_pages[row] = 0
             self._sampler.add_row(init)
-            if init.sampling.prompt_logprobs is not None:
+            if init.prompt_logprobs is not None:
                 self._prompts[row] = init
         for row, page in zip(plan.page_rows.tolist(), plan.page_ids.tolist(), strict=True):
             self._tables[row, self._num_pages[row]] = page
@@ -147,7 +149,7 @@ class TorchRunner:
         ends = np.cumsum(plan.num_tokens)
         for place, row in enumerate(plan.rows.tolist()):
             init = self._prompts.get(row)
-            if init is None or init.sampling.prompt_logprobs is None:
+            if init is None or init.prompt_logprobs is None:
                 continue
             start = int(plan.starts[place])
             count = min(int(plan.num_tokens[place]), init.num_prompt_tokens - 1 - start)
@@ -155,9 +157,7 @@ class TorchRunner:
                 continue
             begin = int(ends[place] - plan.num_tokens[place])
             targets = init.token_ids[start + 1 : start + 1 + count]
-            scored[row] = self._score(
-                hidden[begin : begin + count], targets, init.sampling.prompt_logprobs
-            )
+            scored[row] = self._score(hidden[begin : begin + count], targets, init.prompt_logprobs)
         return scored
 
     def _score(
@@ -173,17 +173,4 @@ class TorchRunner:
                 )
                 for at in range(0, len(targets), step)
             ]
-        )
-
-    @staticmethod
-    def _with_times(result: StepResult, forward_s: float, sample_s: float) -> StepResult:
-        return StepResult(
-            step_id=result.step_id,
-            rows=result.rows,
-            token_ids=result.token_ids,
-            logprobs=result.logprobs,
-            prompt_logprobs=result.prompt_logprobs,
-            bad_rows=result.bad_rows,
-            forward_s=forward_s,
-            sample_s=sample_s,
         )

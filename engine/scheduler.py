@@ -14,14 +14,8 @@ from bisect import insort
 from collections.abc import Iterable
 
 from remora.configs.errors import InvariantViolated
-from remora.engine.admission import (
-    FULL_RESERVE_AFTER_PREEMPTIONS,
-    Demand,
-    ReserveRatio,
-    peak_tokens,
-)
+from remora.engine.admission import ReserveRatio, can_start
 from remora.engine.kv.cache import KVCache
-from remora.engine.kv.pages import pages_needed
 from remora.engine.policy import lower_priority, preemption_victim, waiting_key
 from remora.engine.sequence import Sequence
 from remora.engine.step_draft import StepDraft
@@ -105,18 +99,17 @@ class Scheduler:
         self._dropped_rows = []
         return plan
 
-    def _plan_tokens(self, seq: Sequence, draft: StepDraft) -> bool:
+    def _plan_tokens(self, seq: Sequence, draft: StepDraft) -> None:
         """Give a running sequence its share of the step; preempts until its pages are there."""
         count = min(seq.num_pending, self._chunk_tokens, draft.budget)
         if seq.row is None or count == 0:
-            return False
+            return
         while (pages := self.kv.try_grow(seq.table, seq.num_computed + count)) is None:
             victim = preemption_victim(self.running)
-            self._preempt(victim, draft)
+            self._evict(victim, draft)
             if victim is seq:
-                return False
+                return
         draft.plan(seq, count, pages)
-        return True
 
     def _admit(self, draft: StepDraft) -> None:
         """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
@@ -138,7 +131,7 @@ class Scheduler:
             known = seq.token_ids[: seq.num_tokens - 1]  # one token at least must give logits
             seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
         count = min(seq.num_pending, self._chunk_tokens, draft.budget)
-        fits = not self.running or self._peak_with(seq) <= self.kv.num_pages * self.kv.page_size
+        fits = not self.running or can_start(seq, self.running, self.kv, self.reserve)
         pages = self.kv.try_grow(seq.table, seq.num_computed + count) if fits else None
         if pages is None:
             self._forget_pages(seq)
@@ -154,56 +147,42 @@ class Scheduler:
         draft.plan(seq, count, pages)
         return True
 
-    def _peak_with(self, candidate: Sequence) -> int:
-        """Estimate the most KV tokens needed if `candidate` (its prefix attached) starts now."""
-        page_size = self.kv.page_size
-        adopted = 0
-        demands = []
-        for seq in self.running:
-            held = len(seq.table.pages) - seq.table.num_matched
-            adopted += held - len(seq.table.owned)
-            demands.append(Demand(held * page_size, self._growth(seq)))
-        own = pages_needed(candidate.num_tokens, page_size) - candidate.table.num_matched
-        demands.append(Demand(own * page_size, self._growth(candidate)))
-        borrowed = max(0, self.kv.num_locked - adopted)
-        return peak_tokens(demands) + borrowed * page_size
-
-    def _growth(self, seq: Sequence) -> int:
-        certain = (
-            seq.request.sampling.ignore_eos or seq.num_preemptions >= FULL_RESERVE_AFTER_PREEMPTIONS
-        )
-        uncomputed = max(0, seq.num_pending - 1) if seq.row is not None else 0
-        return uncomputed + self.reserve.growth(seq.num_remaining, certain=certain)
-
     # -- giving way --------------------------------------------------------------------------
 
     def _preempt_for(self, seq: Sequence, draft: StepDraft) -> bool:
         """Make room for a more urgent sequence, if that is allowed and enough."""
         if self._preemption_gap is None:
             return False
-        for victim in lower_priority(self.running, seq, self._preemption_gap):
-            self._preempt(victim, draft)
-            if self._try_admit(seq, draft):
-                return True
+        weaker = lower_priority(self.running, seq, self._preemption_gap)
+        for count in range(1, len(weaker) + 1):
+            leaving = weaker[:count]
+            staying = [other for other in self.running if other not in leaving]
+            if not staying or can_start(seq, staying, self.kv, self.reserve):
+                for victim in leaving:
+                    self._preempt(victim, draft)
+                return self._try_admit(seq, draft)
         return False
 
-    def _preempt(self, seq: Sequence, draft: StepDraft) -> None:
-        """Take a sequence's pages and row; it is queued again and computed anew later."""
-        self.num_preemptions += 1
-        seq.num_preemptions += 1
-        draft.cancel(seq)
-        self._leave_row(seq)
-        self._forget_pages(seq)
-        insort(self.waiting, seq, key=waiting_key)
+    def _evict(self, seq: Sequence, draft: StepDraft) -> None:
+        """Preempt because memory is short; admission learns from it."""
+        seq.num_evictions += 1
+        self._preempt(seq, draft)
         self.reserve.on_preemption(
             sum(other.num_output_tokens for other in self.running),
             sum(other.max_tokens for other in self.running),
             len(self.running),
         )
 
+    def _preempt(self, seq: Sequence, draft: StepDraft) -> None:
+        """Take a sequence's pages and row; it is queued again and computed anew later."""
+        self.num_preemptions += 1
+        draft.cancel(seq)
+        self._leave_row(seq)
+        self._forget_pages(seq)
+        insort(self.waiting, seq, key=waiting_key)
+
     def _forget_pages(self, seq: Sequence) -> None:
-        self._publish(seq)
-        self.kv.release(seq.table)
+        self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
         seq.num_computed = 0
         if seq.wants_prompt_logprobs:
             seq.prompt_logprob_parts = []
@@ -216,10 +195,7 @@ class Scheduler:
         self._dropped_rows.append(seq.row)
         seq.row = None
 
-    def _publish(self, seq: Sequence) -> None:
-        self.kv.publish(seq.table, seq.namespace, seq.token_ids[: seq.num_computed])
-
-    def _end(self, seq: Sequence, reason: FinishReason, *, publish: bool = True) -> None:
+    def _end(self, seq: Sequence, reason: FinishReason, *, keep_cached: bool = True) -> None:
         if seq.is_finished:
             raise InvariantViolated(f"{seq.request.request_id} was ended twice")
         seq.finish_reason = reason
@@ -227,9 +203,10 @@ class Scheduler:
             self.waiting.remove(seq)
         else:
             self._leave_row(seq)
-        if publish:
-            self._publish(seq)
-        self.kv.release(seq.table)
+        if keep_cached:
+            self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
+        else:
+            self.kv.release(seq.table)
         if not self.has_work:
             self.reserve.on_idle()
 
@@ -244,13 +221,14 @@ class Scheduler:
             seq = self._in_step[row]
             seq.num_computed += count
             if row in result.bad_rows:
-                self._end(seq, FinishReason.ABORT, publish=False)
+                self.num_aborted += 1
+                self._end(seq, FinishReason.ABORT, keep_cached=False)
                 outputs.append(self._output(seq, error=result.bad_rows[row]))
                 continue
             if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
                 seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
             if count > 1 or seq.num_computed == seq.num_prompt_tokens:
-                self._publish(seq)
+                self.kv.publish(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
             if row in sampled:
                 outputs.append(self._accept(seq, sampled[row], result.logprobs.get(row)))
         self._in_step = {}

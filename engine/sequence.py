@@ -23,6 +23,7 @@ class Sequence:
     num_computed:          leading tokens whose KV is in the pages
     num_cached_tokens:     of these, found in the prefix cache at the first admission
     row:                   its row at the ranks while it runs
+    num_evictions:         how often memory was short and it had to give its pages up
     leader:                sibling whose prompt must be computed first, so that this one can borrow
     prompt_logprob_parts:  gathered chunk by chunk, when asked for
     """
@@ -41,7 +42,7 @@ class Sequence:
     num_computed: int = 0
     num_cached_tokens: int | None = None
     row: int | None = None
-    num_preemptions: int = 0
+    num_evictions: int = 0
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
@@ -72,12 +73,12 @@ class Sequence:
 
     @property
     def prompt_is_computed(self) -> bool:
-        """Whether siblings can find the whole prompt in the prefix cache."""
+        """Whether siblings need not wait any longer for what they can borrow of the prompt."""
         return self.num_computed >= self.num_prompt_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are asked for and not complete yet."""
-        if self.request.sampling.prompt_logprobs is None:
+        """Whether it must still score the prompt: asked for, of the first of n, not complete."""
+        if self.request.sampling.prompt_logprobs is None or self.index != 0:
             return False
         return sum(len(p.token_ids) for p in self.prompt_logprob_parts) < self.num_prompt_tokens - 1

@@ -84,6 +84,7 @@ def _row_init(seq: Sequence) -> RowInit:
         num_prompt_tokens=seq.num_prompt_tokens,
         seed=seq.seed,
         sampling=seq.request.sampling,
+        prompt_logprobs=seq.request.sampling.prompt_logprobs if seq.wants_prompt_logprobs else None,
     )
 
 

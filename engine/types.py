@@ -157,6 +157,8 @@ class RowInit:
     token_ids:          [num_tokens] all known tokens, prompt then output
     num_prompt_tokens:  how many of them are prompt
     seed:               of this row's random numbers; drawn on arrival when the caller gave none
+    prompt_logprobs:    how many most likely tokens to report beside each prompt token; None = the
+                        prompt is not scored (or has been)
     """
 
     row: int
@@ -164,6 +166,7 @@ class RowInit:
     num_prompt_tokens: int
     seed: int
     sampling: SamplingParams
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.pages import PagePool, pages_needed
-from remora.engine.kv.radix import PrefixMatch, RadixCache, RadixNode
+from remora.engine.kv.radix import RadixCache, RadixNode
 from remora.engine.types import Namespace
 
 
@@ -20,11 +20,12 @@ from remora.engine.types import Namespace
 class PageTable:
     """The pages of one sequence.
 
-    pages:        block table, in order
-    owned:        those of `pages` that are the sequence's alone; the others are borrowed from the
-                  prefix cache
-    node:         deepest prefix-cache node that the sequence has locked
-    num_matched:  leading pages found in the cache rather than computed
+    pages:          block table, in order
+    owned:          those of `pages` that are the sequence's alone; the others are borrowed from the
+                    prefix cache
+    node:           deepest prefix-cache node that the sequence has locked
+    num_matched:    leading pages found in the cache rather than computed
+    num_published:  leading pages that belong to the cache: `node` ends there
     """
 
     pages: list[int] = field(default_factory=list)
@@ -72,7 +73,7 @@ class KVCache:
             raise InvariantViolated("a prefix was attached to a table in use")
         if not self.prefix_cache:
             return 0
-        match: PrefixMatch = self._radix.match(namespace, tokens)
+        match = self._radix.match(namespace, tokens)
         self._radix.lock(match.node)
         table.node, table.pages = match.node, match.pages
         table.num_matched = table.num_published = len(match.pages)
@@ -101,23 +102,46 @@ class KVCache:
         self.num_owned += count
         return pages
 
-    def publish(self, table: PageTable, namespace: Namespace, computed: Sequence[int]) -> None:
-        """Put the full pages of the `computed` tokens into the prefix cache, for others to borrow.
+    def publish(
+        self, table: PageTable, namespace: Namespace, tokens: Sequence[int], num_computed: int
+    ) -> None:
+        """Let others borrow the full pages of the first `num_computed` tokens from now on.
 
-        The sequence keeps using them: its table does not change.
+        The sequence keeps using them; its table does not change. Nothing happens if somebody else's
+        pages of the same tokens are cached already: locking those beside its own copies would make
+        the sequence hold more than it needs, and more than admission has counted.
         """
-        count = len(computed) // self.page_size
+        count = num_computed // self.page_size
         if not self.prefix_cache or count <= table.num_published:
             return
-        node, adopted = self._radix.insert(
-            namespace, computed[: count * self.page_size], table.pages[:count]
+        start = table.num_published
+        node = self._radix.extend(
+            table.node or self._radix.root(namespace),
+            tokens[start * self.page_size : count * self.page_size],
+            table.pages[start:count],
         )
-        self._radix.lock(node)
-        if table.node is not None:
-            self._radix.unlock(table.node)
+        if node is None:
+            return
+        if node is not table.node:
+            self._radix.lock(node)
+            if table.node is not None:
+                self._radix.unlock(table.node)
         table.node, table.num_published = node, count
-        table.owned.difference_update(adopted)
-        self.num_owned -= len(adopted)
+        self._disown(table, table.pages[start:count])
+
+    def retire(
+        self, table: PageTable, namespace: Namespace, tokens: Sequence[int], num_computed: int
+    ) -> None:
+        """Release the table, but keep cached what of its computed pages the cache lacks."""
+        start, count = table.num_published, num_computed // self.page_size
+        if self.prefix_cache and count > start:
+            adopted = self._radix.insert(
+                table.node or self._radix.root(namespace),
+                tokens[start * self.page_size : count * self.page_size],
+                table.pages[start:count],
+            )
+            self._disown(table, adopted)
+        self.release(table)
 
     def release(self, table: PageTable) -> None:
         """Take back everything the table holds and empty it. Never fails on a live table."""
@@ -127,6 +151,10 @@ class KVCache:
             self._radix.unlock(table.node)
         table.pages, table.owned, table.node = [], set(), None
         table.num_matched = table.num_published = 0
+
+    def _disown(self, table: PageTable, pages: Sequence[int]) -> None:
+        table.owned.difference_update(pages)
+        self.num_owned -= len(pages)
 
     def flush(self) -> int:
         """Forget all cached pages that nobody borrows; returns how many."""

@@ -58,14 +58,16 @@ class RadixCache:
 
     # -- lookup ------------------------------------------------------------------------------
 
+    def root(self, namespace: Namespace) -> RadixNode:
+        """Return the root of a namespace; nothing is kept of it until it has pages."""
+        root = self._roots.get(namespace)
+        return root or RadixNode(parent=None, tokens=array("q"), pages=[], namespace=namespace)
+
     def match(self, namespace: Namespace, tokens: Sequence[int]) -> PrefixMatch:
         """Find the longest cached prefix, in whole pages. May split a node; locks nothing."""
-        root = self._roots.get(namespace) or self._new_root(namespace)
-        node, _ = self._descend(root, array("q", tokens))
-        pages: list[int] = []
-        for ancestor in self._path(node):
-            pages[:0] = ancestor.pages
-        return PrefixMatch(node, pages)
+        node, _ = self._descend(self.root(namespace), array("q", tokens))
+        path = [ancestor.pages for ancestor in self._path(node)]
+        return PrefixMatch(node, [page for pages in reversed(path) for page in pages])
 
     # -- borrowing ---------------------------------------------------------------------------
 
@@ -93,30 +95,37 @@ class RadixCache:
 
     # -- change ------------------------------------------------------------------------------
 
-    def insert(
-        self, namespace: Namespace, tokens: Sequence[int], pages: Sequence[int]
-    ) -> tuple[RadixNode, list[int]]:
-        """Adopt the pages of a prefix: `tokens` holds page_size ids for each of `pages`.
+    def extend(
+        self, node: RadixNode, tokens: Sequence[int], pages: Sequence[int]
+    ) -> RadixNode | None:
+        """Adopt pages that follow `node`, which the caller has locked once or is a fresh root.
 
-        Returns the node at the end of the prefix, and those of `pages` that the cache now owns.
-        Pages whose tokens were cached already stay the caller's.
+        tokens:  page_size ids for each of `pages`
+        Returns the node that now ends with them; None, and nothing changed, if the tree has other
+        pages for these tokens already.
         """
-        if not pages:
-            return self._roots.get(namespace) or self._new_root(namespace), []
+        node, key = self._rooted(node), array("q", tokens)
+        if self._first_page(key, 0) in node.children:
+            return None
+        if node.parent is not None and node.num_locks == 1 and not node.children:
+            node.tokens += key
+            node.pages += pages
+            self.num_pages += len(pages)
+            self.num_locked_pages += len(pages)
+            return node
+        return self._add_leaf(node, key, list(pages))
+
+    def insert(self, node: RadixNode, tokens: Sequence[int], pages: Sequence[int]) -> list[int]:
+        """Adopt those of the pages that follow `node` whose tokens the tree does not have yet.
+
+        Arguments as in `extend`. Returns the pages adopted; the others stay the caller's.
+        """
         key = array("q", tokens)
-        root = self._roots.setdefault(namespace, self._new_root(namespace))
-        node, position = self._descend(root, key)
+        node, position = self._descend(self._rooted(node), key)
         adopted = list(pages[position // self.page_size :])
         if adopted:
-            self._clock += 1
-            leaf = RadixNode(
-                parent=node, tokens=key[position:], pages=list(adopted), last_used=self._clock
-            )
-            node.children[self._first_page(key, position)] = leaf
-            self.num_pages += len(adopted)
-            self._offer(leaf)
-            node = leaf
-        return node, adopted
+            self._add_leaf(node, key[position:], adopted)
+        return adopted
 
     def evict(self, count: int) -> list[int]:
         """Forget up to `count` pages, least recently used first; returns those given up."""
@@ -177,11 +186,22 @@ class RadixCache:
 
     # -- inside ------------------------------------------------------------------------------
 
-    @staticmethod
-    def _new_root(namespace: Namespace) -> RadixNode:
-        """Make a root. It is entered in the table with its first pages only: salts come from
-        callers and must not pile up."""
-        return RadixNode(parent=None, tokens=array("q"), pages=[], namespace=namespace)
+    def _rooted(self, node: RadixNode) -> RadixNode:
+        """Return `node`; for a root, the one in the table, which it may enter only now.
+
+        Namespaces hold callers' salts: a root without pages must not stay behind.
+        """
+        if node.namespace is None:
+            return node
+        return self._roots.setdefault(node.namespace, node)
+
+    def _add_leaf(self, parent: RadixNode, tokens: array[int], pages: list[int]) -> RadixNode:
+        self._clock += 1
+        leaf = RadixNode(parent=parent, tokens=tokens, pages=pages, last_used=self._clock)
+        parent.children[self._first_page(tokens, 0)] = leaf
+        self.num_pages += len(pages)
+        self._offer(leaf)
+        return leaf
 
     def _descend(self, node: RadixNode, key: array[int]) -> tuple[RadixNode, int]:
         """Follow `key` in whole pages; returns the last node on the way and its end in `key`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from remora.configs.plan import EnginePlan
-from remora.engine.types import RowInit, StepPlan, StepResult
+from remora.engine.types import LogprobRows, RowInit, StepPlan, StepResult, TokenArray
 
 VOCAB = 50
 
@@ -26,6 +26,18 @@ def expected_output(prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         context.append(next_token(context))
     return context[len(prompt) :]
+
+
+def make_logprobs(token_ids: TokenArray) -> LogprobRows:
+    """Lines that say nothing but which tokens they are of."""
+    count = len(token_ids)
+    return LogprobRows(
+        token_ids=token_ids,
+        logprobs=np.zeros(count, np.float32),
+        ranks=np.ones(count, np.int32),
+        top_ids=np.zeros((count, 0), np.int64),
+        top_logprobs=np.zeros((count, 0), np.float32),
+    )
 
 
 class FakeRunner:
@@ -63,10 +75,17 @@ class FakeRunner:
                 self.tokens[row].append(token)
                 sampled.append(token)
         rows = plan.rows[plan.samples]
+        scored = {}
+        for place, row in enumerate(plan.rows.tolist()):
+            init, start = self.rows[row], int(plan.starts[place])
+            if init.prompt_logprobs is not None and start + 1 < init.num_prompt_tokens:
+                stop = min(start + counts[place] + 1, init.num_prompt_tokens)
+                scored[row] = make_logprobs(init.token_ids[start + 1 : stop])
         return StepResult(
             step_id=plan.step_id,
             rows=rows,
             token_ids=np.array(sampled, dtype=np.int64),
+            prompt_logprobs=scored,
             bad_rows={row: "not finite" for row in rows.tolist() if row in self.bad_rows},
         )
 

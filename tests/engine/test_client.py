@@ -154,6 +154,54 @@ async def test_one_id_cannot_be_used_twice_at_once(client: LocalEngineClient) ->
     await stream.aclose()
 
 
+async def test_an_id_may_come_back_as_soon_as_its_stream_is_closed(
+    client: LocalEngineClient,
+) -> None:
+    for _ in range(20):
+        stream = client.generate(make_request("same", max_tokens=4000))
+        await anext(stream)
+        await stream.aclose()
+        sampling = SamplingParams(max_tokens=3, temperature=0.0)
+        request = Request(request_id="same", prompt_ids=[9, 8, 7], sampling=sampling)
+
+        ids = [t for output in await collect(client, request) for t in output.token_ids]
+
+        assert ids == expected_output([9, 8, 7], 3)
+
+
+async def test_bad_token_ids_leave_no_open_stream_behind(client: LocalEngineClient) -> None:
+    sampling = SamplingParams(max_tokens=3)
+    for _ in range(20):
+        with pytest.raises(InvalidRequest, match="0 to 49"):
+            await collect(client, Request(request_id="r", prompt_ids=[1, -1], sampling=sampling))
+
+    assert await client.drain(1)
+
+
+async def test_flushing_a_closed_engine_fails_instead_of_waiting(
+    client: LocalEngineClient,
+) -> None:
+    client.close()
+
+    with pytest.raises(EngineError):
+        await asyncio.wait_for(client.flush_cache(), 10)
+
+
+async def test_an_answer_that_was_complete_is_read_although_the_engine_failed_since(
+    client: LocalEngineClient,
+) -> None:
+    stream = client.generate(make_request(max_tokens=6))
+    first = await anext(stream)
+    while client.stats().finished_total == 0:
+        await asyncio.sleep(0.005)
+    client.close()
+
+    rest = [output async for output in stream]
+
+    ids = [token for output in (first, *rest) for token in output.token_ids]
+    assert ids == expected_output([1, 2, 3], 6)
+
+
 async def test_a_failing_step_fails_open_streams_and_health(
     client: LocalEngineClient, runner: FakeRunner
 ) -> None:

@@ -29,9 +29,12 @@ def make_request(
     priority: int = 0,
     salt: str = "",
     n: int = 1,
+    prompt_logprobs: int | None = None,
 ) -> Request:
     """A greedy request."""
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, n=n)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, temperature=0.0, n=n, prompt_logprobs=prompt_logprobs
+    )
     return Request(
         request_id=name, prompt_ids=prompt, sampling=sampling, priority=priority, cache_salt=salt
     )
@@ -46,12 +49,14 @@ class Harness:
         self.engine = Engine(self.plan, self.runner, eos_token_ids=[0], vocab_size=VOCAB)
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], FinishReason] = {}
+        self.scored: dict[tuple[str, int], list[int]] = defaultdict(list)
 
     def take(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
             key = (output.request_id, output.index)
             assert key not in self.ends, "output after the end"
             self.tokens[key] += output.token_ids
+            self.scored[key] += [t for p in output.prompt_logprobs for t in p.token_ids.tolist()]
             if output.finish_reason is not None:
                 self.ends[key] = output.finish_reason
 
@@ -72,7 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.harness = Harness(num_pages=20, priority_preemption_gap=1)
+        self.harness = Harness(num_pages=20, priority_preemption_gap=1, conservativeness=0.1)
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
 
@@ -82,10 +87,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 3),
         salt=st.sampled_from(["", "x"]),
         n=st.integers(1, 3),
+        scored=st.booleans(),
     )
-    def add(self, prompt: list[int], max_tokens: int, priority: int, salt: str, n: int) -> None:
+    def add(
+        self, prompt: list[int], max_tokens: int, priority: int, salt: str, n: int, scored: bool
+    ) -> None:
         name = f"r{len(self.requests)}"
-        request = make_request(name, prompt, max_tokens, priority=priority, salt=salt, n=n)
+        request = make_request(
+            name,
+            prompt,
+            max_tokens,
+            priority=priority,
+            salt=salt,
+            n=n,
+            prompt_logprobs=0 if scored else None,
+        )
         self.harness.engine.add(request)
         self.requests[name] = request
 
@@ -122,6 +138,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert got == expected[: len(got)]
                 if name not in self.aborted:
                     assert (end, len(got)) == (FinishReason.LENGTH, count)
+                    wants = request.sampling.prompt_logprobs is not None and index == 0
+                    lines = list(request.prompt_ids)[1:] if wants else []
+                    assert self.harness.scored[name, index] == lines
         stats = self.harness.engine.stats()
         assert stats.num_held_pages == 0
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
@@ -312,3 +331,83 @@ def test_a_row_without_finite_logits_ends_alone() -> None:
 
     assert harness.ends["bad", 0] is FinishReason.ABORT
     assert harness.tokens["good", 0] == expected_output([4, 5, 6], 4)
+
+
+def test_a_scored_prompt_that_is_cached_already_still_fits() -> None:
+    harness = Harness(num_pages=8, max_model_len=64, max_step_tokens=64, prefill_chunk_tokens=64)
+    prompt = list(range(1, 18))
+    harness.engine.add(make_request("first", prompt, 2))
+    harness.run()
+    harness.engine.add(make_request("scored", prompt, 15, prompt_logprobs=0))
+
+    harness.run()
+
+    assert harness.scored["scored", 0] == prompt[1:]
+    assert harness.engine.stats().preemptions_total == 0
+
+
+def test_equal_prompts_in_flight_survive_a_shortage() -> None:
+    harness = Harness(
+        num_pages=12, max_step_tokens=64, prefill_chunk_tokens=64, conservativeness=0.1
+    )
+    prompt = list(range(1, 18))
+    harness.engine.add(make_request("short", prompt, 2))
+    harness.engine.add(make_request("long", prompt, 31))
+
+    harness.run()
+
+    assert harness.tokens["long", 0] == expected_output(prompt, 31)
+
+
+def test_a_prompt_under_way_counts_whole_in_the_estimate() -> None:
+    harness = Harness(max_step_tokens=16, prefill_chunk_tokens=8)
+    for name in ("a", "b"):
+        harness.engine.add(make_request(name, [ord(name) % 40] * 80, 1))
+
+    harness.run()
+
+    assert harness.engine.stats().preemptions_total == 0
+
+
+def test_what_fits_together_starts_together() -> None:
+    harness = Harness(max_step_tokens=128, prefill_chunk_tokens=128)
+    harness.engine.add(make_request("a", [1] * 70, 2))
+    harness.engine.add(make_request("b", [2] * 8, 2))
+
+    harness.step()
+
+    assert harness.engine.stats().num_running == 2
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    harness = Harness(max_running_requests=2, priority_preemption_gap=0, num_pages=32)
+    harness.engine.add(make_request("high", [1] * 60, 40, priority=5))
+    harness.engine.add(make_request("low", [2] * 8, 20))
+    for _ in range(12):
+        harness.step()
+    assert harness.engine.stats().num_running == 2
+    harness.engine.add(make_request("urgent", [3] * 60, 10, priority=4))
+
+    harness.step()
+
+    assert harness.engine.stats().preemptions_total == 0
+
+
+def test_only_the_first_of_n_scores_the_prompt() -> None:
+    harness = Harness(max_step_tokens=64, prefill_chunk_tokens=64)
+    harness.engine.add(make_request("r", list(range(1, 33)), 1, n=4, prompt_logprobs=0))
+
+    harness.run()
+
+    computed = sum(int(plan.num_tokens.sum()) for plan in harness.runner.plans)
+    assert computed == 32 + 3 * 4
+    assert [len(harness.scored["r", index]) for index in range(4)] == [31, 0, 0, 0]
+
+
+def test_siblings_that_cannot_borrow_do_not_wait() -> None:
+    harness = Harness(prefix_cache=False, max_step_tokens=64)
+    harness.engine.add(make_request("r", [1] * 8, 2, n=4))
+
+    harness.step()
+
+    assert harness.engine.stats().num_running == 4

@@ -48,10 +48,11 @@ class CacheMachine(RuleBasedStateMachine):
             self.filled[page] = (holder.namespace, prefix)
         holder.computed = upto
 
-    @rule(salt=SALTS, tokens=TOKENS)
-    def start(self, salt: str, tokens: list[int]) -> None:
+    @rule(salt=SALTS, tokens=TOKENS, borrow=st.booleans())
+    def start(self, salt: str, tokens: list[int], borrow: bool) -> None:
         holder = Holder(Namespace(salt=salt), tokens)
-        holder.computed = self.kv.attach_prefix(holder.table, holder.namespace, tokens[:-1])
+        if borrow:
+            holder.computed = self.kv.attach_prefix(holder.table, holder.namespace, tokens[:-1])
         for index, page in enumerate(holder.table.pages):
             prefix = tuple(tokens[: (index + 1) * PAGE_SIZE])
             assert self.filled[page] == (holder.namespace, prefix)
@@ -76,16 +77,17 @@ class CacheMachine(RuleBasedStateMachine):
     def publish(self, data: st.DataObject) -> None:
         holder = data.draw(st.sampled_from(self.holders))
         before = list(holder.table.pages)
-        self.kv.publish(holder.table, holder.namespace, holder.tokens[: holder.computed])
+        self.kv.publish(holder.table, holder.namespace, holder.tokens, holder.computed)
         assert holder.table.pages == before
 
     @precondition(lambda self: self.holders)
-    @rule(data=st.data(), publish=st.booleans())
-    def release(self, data: st.DataObject, publish: bool) -> None:
+    @rule(data=st.data(), keep=st.booleans())
+    def release(self, data: st.DataObject, keep: bool) -> None:
         holder = data.draw(st.sampled_from(self.holders))
-        if publish:
-            self.kv.publish(holder.table, holder.namespace, holder.tokens[: holder.computed])
-        self.kv.release(holder.table)
+        if keep:
+            self.kv.retire(holder.table, holder.namespace, holder.tokens, holder.computed)
+        else:
+            self.kv.release(holder.table)
         self.holders.remove(holder)
 
     @rule()
@@ -101,6 +103,8 @@ class CacheMachine(RuleBasedStateMachine):
         for holder in self.holders:
             borrowed = set(holder.table.pages) - holder.table.owned
             assert not borrowed & set(owned), "a page is borrowed and owned at once"
+        in_tables = {page for holder in self.holders for page in holder.table.pages}
+        assert self.kv.num_held == len(in_tables), "pages are held that nobody uses"
 
     @invariant()
     def what_is_computed_stays_readable(self) -> None:
@@ -125,8 +129,7 @@ def make_published(kv: KVCache, tokens: list[int], namespace: Namespace) -> None
     table = PageTable()
     kv.attach_prefix(table, namespace, tokens)
     assert kv.try_grow(table, len(tokens)) is not None
-    kv.publish(table, namespace, tokens)
-    kv.release(table)
+    kv.retire(table, namespace, tokens, len(tokens))
 
 
 def test_namespaces_never_share_pages() -> None:
@@ -177,7 +180,7 @@ def test_callers_salts_do_not_pile_up() -> None:
         table = PageTable()
         kv.attach_prefix(table, Namespace(salt=str(number)), [1, 2, 3])
         kv.try_grow(table, 3)
-        kv.publish(table, Namespace(salt=str(number)), [1, 2, 3])
+        kv.publish(table, Namespace(salt=str(number)), [1, 2, 3], 3)
         kv.release(table)
 
     assert len(kv._radix._roots) <= 8
@@ -190,3 +193,30 @@ def test_a_table_in_use_cannot_take_another_prefix() -> None:
 
     with pytest.raises(InvariantViolated):
         kv.attach_prefix(table, Namespace(), [1, 2])
+
+
+def test_a_copy_of_a_cached_prefix_is_not_held_twice() -> None:
+    kv = KVCache(8, page_size=2, prefix_cache=True)
+    make_published(kv, [1, 2, 3, 4], Namespace())
+    copy = PageTable()  # computed anew: nothing was borrowed
+    kv.try_grow(copy, 8)
+
+    kv.publish(copy, Namespace(), [1, 2, 3, 4, 5, 6, 7, 8], 8)
+
+    assert (kv.num_held, kv.num_cached) == (4, 2)
+    kv.retire(copy, Namespace(), [1, 2, 3, 4, 5, 6, 7, 8], 8)
+    assert kv.attach_prefix(PageTable(), Namespace(), [1, 2, 3, 4, 5, 6, 7, 8]) == 8
+    kv.check_integrity()
+
+
+def test_a_long_prompt_published_in_chunks_stays_one_node() -> None:
+    kv = KVCache(64, page_size=2, prefix_cache=True)
+    table, tokens = PageTable(), list(range(100))
+    kv.attach_prefix(table, Namespace(), tokens)
+
+    for computed in range(10, 101, 10):
+        kv.try_grow(table, computed)
+        kv.publish(table, Namespace(), tokens, computed)
+
+    assert len(list(kv._radix.nodes())) == 1
+    kv.check_integrity()
