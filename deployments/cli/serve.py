@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, IMPORT_PATH, load_serve_file, parse_args
 from remora.configs.schema import BUILTIN_MODEL
@@ -61,12 +62,32 @@ def serve(
     http = raw["http_options"]
     check_port(http["host"], http["port"])
     signals = _Signals()
+    _write_built_in_model(raw)
     try:
         _run(raw, signals)
     except _Stopped:
         _drain(raw)
     finally:
         _shut_down()
+
+
+def _write_built_in_model(raw: dict[str, Any]) -> None:
+    """Put the built-in model into the cache while there is a terminal to show progress on."""
+    path = _our_application(raw)["args"]["model"]["path"]
+    if (
+        path.lower() == BUILTIN_MODEL
+        and not (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
+    ):
+        from remora.engine.weights.source import resolve_model
+
+        resolve_model(BUILTIN_MODEL, cache_dir())
+
+
+def _our_application(raw: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        app for app in raw["applications"] if app["import_path"] == IMPORT_PATH
+    )
+    return found
 
 
 def serve_config(
@@ -87,7 +108,7 @@ def serve_config(
         raw = load_serve_file(Path(target), also=ServeDeploySchema).raw
     else:
         raw = _config_of_model(target)
-    application = next(app for app in raw["applications"] if app["import_path"] == IMPORT_PATH)
+    application = _our_application(raw)
     args = application.get("args") or {}
     given = {"served_name": model_name, "dtype": dtype}
     changed = {key: value for key, value in given.items() if value is not None}

@@ -54,7 +54,7 @@ def make_deploy_config(smol: Path, tiny: Path) -> dict[str, Any]:
 def cluster(smollm2_path: Path, tiny_checkpoints: TinyCheckpoints) -> Iterator[Cluster]:
     """Start Ray and both applications; stop everything afterwards."""
     environment = {
-        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "remora.deployments.http.proxy:middlewares",
     }
