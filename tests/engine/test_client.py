@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,7 +17,14 @@ from remora.configs.errors import (
 )
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
-from remora.engine.types import FinishReason, Output, Request, SamplingParams
+from remora.engine.types import (
+    FinishReason,
+    Output,
+    Request,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+)
 from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
 
 
@@ -78,6 +86,43 @@ async def test_closing_the_stream_aborts_and_frees_the_pages(client: LocalEngine
 
     assert client.stats().num_held_pages == 0
     assert client.stats().aborted_total == 1
+
+
+class GatedRunner(FakeRunner):
+    """Runs a step only when the test lets it."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self.gate = threading.Semaphore(0)
+        self.num_asked = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.num_asked += 1
+        assert self.gate.acquire(timeout=30)
+        return super().execute(plan)
+
+
+async def test_an_abort_reaches_the_engine_within_two_steps() -> None:
+    runner = GatedRunner(page_size=4)
+    engine = Engine(make_plan(), runner, eos_token_ids=[0], vocab_size=VOCAB)
+    client = LocalEngineClient(engine, None)
+    other = client.generate(make_request("other", max_tokens=50))
+    leaving = client.generate(make_request("leaving", max_tokens=50))
+    firsts = [asyncio.ensure_future(anext(stream)) for stream in (other, leaving)]
+    await asyncio.sleep(0.05)  # both are submitted; at most the first step is under way
+    runner.gate.release(3)
+    await asyncio.gather(*firsts)
+    while runner.num_asked < 4:  # the fourth step is under way, and waits
+        await asyncio.sleep(0.005)
+
+    await leaving.aclose()
+    runner.gate.release(100)
+    _ = [output async for output in other]
+    client.close()
+
+    rows = [len(plan.rows) for plan in runner.plans]
+    assert rows[3] == 2
+    assert set(rows[5:]) == {1}
 
 
 async def test_cancelling_the_reader_aborts(client: LocalEngineClient) -> None:
