@@ -10,6 +10,7 @@
       CapacityError          try again later: 429 or 503, with retry_after_s
         QueueFull              the waiting queue has reached its limit
         Unavailable            loading, draining or stopped
+        RequestTimedOut        ran for longer than api.request_timeout_s: 504
       EngineError            our fault: a 500; the replica reports itself unhealthy
         StepTimeout            a step has been running for longer than the watchdog allows
         InvariantViolated      a bug of ours, found by a check
@@ -83,6 +84,10 @@ class QueueFull(CapacityError):
 
 class Unavailable(CapacityError):
     """The engine is loading, draining or stopped."""
+
+
+class RequestTimedOut(CapacityError):
+    """The request ran for longer than `api.request_timeout_s` and was aborted."""
 
 
 class EngineError(RemoraError):

@@ -228,7 +228,8 @@ class ApiSection(Section):
     """HTTP: limits, timeouts, strictness."""
 
     unknown_fields: Literal["warn", "reject"] = "warn"
-    """Request fields that no API defines: warn = logged and left out, reject = HTTP 400."""
+    """Request fields that no API defines: warn = left out and named in a response header
+    (x-remora-ignored-fields), reject = HTTP 400."""
 
     max_body_bytes: Bytes = 16 * 2**20
     """Largest request body, in bytes or as 16MiB; beyond it HTTP 413."""

@@ -15,8 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from remora.configs.errors import EngineError, Unavailable
-from remora.deployments.http.errors import RequestTimedOut
+from remora.configs.errors import EngineError, RequestTimedOut, Unavailable
 from remora.deployments.http.metrics import Metrics
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request

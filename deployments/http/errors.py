@@ -23,6 +23,7 @@ from remora.configs.errors import (
     QueueFull,
     RemoraError,
     RequestError,
+    RequestTimedOut,
     UnknownModel,
 )
 
@@ -30,10 +31,6 @@ log = logging.getLogger(__name__)
 
 UNSUPPORTED = "unsupported"
 CLIENT_GONE = 499
-
-
-class RequestTimedOut(CapacityError):
-    """The request ran for longer than `api.request_timeout_s` and was aborted."""
 
 
 @dataclass(frozen=True, slots=True)

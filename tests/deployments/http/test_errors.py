@@ -15,11 +15,11 @@ from remora.configs.errors import (
     InvariantViolated,
     PromptTooLong,
     QueueFull,
+    RequestTimedOut,
     StepTimeout,
     Unavailable,
     UnknownModel,
 )
-from remora.deployments.http.errors import RequestTimedOut
 from tests.deployments.fakes import (
     FakeEngine,
     FakeServer,
