@@ -17,6 +17,13 @@ TinyCheckpoints = Callable[..., Path]
 
 torch.set_num_threads(2)
 
+# Ray reads these when it is first imported, whichever test that happens in.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
+    "remora.deployments.http.proxy:middlewares"
+)
+
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:

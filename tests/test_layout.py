@@ -153,7 +153,7 @@ def test_continuous_integration_runs_what_the_readme_says() -> None:
     ci = ROOT / ".ci" / "run"
 
     assert "```bash\nmake test\n```" in readme
-    assert ci.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+    assert "make test" in ci.read_text(encoding="utf-8").splitlines()
     assert ci.stat().st_mode & 0o100
 
 

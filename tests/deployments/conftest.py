@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -53,13 +52,6 @@ def make_deploy_config(smol: Path, tiny: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def cluster(smollm2_path: Path, tiny_checkpoints: TinyCheckpoints) -> Iterator[Cluster]:
     """Start Ray and both applications; stop everything afterwards."""
-    environment = {
-        "RAY_AUTH_MODE": "token",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "remora.deployments.http.proxy:middlewares",
-    }
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ |= environment
     import ray
     from ray import serve
     from ray.serve.context import _get_global_client
@@ -84,11 +76,6 @@ def cluster(smollm2_path: Path, tiny_checkpoints: TinyCheckpoints) -> Iterator[C
     finally:
         serve.shutdown()
         ray.shutdown()
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def wait_until_running(*names: str) -> None:
