@@ -33,7 +33,7 @@ from remora.engine.protocols import EngineClient
 from remora.engine.types import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from remora.engine.launch import LaunchedEngine
+    from remora.engine.launch import BuiltEngine
     from remora.engine.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -60,24 +60,24 @@ class LLMServer:
         # On the event loop and not in a thread: the engine's client belongs to this loop.
         launched = start_engine(self.config, show_progress=False)
         self.client = launched.client
-        self.tokenizer = launched.tokenizer
-        self.plan = launched.plan
-        self.generation_defaults = launched.generation_defaults
+        self.tokenizer = launched.built.tokenizer
+        self.plan = launched.built.plan
+        self.generation_defaults = launched.built.generation_defaults
         self._served = Served.over(self)
-        await self._warm_up(launched)
+        await self._warm_up(launched.built)
 
-    async def _warm_up(self, launched: LaunchedEngine) -> None:
+    async def _warm_up(self, built: BuiltEngine) -> None:
         """Make some tokens, so that no caller pays for first-time work, and say what is served."""
-        phases = dict(launched.phases)
+        phases = dict(built.phases)
         started = time.perf_counter()
         await self._first_token_s()
         phases["warm up"] = time.perf_counter() - started
         first_token_s = await self._first_token_s()
         await self.client.flush_cache()
         text = banner(
-            launched.plan,
-            launched.facts,
-            launched.machine,
+            built.plan,
+            built.facts,
+            built.machine,
             phases,
             version=version("remora"),
             first_token_s=first_token_s,

@@ -65,17 +65,12 @@ class BuiltEngine:
     phases: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LaunchedEngine:
     """A BuiltEngine running in its own thread, behind a client."""
 
+    built: BuiltEngine
     client: LocalEngineClient
-    tokenizer: Tokenizer
-    plan: EnginePlan
-    facts: ModelFacts
-    machine: MachineFacts
-    generation_defaults: Mapping[str, float | int]
-    phases: dict[str, float]
 
 
 def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEngine:
@@ -143,15 +138,7 @@ def start_engine(config: ServeConfig, *, show_progress: bool = True) -> Launched
         built.tokenizer,
         on_start=lambda: torch.set_num_threads(num_threads),  # per thread with OpenMP
     )
-    return LaunchedEngine(
-        client=client,
-        tokenizer=built.tokenizer,
-        plan=built.plan,
-        facts=built.facts,
-        machine=built.machine,
-        generation_defaults=built.generation_defaults,
-        phases=built.phases,
-    )
+    return LaunchedEngine(built, client)
 
 
 def _read_machine(config: ServeConfig) -> MachineFacts:
