@@ -99,6 +99,11 @@ class EnginePlan:
         return self.num_pages * self.page_size
 
     @property
+    def max_open_sequences(self) -> int:
+        """Most sequences that are running or queued at a time."""
+        return self.max_running_requests + self.max_queued_requests
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Most tokens one sequence can have: the context, or the KV pool if that is smaller."""
         return min(self.max_model_len, self.kv_tokens)

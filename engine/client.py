@@ -161,7 +161,11 @@ class LocalEngineClient:
         self._engine.check(request)
         if any(stream.name == request.request_id for stream in self._streams.values()):
             raise InvalidRequest(f"Request id {request.request_id!r} is in use already.", "rid")
-        limit = self._plan.max_running_requests + self._plan.max_queued_requests
+        limit = self._plan.max_open_sequences
+        if request.sampling.n > limit:
+            raise InvalidRequest(
+                f"n is {request.sampling.n}; this server takes {limit} sequences at most.", "n"
+            )
         if self._num_open + request.sampling.n > limit:
             raise QueueFull(
                 f"{self._num_open} sequences are running or queued; the limit is {limit}.",

@@ -161,11 +161,13 @@ def _information_routes(served: Served) -> APIRouter:
 def _control_routes(served: Served) -> APIRouter:
     router = APIRouter(tags=["control"])
 
-    @router.get("/health")
-    @router.get("/ready")
     async def health() -> Response:
         ops.check_health(served)
         return Response()
+
+    for path in ("/health", "/healthz", "/ready"):
+        router.add_api_route(path, health, methods=["GET"])
+        router.add_api_route(path, health, methods=["HEAD"], include_in_schema=False)
 
     @router.get("/health_generate")
     async def health_generate(request: Request) -> Response:

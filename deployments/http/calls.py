@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from remora.configs.errors import EngineError, RequestTimedOut, Unavailable
+from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, Unavailable
 from remora.deployments.http.metrics import Metrics
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request
@@ -66,18 +66,34 @@ class _Clock:
 class Calls:
     """Opens calls and knows which are open."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, *, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        metrics: Metrics,
+        *,
+        timeout_s: float | None,
+        max_sequences: int,
+    ) -> None:
         self._client = client
         self._metrics = metrics
         self._timeout_s = timeout_s
+        self._max_sequences = max_sequences
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
 
     async def open(self, rid: str, requests: Sequence[Request]) -> OpenCall:
         """Submit all requests and wait for the first output of any.
 
-        Raises what the engine raises, and RequestTimedOut.
+        Raises what the engine raises, InvalidRequest for a call that could never be taken, and
+        RequestTimedOut.
         """
+        wanted = sum(request.sampling.n for request in requests)
+        if wanted > self._max_sequences:
+            raise InvalidRequest(
+                f"The request asks for {wanted} sequences (prompts times n); this server takes"
+                f" {self._max_sequences} at most. Send fewer prompts at a time.",
+                "prompt" if len(requests) > 1 else "n",
+            )
         try:
             self._client.check_health()
         except EngineError as error:

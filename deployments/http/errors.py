@@ -126,9 +126,8 @@ def error_headers(error: BaseException) -> dict[str, str]:
     if isinstance(error, CapacityError):
         wait = max(1, math.ceil(error.retry_after_s))
         return {"retry-after": str(wait), "x-should-retry": "true"}
-    if isinstance(error, HTTPException) and error.headers:
-        return dict(error.headers)
-    return {"x-should-retry": "true" if isinstance(error, EngineError) else "false"}
+    own = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+    return own | {"x-should-retry": "true" if isinstance(error, EngineError) else "false"}
 
 
 def log_error(error: BaseException, request_id: str) -> None:

@@ -32,6 +32,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_PROMPTS = 256
 MAX_SEQUENCES = 256
 MAX_BIASES = 1024
+MAX_METADATA = 16
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BIAS = 100.0
 _INT32 = 2**31 - 1
@@ -76,6 +77,16 @@ def _check_biases(value: Any) -> dict[int, float] | None:
     return biases
 
 
+def _check_metadata(value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise fault(f"must be an object of up to {MAX_METADATA} texts")
+    if not all(isinstance(text, str) for text in value.values()):
+        raise fault("its values must be texts")
+    return value
+
+
 StopTexts = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
@@ -83,6 +94,9 @@ StopTexts = Annotated[
 TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
 Biases = Annotated[
     dict[int, float] | None, PlainValidator(_check_biases), WithJsonSchema({"type": "object"})
+]
+Metadata = Annotated[
+    dict[str, str] | None, PlainValidator(_check_metadata), WithJsonSchema({"type": "object"})
 ]
 Count = Annotated[int, Field(ge=0, le=_INT32)]
 Label = Annotated[str, Field(min_length=1, max_length=256)]
@@ -143,7 +157,7 @@ class OpenAIBody(SamplingBody):
     request_id: Label | None = None
     # Accepted without effect on the tokens: bookkeeping of clients.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     session_id: str | None = None

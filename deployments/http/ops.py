@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from importlib.metadata import version
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from remora.configs.errors import EngineError, InvalidRequest, RemoraError, Unavailable
-from remora.deployments.http.fields import Body, Label, check_ignored, ignored_fields, parse
+from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.openai_bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.prompts import encode, render
 from remora.deployments.http.sampling import check_vocabulary
@@ -101,7 +103,7 @@ async def check_token(served: Served) -> None:
 class AbortBody(Body):
     """Body of /abort_request."""
 
-    rid: Label | None = None
+    rid: Annotated[str, Field(max_length=256)] | None = None  # "" is how SGLang's clients say none
     abort_all: bool | None = None
 
 
@@ -110,7 +112,7 @@ async def abort(served: Served, body: Any) -> dict[str, Any]:
     parsed = parse(AbortBody, body)
     if parsed.abort_all:
         return {"num_aborted": await served.client.abort(None)}
-    if parsed.rid is None:
+    if not parsed.rid:
         raise InvalidRequest("rid is required unless abort_all is true.", "rid")
     # The id of an answer is as good a name as the caller's own.
     rid = parsed.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")

@@ -48,12 +48,15 @@ async def render(
 
     Raises InvalidRequest and PromptTooLong.
     """
-    num_chars = sum(len(message.content or "") for message in messages)
+    written = [message.as_template_message() for message in messages]
+    num_chars = sum(
+        len(text) for message in written for text in message.values() if isinstance(text, str)
+    )
     _check_chars(num_chars, tokenizer, plan, "messages")
 
     def work() -> str:
         return tokenizer.render_chat(
-            [message.as_template_message() for message in messages],
+            written,
             add_generation_prompt=options.wants_generation_prompt,
             continue_final_message=bool(options.continue_final_message),
             template_kwargs=options.chat_template_kwargs or {},

@@ -73,7 +73,12 @@ class Served:
             config=server.config,
             generation_defaults=server.generation_defaults,
             metrics=metrics,
-            calls=Calls(server.client, metrics, timeout_s=timeout_s),
+            calls=Calls(
+                server.client,
+                metrics,
+                timeout_s=timeout_s,
+                max_sequences=server.plan.max_open_sequences,
+            ),
             created=int(time.time()),
         )
 

@@ -7,6 +7,7 @@ Ray Serve cancels the handler when its client goes away; plain uvicorn only says
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -20,9 +21,12 @@ from remora.deployments.http.errors import CLIENT_GONE, error_body, log_error
 from remora.deployments.http.wire import dumps
 
 KEEP_ALIVE_S = 15.0
+STALLED_S = 60.0  # a client that takes nothing for so long has given up its answer
 _KEEP_ALIVE = b": keep-alive\n\n"
 _DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -95,11 +99,15 @@ class EventStream(Response):
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
 
-        async def write() -> None:
+        async def send_part(body: bytes, *, more_body: bool = True) -> None:
             nonlocal sent_at
+            async with asyncio.timeout(STALLED_S):
+                await send(_part(body, more_body=more_body))
+            sent_at = loop.time()
+
+        async def write() -> None:
             async for event in self._events:
-                await send(_part(event))
-                sent_at = loop.time()
+                await send_part(event)
 
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         tasks: tuple[asyncio.Future[None], ...] = ()
@@ -114,11 +122,12 @@ class EventStream(Response):
                     tasks, timeout=KEEP_ALIVE_S - idle, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not writer.done() and loop.time() - sent_at >= KEEP_ALIVE_S:
-                    await send(_part(_KEEP_ALIVE))
-                    sent_at = loop.time()
+                    await send_part(_KEEP_ALIVE)
             if writer.done():
                 writer.result()
-                await send(_part(b"", more_body=False))
+                await send_part(b"", more_body=False)
+        except TimeoutError:
+            log.warning("a client took nothing of its stream for %g s; it was closed", STALLED_S)
         finally:
             await _cancel(*tasks)
             await self._events.aclose()

@@ -128,7 +128,7 @@ FIELDS: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
 
 def refuse_unsupported(body: Mapping[str, Any], *, prefix: str = "") -> None:
     """Raise InvalidRequest for the first field that asks for something not served."""
-    for name in FIELDS.keys() & body.keys():
+    for name in filter(FIELDS.__contains__, body):
         message, harmless = FIELDS[name]
         if body[name] is not None and not _is_among(body[name], harmless):
             raise unsupported(prefix + name, f"{prefix}{name}: {message}")

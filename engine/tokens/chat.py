@@ -80,7 +80,7 @@ def render_chat(
         )
     except TEMPLATE_FAILURES as error:
         raise InvalidRequest(
-            f"The model's chat template refuses these messages: {error}", "messages"
+            f"The model's chat template refuses these messages: {str(error)[:200]}", "messages"
         ) from error
     return text
 

@@ -80,7 +80,9 @@ class Tokenizer:
         add_special_tokens:  put what the model expects around a bare text (often a BOS); texts
                              rendered from chats have it already
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # `encode` would hold the interpreter for as long as it takes; a batch lets go of it.
+        encodings = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encodings[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

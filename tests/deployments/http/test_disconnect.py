@@ -11,6 +11,7 @@ import orjson
 import pytest
 from starlette.types import Message
 
+from remora.deployments.http.sse import EventStream
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -129,3 +130,31 @@ async def test_nothing_is_sent_before_the_first_token() -> None:
 
     assert before == []
     assert connection.sent[0]["status"] == 200
+
+
+async def test_a_client_that_takes_nothing_loses_its_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("remora.deployments.http.sse.STALLED_S", 0.02)
+    closed = asyncio.Event()
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"data: 1\n\n"
+
+    async def close() -> None:
+        closed.set()
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def take_the_start_only(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    stream = EventStream(events(), close=close, headers={})
+    async with asyncio.timeout(10):
+        await stream({"type": "http"}, never, take_the_start_only)
+
+    assert closed.is_set()

@@ -20,7 +20,7 @@ from remora.deployments.http.openai_bodies import (
     TokenizeBody,
 )
 from remora.deployments.http.unsupported import FIELDS
-from tests.deployments.fakes import FakeServer, make_client, make_config
+from tests.deployments.fakes import FakeServer, make_client, make_config, make_plan
 
 HELLO = [{"role": "user", "content": "Hi"}]
 ENDPOINTS: Mapping[str, tuple[type[Body], dict[str, Any]]] = {
@@ -228,3 +228,30 @@ async def test_no_body_at_all_makes_a_500(path: str, data: st.DataObject) -> Non
     assert response.status_code < 500, response.text
     if response.status_code >= 400:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_digits_within_a_text_are_no_number() -> None:
+    text = "1" * 70 + "a" * 200_000
+    async with make_client(FakeServer(plan=make_plan(max_model_len=10**6, num_pages=10**5))) as c:
+        response = await c.post("/v1/completions", json={"prompt": text, "max_tokens": 1})
+    assert response.status_code == 200
+
+
+async def test_metadata_is_refused_at_its_first_fault() -> None:
+    body = {"prompt": "a", "metadata": {str(number): 1 for number in range(100_000)}}
+    async with make_client() as client:
+        response = await client.post("/v1/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "metadata")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"), [({"prompt": "a", "n": 9}, "n"), ({"prompt": ["a"] * 9}, "prompt")]
+)
+async def test_more_sequences_than_the_server_ever_takes_are_not_to_be_retried(
+    body: dict[str, Any], param: str
+) -> None:
+    server = FakeServer(plan=make_plan(max_running_requests=4, max_queued_requests=4))
+    async with make_client(server) as client:
+        response = await client.post("/v1/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert response.headers["x-should-retry"] == "false"

@@ -94,8 +94,21 @@ async def test_all_calls_can_be_aborted_at_once() -> None:
     assert reasons == {"abort"}
 
 
-async def test_aborting_nobody_in_particular_is_refused() -> None:
-    response = await post("/abort_request", {})
+async def test_sglang_clients_abort_all_with_an_empty_name() -> None:
+    response = await post("/abort_request", {"rid": "", "abort_all": True})
+    assert (response.status_code, response.json()) == (200, {"num_aborted": 0})
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/ready"])
+async def test_load_balancers_may_ask_with_head(path: str) -> None:
+    async with make_client() as client:
+        response = await client.head(path)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("body", [{}, {"rid": ""}])
+async def test_aborting_nobody_in_particular_is_refused(body: Any) -> None:
+    response = await post("/abort_request", body)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "rid")
 
 
