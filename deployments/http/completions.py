@@ -13,7 +13,7 @@ from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.fields import MAX_SEQUENCES
-from remora.deployments.http.logprobs import Line, LogprobWriter
+from remora.deployments.http.logprobs import Line, LogprobWriter, TextOffsets
 from remora.deployments.http.openai_bodies import CompletionBody
 from remora.deployments.http.prompts import check_room, prompt_ids
 from remora.deployments.http.sampling import openai_sampling
@@ -75,7 +75,7 @@ class CompletionJob:
         """Yield the answer piece by piece; then usage, if asked for."""
         options = self.body.stream_options
         choices = self._choices()
-        offsets: dict[int, int] = {}
+        offsets: dict[int, TextOffsets] = {}
         async for event in outputs:
             _, output = event
             choice = choices.add(event)
@@ -118,8 +118,8 @@ class CompletionJob:
             "stop_reason": choice.stop_reason,
         }
         if self.body.logprobs is not None:
-            value["logprobs"], _ = self._logprobs(
-                choices, choice, ids, lines, offset=0, begins=True
+            value["logprobs"] = self._logprobs(
+                choices, choice, ids, lines, self._offsets(), begins=True
             )
         if self.body.prompt_logprobs is not None:
             value["prompt_logprobs"] = self.writer.prompt(choices.prompt_logprobs(choice) or ())
@@ -132,13 +132,13 @@ class CompletionJob:
         choices: Choices,
         choice: Choice,
         output: Output,
-        offsets: dict[int, int],
+        offsets: dict[int, TextOffsets],
         *,
         begins: bool,
     ) -> dict[str, Any] | None:
         """Return the choice object of one output; None if it would say nothing.
 
-        offsets:  number of a choice -> where its next token's text begins; updated
+        offsets:  number of a choice -> where its tokens' texts begin; updated
         """
         number = choices.number(choice)
         ids = () if self.is_dry else output.token_ids
@@ -156,11 +156,11 @@ class CompletionJob:
         }
         if output.finish_reason is not None:
             piece["stop_reason"] = output.stop_reason
-        offset = offsets.setdefault(number, 0)
+        own_offsets = offsets.setdefault(number, self._offsets())
         if self.body.logprobs is not None:
             lines = () if self.is_dry else output.logprobs or ()
-            piece["logprobs"], offsets[number] = self._logprobs(
-                choices, choice, ids, lines, offset=offset, begins=begins
+            piece["logprobs"] = self._logprobs(
+                choices, choice, ids, lines, own_offsets, begins=begins
             )
         if self.body.return_token_ids:
             piece["token_ids"] = ids
@@ -177,15 +177,21 @@ class CompletionJob:
         choice: Choice,
         ids: Sequence[int],
         lines: Sequence[Line],
+        offsets: TextOffsets,
         *,
-        offset: int,
         begins: bool,
-    ) -> tuple[dict[str, Any], int]:
+    ) -> dict[str, Any]:
+        starts: list[int] = []
+        shown = ids
         if begins and self.echoes:
-            prompt_lines = choices.prompt_logprobs(choice) or ()
-            ids = (*self.prompts[choice.prompt], *ids)
-            lines = (*prompt_lines, *lines)
-        return self.writer.completion(ids, lines, offset=offset)
+            prompt = self.prompts[choice.prompt]
+            starts = offsets.of_prompt(prompt, self._echo(choice))
+            shown = (*prompt, *ids)
+            lines = (*(choices.prompt_logprobs(choice) or ()), *lines)
+        return self.writer.completion(shown, lines, starts + offsets.of_output(ids))
+
+    def _offsets(self) -> TextOffsets:
+        return self.writer.offsets(shows_special=not self.sampling.skip_special_tokens)
 
 
 def _check(body: CompletionBody) -> None:

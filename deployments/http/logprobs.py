@@ -6,6 +6,7 @@ over several tokens, whose texts then hold U+FFFD. JSON has no -inf: it becomes 
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,49 @@ def finite(logprob: float) -> float:
     """Return the number as JSON can hold it."""
     # Written so that NaN takes the second branch.
     return logprob if logprob > LOWEST else LOWEST
+
+
+class TextOffsets:
+    """Where the text of each token begins, in characters of a growing answer.
+
+    A character counts for the token that completes it; special tokens that the answer does not
+    show count for nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, shows_special: bool) -> None:
+        """Begin at the start; `shows_special` is about the output, not the prompt."""
+        self._tokenizer = tokenizer
+        self._shows_special = shows_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._end = 0
+
+    def of_prompt(self, token_ids: Iterable[int], echo: str) -> list[int]:
+        """Return the offsets of a prompt's tokens in `echo`, its text as the answer repeats it."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(min(self._end, len(echo)))
+            if self._is_special(token_id) and not echo.startswith(
+                self._tokenizer.token_text(token_id), self._end
+            ):
+                continue  # put there by the tokenizer, as a BOS is
+            text = self._decoder.decode(self._tokenizer.token_bytes(token_id))
+            # Some tokenizers write a space in front of a text.
+            is_added_space = self._end == 0 and text.startswith(" ") and not echo.startswith(" ")
+            self._end += len(text) - is_added_space
+        self._end = len(echo)
+        return offsets
+
+    def of_output(self, token_ids: Iterable[int]) -> list[int]:
+        """Return the offsets of the next tokens of the output."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._end)
+            if self._shows_special or not self._is_special(token_id):
+                self._end += len(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+        return offsets
+
+    def _is_special(self, token_id: int) -> bool:
+        return token_id in self._tokenizer.special_ids
 
 
 class LogprobWriter:
@@ -54,25 +98,24 @@ class LogprobWriter:
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
 
-    def completion(
-        self, token_ids: Sequence[int], lines: Sequence[Line], *, offset: int
-    ) -> tuple[dict[str, Any], int]:
-        """Return `logprobs` of a text choice, and the offset at which the next ones start.
+    def offsets(self, *, shows_special: bool) -> TextOffsets:
+        """Return the offsets of a new answer, for `completion`."""
+        return TextOffsets(self._tokenizer, shows_special=shows_special)
 
-        lines:  one for each id; None where there is none (a prompt's first token)
+    def completion(
+        self, token_ids: Iterable[int], lines: Sequence[Line], offsets: list[int]
+    ) -> dict[str, Any]:
+        """Return `logprobs` of a text choice.
+
+        lines:    one for each id; None where there is none (a prompt's first token)
+        offsets:  where the text of each id begins
         """
-        tokens = [self.token(token_id) for token_id in token_ids]
-        offsets = []
-        for token_id in token_ids:
-            offsets.append(offset)
-            offset += len(self._tokenizer.token_text(token_id))
-        value = {
-            "tokens": tokens,
+        return {
+            "tokens": [self.token(token_id) for token_id in token_ids],
             "token_logprobs": [finite(line.logprob) if line else None for line in lines],
             "top_logprobs": [self._top(line) if line else None for line in lines],
             "text_offset": offsets,
         }
-        return value, offset
 
     def _top(self, line: TokenLogprob) -> dict[str, float]:
         # Two ids can have the same text: the likelier one, which comes first, keeps its place.

@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from remora.engine.tokens.tokenizer import Tokenizer
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
+from tests.tiny_models import make_tiny_tokenizer
 
 PATH = "/v1/completions"
 
@@ -132,6 +134,20 @@ async def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
         for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             joined = [item for piece in own for item in piece["logprobs"][key]]
             assert joined == choice["logprobs"][key]
+
+
+async def test_offsets_index_the_text_of_the_answer() -> None:
+    server = FakeServer(FakeEngine(text="abc"), tokenizer=Tokenizer(make_tiny_tokenizer()))
+
+    (choice,) = (await post(server, prompt="é🙂 x", echo=True, logprobs=1)).json()["choices"]
+
+    *prompt, first, second, third = choice["logprobs"]["text_offset"]
+    assert prompt[0] == 0
+    assert choice["text"][prompt[-1] :].startswith(("x", " x"))
+    assert first == len("é🙂 x")
+    # The fake says "abc" for ids of other texts.
+    widths = [len(server.tokenizer.token_text(ord(char))) for char in "ab"]
+    assert [second - first, third - second] == widths
 
 
 async def test_best_of_is_taken_when_it_equals_n() -> None:
