@@ -109,7 +109,10 @@ class GenerateJob:
             return {"type": "length", "length": choice.num_output_tokens}
         if choice.finish_reason is FinishReason.ABORT:
             return {"type": "abort", "message": "Aborted."}
-        return {"type": "stop", "matched": choice.stop_reason}
+        matched = choice.stop_reason
+        if matched is None and choice.token_ids:
+            matched = choice.token_ids[-1]  # the model's own end
+        return {"type": "stop", "matched": matched}
 
     def _logprobs(self, choices: Choices, choice: Choice) -> dict[str, Any]:
         with_text = bool(self.body.return_text_in_logprobs)

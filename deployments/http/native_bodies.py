@@ -52,14 +52,14 @@ def _check_ids(value: Any) -> Given | None:
     raise fault("must be a list of token ids or a list of such lists")
 
 
-def _check_rid(value: Any) -> str | None:
+def _check_rid(value: Any) -> str | list[str | None] | None:
     names = value if isinstance(value, list) else [value]
     if len(names) > MAX_PROMPTS or not all(
         name is None or (isinstance(name, str) and 1 <= len(name) <= 256) for name in names
     ):
         raise fault("must be a text of 1 to 256 characters, or a list of such texts")
-    # One call has one name here, under which all of it is aborted.
-    return names[0] if names else None
+    checked: str | list[str | None] | None = value
+    return checked
 
 
 class NativeSampling(SamplingBody):
@@ -83,7 +83,11 @@ class GenerateBody(Body):
         list[NativeSampling], WithJsonSchema({"type": ["object", "array"]})
     ] = Field(default_factory=list)
     model: Annotated[str, Field(max_length=1024)] | None = None
-    rid: Annotated[Any, PlainValidator(_check_rid), WithJsonSchema({"type": "string"})] = None
+    rid: Annotated[
+        str | list[str | None] | None,
+        PlainValidator(_check_rid),
+        WithJsonSchema({"type": "string"}),
+    ] = None
     return_logprob: bool | None = None
     logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
     top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -95,8 +99,10 @@ class GenerateBody(Body):
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
-        if (self.text is None) == (self.input_ids is None):
-            raise fault("one of text and input_ids is required", param="text")
+        if self.text is None and self.input_ids is None:
+            raise fault("is required unless input_ids is given", param="text")
+        if self.text is not None and self.input_ids is not None:
+            raise fault("cannot be combined with input_ids; send one of them", param="text")
         return self
 
     @property
@@ -117,8 +123,9 @@ _OTHER_DIALECTS = {"inputs": "TGI or LightLLM", "prompt": "an old vLLM"}
 
 
 def parse_generate(body: Any) -> GenerateBody:
-    """Validate a body of /generate; its `sampling_params` become a list: one for all, or one each.
+    """Validate a body of /generate.
 
+    Its `sampling_params` become a list, one for all or one each, and its `rid` becomes one name.
     Raises InvalidRequest.
     """
     _refuse_other_dialects(body)
@@ -135,7 +142,23 @@ def parse_generate(body: Any) -> GenerateBody:
     if isinstance(given, list) and len(given) != parsed.num_prompts:
         message = f"sampling_params holds {len(given)} entries for {parsed.num_prompts} prompts."
         raise InvalidRequest(message, "sampling_params")
-    return parsed.model_copy(update={"sampling_params": sampling})
+    return parsed.model_copy(update={"sampling_params": sampling, "rid": _name(parsed)})
+
+
+def _name(body: GenerateBody) -> str | None:
+    """Return the name of the whole call. Raises InvalidRequest."""
+    if not isinstance(body.rid, list):
+        return body.rid
+    if len(body.rid) != body.num_prompts:
+        message = f"rid holds {len(body.rid)} names for {body.num_prompts} prompts."
+        raise InvalidRequest(message, "rid")
+    if len(body.rid) > 1 and any(name is not None for name in body.rid):
+        message = (
+            "A call has one name here, under which all of it is aborted; send rid as a text, "
+            "or the prompts one by one."
+        )
+        raise unsupported("rid", message)
+    return body.rid[0]
 
 
 def _refuse_other_dialects(body: Any) -> None:

@@ -98,6 +98,51 @@ async def test_a_stop_names_what_matched() -> None:
     assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": 46}
 
 
+async def test_the_models_own_end_is_named_by_its_id() -> None:
+    body = (await post(FakeServer(FakeEngine(text="ab")), text="x")).json()
+    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": ord("b")}
+
+
+async def test_a_list_of_one_name_names_the_call() -> None:
+    body = (await post(text=["ab"], rid=["mine"])).json()
+    assert [answer["meta_info"]["id"] for answer in body] == ["mine"]
+
+
+async def test_names_that_are_all_null_name_nothing() -> None:
+    body = (await post(text=["ab", "cd"], rid=[None, None])).json()
+    assert [answer["meta_info"]["id"] for answer in body] == ["r1", "r1"]
+
+
+@pytest.mark.parametrize(
+    ("rids", "code"),
+    [
+        ([], "invalid_value"),
+        (["a"], "invalid_value"),
+        (["a", "b", "c"], "invalid_value"),
+        (["a", "b"], "unsupported"),
+    ],
+)
+async def test_no_name_is_dropped_in_silence(rids: list[str], code: str) -> None:
+    response = await post(text=["ab", "cd"], rid=rids)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "rid", code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "text is required unless input_ids is given."),
+        (
+            {"text": "ab", "input_ids": [1]},
+            "text cannot be combined with input_ids; send one of them.",
+        ),
+    ],
+)
+async def test_exactly_one_of_text_and_ids_is_taken(fields: dict[str, Any], message: str) -> None:
+    error = (await post(**fields)).json()["error"]
+    assert (error["param"], error["message"]) == ("text", message)
+
+
 async def test_get_works_like_post() -> None:
     async with make_client() as client:
         response = await client.request("GET", "/generate", json={"text": "ab"})
