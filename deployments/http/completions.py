@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remora.configs.errors import InvalidRequest
+from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
@@ -18,7 +18,7 @@ from remora.deployments.http.openai_bodies import CompletionBody
 from remora.deployments.http.prompts import check_room, prompt_ids
 from remora.deployments.http.sampling import openai_sampling
 from remora.deployments.http.served import Served, check_together
-from remora.engine.types import Output, Request, SamplingParams
+from remora.engine.types import FinishReason, Output, Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -114,8 +114,7 @@ class CompletionJob:
             "index": choices.number(choice),
             "text": self._echo(choice) + ("" if self.is_dry else choice.text),
             "logprobs": None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
+            **self._ending(choice),
         }
         if self.body.logprobs is not None:
             value["logprobs"] = self._logprobs(
@@ -152,10 +151,10 @@ class CompletionJob:
             "index": number,
             "text": text,
             "logprobs": None,
-            "finish_reason": output.finish_reason,
+            "finish_reason": None,
         }
         if output.finish_reason is not None:
-            piece["stop_reason"] = output.stop_reason
+            piece |= self._ending(output)
         own_offsets = offsets.setdefault(number, self._offsets())
         if self.body.logprobs is not None:
             lines = () if self.is_dry else output.logprobs or ()
@@ -167,6 +166,12 @@ class CompletionJob:
             if begins:
                 piece["prompt_token_ids"] = self.prompts[choice.prompt]
         return piece
+
+    def _ending(self, ended: Choice | Output) -> dict[str, Any]:
+        if self.is_dry and ended.finish_reason is FinishReason.STOP:
+            # The token that nobody asked for was an end; the answer's end is the limit of 0.
+            return {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
+        return {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
 
     def _echo(self, choice: Choice) -> str:
         return self.echoes[choice.prompt] if self.echoes else ""
@@ -238,6 +243,8 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         param="prompt",
     )
     for ids in prompts:
+        if is_dry:
+            _check_dry_room(len(ids), served.plan.max_sequence_tokens)
         check_room(len(ids), max_tokens, served.plan, "prompt")
     return CompletionJob(
         body=body,
@@ -250,6 +257,17 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         is_dry=is_dry,
         writer=LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
     )
+
+
+def _check_dry_room(num_prompt: int, limit: int) -> None:
+    """Raise PromptTooLong where there is no room for the token that is made and left out."""
+    if num_prompt >= limit:
+        message = (
+            f"With max_tokens 0, the prompt may have at most {limit - 1} tokens here (one less "
+            f"than the maximum of {limit}). However, you requested {num_prompt} tokens "
+            f"({num_prompt} in the prompt, 0 in the completion). Please shorten the prompt."
+        )
+        raise PromptTooLong(message, "prompt")
 
 
 def _larger(first: int | None, second: int | None) -> int | None:

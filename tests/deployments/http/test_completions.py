@@ -123,6 +123,30 @@ async def test_echo_of_ids_without_output_scores_the_prompt_alone() -> None:
     assert body["usage"]["total_tokens"] == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unwanted_token_ends_nothing(stream: bool) -> None:
+    server = FakeServer(FakeEngine(text="P", stopped_by=80))
+
+    response = await post(server, prompt="ab", echo=True, max_tokens=0, stream=stream)
+
+    choice = (events(response)[-1] if stream else response.json())["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", None)
+
+
+async def test_a_prompt_without_room_for_the_unwanted_token_is_told_so() -> None:
+    server = FakeServer()
+    limit = server.plan.max_sequence_tokens
+
+    fits = await post(server, prompt="a" * (limit - 1), echo=True, max_tokens=0)
+    response = await post(server, prompt="a" * limit, echo=True, max_tokens=0)
+
+    assert fits.status_code == 200
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert f"at most {limit - 1} tokens" in error["message"]
+    assert f"{limit} in the prompt, 0 in the completion" in error["message"]
+
+
 async def test_streamed_pieces_add_up_to_the_whole_answer() -> None:
     fields: dict[str, Any] = {"prompt": ["ab", "cd"], "echo": True, "logprobs": 2, "max_tokens": 3}
     whole = (await post(**fields)).json()["choices"]
