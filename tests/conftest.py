@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from remora.engine.weights.source import resolve_model
 from tests.tiny_models import make_tiny_checkpoint
@@ -16,6 +17,10 @@ from tests.tiny_models import make_tiny_checkpoint
 TinyCheckpoints = Callable[..., Path]
 
 torch.set_num_threads(2)
+
+# Machines that run the tests are shared: how long an example takes says nothing.
+settings.register_profile("remora", deadline=None)
+settings.load_profile("remora")
 
 # Ray reads these when it is first imported, whichever test that happens in.
 os.environ["RAY_AUTH_MODE"] = "token"
