@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,10 @@ from remora.engine.types import FinishReason, Output, TokenLogprob
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One of the answers of a call: index `index` of prompt `prompt`."""
+    """One of the answers of a call: index `index` of prompt `prompt`.
+
+    written:  log-probabilities as a dialect has written them so far, by the name of their field
+    """
 
     prompt: int
     index: int
@@ -24,6 +28,7 @@ class Choice:
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    written: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -61,6 +66,12 @@ class Choices:
     def number(self, choice: Choice) -> int:
         """Return the place of a choice in the answer."""
         return choice.prompt * self._n + choice.index
+
+    async def each(self) -> AsyncGenerator[Choice, None]:
+        """Yield all choices, and let other calls go on in between: writing one may take long."""
+        for choice in self._choices:
+            yield choice
+            await asyncio.sleep(0)
 
     def __iter__(self) -> Iterator[Choice]:
         return iter(self._choices)

@@ -10,12 +10,17 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from remora.configs.errors import InvalidRequest
 from remora.engine.types import TokenLogprob
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
 LOWEST = -9999.0
+# Log-probabilities of one request: a few seconds of writing, tens of MB of JSON.
+MAX_ENTRIES = 2**20
+# Where every event of a stream repeats all before it.
+MAX_REPEATED_ENTRIES = 2**15
 
 Line = TokenLogprob | None
 
@@ -24,6 +29,25 @@ def finite(logprob: float) -> float:
     """Return the number as JSON can hold it."""
     # Written so that NaN takes the second branch.
     return logprob if logprob > LOWEST else LOWEST
+
+
+def check_num_entries(num_tokens: int, top: int, param: str, *, is_repeated: bool = False) -> None:
+    """Raise InvalidRequest if the log-probabilities that a request may get are too many.
+
+    num_tokens:   all tokens, of prompts and outputs, that may get them
+    top:          how many likely ones each token gets beside its own
+    is_repeated:  whether every event of a stream holds them all
+    """
+    limit = MAX_REPEATED_ENTRIES if is_repeated else MAX_ENTRIES
+    num_entries = num_tokens * (top + 1)
+    if num_entries > limit:
+        what = "of one stream" if is_repeated else "of one request"
+        message = (
+            f"{num_tokens} tokens with {top} likely ones each may give {num_entries} "
+            f"log-probabilities; the limit {what} is {limit}. Ask for fewer likely tokens, fewer "
+            "output tokens, or fewer prompts at a time."
+        )
+        raise InvalidRequest(message, param)
 
 
 class TextOffsets:

@@ -16,7 +16,7 @@ from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.fields import MAX_SEQUENCES
-from remora.deployments.http.logprobs import Line, LogprobWriter
+from remora.deployments.http.logprobs import Line, LogprobWriter, check_num_entries
 from remora.deployments.http.native_bodies import GenerateBody, NativeSampling
 from remora.deployments.http.prompts import check_room, prompt_ids
 from remora.deployments.http.sampling import as_seed, sampling_params
@@ -72,7 +72,7 @@ class GenerateJob:
         """Return the whole answer."""
         choices = self._choices()
         await choices.gather(outputs)
-        answers = [self._answer(choices, choice) for choice in choices]
+        answers = [self._answer(choices, choice) async for choice in choices.each()]
         return answers if self.is_list else answers[0]
 
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
@@ -115,19 +115,25 @@ class GenerateJob:
         return {"type": "stop", "matched": matched}
 
     def _logprobs(self, choices: Choices, choice: Choice) -> dict[str, Any]:
-        with_text = bool(self.body.return_text_in_logprobs)
-        ids, lines = self._prompt_lines(choices, choice)
-        meta: dict[str, Any] = {
-            "input_token_logprobs": self.writer.native(ids, lines, with_text=with_text),
-            "output_token_logprobs": self.writer.native(
-                choice.token_ids, choice.logprobs, with_text=with_text
-            ),
-        }
-        if self.body.top_logprobs_num:
-            top = self.writer.native_top
-            meta["input_top_logprobs"] = top(lines, with_text=with_text)
-            meta["output_top_logprobs"] = top(choice.logprobs, with_text=with_text)
-        return meta
+        """Return all log-probabilities of a choice so far; only the new ones are written."""
+        write, write_top = self.writer.native, self.writer.native_top
+        with_text, has_top = bool(self.body.return_text_in_logprobs), self.body.top_logprobs_num
+        written = choice.written
+        # The prompt's come with the first output of any of its choices.
+        if not written.get("input_token_logprobs"):
+            ids, lines = self._prompt_lines(choices, choice)
+            written["input_token_logprobs"] = write(ids, lines, with_text=with_text)
+            if has_top:
+                written["input_top_logprobs"] = write_top(lines, with_text=with_text)
+        output = written.setdefault("output_token_logprobs", [])
+        new = slice(len(output), None)
+        ids, lines = choice.token_ids[new], [*choice.logprobs[new]]
+        output += write(ids, lines, with_text=with_text)
+        if has_top:
+            top = written.setdefault("output_top_logprobs", [])
+            top += write_top(lines, with_text=with_text)
+        # Copies: an event stays as it is while the choice goes on.
+        return {name: list(values) for name, values in written.items()}
 
     def _prompt_lines(self, choices: Choices, choice: Choice) -> tuple[list[int], list[Line]]:
         """Return ids and log-probabilities of the prompt from `logprob_start_len` on."""
@@ -166,6 +172,20 @@ def _sampling(served: Served, body: GenerateBody, fields: NativeSampling) -> Sam
     )
 
 
+def _check_logprobs(
+    body: GenerateBody, prompts: Sequence[list[int]], samplings: Sequence[SamplingParams]
+) -> None:
+    if not body.return_logprob:
+        return
+    num_tokens = sum(
+        sampling.n
+        * ((sampling.max_tokens or 0) + (0 if sampling.prompt_logprobs is None else len(ids)))
+        for ids, sampling in zip(prompts, samplings, strict=True)
+    )
+    top = body.top_logprobs_num or 0
+    check_num_entries(num_tokens, top, "top_logprobs_num", is_repeated=bool(body.stream))
+
+
 async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> GenerateJob:
     """Check everything that can be checked before the engine is asked.
 
@@ -183,6 +203,7 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     )
     for ids, sampling in zip(prompts, samplings, strict=True):
         check_room(len(ids), sampling.max_tokens, served.plan, param)
+    _check_logprobs(body, prompts, samplings)
     return GenerateJob(
         body=body,
         rid=rid,

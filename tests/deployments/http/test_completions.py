@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from remora.engine.tokens.tokenizer import Tokenizer
-from tests.deployments.fakes import FakeEngine, FakeServer, make_client
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
 from tests.tiny_models import make_tiny_tokenizer
 
 PATH = "/v1/completions"
@@ -145,6 +145,21 @@ async def test_a_prompt_without_room_for_the_unwanted_token_is_told_so() -> None
     assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
     assert f"at most {limit - 1} tokens" in error["message"]
     assert f"{limit} in the prompt, 0 in the completion" in error["message"]
+
+
+async def test_log_probabilities_are_bounded_in_all() -> None:
+    server = FakeServer(plan=make_plan(max_model_len=40_000, num_pages=4000))
+    fields: dict[str, Any] = {"prompt": "ab", "logprobs": 20}
+
+    taken = await post(server, **fields, max_tokens=20_000)
+    too_many = await post(server, **fields, max_tokens=20_000, n=3)
+    not_asked_for = await post(server, prompt="ab", max_tokens=20_000, n=3)
+    prompts = {"prompt": ["a" * 30_000] * 4, "echo": True, "logprobs": 20, "max_tokens": 0}
+    too_long = await post(server, **prompts)
+
+    assert (taken.status_code, not_asked_for.status_code) == (200, 200)
+    for refused in (too_many, too_long):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
 
 
 async def test_streamed_pieces_add_up_to_the_whole_answer() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.deployments.fakes import FakeEngine, FakeServer, make_client
+from remora.deployments.http.jobs import GENERATE, stream
+from remora.deployments.http.served import Served
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
 
 
 async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
@@ -84,6 +86,52 @@ async def test_logprobs_of_prompt_and_output() -> None:
     assert meta["output_token_logprobs"] == [[-0.5, 80, "P"]]
     assert meta["input_top_logprobs"] == [None, [[-0.25, 33, "!"]]]
     assert meta["output_top_logprobs"] == [[[-0.5, 80, "P"]]]
+
+
+async def test_a_streams_last_event_holds_the_logprobs_of_the_whole_answer() -> None:
+    fields: dict[str, Any] = {
+        "text": ["ab", "cd"],
+        "sampling_params": {"max_new_tokens": 3, "n": 2},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 2,
+    }
+
+    whole = (await post(**fields)).json()
+    chunks = events(await post(**fields, stream=True))
+
+    last = {chunk["index"]: chunk["meta_info"] for chunk in chunks}
+    for index, answer in enumerate(whole):
+        for side in ("input", "output"):
+            for kind in ("token", "top"):
+                name = f"{side}_{kind}_logprobs"
+                assert last[index][name] == answer["meta_info"][name]
+    own = [c["meta_info"]["output_token_logprobs"] for c in chunks if c["index"] == 1]
+    assert [len(lines) for lines in own] == [1, 2, 3]
+
+
+async def test_an_event_stays_as_it_was_when_the_next_one_comes() -> None:
+    served = Served.over(FakeServer())
+    body = {"text": "ab", "stream": True, "return_logprob": True, "top_logprobs_num": 1}
+    job, _ = await GENERATE.job(served, body, "r1")
+
+    chunks = [chunk async for chunk in stream(served, job)]
+
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert [len(chunk["meta_info"][name]) for chunk in chunks] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_streamed_log_probabilities_have_a_lower_limit() -> None:
+    server = FakeServer(plan=make_plan(max_model_len=40_000, num_pages=4000))
+    fields: dict[str, Any] = {"text": "ab", "return_logprob": True, "top_logprobs_num": 20}
+    fields["sampling_params"] = {"max_new_tokens": 2000}
+
+    whole = await post(server, **fields)
+    streamed = await post(server, **fields, stream=True)
+
+    assert whole.status_code == 200
+    assert streamed.status_code == 400
+    assert streamed.json()["error"]["param"] == "top_logprobs_num"
 
 
 async def test_prompt_logprobs_are_left_out_unless_a_start_is_given() -> None:
