@@ -11,8 +11,9 @@ async def test_other_tasks_go_on_between_the_choices() -> None:
     log: list[str] = []
 
     async def walk(name: str) -> None:
+        nonlocal log
         async for choice in Choices(1, 2).each():
-            log.append(f"{name}{choice.index}")
+            log += [f"{name}{choice.index}"]
 
     await asyncio.gather(walk("a"), walk("b"))
 
