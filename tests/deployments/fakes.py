@@ -33,6 +33,7 @@ class CharTokenizer:
 
     vocab_size = 257
     eos_token_ids = (EOS,)
+    special_ids = frozenset({EOS})
     max_token_chars = 4
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

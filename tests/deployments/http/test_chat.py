@@ -30,6 +30,15 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
+async def test_more_logprobs_than_an_answer_may_hold_are_refused() -> None:
+    asked = {"logprobs": True, "top_logprobs": 20, "n": 16, "max_tokens": 5000}
+    body = {"messages": HELLO} | asked
+    server = FakeServer(plan=make_plan(max_model_len=8192, num_pages=1024))
+    async with make_client(server) as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "top_logprobs")
+
+
 async def test_an_answer_holds_text_reason_and_usage() -> None:
     response = await post(make_body(max_tokens=4))
 
