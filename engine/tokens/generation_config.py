@@ -1,7 +1,8 @@
 """What a checkpoint recommends for generation: sampling defaults and end-of-sequence ids.
 
-Read from `generation_config.json`, whether it says `do_sample` or not: a server samples unless the
-caller asks for temperature 0. A GGUF file has none of it.
+Read from `generation_config.json`. A server samples unless the caller asks for temperature 0 or the
+checkpoint says `"do_sample": false`; where it says nothing, it is not asked. A GGUF file has none of
+it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def read_generation_defaults(path: Path) -> dict[str, float | int]:
         for theirs, ours in SAMPLING_NAMES.items()
         if found.get(theirs) is not None
     }
+    if found.get("do_sample") is False:
+        defaults["temperature"] = 0.0
     if defaults.get("top_k", 0) < 0:  # -1 is a common way to write "off"
         defaults["top_k"] = 0
     try:

