@@ -1,8 +1,7 @@
 """What a checkpoint recommends for generation: sampling defaults and end-of-sequence ids.
 
 Read from `generation_config.json`. A server samples unless the caller asks for temperature 0 or the
-checkpoint says `"do_sample": false`; where it says nothing, it is not asked. A GGUF file has none of
-it.
+checkpoint says `"do_sample": false` outright. A GGUF file has none of it.
 """
 
 from __future__ import annotations
