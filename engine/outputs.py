@@ -27,11 +27,6 @@ class OutputProcessor:
         self._stopped: list[int] = []
 
     @property
-    def finished_indexes(self) -> set[int]:
-        """Which of the n sequences have ended for the caller."""
-        return {sequence.index for sequence in self._sequences if sequence.is_finished}
-
-    @property
     def is_finished(self) -> bool:
         """Whether all n sequences have ended for the caller."""
         return all(sequence.is_finished for sequence in self._sequences)

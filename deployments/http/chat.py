@@ -11,7 +11,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
-from remora.deployments.http.logprobs import LogprobWriter, check_num_entries
+from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import ChatBody
 from remora.deployments.http.prompts import check_room, encode, render
 from remora.deployments.http.sampling import openai_sampling
@@ -157,16 +157,6 @@ async def _prompt(served: Served, body: ChatBody) -> list[int]:
     return ids
 
 
-def _check_logprobs(body: ChatBody, sampling: SamplingParams, num_prompt: int) -> None:
-    """Bound what an answer that comes in one piece may hold; a stream is written bit by bit."""
-    num_tokens = 0 if sampling.logprobs is None else sampling.n * (sampling.max_tokens or 0)
-    if body.stream or (num_tokens == 0 and sampling.prompt_logprobs is None):
-        return
-    num_tokens += 0 if sampling.prompt_logprobs is None else num_prompt
-    top = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
-    check_num_entries(num_tokens, top, "top_logprobs" if sampling.logprobs else "prompt_logprobs")
-
-
 async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     """Check everything that can be checked before the engine is asked.
 
@@ -186,7 +176,8 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
         names={"max_tokens": limit_name},
     )
     ids = await _prompt(served, body)
-    _check_logprobs(body, sampling, len(ids))
+    if not body.stream:  # a stream is written bit by bit
+        check_scored(sampling, len(ids), sampling.max_tokens or 0, "top_logprobs")
     check_room(len(ids), max_tokens, served.plan, "messages")
     recommended = served.generation_defaults.get("max_tokens")
     if max_tokens is None and recommended is not None:

@@ -13,7 +13,7 @@ from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.fields import MAX_SEQUENCES
-from remora.deployments.http.logprobs import Line, LogprobWriter, TextOffsets, check_num_entries
+from remora.deployments.http.logprobs import Line, LogprobWriter, TextOffsets, check_scored
 from remora.deployments.http.openai_bodies import CompletionBody
 from remora.deployments.http.prompts import check_room, prompt_ids
 from remora.deployments.http.sampling import openai_sampling
@@ -246,7 +246,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         if is_dry:
             _check_dry_room(len(ids), served.plan.max_sequence_tokens)
         check_room(len(ids), max_tokens, served.plan, "prompt")
-    _check_logprobs(sampling, sum(map(len, prompts)), len(prompts) * max_tokens)
+    check_scored(sampling, sum(map(len, prompts)), len(prompts) * max_tokens, "logprobs")
     return CompletionJob(
         body=body,
         rid=rid,
@@ -269,15 +269,6 @@ def _check_dry_room(num_prompt: int, limit: int) -> None:
             f"({num_prompt} in the prompt, 0 in the completion). Please shorten the prompt."
         )
         raise PromptTooLong(message, "prompt")
-
-
-def _check_logprobs(sampling: SamplingParams, num_prompt: int, num_output: int) -> None:
-    """Raise InvalidRequest for too many log-probabilities; the counts are of one of the n."""
-    num_tokens = 0 if sampling.logprobs is None else num_output
-    num_tokens += 0 if sampling.prompt_logprobs is None else num_prompt
-    top = _larger(sampling.logprobs, sampling.prompt_logprobs) or 0
-    param = "prompt_logprobs" if sampling.logprobs is None else "logprobs"
-    check_num_entries(sampling.n * num_tokens, top, param)
 
 
 def _larger(first: int | None, second: int | None) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remora.configs.errors import InvalidRequest
-from remora.engine.types import TokenLogprob
+from remora.engine.types import SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
@@ -48,6 +48,19 @@ def check_num_entries(num_tokens: int, top: int, param: str, *, is_repeated: boo
             "output tokens, or fewer prompts at a time."
         )
         raise InvalidRequest(message, param)
+
+
+def check_scored(sampling: SamplingParams, num_prompt: int, num_output: int, param: str) -> None:
+    """Raise InvalidRequest if an answer in one piece may hold too many log-probabilities.
+
+    num_prompt, num_output:  tokens of one of the n, over all prompts
+    param:                   the caller's name of `sampling.logprobs`
+    """
+    num_tokens = 0 if sampling.logprobs is None else num_output
+    num_tokens += 0 if sampling.prompt_logprobs is None else num_prompt
+    top = max(sampling.logprobs or 0, sampling.prompt_logprobs or 0)
+    named = "prompt_logprobs" if sampling.logprobs is None else param
+    check_num_entries(sampling.n * num_tokens, top, named)
 
 
 class TextOffsets:

@@ -44,7 +44,7 @@ class KVCache:
         self.prefix_cache = prefix_cache
         self.num_owned = 0
         self.num_evicted = 0
-        self._pool = PagePool(num_pages, page_size=page_size)
+        self._pool = PagePool(num_pages)
         self._radix = RadixCache(page_size=page_size)
 
     @property

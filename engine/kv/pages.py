@@ -25,9 +25,8 @@ class PagePool:
     The page released last is handed out first: it is the likeliest to be in the CPU's caches.
     """
 
-    def __init__(self, num_pages: int, *, page_size: int) -> None:
+    def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self.page_size = page_size
         self._free = list(range(num_pages, 0, -1))
         self._is_free = bytearray(b"\x00" + b"\x01" * num_pages)
 

@@ -150,7 +150,7 @@ def test_events_of_one_index_become_one_output_in_order_of_arrival() -> None:
     )
 
     assert [(output.index, output.text) for output in outputs] == [(2, " the dog"), (0, " fox")]
-    assert processor.finished_indexes == {2}
+    assert [output.finish_reason for output in outputs] == [FinishReason.LENGTH, None]
     assert not processor.is_finished
 
 

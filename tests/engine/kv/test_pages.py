@@ -16,7 +16,7 @@ def test_pages_needed_is_the_smallest_sufficient_count(num_tokens: int, page_siz
 
 
 def test_all_pages_but_the_dump_page_are_handed_out() -> None:
-    pool = PagePool(5, page_size=4)
+    pool = PagePool(5)
 
     pages = pool.try_allocate(5)
 
@@ -26,7 +26,7 @@ def test_all_pages_but_the_dump_page_are_handed_out() -> None:
 
 
 def test_asking_for_too_many_takes_nothing() -> None:
-    pool = PagePool(3, page_size=4)
+    pool = PagePool(3)
 
     assert pool.try_allocate(4) is None
     assert pool.num_free == 3
@@ -34,7 +34,7 @@ def test_asking_for_too_many_takes_nothing() -> None:
 
 @pytest.mark.parametrize("page", [0, 4, 2])
 def test_releasing_a_page_that_is_not_out_is_an_error(page: int) -> None:
-    pool = PagePool(3, page_size=4)
+    pool = PagePool(3)
     pool.try_allocate(1)
 
     with pytest.raises(InvariantViolated, match=str(page)):
@@ -43,7 +43,7 @@ def test_releasing_a_page_that_is_not_out_is_an_error(page: int) -> None:
 
 @given(st.lists(st.integers(0, 6), max_size=40))
 def test_any_order_of_taking_and_releasing_conserves_pages(sizes: list[int]) -> None:
-    pool = PagePool(12, page_size=4)
+    pool = PagePool(12)
     taken: list[list[int]] = []
 
     for size in sizes:
