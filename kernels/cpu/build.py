@@ -1,0 +1,249 @@
+"""Turns the C++ sources beside this file into a shared library, once per machine and version.
+
+One command of the system's compiler makes all sources into one library. The library is kept in a
+cache folder under a name that hashes whatever went into it (sources, flags, compiler), so a changed
+source or an upgraded compiler makes another one, and nothing is ever out of date. Whatever goes
+wrong is one exception that says what an operator can do; the caller then serves without us.
+
+Knows nothing of what the sources compute.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCE_DIR = Path(__file__).with_name("src")
+COMPILERS = ("g++", "clang++", "c++")
+COMPILE_TIMEOUT_S = 300.0
+
+_FLAGS = ("-std=c++20", "-O3", "-ffp-contract=fast", "-fPIC", "-shared", "-pthread", "-w")
+_AVX2_NEEDS = frozenset(
+    ["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "popcnt", "sse4_2", "xsave"]
+)
+_AVX512_NEEDS = _AVX2_NEEDS | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+# Parts of AVX-512 that not every CPU has: Linux's name -> the compiler's option.
+_AVX512_EXTRAS = {
+    "avx512_bf16": "-mavx512bf16",
+    "avx512_vnni": "-mavx512vnni",
+    "avx512vbmi": "-mavx512vbmi",
+}
+# What compilers say of options, and of a standard library, that are newer than they are.
+_AGE_SIGNS = ("unrecognized", "unknown argument", "bad value", "invalid value", "no member named")
+
+
+class NativeUnavailable(Exception):
+    """The library cannot be had on this machine; the message says why and what to do."""
+
+
+class InstructionSet(StrEnum):
+    """What a library is compiled for. `PORTABLE` is the architecture's baseline (arm64: NEON)."""
+
+    AVX512 = "avx512"
+    AVX2 = "avx2"
+    PORTABLE = "portable"
+
+
+def read_cpu_flags() -> frozenset[str]:
+    """Return Linux's names of what this CPU can do; empty on other systems."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split()[2:])
+
+
+def best_instruction_set(cpu_flags: frozenset[str]) -> InstructionSet:
+    """Return the widest instruction set that a CPU with these flags can run."""
+    if cpu_flags >= _AVX512_NEEDS:
+        return InstructionSet.AVX512
+    return InstructionSet.AVX2 if cpu_flags >= _AVX2_NEEDS else InstructionSet.PORTABLE
+
+
+def load_library(
+    cache_dir: Path, *, instruction_set: InstructionSet | None = None, source_dir: Path = SOURCE_DIR
+) -> ctypes.CDLL:
+    """Load the library for this CPU, compiling it first if the cache does not hold it.
+
+    instruction_set:  None = the best that the CPU has
+    Raises NativeUnavailable.
+    """
+    best = best_instruction_set(read_cpu_flags())
+    order = list(InstructionSet)
+    if instruction_set is not None and order.index(instruction_set) < order.index(best):
+        raise NativeUnavailable(
+            f"this CPU cannot run {instruction_set} code; its best instruction set is {best}"
+        )
+    path = build_library(cache_dir, instruction_set=instruction_set, source_dir=source_dir)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        # A machine that lost power may have kept the file's name without its content.
+        with suppress(OSError):
+            path.unlink()
+    path = build_library(cache_dir, instruction_set=instruction_set, source_dir=source_dir)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeUnavailable(
+            f"the compiled library does not load: {error}; choose another compiler with CXX"
+        ) from error
+
+
+def build_library(
+    cache_dir: Path, *, instruction_set: InstructionSet | None = None, source_dir: Path = SOURCE_DIR
+) -> Path:
+    """Return the path of the compiled library; compiles only what the cache does not hold.
+
+    Safe when several processes ask at once: one compiles, the others wait for it.
+    Raises NativeUnavailable.
+    """
+    cpu_flags = read_cpu_flags()
+    target = instruction_set or best_instruction_set(cpu_flags)
+    sources = sorted(source_dir.glob("*.cpp"))
+    if not sources:
+        raise NativeUnavailable(f"{source_dir} holds no C++ sources; install remora anew")
+    compiler = _find_compiler()
+    command = [*compiler, *_FLAGS, *_target_flags(target, cpu_flags)]
+    library = cache_dir / f"remora-cpu-{target}-{_hash(command, compiler, source_dir)}.so"
+    if library.exists():
+        return library
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _only_one_process(cache_dir / f"{library.name}.lock"):
+            if not library.exists():
+                _compile([*command, *map(str, sources)], library, target)
+    except OSError as error:
+        raise NativeUnavailable(
+            f"the cache folder {cache_dir} cannot be written: {error}; free some space there or "
+            "name another folder in REMORA_CACHE"
+        ) from error
+    return library
+
+
+def _find_compiler() -> list[str]:
+    """Return the compiler as words of a command, its program as an absolute path."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for words in [chosen] if chosen else [[name] for name in COMPILERS]:
+        if program := shutil.which(words[0]):
+            return [program, *words[1:]]
+    looked_for = f"CXX = {chosen[0]}" if chosen else ", ".join(COMPILERS)
+    raise NativeUnavailable(
+        f"no C++ compiler was found: looked for {looked_for}; install g++ 11 or newer "
+        "(Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++) or name one in CXX"
+    )
+
+
+def _target_flags(target: InstructionSet, cpu_flags: frozenset[str]) -> list[str]:
+    if target is InstructionSet.PORTABLE:
+        return []
+    # Tuning changes which instructions are preferred, not which are allowed.
+    tune = "-mtune=native" if cpu_flags >= _AVX2_NEEDS else "-mtune=generic"
+    if target is InstructionSet.AVX2:
+        return ["-march=x86-64-v3", tune]
+    extras = [option for flag, option in _AVX512_EXTRAS.items() if flag in cpu_flags]
+    return ["-march=x86-64-v4", tune, "-mprefer-vector-width=512", *extras]
+
+
+def _hash(command: list[str], compiler: list[str], source_dir: Path) -> str:
+    """Hash what the library is made of, without asking the compiler: that would take a process."""
+    made_of = hashlib.sha256(platform.machine().encode())
+    for word in command:
+        made_of.update(word.encode() + b"\0")
+    # `CXX="ccache g++"` names two programs.
+    for program in filter(None, map(shutil.which, compiler)):
+        status = os.stat(program)
+        identity = f"{os.path.realpath(program)} {status.st_mtime_ns} {status.st_size}"
+        made_of.update(identity.encode() + b"\0")
+    for path in sorted(source_dir.iterdir()):
+        if path.suffix in {".cpp", ".h"}:
+            content = path.read_bytes()
+            made_of.update(f"{path.name} {len(content)}\0".encode() + content)
+    return made_of.hexdigest()[:16]
+
+
+@contextmanager
+def _only_one_process(lock: Path) -> Iterator[None]:
+    with lock.open("w") as file:
+        # Some network file systems have no locks: then each process compiles for itself.
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _compile(command: list[str], library: Path, target: InstructionSet) -> None:
+    logger.info("compiling the native CPU kernels for %s with %s", target, command[0])
+    started = time.monotonic()
+    # A name of our own until it is whole: others see the library complete or not at all.
+    descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=".", dir=library.parent)
+    os.close(descriptor)
+    try:
+        _run_compiler([*command, "-o", temporary])
+        os.replace(temporary, library)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    logger.info("compiled the native CPU kernels in %.1f s", time.monotonic() - started)
+
+
+def _run_compiler(command: list[str]) -> None:
+    """Run a compiler to its end. It gets a process group, so that a hanging one dies as a whole."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NativeUnavailable(
+            f"{command[0]} does not start: {error}; name another compiler in CXX"
+        ) from error
+    with process:
+        try:
+            _, said = process.communicate(timeout=COMPILE_TIMEOUT_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise NativeUnavailable(
+                    f"{command[0]} has not finished within {COMPILE_TIMEOUT_S:.0f} s; is the "
+                    "machine overloaded, or out of memory? Start again, or name another in CXX"
+                ) from error
+            raise
+    if process.returncode != 0:
+        raise NativeUnavailable(_explain(command[0], process.returncode, said))
+
+
+def _explain(program: str, status: int, said: str) -> str:
+    lines = said.splitlines()
+    errors = [line for line in lines if "error" in line.lower()] or lines
+    what = "; ".join(line.strip() for line in errors[:3]) or "it gave no reason"
+    if any(sign in line for sign in _AGE_SIGNS for line in errors):
+        todo = "it is too old: install g++ 11 or clang++ 14 or newer, or name another in CXX"
+    else:
+        todo = "name another compiler in CXX, or serve without native kernels"
+    return f"{program} failed with status {status}: {what}; {todo}"

@@ -1,0 +1,253 @@
+"""Making the native library: what is compiled when, what is cached, and what failures say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+from remora.kernels.cpu import build
+from remora.kernels.cpu.build import InstructionSet, NativeUnavailable, build_library, load_library
+
+AVX2 = frozenset(
+    ["sse4_2", "popcnt", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"],
+)
+AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+
+
+def make_sources(folder: Path, answer: int = 42) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "answer.h").write_text(f"constexpr int ANSWER = {answer};\n")
+    (folder / "answer.cpp").write_text(
+        '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
+    )
+    (folder / "twice.cpp").write_text('extern "C" int twice(int x) { return 2 * x; }\n')
+    return folder
+
+
+def make_compiler(path: Path, script: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def build_and_ask(folders: tuple[Path, Path]) -> int:
+    cache_dir, source_dir = folders
+    answer: int = load_library(cache_dir, source_dir=source_dir).answer()
+    return answer
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that leaves a line in this file each time it is started."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    real = build._find_compiler()[0]
+    script = make_compiler(tmp_path / "cxx", f'echo "$$" >> "{calls}"\nexec "{real}" "$@"')
+    monkeypatch.setenv("CXX", str(script))
+    return calls
+
+
+def test_all_sources_become_one_library(tmp_path: Path) -> None:
+    library = load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+    assert library.answer() == 42
+    assert library.twice(4) == 8
+
+
+def test_a_second_build_does_not_start_the_compiler(tmp_path: Path, counted: Path) -> None:
+    source_dir = make_sources(tmp_path / "src")
+
+    first = build_library(tmp_path / "cache", source_dir=source_dir)
+    second = build_library(tmp_path / "cache", source_dir=source_dir)
+
+    assert first == second
+    assert len(counted.read_text().splitlines()) == 1
+    assert list((tmp_path / "cache").iterdir()) == [first]
+
+
+def test_a_changed_header_makes_another_library(tmp_path: Path, counted: Path) -> None:
+    old = load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+    new = load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src", answer=43))
+
+    assert (old.answer(), new.answer()) == (42, 43)
+    assert len(counted.read_text().splitlines()) == 2
+
+
+def test_another_compiler_makes_another_library(tmp_path: Path, counted: Path) -> None:
+    source_dir = make_sources(tmp_path / "src")
+    first = build_library(tmp_path / "cache", source_dir=source_dir)
+    with Path(os.environ["CXX"]).open("a") as script:
+        script.write("# newer\n")
+
+    assert build_library(tmp_path / "cache", source_dir=source_dir) != first
+
+
+def test_processes_that_build_at_once_share_one_compilation(tmp_path: Path, counted: Path) -> None:
+    folders = (tmp_path / "cache", make_sources(tmp_path / "src"))
+
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        answers = list(pool.map(build_and_ask, [folders] * 3))
+
+    assert answers == [42, 42, 42]
+    assert len(counted.read_text().splitlines()) == 1
+
+
+def test_a_damaged_library_is_made_again(tmp_path: Path) -> None:
+    source_dir = make_sources(tmp_path / "src")
+    build_library(tmp_path / "cache", source_dir=source_dir).write_bytes(b"")
+
+    assert load_library(tmp_path / "cache", source_dir=source_dir).answer() == 42
+
+
+def test_it_is_said_what_takes_so_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "remora.kernels.cpu.build")
+
+    build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+    assert [record.getMessage().split()[0] for record in caplog.records] == [
+        "compiling",
+        "compiled",
+    ]
+
+
+def test_a_machine_without_compiler_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(NativeUnavailable, match=r"looked for g\+\+, clang\+\+, c\+\+; install"):
+        build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+
+def test_a_compiler_that_was_chosen_and_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O1")
+
+    with pytest.raises(NativeUnavailable, match="CXX = no-such-compiler"):
+        build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+
+def test_a_source_that_does_not_compile_shows_the_compilers_words(tmp_path: Path) -> None:
+    source_dir = make_sources(tmp_path / "src")
+    (source_dir / "answer.cpp").write_text("int broken = nonsense;\n")
+
+    with pytest.raises(NativeUnavailable, match=r"answer\.cpp:1.*nonsense"):
+        build_library(tmp_path / "cache", source_dir=source_dir)
+
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "c++: error: unrecognized command-line option '-std=c++20'",
+        "error: bad value ('x86-64-v4') for '-march=' switch",
+    ],
+)
+def test_a_compiler_that_is_too_old_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    old = make_compiler(tmp_path / "cxx", f'echo "{said}" >&2; exit 1')
+    monkeypatch.setenv("CXX", str(old))
+
+    with pytest.raises(NativeUnavailable, match="too old: install"):
+        build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survived = tmp_path / "survived"
+    hanging = make_compiler(tmp_path / "cxx", f'(sleep 1; touch "{survived}") & wait')
+    monkeypatch.setenv("CXX", str(hanging))
+    monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.2)
+
+    with pytest.raises(NativeUnavailable, match="not finished"):
+        build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+    time.sleep(1.2)
+    assert not survived.exists()
+
+
+def test_a_program_that_is_no_program_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = make_compiler(tmp_path / "cxx", "")
+    broken.write_bytes(b"\x7fELF")
+    monkeypatch.setenv("CXX", str(broken))
+
+    with pytest.raises(NativeUnavailable, match="does not start"):
+        build_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+
+def test_a_compiler_that_makes_no_library_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path / "cxx", "exit 0")))
+
+    with pytest.raises(NativeUnavailable, match="does not load"):
+        load_library(tmp_path / "cache", source_dir=make_sources(tmp_path / "src"))
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    in_the_way = tmp_path / "cache"
+    in_the_way.touch()
+
+    with pytest.raises(NativeUnavailable, match=r"cache cannot be written.*REMORA_CACHE"):
+        build_library(in_the_way, source_dir=make_sources(tmp_path / "src"))
+
+
+def test_a_folder_without_sources_is_an_incomplete_installation(tmp_path: Path) -> None:
+    with pytest.raises(NativeUnavailable, match="install remora anew"):
+        build_library(tmp_path / "cache", source_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cpu_flags", "expected"),
+    [
+        (AVX512, InstructionSet.AVX512),
+        (AVX512 - {"avx512bw"}, InstructionSet.AVX2),
+        (AVX2, InstructionSet.AVX2),
+        (AVX2 - {"fma"}, InstructionSet.PORTABLE),
+        (frozenset(), InstructionSet.PORTABLE),
+    ],
+)
+def test_the_best_instruction_set_of_a_cpu_is_chosen(
+    cpu_flags: frozenset[str], expected: InstructionSet
+) -> None:
+    assert build.best_instruction_set(cpu_flags) is expected
+
+
+def test_dot_products_are_used_only_where_the_cpu_has_them() -> None:
+    plain = build._target_flags(InstructionSet.AVX512, AVX512)
+    full = build._target_flags(InstructionSet.AVX512, AVX512 | {"avx512_bf16", "avx512_vnni"})
+
+    assert not {"-mavx512bf16", "-mavx512vnni"} & set(plain)
+    assert {"-mavx512bf16", "-mavx512vnni"} <= set(full)
+    assert build._target_flags(InstructionSet.PORTABLE, AVX512) == []
+
+
+def test_code_that_the_cpu_cannot_run_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "read_cpu_flags", lambda: AVX2)
+
+    with pytest.raises(NativeUnavailable, match="its best instruction set is avx2"):
+        load_library(
+            tmp_path, instruction_set=InstructionSet.AVX512, source_dir=make_sources(tmp_path)
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instruction_set", InstructionSet)
+def test_the_kernels_compile_for(instruction_set: InstructionSet, tmp_path: Path) -> None:
+    assert build_library(tmp_path, instruction_set=instruction_set).stat().st_size > 0
