@@ -22,7 +22,8 @@ check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
 	$(BIN)/python -m pytest tests/test_layout.py
 
 bench: $(STAMP)  ## Measure the engine on this machine
-	$(BIN)/python tests/benchmarks/offline.py
+	@mkdir -p build
+	$(BIN)/remora bench offline $(CONFIG) --json build/bench.json --html build/bench.html
 
 setup: $(STAMP)  ## Make .venv and install
 

@@ -1,0 +1,148 @@
+"""A against B, in turns: what is the ratio, and can it be believed?
+
+Machines are slower or faster from minute to minute. Turns make that the same for both, and the
+spread of the ratios over the rounds says how well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from remora.deployments.bench.contestants import Contestant, Figures
+from remora.deployments.bench.figures import compared, more_is_better, number
+from remora.deployments.bench.record import Bar, BarChart, Result, TextTable
+from remora.deployments.bench.stats import Ratio, median_figures, ratio_of, spread_of
+from remora.deployments.bench.workloads import Workload
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What both sides gave, round by round."""
+
+    a: list[Figures] = field(default_factory=list)
+    b: list[Figures] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure of one workload: A, B (medians) and A over B."""
+
+    workload: str
+    figure: str
+    a: float
+    b: float
+    ratio: Ratio
+
+    @property
+    def verdict(self) -> str:
+        """What may be said."""
+        if self.ratio.num_rounds < 2:
+            return "one round: no spread known"
+        if not self.ratio.is_clear:
+            return "spread wider than the difference"
+        return "A better" if (self.ratio.ratio > 1) == more_is_better(self.figure) else "B better"
+
+
+def run_rounds(
+    a: Contestant,
+    b: Contestant,
+    workloads: Sequence[Workload],
+    *,
+    num_rounds: int,
+    on_turn: Callable[[], None],
+) -> Rounds:
+    """Let A and B run in turns: A B A B. Prompts are new each round, and the same for both."""
+    rounds = Rounds()
+    for seed in range(num_rounds):
+        for contestant, figures in ((a, rounds.a), (b, rounds.b)):
+            figures.append(contestant.measure(workloads, seed=seed))
+            on_turn()
+    return rounds
+
+
+def compare_rows(rounds: Rounds) -> list[Row]:
+    """Return the ratios of all figures that both have in every round."""
+    rows = []
+    for workload in rounds.a[0]:
+        turns_a = [figures.get(workload, {}) for figures in rounds.a]
+        turns_b = [figures.get(workload, {}) for figures in rounds.b]
+        a, b = median_figures(turns_a), median_figures(turns_b)
+        for name in compared(a, b):
+            values_a = [turn[name] for turn in turns_a]
+            values_b = [turn[name] for turn in turns_b]
+            if min(*values_a, *values_b) > 0:
+                ratio = ratio_of(values_a, values_b)
+                rows.append(Row(workload=workload, figure=name, a=a[name], b=b[name], ratio=ratio))
+    return rows
+
+
+def side_results(side: str, rounds: Sequence[Figures]) -> list[Result]:
+    """Return one side's own medians."""
+    results = []
+    for workload in rounds[0]:
+        turns = [figures.get(workload, {}) for figures in rounds]
+        if median_figures(turns):
+            results.append(
+                Result(
+                    workload=f"{side}: {workload}",
+                    shape=f"{len(turns)} rounds",
+                    figures=median_figures(turns),
+                    spread=spread_of(turns),
+                )
+            )
+    return results
+
+
+def missing(rounds: Rounds, workloads: Sequence[Workload]) -> list[Result]:
+    """Return the workloads that one of the two did not do, as skipped."""
+    skipped = []
+    for workload in workloads:
+        absent = [
+            side
+            for side, turns in (("A", rounds.a), ("B", rounds.b))
+            if not all(turn.get(workload.name) for turn in turns)
+        ]
+        if absent:
+            reason = f"no figures from {' and '.join(absent)}"
+            skipped.append(Result(workload=workload.name, skipped=reason))
+    return skipped
+
+
+def as_table(rows: Sequence[Row]) -> TextTable:
+    """Return the table of ratios."""
+    return TextTable(
+        title="A over B: ratio of medians (smallest and largest of a round)",
+        header=("workload", "figure", "A", "B", "A / B", "spread", "better is", "so"),
+        rows=tuple(
+            (
+                row.workload,
+                row.figure,
+                number(row.a),
+                number(row.b),
+                f"{row.ratio.ratio:.2f}",
+                f"{row.ratio.low:.2f} to {row.ratio.high:.2f}",
+                "more" if more_is_better(row.figure) else "less",
+                row.verdict,
+            )
+            for row in rows
+        ),
+    )
+
+
+def as_chart(rows: Sequence[Row]) -> BarChart:
+    """Draw the ratios around 1."""
+    return BarChart(
+        title="A over B",
+        unit="x",
+        bars=[
+            Bar(
+                label=f"{row.workload} {row.figure}",
+                value=row.ratio.ratio,
+                low=row.ratio.low,
+                high=row.ratio.high,
+            )
+            for row in rows
+        ],
+        reference=1.0,
+    )

@@ -1,0 +1,200 @@
+"""Who takes part in a comparison: a URL, a configuration of ours, or any command.
+
+A configuration runs in a fresh process for each round, by our own command line, so that nothing of
+the other contestant's (threads, caches, memory) is near it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from remora.deployments.bench import online
+from remora.deployments.bench.http_client import Endpoint, parse_url
+from remora.deployments.bench.server_process import own_command
+from remora.deployments.bench.targets import read_target, split_spec
+from remora.deployments.bench.workloads import Workload
+from remora.deployments.cli.terminal import Failure
+
+Figures = dict[str, dict[str, float]]
+URL_PREFIXES = ("http://", "https://")
+COMMAND_PREFIX = "cmd:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How large the workloads are made; None = as they are."""
+
+    requests: int | None = None
+    inputs: int | None = None
+    outputs: int | None = None
+
+    def of(self, workload: Workload) -> Workload:
+        """Return the workload in this size."""
+        return workload.resized(self.requests, self.inputs, self.outputs)
+
+    def options(self) -> list[str]:
+        """Return the size as options of our command line."""
+        given = {"--requests": self.requests, "--input": self.inputs, "--output": self.outputs}
+        return [text for name, value in given.items() if value for text in (name, str(value))]
+
+
+class Contestant(Protocol):
+    """Someone who can be measured again and again."""
+
+    spec: str
+
+    def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
+        """Return workload -> figures; a workload that it can't do is missing. Raises Failure."""
+        ...
+
+
+def read_contestant(
+    spec: str, size: Size, *, model: str | None = None, api_key: str | None = None
+) -> Contestant:
+    """Understand one side of a comparison. Raises Failure or ConfigError.
+
+    model, api_key:  for URLs
+    """
+    if spec.startswith(URL_PREFIXES):
+        return UrlContestant(spec, size, parse_url(spec, api_key), model)
+    if spec.startswith(COMMAND_PREFIX):
+        return CommandContestant(spec, shlex.split(spec.removeprefix(COMMAND_PREFIX)))
+    name, settings = split_spec(spec)
+    read_target(name, settings)  # a wrong one is told now, not after the other's round
+    return ConfigContestant(spec, size, name, settings)
+
+
+@dataclass(slots=True)
+class UrlContestant:
+    """A running server."""
+
+    spec: str
+    size: Size
+    endpoint: Endpoint
+    model: str | None
+
+    def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
+        """Send the workloads."""
+        return asyncio.run(self._measure(workloads, seed))
+
+    async def _measure(self, workloads: Sequence[Workload], seed: int) -> Figures:
+        server = await online.Server.open(self.endpoint, self.model)
+        found: Figures = {}
+        for workload in workloads:
+            result = await online.measure(server, self.size.of(workload), seed=seed)
+            if result.skipped is None and not result.figures["failures"]:
+                found[workload.name] = result.figures
+        return found
+
+
+@dataclass(slots=True)
+class ConfigContestant:
+    """A configuration of ours: an engine, or for the online workloads a whole server."""
+
+    spec: str
+    size: Size
+    name: str
+    settings: Sequence[str]
+
+    def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
+        """Run them in processes of their own."""
+        sets = [text for setting in self.settings for text in ("--set", setting)]
+        common = [*sets, "--json", "-", "--repeats", "1", "--seed", str(seed)]
+        common += self.size.options()
+        offline = [w.name for w in workloads if w.concurrency is None]
+        streams = [str(w.concurrency) for w in workloads if w.concurrency is not None]
+        found: Figures = {}
+        if offline:
+            names = ["--workload", ",".join(offline)]
+            found |= run_command(own_command("bench", "offline", self.name, *names, *common))
+        if streams:
+            numbers = ["--concurrency", ",".join(streams)]
+            found |= run_command(own_command("bench", "serve", self.name, *numbers, *common))
+        return found
+
+
+@dataclass(slots=True)
+class CommandContestant:
+    """Any command that prints figures as JSON. {workloads} and {seed} in it are filled in."""
+
+    spec: str
+    command: Sequence[str]
+
+    def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
+        """Run it."""
+        names = ",".join(workload.name for workload in workloads)
+        filled = [
+            part.replace("{workloads}", names).replace("{seed}", str(seed)) for part in self.command
+        ]
+        found = run_command(filled)
+        wanted = {workload.name for workload in workloads}
+        return {name: figures for name, figures in found.items() if name in wanted}
+
+
+def run_command(command: Sequence[str]) -> Figures:
+    """Run a command and read the figures that it prints. Raises Failure.
+
+    It has a group of its own, so that on Ctrl-C we can stop all of it.
+    """
+    with tempfile.TemporaryFile("w+") as errors:
+        try:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+        except OSError as error:
+            raise Failure(f"{command[0]}: cannot be run: {error.strerror}") from None
+        try:
+            output, _ = process.communicate()
+        except BaseException:
+            _stop(process)
+            raise
+        errors.seek(0)
+        last = next(reversed(errors.read().strip().splitlines()), "no word of why")
+    if process.returncode != 0:
+        raise Failure(f"{shlex.join(command)} ended with {process.returncode}: {last}")
+    return parse_figures(output, shlex.join(command))
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def parse_figures(text: str, source: str) -> Figures:
+    """Read `{"workload": {"figure": number}}`, or a report of ours. Raises Failure.
+
+    source:  where the text came from, for the message
+    """
+    try:
+        # Whatever a library prints on the way stands before the object.
+        data: Any = json.loads(text[text.find("{") :])
+    except ValueError:
+        raise Failure(f"{source} printed no JSON object, but {text.strip()[:80]!r}") from None
+    data = data.get("figures", data)
+    figures = {
+        str(workload): {
+            str(name): float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        for workload, values in data.items()
+        if isinstance(values, dict)
+    }
+    if not figures:
+        raise Failure(f'{source}: expected {{"workload": {{"figure": number}}}}, found none')
+    return figures

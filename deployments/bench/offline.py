@@ -1,0 +1,272 @@
+"""Driving the engine in this process, a step at a time, and timing every step.
+
+Runs where neither Ray nor a web framework is installed. Nothing is detokenised: what is measured
+is the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from remora.configs.plan import EnginePlan
+from remora.configs.schema import ServeConfig
+from remora.deployments.bench.record import Result
+from remora.deployments.bench.roofline import Bounds, ModelWork, bound_share, model_work
+from remora.deployments.bench.stats import (
+    Slo,
+    Trace,
+    figures_of,
+    median_figures,
+    spread_of,
+)
+from remora.deployments.bench.workloads import Kind, Workload, token_prompts
+from remora.engine.launch import BuiltEngine, build_engine
+from remora.engine.models.checkpoint import read_config
+from remora.engine.protocols import Runner
+from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
+
+WARM_UP = Workload(
+    name="warm-up", about="first-time work", num_requests=2, input_tokens=16, output_tokens=4
+)
+_NOT_SERVED = {
+    Kind.EMBEDDING: "not served yet: the engine makes no embeddings",
+    Kind.JSON_SCHEMA: "not served yet: the engine knows no JSON schemas",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """One step: what it computed, and where its time went.
+
+    schedule_s:  the engine's own work, before and after the runner's
+    """
+
+    num_rows: int
+    num_tokens: int
+    total_s: float
+    forward_s: float
+    sample_s: float
+
+    @property
+    def schedule_s(self) -> float:
+        """Everything that is neither forward pass nor sampling."""
+        return max(self.total_s - self.forward_s - self.sample_s, 0.0)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row computed one token."""
+        return self.num_tokens == self.num_rows
+
+
+@dataclass(slots=True)
+class Run:
+    """What was seen while requests ran together."""
+
+    traces: list[Trace]
+    seconds: float
+    steps: list[StepTime]
+
+
+@dataclass(slots=True)
+class TimedRunner:
+    """Passes steps on to a runner and keeps what it says of its time."""
+
+    runner: Runner
+    done: list[tuple[StepPlan, StepResult]] = field(default_factory=list)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        result = self.runner.execute(plan)
+        self.done.append((plan, result))
+        return result
+
+    def close(self) -> None:
+        """Close the runner."""
+        self.runner.close()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What has come so far for one request."""
+
+    stamps_s: list[float] = field(default_factory=list)
+    num_tokens: int = 0
+    num_cached: int = 0
+    error: str | None = None
+
+
+def work_of_plan(plan: EnginePlan, config: ServeConfig) -> ModelWork:
+    """Return what the model of a plan has to do for a token."""
+    return model_work(
+        read_config(plan.model_path),
+        dtype=plan.dtype,
+        quantization=str(getattr(config.model, "quantization", "none")),
+    )
+
+
+class OfflineEngine:
+    """An engine in this process. Raises ConfigError when it cannot be built."""
+
+    def __init__(self, config: ServeConfig, *, show_progress: bool = True) -> None:
+        self.built: BuiltEngine = build_engine(config, show_progress=show_progress)
+        self._engine = self.built.engine
+        # There is no other way to see one step's times: the engine's counters are sums.
+        self._timed = TimedRunner(self._engine._runner)
+        self._engine._runner = self._timed
+        self._numbers = itertools.count()
+        self.work: ModelWork = work_of_plan(self.built.plan, config)
+
+    def close(self) -> None:
+        """Stop what the engine has started."""
+        self._engine.close()
+
+    def why_not(self, workload: Workload) -> str | None:
+        """Say why the workload cannot run here; None when it can."""
+        if workload.kind in _NOT_SERVED:
+            return _NOT_SERVED[workload.kind]
+        plan = self.built.plan
+        needed = workload.input_tokens + workload.output_tokens
+        if needed > plan.max_sequence_tokens:
+            return f"needs {needed} tokens per sequence; the engine has {plan.max_sequence_tokens}"
+        return None
+
+    def run(
+        self, workload: Workload, *, seed: int = 0, on_finish: Callable[[], object] = lambda: None
+    ) -> Run:
+        """Run the workload once, on an empty prefix cache.
+
+        on_finish:  called for each request that ends
+        """
+        self._engine.flush_cache()
+        requests = self._requests(workload, seed)
+        seen = {request.request_id: _Seen() for request in requests}
+        steps: list[StepTime] = []
+        started = time.perf_counter()
+        try:
+            for request in requests:
+                self._engine.add(request)
+            while self._engine.has_work:
+                self._step(seen, steps, on_finish)
+        except BaseException:  # Ctrl-C too: the engine must be usable again
+            self._engine.abort_all()
+            raise
+        ended = time.perf_counter()
+        return Run(
+            traces=[
+                Trace(
+                    started_s=started,
+                    stamps_s=one.stamps_s,
+                    num_prompt_tokens=workload.input_tokens,
+                    num_cached_tokens=one.num_cached,
+                    num_output_tokens=one.num_tokens,
+                    error=one.error,
+                )
+                for one in seen.values()
+            ],
+            seconds=ended - started,
+            steps=steps,
+        )
+
+    def _step(
+        self, seen: dict[str, _Seen], steps: list[StepTime], on_finish: Callable[[], object]
+    ) -> None:
+        started = time.perf_counter()
+        self._timed.done.clear()
+        outputs = self._engine.step()
+        ended = time.perf_counter()
+        for plan, result in self._timed.done:
+            steps.append(
+                StepTime(
+                    num_rows=len(plan.rows),
+                    num_tokens=int(plan.num_tokens.sum()),
+                    total_s=ended - started,
+                    forward_s=result.forward_s,
+                    sample_s=result.sample_s,
+                )
+            )
+        for output in outputs:
+            one = seen[output.request_id]
+            if output.token_ids:
+                one.stamps_s.append(ended)
+                one.num_tokens += len(output.token_ids)
+            one.num_cached = max(one.num_cached, output.num_cached_tokens)
+            one.error = output.error or one.error
+            if output.finish_reason is not None:
+                on_finish()
+
+    def _requests(self, workload: Workload, seed: int) -> list[Request]:
+        sampling = SamplingParams(
+            max_tokens=workload.output_tokens, temperature=0.0, ignore_eos=True
+        )
+        prompts = token_prompts(workload, seed=seed, vocab_size=self.built.facts.vocab_size)
+        return [
+            Request(request_id=f"bench-{next(self._numbers)}", prompt_ids=prompt, sampling=sampling)
+            for prompt in prompts
+        ]
+
+
+def measure(
+    engine: OfflineEngine,
+    workload: Workload,
+    *,
+    repeats: int,
+    seed: int = 0,
+    slo: Slo | None = None,
+    on_finish: Callable[[], object] = lambda: None,
+) -> Result:
+    """Warm up, run the workload `repeats` times with the same prompts, and take medians."""
+    reason = engine.why_not(workload)
+    if reason is not None:
+        return Result(workload=workload.name, shape=workload.shape, skipped=reason)
+    engine.run(WARM_UP.resized(inputs=min(WARM_UP.input_tokens, workload.input_tokens)))
+    runs = [
+        run_figures(engine.run(workload, seed=seed, on_finish=on_finish), slo)
+        for _ in range(repeats)
+    ]
+    return Result(
+        workload=workload.name,
+        shape=workload.shape,
+        figures=median_figures(runs),
+        spread=spread_of(runs) if repeats > 1 else {},
+    )
+
+
+def run_figures(run: Run, slo: Slo | None = None) -> dict[str, float]:
+    """Return the figures of one run."""
+    return figures_of(run.traces, run.seconds, slo) | step_figures(run.steps)
+
+
+def step_figures(steps: Sequence[StepTime]) -> dict[str, float]:
+    """Return the median decode step and its parts; of all steps where none only decoded."""
+    chosen = [step for step in steps if step.is_decode] or list(steps)
+    if not chosen:
+        return {}
+    parts = {
+        "step_ms": [step.total_s for step in chosen],
+        "schedule_ms": [step.schedule_s for step in chosen],
+        "forward_ms": [step.forward_s for step in chosen],
+        "sample_ms": [step.sample_s for step in chosen],
+    }
+    figures = {name: statistics.median(values) * 1e3 for name, values in parts.items()}
+    outside = sum(step.schedule_s + step.sample_s for step in chosen)
+    return figures | {"overhead_share": outside / sum(step.total_s for step in chosen)}
+
+
+def with_bound(result: Result, workload: Workload, work: ModelWork, bounds: Bounds) -> Result:
+    """Return the result with the part of the machine's bound that it reached."""
+    single = workload.num_requests == 1 and not workload.is_prefill
+    if result.skipped or (single and "decode_tok_s" not in result.figures):
+        return result
+    share = bound_share(
+        result.figures,
+        work,
+        bounds,
+        num_requests=workload.num_requests,
+        num_inputs=workload.input_tokens,
+        num_outputs=workload.output_tokens,
+    )
+    return replace(result, figures=result.figures | {"bound_share": share})

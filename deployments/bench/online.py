@@ -1,0 +1,293 @@
+"""Sending workloads to any server that speaks OpenAI's API, and timing what comes back.
+
+Knows HTTP and workloads. Knows nothing of how the server was started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from remora.deployments.bench.http_client import Endpoint, Reply, exchange
+from remora.deployments.bench.record import Result
+from remora.deployments.bench.stats import (
+    Slo,
+    Trace,
+    figures_of,
+    median_figures,
+    spread_of,
+)
+from remora.deployments.bench.workloads import (
+    SCHEMA,
+    Kind,
+    Workload,
+    chat_messages,
+    token_prompts,
+    word_prompts,
+)
+from remora.deployments.cli.terminal import Failure
+
+TIMEOUT_S = 900.0
+_PROBE = Workload(name="probe", about="", num_requests=1, input_tokens=8, output_tokens=4)
+_USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """What a server takes, found by asking it.
+
+    takes_ids:  whether prompts may be token ids
+    extras:     fields that go with every completion
+    """
+
+    takes_ids: bool
+    extras: Mapping[str, Any]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know."""
+        notes = []
+        if not self.takes_ids:
+            notes.append("the server takes no token ids: prompts are common words, their length ±")
+        if "ignore_eos" not in self.extras:
+            notes.append("the server refuses ignore_eos: answers may end early")
+        return tuple(notes)
+
+
+class Server:
+    """A running server. `open` finds out what it takes."""
+
+    def __init__(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+        self.endpoint = endpoint
+        self.model = model
+        self.dialect = dialect
+
+    @classmethod
+    async def open(cls, endpoint: Endpoint, model: str | None) -> Server:
+        """Ask for the model's name and for what the server takes. Raises Failure."""
+        name = model or await _first_model(endpoint)
+        return cls(endpoint, name, await _find_dialect(endpoint, name))
+
+    async def run(
+        self,
+        workload: Workload,
+        *,
+        seed: int = 0,
+        on_finish: Callable[[], object] = lambda: None,
+    ) -> tuple[list[Trace], float]:
+        """Send the workload; returns its traces and the seconds from first sent to last ended."""
+        requests = enumerate(self.bodies(workload, seed))
+        traces: list[Trace | None] = [None] * workload.num_requests
+
+        async def send_one_by_one() -> None:
+            for number, (path, body) in requests:  # shared: each takes the next
+                traces[number] = await self._send(workload, path, body)
+                on_finish()
+
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workload.num_at_once):
+                group.create_task(send_one_by_one())
+        return [trace for trace in traces if trace], time.perf_counter() - started
+
+    def bodies(self, workload: Workload, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield path and body of each request."""
+        prompts: Sequence[Any] = (
+            token_prompts(workload, seed=seed)
+            if self.dialect.takes_ids
+            else word_prompts(workload, seed=seed)
+        )
+        for number, prompt in enumerate(prompts):
+            if workload.kind is Kind.EMBEDDING:
+                yield "/v1/embeddings", {"model": self.model, "input": prompt}
+            elif workload.kind is Kind.JSON_SCHEMA:
+                yield "/v1/chat/completions", self._json_body(workload, seed, number)
+            else:
+                yield (
+                    "/v1/completions",
+                    completion_body(self.model, prompt, workload.output_tokens, self.dialect),
+                )
+
+    def _json_body(self, workload: Workload, seed: int, number: int) -> dict[str, Any]:
+        schema = {"name": "place", "strict": True, "schema": dict(SCHEMA)}
+        return {
+            "model": self.model,
+            "messages": chat_messages(seed, number),
+            "response_format": {"type": "json_schema", "json_schema": schema},
+            "max_tokens": workload.output_tokens,
+            "temperature": 0,
+            "stream": True,
+            **_USAGE,
+        }
+
+    async def _send(self, workload: Workload, path: str, body: Mapping[str, Any]) -> Trace:
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                reply = await exchange(self.endpoint, "POST", path, body)
+        except TimeoutError:
+            return Trace(started_s=started, error=f"no answer within {TIMEOUT_S:g} s")
+        except OSError as error:
+            return Trace(started_s=started, error=f"no connection: {error}")
+        return trace_of(reply, started, workload)
+
+
+async def measure(
+    server: Server,
+    workload: Workload,
+    *,
+    repeats: int = 1,
+    seed: int = 0,
+    slo: Slo | None = None,
+    on_finish: Callable[[], object] = lambda: None,
+) -> Result:
+    """Warm up, run the workload `repeats` times and take medians.
+
+    Each run has prompts of its own: a server's prefix cache cannot be emptied from here.
+    """
+    warm_up = workload.resized(requests=min(workload.num_at_once, 4))
+    if workload.output_tokens > 8:
+        warm_up = warm_up.resized(outputs=8)
+    traces, _ = await server.run(warm_up, seed=-1 - seed)
+    if reasons := [trace.error for trace in traces if trace.error]:
+        return Result(workload=workload.name, shape=workload.shape, skipped=reasons[0])
+    runs, notes = [], dict.fromkeys(server.dialect.notes)
+    for number in range(repeats):
+        traces, seconds = await server.run(
+            workload, seed=seed * repeats + number, on_finish=on_finish
+        )
+        figures, found = online_figures(workload, traces, seconds, slo)
+        runs.append(figures)
+        notes |= dict.fromkeys(found)
+    return Result(
+        workload=workload.name,
+        shape=workload.shape,
+        figures=median_figures(runs),
+        spread=spread_of(runs) if repeats > 1 else {},
+        notes=tuple(notes),
+    )
+
+
+def trace_of(reply: Reply, started_s: float, workload: Workload) -> Trace:
+    """Turn an answer into a trace. Tokens are the server's count, or known from the length."""
+    error = reply.refusal() or reply.error
+    if error is not None:
+        return Trace(started_s=started_s, error=error)
+    stamps = reply.stamps_s
+    usage = reply.usage or {}
+    if not reply.is_stream:
+        stamps = [time.perf_counter()]
+        usage = _as_object(reply.body).get("usage") or {}
+    num_output = usage.get("completion_tokens")
+    if num_output is None and workload.kind is Kind.EMBEDDING:
+        num_output = 0
+    if num_output is None and reply.finish_reason == "length":
+        num_output = workload.output_tokens
+    if num_output is None:
+        return Trace(started_s=started_s, error="the server does not say how many tokens it made")
+    details = usage.get("prompt_tokens_details") or {}
+    return Trace(
+        started_s=started_s,
+        stamps_s=stamps,
+        num_prompt_tokens=usage.get("prompt_tokens", workload.input_tokens),
+        num_cached_tokens=details.get("cached_tokens") or 0,
+        num_output_tokens=num_output,
+    )
+
+
+def completion_body(
+    model: str, prompt: str | Sequence[int], max_tokens: int, dialect: Dialect
+) -> dict[str, Any]:
+    """Return a request for a greedy answer of exactly `max_tokens`, if the server allows."""
+    extras = dict(dialect.extras)
+    if "min_tokens" in extras:
+        extras["min_tokens"] = max_tokens
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "stream": True,
+        **extras,
+    }
+
+
+def online_figures(
+    workload: Workload, traces: Sequence[Trace], seconds: float, slo: Slo | None
+) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Return figures and notes of one run."""
+    figures = figures_of(traces, seconds, slo)
+    good = [trace for trace in traces if trace.error is None]
+    pieces = sum(len(trace.stamps_s) for trace in good)
+    notes = []
+    if pieces and figures["output_tok_s"] * seconds > 1.05 * pieces:
+        per_piece = figures["output_tok_s"] * seconds / pieces
+        notes.append(f"{per_piece:.1f} tokens per piece of a stream: itl is between pieces")
+    short = sum(trace.num_output_tokens < workload.output_tokens for trace in good)
+    if short and workload.kind is Kind.COMPLETION:
+        notes.append(f"{short} of {len(good)} answers were shorter than asked for")
+    notes += sorted({f"failed: {trace.error}" for trace in traces if trace.error})[:3]
+    return figures, tuple(notes)
+
+
+async def _first_model(endpoint: Endpoint) -> str:
+    reply = await _ask(endpoint, "GET", "/v1/models")
+    models = _as_object(reply.body).get("data") or [{}]
+    name = models[0].get("id") if isinstance(models[0], dict) else None
+    if reply.refusal() or not name:
+        where = f"http://{endpoint.host}:{endpoint.port}{endpoint.prefix}"
+        raise Failure(
+            f"{where}/v1/models names no model ({reply.refusal() or 'empty answer'}); "
+            "name it with --model"
+        )
+    return str(name)
+
+
+async def _find_dialect(endpoint: Endpoint, model: str) -> Dialect:
+    """Try the richest request first and leave out one thing after another. Raises Failure."""
+    reason: str | None = ""
+    for takes_ids in (True, False):
+        for extras in (
+            {"ignore_eos": True, "min_tokens": 0, **_USAGE},
+            {"ignore_eos": True, **_USAGE},
+            {**_USAGE},
+            {},
+        ):
+            dialect = Dialect(takes_ids=takes_ids, extras=extras)
+            prompt = (
+                token_prompts(_PROBE, seed=0)[0] if takes_ids else word_prompts(_PROBE, seed=0)[0]
+            )
+            body = completion_body(model, prompt, _PROBE.output_tokens, dialect)
+            reply = await _ask(endpoint, "POST", "/v1/completions", body)
+            reason = reply.refusal() or reply.error
+            if reason is None:
+                return dialect
+            if reply.status in (401, 403, 404):
+                break
+    raise Failure(f"http://{endpoint.host}:{endpoint.port} refuses completions: {reason}")
+
+
+async def _ask(
+    endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None = None
+) -> Reply:
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await exchange(endpoint, method, path, body)
+    except (OSError, TimeoutError) as error:
+        raise Failure(
+            f"no server answers at http://{endpoint.host}:{endpoint.port} "
+            f"({error or 'timed out'}); start one, or leave --url out to measure our own"
+        ) from None
+
+
+def _as_object(body: bytes | bytearray) -> dict[str, Any]:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,135 @@
+"""How fast a model could be on a machine: bytes and operations against what the machine does.
+
+Pure arithmetic on a model's shape. Decoding one token reads every weight once, so it is bound by
+the memory; many tokens together are bound by products. Both are upper bounds: KV reads, norms and
+sampling come on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remora.engine.models.config import DecoderConfig
+
+# Scales included: int8 has a float32 for each output row, int4 a bfloat16 for each 32 weights.
+_INT4_BYTES = 0.5 + 2 / 32
+_FLOAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What the machine did when it was asked to.
+
+    read_gb_s_1, read_gb_s:  10^9 bytes per second read from memory by one thread and by all
+    bf16_gflop_s:            10^9 operations per second in products of bfloat16 matrices
+    int8_gop_s:              likewise of int8 matrices; None where torch has none
+    """
+
+    num_threads: int
+    read_gb_s_1: float
+    read_gb_s: float
+    bf16_gflop_s: float
+    int8_gop_s: float | None
+
+    def best(self, other: Bounds) -> Bounds:
+        """Return the better of each: a bound is what the machine can do undisturbed."""
+        ints = [value for value in (self.int8_gop_s, other.int8_gop_s) if value is not None]
+        return Bounds(
+            num_threads=self.num_threads,
+            read_gb_s_1=max(self.read_gb_s_1, other.read_gb_s_1),
+            read_gb_s=max(self.read_gb_s, other.read_gb_s),
+            bf16_gflop_s=max(self.bf16_gflop_s, other.bf16_gflop_s),
+            int8_gop_s=max(ints, default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWork:
+    """What a model has to do for a token.
+
+    block_parameters, head_parameters:  weights of matrices that tokens are multiplied with
+    step_bytes:                         weights read for one token, in the mode that runs
+    is_int8:                            whether products run on int8 matrices
+    attention_flops_per_position:       operations of one query for each position that it sees
+    windows:                            [num_layers] most positions that a query sees; None = all
+    """
+
+    block_parameters: int
+    head_parameters: int
+    step_bytes: float
+    is_int8: bool
+    attention_flops_per_position: int
+    windows: tuple[int | None, ...]
+
+    def flops(self, num_inputs: int, num_outputs: int, *, num_cached: int = 0) -> float:
+        """Return the operations for one request: its prompt, and all but the last output token.
+
+        num_cached:  prompt tokens whose KV was there already
+        """
+        last = num_inputs + max(num_outputs, 1) - 1
+        products = 2 * self.block_parameters * (last - num_cached)
+        heads = 2 * self.head_parameters * num_outputs
+        seen = sum(_positions_seen(num_cached, last, window) for window in self.windows)
+        return float(products + heads + self.attention_flops_per_position * seen)
+
+
+def model_work(config: DecoderConfig, *, dtype: str, quantization: str = "none") -> ModelWork:
+    """Do the arithmetic for a model of this shape whose matrices are stored in this way."""
+    query = config.num_heads * config.head_dim
+    key_value = 2 * config.num_kv_heads * config.head_dim
+    attention = config.hidden_size * (query + key_value) + query * config.hidden_size
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    blocks = config.num_layers * (attention + mlp)
+    head = config.vocab_size * config.hidden_size
+    rows = config.vocab_size + config.num_layers * (
+        query + key_value + 2 * config.hidden_size + 2 * config.intermediate_size
+    )
+    stored = {"int8": blocks + head + 4 * rows, "int4": (blocks + head) * _INT4_BYTES}
+    return ModelWork(
+        block_parameters=blocks,
+        head_parameters=head,
+        step_bytes=float(stored.get(quantization, (blocks + head) * _FLOAT_BYTES[dtype])),
+        is_int8=quantization == "int8",
+        attention_flops_per_position=4 * query,
+        windows=config.windows,
+    )
+
+
+def decode_bound(work: ModelWork, bounds: Bounds) -> float:
+    """Return the most tokens per second that one sequence can get."""
+    return bounds.read_gb_s * 1e9 / work.step_bytes
+
+
+def product_bound_s(work: ModelWork, bounds: Bounds, flops: float) -> float:
+    """Return the fewest seconds that `flops` operations take in the mode's number format."""
+    rate = bounds.int8_gop_s if work.is_int8 and bounds.int8_gop_s else bounds.bf16_gflop_s
+    return flops / (rate * 1e9)
+
+
+def bound_share(
+    figures: dict[str, float],
+    work: ModelWork,
+    bounds: Bounds,
+    *,
+    num_requests: int,
+    num_inputs: int,
+    num_outputs: int,
+) -> float:
+    """Return which part of the machine's bound a run of equal requests has reached (0 to 1).
+
+    One request with outputs is held against reading, everything else against products.
+    """
+    if num_requests == 1 and num_outputs > 1:
+        return figures["decode_tok_s"] / decode_bound(work, bounds)
+    cached = round(figures.get("cached_share", 0.0) * num_inputs)
+    flops = num_requests * work.flops(num_inputs, num_outputs, num_cached=cached)
+    return product_bound_s(work, bounds, flops) / figures["seconds"]
+
+
+def _positions_seen(first: int, last: int, window: int | None) -> int:
+    """Sum over queries at positions [first, last) how many positions each sees, itself included."""
+    if window is None or last <= window:
+        return (last * (last + 1) - first * (first + 1)) // 2
+    if first >= window:
+        return window * (last - first)
+    return _positions_seen(first, window, None) + window * (last - window)

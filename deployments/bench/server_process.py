@@ -1,0 +1,129 @@
+"""Our own server in a process of its own: started, waited for, stopped, gone.
+
+It gets a process group of its own, so that Ctrl-C reaches us alone and we stop it in order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import yaml
+
+from remora.configs.load import DEFAULT_HOST
+from remora.deployments.bench.targets import Target, our_application
+from remora.deployments.cli.terminal import Failure
+
+START_S = 300.0
+STOP_S = 60.0
+_POLL_S = 0.05
+_RUN = "from remora.deployments.cli.main import app; app()"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnServer:
+    """A server of ours.
+
+    started:  when the process was begun, by time.perf_counter
+    ready_s:  seconds from there until it answered that it is healthy
+    """
+
+    url: str
+    pid: int
+    started: float
+    ready_s: float
+    log: Path
+
+    def start_up_line(self) -> str | None:
+        """Return what the replica's banner says of its phases."""
+        found = re.search(r"start-up\s+(.*)", self.log.read_text(errors="replace"))
+        return found[1].strip() if found else None
+
+
+def own_command(*arguments: str) -> list[str]:
+    """Return the command line of `remora ...` in this Python."""
+    return [sys.executable, "-c", _RUN, *arguments]
+
+
+@contextmanager
+def running_server(target: Target) -> Iterator[OwnServer]:
+    """Serve the target on a free port of this machine for the length of the block.
+
+    Raises Failure with the end of its log when it does not start.
+    """
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
+        config, log = Path(folder) / "serve.yaml", Path(folder) / "log.txt"
+        options = {**(target.raw.get("http_options") or {}), "host": DEFAULT_HOST, "port": port}
+        config.write_text(yaml.safe_dump({**target.raw, "http_options": options}))
+        started = time.perf_counter()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                own_command("serve", str(config)),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            url = f"http://{DEFAULT_HOST}:{port}{_prefix(target)}"
+            _wait_until_healthy(process, url, log)
+            yield OwnServer(
+                url=url,
+                pid=process.pid,
+                started=started,
+                ready_s=time.perf_counter() - started,
+                log=log,
+            )
+        finally:
+            _stop(process)
+
+
+def _prefix(target: Target) -> str:
+    return str(our_application(target.raw).get("route_prefix") or "/").rstrip("/")
+
+
+def _free_port() -> int:
+    with socket.create_server((DEFAULT_HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    with httpx.Client(timeout=2, verify=False) as client:  # no certificates to load: it is http
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise Failure(f"our server did not start:\n{_end_of(log)}")
+            with suppress(httpx.HTTPError):
+                if client.get(f"{url}/health").status_code == 200:
+                    return
+            time.sleep(_POLL_S)
+    raise Failure(f"our server was not ready after {START_S:g} s:\n{_end_of(log)}")
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-8:])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_S)
+    except BaseException:  # too slow, or Ctrl-C while waiting
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise

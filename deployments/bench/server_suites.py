@@ -1,0 +1,139 @@
+"""Measuring servers, starts and pairs of contestants, and writing it into a report."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from rich.console import Console
+
+from remora.configs.environment import cache_dir
+from remora.configs.machine import read_machine_facts
+from remora.configs.plan import make_plan
+from remora.deployments.bench import compare, online
+from remora.deployments.bench.charts import charts
+from remora.deployments.bench.contestants import Contestant
+from remora.deployments.bench.http_client import Endpoint, parse_url
+from remora.deployments.bench.latency import latency_chart, latency_table, run_latency
+from remora.deployments.bench.machine import listener_pid
+from remora.deployments.bench.offline import with_bound, work_of_plan
+from remora.deployments.bench.record import Report
+from remora.deployments.bench.roofline import ModelWork
+from remora.deployments.bench.server_process import running_server
+from remora.deployments.bench.session import note_bounds, progress_bar
+from remora.deployments.bench.startup import measure_start, start_offline, start_server
+from remora.deployments.bench.stats import Slo
+from remora.deployments.bench.suites import with_memory
+from remora.deployments.bench.targets import Target
+from remora.deployments.bench.workloads import Workload
+from remora.engine.models.facts import read_model_facts
+from remora.engine.weights.source import resolve_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A server that is there. `pid` is the process to look at, where it is on this machine."""
+
+    endpoint: Endpoint
+    pid: int | None
+
+
+@contextmanager
+def some_server(url: str | None, target: Target | None, api_key: str | None) -> Iterator[Running]:
+    """Yield the server at `url`, else one of ours that serves `target` for as long."""
+    if url is not None:
+        endpoint = parse_url(url, api_key)
+        pid = listener_pid(endpoint.port) if endpoint.is_local else None
+        yield Running(endpoint=endpoint, pid=pid)
+        return
+    if target is None:
+        raise ValueError("neither a URL nor a target")
+    status = Console(stderr=True).status("starting our server")
+    with status, running_server(target) as server:
+        status.stop()
+        yield Running(endpoint=parse_url(server.url), pid=server.pid)
+
+
+def online_suite(
+    report: Report,
+    running: Running,
+    workloads: Sequence[Workload],
+    *,
+    model: str | None,
+    repeats: int,
+    seed: int,
+    slo: Slo | None,
+    target: Target | None,
+) -> None:
+    """Measure the workloads on a server; the machine's bounds too if it is on this machine.
+
+    target:  what is served, where known: then figures are held against the bounds
+    """
+    server = asyncio.run(online.Server.open(running.endpoint, model))
+    report.settings["model"] = server.model
+    num_threads = read_machine_facts().num_cores
+    is_local = running.endpoint.is_local
+    before = note_bounds(report, "before", num_threads) if is_local else None
+    measured = []
+    for workload in workloads:
+        with progress_bar(workload.name, workload.num_requests * repeats) as advance:
+            result = asyncio.run(
+                online.measure(
+                    server, workload, repeats=repeats, seed=seed, slo=slo, on_finish=advance
+                )
+            )
+        measured.append((workload, with_memory(result, running.pid)))
+    if before is not None:
+        best = before.best(note_bounds(report, "after", num_threads))
+        if target is not None:
+            work = work_of(target)
+            measured = [(w, with_bound(result, w, work, best)) for w, result in measured]
+    report.results += [result for _, result in measured]
+    report.plots += charts(report.results)
+
+
+def latency_suite(
+    report: Report, running: Running, workload: Workload, *, model: str | None
+) -> None:
+    """Look at single streams."""
+    server = asyncio.run(online.Server.open(running.endpoint, model))
+    report.settings["model"] = server.model
+    with progress_bar(workload.name, 2 * workload.num_requests) as advance:
+        result = run_latency(server, workload, on_finish=advance)
+    report.results.append(with_memory(result, running.pid))
+    report.tables += [latency_table(result)]
+    report.plots += [latency_chart(result)]
+
+
+def startup_suite(report: Report, target: Target, *, only: str | None, repeats: int) -> None:
+    """Time starts, offline first: the server then finds the model's file in memory too."""
+    starts = {"offline": start_offline, "serve": start_server}
+    for name, start in starts.items():
+        if only in (None, name):
+            with progress_bar(f"start, {name}", repeats) as advance:
+                result, table = measure_start(name, partial(start, target), repeats, advance)
+            report.results.append(result)
+            report.tables.append(table)
+
+
+def compare_suite(
+    report: Report, a: Contestant, b: Contestant, workloads: Sequence[Workload], *, num_rounds: int
+) -> None:
+    """Let two run in turns."""
+    with progress_bar("turns", 2 * num_rounds) as advance:
+        rounds = compare.run_rounds(a, b, workloads, num_rounds=num_rounds, on_turn=advance)
+    rows = compare.compare_rows(rounds)
+    report.tables.append(compare.as_table(rows))
+    report.plots.append(compare.as_chart(rows))
+    report.results += [*compare.side_results("A", rounds.a), *compare.side_results("B", rounds.b)]
+    report.results += compare.missing(rounds, workloads)
+
+
+def work_of(target: Target) -> ModelWork:
+    """Do the model's arithmetic without loading it."""
+    path = resolve_model(target.config.model.path, cache_dir())
+    plan = make_plan(target.config, read_model_facts(path), read_machine_facts(), path)
+    return work_of_plan(plan, target.config)

@@ -1,0 +1,113 @@
+"""What all commands have in common: a report begun, bounds measured, the report shown and kept."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from remora.deployments.bench.machine import busy_warning, describe_machine, describe_software
+from remora.deployments.bench.record import Report
+from remora.deployments.bench.report_html import render_html
+from remora.deployments.bench.report_table import show
+from remora.deployments.bench.roofline import Bounds
+from remora.deployments.cli.terminal import Failure, answer
+
+STDOUT = "-"
+MIN_COLUMNS = 120  # a table in a file or a pipe is not squeezed to 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where a report goes besides the terminal.
+
+    json:  a file; or "-" for stdout, and the tables then go to stderr
+    """
+
+    json: str | None = None
+    html: Path | None = None
+
+    def check(self) -> None:
+        """Raise Failure if a file could not be written at the end: better now than then."""
+        for path in (self.json, self.html):
+            if (
+                path is not None
+                and str(path) != STDOUT
+                and not Path(path).absolute().parent.is_dir()
+            ):
+                raise Failure(f"{path}: its folder does not exist")
+
+
+def begin(target: str, **settings: object) -> Report:
+    """Begin a report, and warn when the machine is busy."""
+    report = Report(
+        command=shlex.join(["remora", *sys.argv[1:]]),
+        target=target,
+        machine=describe_machine(),
+        software=describe_software(),
+        settings={name: str(value) for name, value in settings.items() if value is not None},
+    )
+    if warning := busy_warning():
+        report.warnings.append(warning)
+        Console(stderr=True).print(f"[yellow]warning:[/] {warning}")
+    return report
+
+
+def note_bounds(report: Report, moment: str, num_threads: int) -> Bounds:
+    """Measure what the machine can do now and write it into the report."""
+    from remora.deployments.bench.bounds import measure_bounds
+
+    bounds = measure_bounds(num_threads)
+    report.bounds[moment] = asdict(bounds)
+    return bounds
+
+
+def finish(report: Report, outputs: Outputs) -> None:
+    """Show the report and write its files. Raises Failure when every workload was skipped."""
+    data = orjson.dumps(report.as_data(), option=orjson.OPT_INDENT_2).decode()
+    is_piped = outputs.json == STDOUT
+    console = Console(stderr=is_piped, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, MIN_COLUMNS)
+    show(report, console)
+    if is_piped:
+        answer(data)
+    elif outputs.json is not None:
+        _write(Path(outputs.json), data + "\n")
+    if outputs.html is not None:
+        _write(outputs.html, render_html(report))
+    skipped = [result for result in report.results if result.skipped is not None]
+    if report.results and len(skipped) == len(report.results):
+        raise Failure(f"nothing was measured: {skipped[0].skipped}")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{path}: cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar on stderr; the function given advances it by one."""
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        refresh_per_second=2,  # drawing costs time on the measured processors
+    ) as progress:
+        bar = progress.add_task(what, total=total)
+        yield lambda: progress.advance(bar)

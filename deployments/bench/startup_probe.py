@@ -1,0 +1,34 @@
+"""A fresh process that loads a model, makes one token, and says what took how long.
+
+Run by startup.py with the `args` of a configuration as its only argument; writes one JSON line.
+"""
+
+import json
+import sys
+import time
+
+_BEGAN = time.perf_counter()
+
+
+def main() -> None:
+    """Load, make a token, report."""
+    # Imported here and timed: it is the largest part of a start.
+    from remora.configs.load import parse_args
+    from remora.engine.launch import build_engine
+    from remora.engine.types import Request, SamplingParams
+
+    imported = time.perf_counter()
+    built = build_engine(parse_args(json.loads(sys.argv[1])), show_progress=False)
+    ready = time.perf_counter()
+    prompt = built.tokenizer.encode("The capital of France is", add_special_tokens=True) or [0]
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    built.engine.add(Request(request_id="first", prompt_ids=prompt, sampling=sampling))
+    while built.engine.has_work:
+        built.engine.step()
+    phases = {"import": imported - _BEGAN, **built.phases}
+    phases["rest of loading"] = ready - imported - sum(built.phases.values())
+    phases["first token"] = time.perf_counter() - ready
+    sys.stdout.write(json.dumps({"phases": phases}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()  # stay, so that our memory can be looked at, until the pipe is closed
+    built.engine.close()

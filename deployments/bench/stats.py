@@ -1,0 +1,173 @@
+"""What is computed from times: percentiles, goodput, ratios with their spread.
+
+Pure: plain numbers in and out. Knows no clock, engine, server or report.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What was seen of one request. Seconds on one clock.
+
+    stamps_s:           when each piece of output arrived, in order; a piece holds one token or more
+    num_output_tokens:  as counted by whoever made them
+    error:              why the request failed; its other numbers then mean nothing
+    """
+
+    started_s: float
+    stamps_s: Sequence[float] = field(default=())
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Time to first token; None when none came."""
+        return self.stamps_s[0] - self.started_s if self.stamps_s and not self.error else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for fewer than two tokens."""
+        if self.error or not self.stamps_s or self.num_output_tokens < 2:
+            return None
+        return (self.stamps_s[-1] - self.stamps_s[0]) / (self.num_output_tokens - 1)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Seconds between neighbouring pieces."""
+        stamps = () if self.error else self.stamps_s
+        return [after - before for before, after in itertools.pairwise(stamps)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What a caller wants: most milliseconds to the first token, and for each one after it."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+    def is_met_by(self, trace: Trace) -> bool:
+        """Whether the request ended well and kept both; with one token only the first counts."""
+        ttft_s, tpot_s = trace.ttft_s, trace.tpot_s
+        if ttft_s is None:
+            return False
+        return ttft_s * 1e3 <= self.ttft_ms and (tpot_s or 0.0) * 1e3 <= self.tpot_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """How A stands to B over paired rounds.
+
+    ratio:      median of A over median of B
+    low, high:  the smallest and the largest ratio of one round
+    """
+
+    ratio: float
+    low: float
+    high: float
+    num_rounds: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the difference from 1 is larger than the spread between rounds."""
+        return self.num_rounds > 1 and self.high - self.low < abs(self.ratio - 1)
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """Return the value below which `percent` of the values lie, interpolated between neighbours.
+
+    Raises ValueError for no values.
+    """
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("a percentile of no values")
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    low, high = ordered[below], ordered[above]
+    # Clamped: rounding must not leave the interval.
+    return min(max(low + (high - low) * (place - below), low), high)
+
+
+def percentiles_ms(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    """Return `name_p50_ms` and so on; nothing for no values."""
+    if not seconds:
+        return {}
+    return {f"{name}_p{percent}_ms": percentile(seconds, percent) * 1e3 for percent in PERCENTILES}
+
+
+def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
+    """Compare paired rounds of A and B. Raises ValueError unless all values are above zero."""
+    if len(a) != len(b) or not a or min(*a, *b) <= 0:
+        raise ValueError(f"no ratio of {list(a)} and {list(b)}")
+    rounds = [first / second for first, second in zip(a, b, strict=True)]
+    return Ratio(
+        ratio=statistics.median(a) / statistics.median(b),
+        low=min(rounds),
+        high=max(rounds),
+        num_rounds=len(rounds),
+    )
+
+
+def figures_of(traces: Sequence[Trace], seconds: float, slo: Slo | None = None) -> dict[str, float]:
+    """Return the figures of requests that ran together.
+
+    seconds:  from the first request sent to the last one ended
+    Rates are per second of that time; failed requests count only as failures. One request alone
+    has a decode rate, requests for a single token a prefill rate.
+    """
+    good = [trace for trace in traces if trace.error is None]
+    prompt = sum(trace.num_prompt_tokens for trace in good)
+    output = sum(trace.num_output_tokens for trace in good)
+    figures = {
+        "seconds": seconds,
+        "requests": float(len(traces)),
+        "failures": float(len(traces) - len(good)),
+        "output_tok_s": output / seconds,
+        "total_tok_s": (prompt + output) / seconds,
+        "req_s": len(good) / seconds,
+    }
+    if good and all(trace.num_output_tokens == 1 for trace in good):
+        figures["prefill_tok_s"] = prompt / seconds
+    if len(good) == 1 and good[0].tpot_s:
+        figures["decode_tok_s"] = 1 / good[0].tpot_s
+    figures |= _latencies(good)
+    cached = sum(trace.num_cached_tokens for trace in good)
+    if cached:
+        figures["cached_share"] = cached / prompt
+    if slo is not None and traces:
+        num_met = sum(map(slo.is_met_by, traces))
+        figures |= {"goodput_share": num_met / len(traces), "goodput_req_s": num_met / seconds}
+    return figures
+
+
+def _latencies(good: Sequence[Trace]) -> dict[str, float]:
+    gaps = [gap for trace in good for gap in trace.gaps_s]
+    return {
+        **percentiles_ms("ttft", [t.ttft_s for t in good if t.ttft_s is not None]),
+        **percentiles_ms("tpot", [t.tpot_s for t in good if t.tpot_s is not None]),
+        **percentiles_ms("itl", gaps),
+    }
+
+
+def median_figures(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure that every run has."""
+    names = [name for name in runs[0] if all(name in run for run in runs)]
+    return {name: statistics.median(run[name] for run in runs) for name in names}
+
+
+def spread_of(runs: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """Return the smallest and the largest value of each figure that every run has."""
+    return {
+        name: (min(run[name] for run in runs), max(run[name] for run in runs))
+        for name in median_figures(runs)
+    }

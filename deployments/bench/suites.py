@@ -1,0 +1,79 @@
+"""Running workloads on an engine in this process, and writing what came of it into a report.
+
+Imports nothing that comes with Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remora.deployments.bench import offline, sweep
+from remora.deployments.bench.charts import charts
+from remora.deployments.bench.machine import peak_memory
+from remora.deployments.bench.record import Report, Result
+from remora.deployments.bench.session import note_bounds, progress_bar
+from remora.deployments.bench.stats import Slo
+from remora.deployments.bench.targets import Target
+from remora.deployments.bench.workloads import Workload
+
+
+def offline_suite(
+    report: Report,
+    target: Target,
+    workloads: Sequence[Workload],
+    *,
+    repeats: int,
+    seed: int,
+    slo: Slo | None,
+) -> None:
+    """Measure the workloads on an engine in this process."""
+    engine = offline.OfflineEngine(target.config, show_progress=True)
+    try:
+        plan = engine.built.plan
+        report.settings |= {"threads": str(plan.num_threads), "dtype": plan.dtype}
+        before = note_bounds(report, "before", plan.num_threads)
+        measured = []
+        for workload in workloads:
+            with progress_bar(workload.name, workload.num_requests * repeats) as advance:
+                result = offline.measure(
+                    engine, workload, repeats=repeats, seed=seed, slo=slo, on_finish=advance
+                )
+            measured.append((workload, with_memory(result, os.getpid())))
+        best = before.best(note_bounds(report, "after", plan.num_threads))
+        report.results += [
+            offline.with_bound(result, workload, engine.work, best) for workload, result in measured
+        ]
+    finally:
+        engine.close()
+    report.plots += charts(report.results)
+
+
+def sweep_suite(
+    report: Report, target: Target, numbers: Sequence[int], *, inputs: int, outputs: int
+) -> None:
+    """Measure decode steps over their number of rows."""
+    engine = offline.OfflineEngine(target.config)
+    try:
+        note_bounds(report, "before", engine.built.plan.num_threads)
+        costs = []
+        for num_rows in numbers:
+            workload = sweep.row_workload(num_rows, inputs=inputs, outputs=outputs)
+            with progress_bar(workload.name, num_rows) as advance:
+                cost = sweep.measure_rows(engine, workload, on_finish=advance)
+            report.results.append(sweep.as_result(cost, workload))
+            costs.append(cost)
+        note_bounds(report, "after", engine.built.plan.num_threads)
+    finally:
+        engine.close()
+    report.tables.append(sweep.as_table(costs))
+    report.plots += sweep.as_plots(costs)
+
+
+def with_memory(result: Result, pid: int | None) -> Result:
+    """Return the result with the peak memory of a process and its descendants, if known."""
+    peak = None if pid is None or result.skipped is not None else peak_memory(pid)
+    if peak is None:
+        return result
+    return replace(result, figures=result.figures | peak.figures())

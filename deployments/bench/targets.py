@@ -1,0 +1,102 @@
+"""What is measured: a model or a configuration, with settings changed on the command line.
+
+Knows YAML and our schema. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import IMPORT_PATH, load_serve_file, parse_args
+from remora.configs.schema import BUILTIN_MODEL, ServeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One configuration.
+
+    spec:    as the user wrote it, settings included
+    raw:     a whole Serve config file as data, ready for `remora serve`
+    config:  what of it is ours
+    """
+
+    spec: str
+    raw: dict[str, Any]
+    config: ServeConfig
+
+    @property
+    def raw_args(self) -> dict[str, Any]:
+        """The `args` of our application, as written."""
+        args: dict[str, Any] = our_application(self.raw)["args"]
+        return args
+
+
+def our_application(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a Serve config that serves by remora."""
+    found: dict[str, Any] = next(
+        app for app in raw["applications"] if app["import_path"] == IMPORT_PATH
+    )
+    return found
+
+
+def read_target(name: str, settings: Sequence[str] = ()) -> Target:
+    """Understand a .yaml file or a model, with `section.key=value` settings on top.
+
+    Raises ConfigError.
+    """
+    if name.endswith((".yaml", ".yml")):
+        raw = copy.deepcopy(load_serve_file(Path(name)).raw)
+    else:
+        raw = _config_of_model(name)
+    application = our_application(raw)
+    args: dict[str, Any] = application.get("args") or {}
+    application["args"] = args
+    for setting in settings:
+        _apply(args, setting)
+    return Target(spec=",".join([name, *settings]), raw=raw, config=parse_args(args))
+
+
+def split_spec(spec: str) -> tuple[str, list[str]]:
+    """Split `configs/smollm2.yaml,engine.num_threads=2` into the name and its settings."""
+    name, *settings = spec.split(",")
+    return name, settings
+
+
+def _apply(args: dict[str, Any], setting: str) -> None:
+    key, equals, text = setting.partition("=")
+    section, dot, name = key.partition(".")
+    if not (equals and dot and name):
+        raise ConfigError(f"{setting}: not a setting; write section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{setting}: {text!r} is not a YAML value") from None
+    # An empty section in a file is None.
+    args[section] = {**(args.get(section) or {}), name: value}
+
+
+def _config_of_model(name: str) -> dict[str, Any]:
+    if name != BUILTIN_MODEL:
+        if not Path(name).exists():
+            raise ConfigError(
+                f"{name}: no such file or folder; give a .yaml file, a Hugging Face folder, "
+                f"a .gguf file, or {BUILTIN_MODEL}"
+            )
+        name = str(Path(name).absolute())
+    return {
+        "applications": [
+            {
+                "name": "remora",
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": {"model": {"path": name}},
+            }
+        ]
+    }
