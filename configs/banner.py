@@ -20,6 +20,7 @@ def banner(
     phases: Mapping[str, float],
     *,
     version: str,
+    kernels: str = "",
     endpoints: Sequence[str] = (),
     notes: Sequence[str] = (),
     first_token_s: float | None = None,
@@ -27,6 +28,7 @@ def banner(
     """Return the start-up banner, without a newline at its end.
 
     phases:         name -> seconds, in the order in which they happened
+    kernels:        what computes
     endpoints:      addresses to show; none for offline use
     notes:          further lines, such as which kernels are used
     first_token_s:  measured from a short prompt's arrival to its first token
@@ -36,7 +38,8 @@ def banner(
         _line("model", f"{plan.served_model_name} ({_describe_model(model)})"),
         _line("from", str(plan.model_path)),
         _line("compute", _describe_compute(plan, machine)),
-        _line("weights", f"{human_bytes(plan.weight_bytes)} {plan.dtype}"),
+        *([_line("kernels", kernels)] if kernels else []),
+        _line("weights", _describe_weights(plan)),
         _line("KV cache", _describe_kv(plan)),
         _line("batch", _describe_batch(plan)),
         *(_line("note", note) for note in notes),
@@ -73,6 +76,11 @@ def _describe_compute(plan: EnginePlan, machine: MachineFacts) -> str:
         f"cpu, {_count(plan.num_threads, 'thread')} on {_count(machine.num_cores, 'core')} "
         f"({machine.cpu_name})"
     )
+
+
+def _describe_weights(plan: EnginePlan) -> str:
+    number = plan.dtype if plan.quantization == "none" else f"{plan.quantization}, {plan.dtype} KV"
+    return f"{human_bytes(plan.weight_bytes)} {number}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -14,6 +14,8 @@ from remora.configs.kv_budget import pages_needed, size_kv_pool
 from remora.configs.schema import ServeConfig
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
+_QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class ModelFacts:
     dtype:                  of the stored weights: bfloat16, float16 or float32
     max_position:           longest sequence it was made for, in tokens
     num_parameters:         of the whole model, tied weights counted once
+    tied_embeddings:        whether the head uses the embedding's weight
     """
 
     architecture: str
@@ -35,6 +38,7 @@ class ModelFacts:
     max_position: int
     dtype: str
     num_parameters: int
+    tied_embeddings: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,8 @@ class EnginePlan:
     load_format: str
     device: str
     dtype: str
+    quantization: str
+    cpu_kernels: str
     num_threads: int
     page_size: int
     num_pages: int
@@ -120,7 +126,8 @@ def make_plan(
     """
     engine = config.engine
     dtype = _pick_dtype(config, model)
-    weight_bytes = model.num_parameters * _DTYPE_BYTES[dtype]
+    device = _pick_device(config, machine)
+    weight_bytes = _weight_bytes(config, model, dtype, device)
     max_model_len = _pick_context(config, model)
     page_bytes = engine.page_size * kv_bytes_per_token(model, dtype)
     max_running, max_step, chunk = _pick_limits(config)
@@ -135,8 +142,10 @@ def make_plan(
         model_path=model_path,
         served_model_name=served_name(config, model_path),
         load_format=config.model.load_format,
-        device=_pick_device(config, machine),
+        device=device,
         dtype=dtype,
+        quantization=config.model.quantization,
+        cpu_kernels=engine.cpu_kernels,
         num_threads=engine.num_threads or max(1, machine.num_cores // config.parallel.num_replicas),
         page_size=engine.page_size,
         num_pages=num_pages,
@@ -175,6 +184,28 @@ def _pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
             f"{', '.join(_DTYPE_BYTES)}: set model.dtype to one of them"
         )
     return dtype
+
+
+def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: str) -> int:
+    """Return the bytes of the loaded weights. On a CPU a tied head is packed apart.
+
+    Raises ConfigError for a quantisation that the device does not have.
+    """
+    table = model.vocab_size * model.hidden_size
+    heads_counted = 1 if model.tied_embeddings else 2
+    layers = model.num_parameters - heads_counted * table
+    quantization = config.model.quantization
+    each = float(_DTYPE_BYTES[dtype])
+    if device != "cpu":
+        if quantization != "none":
+            raise ConfigError(
+                f"model.quantization = {quantization}: quantised weights are computed on a CPU "
+                f"only, and the device is {device}; set model.quantization to none, or "
+                "engine.device to cpu"
+            )
+        return int(model.num_parameters * each)
+    layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
+    return int(table * each + table * head_bytes + layers * layer_bytes)
 
 
 def _pick_device(config: ServeConfig, machine: MachineFacts) -> str:

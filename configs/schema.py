@@ -121,6 +121,10 @@ class ModelSection(Section):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of weights, activations and KV cache; auto = the checkpoint's own."""
 
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """Format that the weights are rounded to at start-up, on a CPU with native kernels: int8 halves
+    them (groups of 64), int4 makes them a third (groups of 32; the head stays int8)."""
+
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """How weights are read; dummy = random numbers, for trials without weight files."""
 
@@ -142,6 +146,10 @@ class EngineSection(Section):
 
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Compute threads of one replica. Default: physical cores divided by parallel.num_replicas."""
+
+    cpu_kernels: Literal["auto", "native", "torch"] = "auto"
+    """What computes on a CPU. native = step programs, which need a C++ compiler and pages of a
+    multiple of 16 tokens; torch = the slower reference; auto = native where it can be had."""
 
     page_size: Annotated[int, Field(ge=1, le=256), AfterValidator(_check_power_of_two)] = 16
     """Tokens per page of the KV cache, the unit of memory and of prefix reuse; a power of two."""

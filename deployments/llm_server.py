@@ -80,6 +80,7 @@ class LLMServer:
             built.machine,
             phases,
             version=version("remora"),
+            kernels=built.kernels,
             first_token_s=first_token_s,
         )
         log.info("ready\n%s", text)

@@ -18,20 +18,19 @@ from remora.configs.environment import cache_dir
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.configs.schema import ServeConfig
-from remora.engine.attention import TorchAttention
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
+from remora.engine.forward import DTYPES, build_forward
+from remora.engine.inputs import RowTable
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
-from remora.engine.runner import TorchRunner
+from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.source import resolve_model
 
 logger = logging.getLogger(__name__)
-
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(slots=True)
@@ -54,6 +53,9 @@ class BuiltEngine:
 
     generation_defaults:  sampling values that the checkpoint recommends, by SamplingParams' names
     phases:               seconds per phase of start-up
+    kernels:              what computes, in words
+    step_weight_bytes:    bytes of weights that one step reads
+    torch_threads:        threads that torch may use beside them
     """
 
     engine: Engine
@@ -63,6 +65,9 @@ class BuiltEngine:
     machine: MachineFacts
     generation_defaults: Mapping[str, float | int]
     phases: dict[str, float]
+    kernels: str
+    step_weight_bytes: int
+    torch_threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +97,20 @@ def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEng
             device=plan.device,
             show_progress=show_progress,
         )
-    with phases.timed("allocate KV memory"):
-        attention = TorchAttention(
-            num_layers=facts.num_layers,
-            num_pages=plan.num_pages,
-            page_size=plan.page_size,
-            num_kv_heads=facts.num_kv_heads,
-            head_dim=facts.head_dim,
-            dtype=DTYPES[plan.dtype],
-            device=plan.device,
-        )
+    table = RowTable(
+        max_rows=plan.max_running_requests,
+        max_tokens=plan.max_sequence_tokens,
+        page_size=plan.page_size,
+    )
+    with phases.timed("prepare kernels"):
+        forward = build_forward(model, plan, table, cache_dir() / "kernels")
+    torch.set_num_threads(forward.torch_threads)
     sampler = Sampler(
         max_rows=plan.max_running_requests,
         vocab_size=facts.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
     )
-    runner = TorchRunner(
-        model,
-        attention,
-        sampler,
-        max_rows=plan.max_running_requests,
-        max_tokens=plan.max_sequence_tokens,
-        page_size=plan.page_size,
-        device=plan.device,
-    )
+    runner = LocalRunner(forward.forward, sampler, table)
     return BuiltEngine(
         engine=Engine(
             plan, runner, eos_token_ids=tokenizer.eos_token_ids, vocab_size=facts.vocab_size
@@ -126,13 +121,16 @@ def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEng
         machine=machine,
         generation_defaults=read_generation_defaults(path),
         phases=phases.seconds,
+        kernels=forward.description,
+        step_weight_bytes=forward.step_weight_bytes,
+        torch_threads=forward.torch_threads,
     )
 
 
 def start_engine(config: ServeConfig, *, show_progress: bool = True) -> LaunchedEngine:
     """Build the engine and start its thread. Call it on the event loop that will use the client."""
     built = build_engine(config, show_progress=show_progress)
-    num_threads = built.plan.num_threads
+    num_threads = built.torch_threads
     client = LocalEngineClient(
         built.engine,
         built.tokenizer,

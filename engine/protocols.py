@@ -11,7 +11,10 @@ from typing import Protocol
 from torch import Tensor
 
 from remora.engine.batch import ForwardBatch
+from remora.engine.inputs import StepInputs
 from remora.engine.types import EngineStats, Output, Request, StepPlan, StepResult
+
+PROMPT_LOGPROB_ROWS = 64  # most rows of logits that `ForwardPass.logits` is asked for at a time
 
 
 class AttentionBackend(Protocol):
@@ -49,6 +52,25 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Project hidden states [R, hidden_size] to float32 logits [R, vocab_size]."""
+        ...
+
+
+class ForwardPass(Protocol):
+    """From a step's inputs to logits, by whatever means: torch operations, a step program, a graph.
+
+    Logits live until the next call of either method.
+    """
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Run the step; returns float32 logits [R, vocab_size] of the tokens in `logit_index`."""
+        ...
+
+    def logits(self, first: int, last: int) -> Tensor:
+        """Return float32 logits [last - first, vocab_size] of tokens of the latest step."""
+        ...
+
+    def close(self) -> None:
+        """Stop what was started; further calls do nothing."""
         ...
 
 

@@ -146,7 +146,8 @@ def check_model(model: str, machine: MachineFacts) -> Iterator[Finding]:
     yield Finding(
         Level.OK,
         "would use",
-        f"{plan.device}, {plan.dtype}, {plan.num_threads} threads, "
+        f"{plan.device}, {plan.dtype}, quantization {plan.quantization}, "
+        f"{plan.num_threads} threads, "
         f"{human_bytes(plan.weight_bytes)} for weights",
     )
     short = plan.max_sequence_tokens < plan.max_model_len

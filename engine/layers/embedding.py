@@ -49,11 +49,9 @@ class Head:
         """Project [num_rows, hidden_size] to float32 logits [num_rows, vocab_size]."""
         return self.linear(hidden).float()
 
-    def pack(self) -> int:
-        """Pack the projection; returns the bytes that this adds to a tied one's embedding."""
-        plain = self.linear.weight
+    def pack(self) -> None:
+        """Pack the projection; a tied one becomes a copy beside the embedding."""
         self.linear.pack()
-        return plain.nbytes if self.tied and self.linear.weight is not plain else 0
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the checkpoint name and the tensor that it fills; nothing when tied."""

@@ -46,6 +46,12 @@ class Linear:
         """
         self.weight = pack_weight(self.weight)
 
+    def release(self) -> tuple[Tensor, Tensor | None]:
+        """Hand weight and bias over to who computes with them from now on; this layer cannot."""
+        weight, bias = self.weight, self.bias
+        self.weight, self.bias = weight.new_empty(0), None
+        return weight, bias
+
     def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         """Yield each checkpoint name and the view of this layer's memory that it fills."""
         start = 0

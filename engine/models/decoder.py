@@ -61,10 +61,7 @@ class DecoderBlock:
 
 
 class DecoderModel:
-    """A decoder whose memory is allocated; its weights are whatever was written to `tensors`.
-
-    weight_bytes:  memory that the weights take, tied ones counted once unless packed apart
-    """
+    """A decoder whose memory is allocated; its weights are whatever was written to `tensors`."""
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: str) -> None:
         self.config = config
@@ -80,7 +77,6 @@ class DecoderModel:
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
         self.head = Head(self.embedding, tied=config.tied_embeddings)
-        self.weight_bytes = sum(tensor.nbytes for tensor in self.tensors().values())
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
@@ -112,4 +108,4 @@ class DecoderModel:
         for block in self.blocks:
             block.attention.pack()
             block.mlp.pack()
-        self.weight_bytes += self.head.pack()
+        self.head.pack()

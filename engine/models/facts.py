@@ -37,6 +37,7 @@ def read_model_facts(path: Path) -> ModelFacts:
         max_position=config.max_position,
         dtype="bfloat16" if is_gguf(path) else _stored_dtype(path, raw),
         num_parameters=sum(tensor.numel() for tensor in shape.tensors().values()),
+        tied_embeddings=config.tied_embeddings,
     )
 
 

@@ -35,7 +35,6 @@ def load_model(
     source = _open_weights(path, load_format, model)
     unused = TIED_HEAD if config.tied_embeddings else frozenset()
     fill(model.tensors(), source, unused=unused, show_progress=show_progress)
-    model.pack()
     return model
 
 

@@ -114,6 +114,8 @@ def make_plan(**changes: object) -> EnginePlan:
         "load_format": "dummy",
         "device": "cpu",
         "dtype": "float32",
+        "quantization": "none",
+        "cpu_kernels": "auto",
         "num_threads": 1,
         "page_size": 4,
         "num_pages": 32,

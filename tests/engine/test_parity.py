@@ -54,12 +54,15 @@ def llama(tiny_checkpoints: TinyCheckpoints) -> Path:
     return tiny_checkpoints("llama")
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_ids_equal_transformers(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
+def test_greedy_ids_equal_transformers(
+    family: str, kernels: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
     path = tiny_checkpoints(family)
     prompts = make_prompts([1, 5, 16, 33, 70])
 
-    outputs = ids(make_llm(path, prefill_chunk_tokens=32), prompts)
+    outputs = ids(make_llm(path, prefill_chunk_tokens=32, cpu_kernels=kernels), prompts)
 
     oracle = Oracle(path, stepwise=family == "dynamic-rope")
     for prompt, output in zip(prompts, outputs, strict=True):
@@ -67,6 +70,8 @@ def test_greedy_ids_equal_transformers(family: str, tiny_checkpoints: TinyCheckp
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
+    "torch": {"cpu_kernels": "torch"},
+    "two threads": {"num_threads": 2},
     "unchunked": {"prefill_chunk_tokens": 2048, "max_step_tokens": 4096},
     "small chunks": {"prefill_chunk_tokens": 7, "max_step_tokens": 40},
     "small pages": {"page_size": 1},

@@ -1,0 +1,146 @@
+"""Which forward pass a plan gets: a native step program, or torch operations one by one.
+
+Everything that stands against the native one is known here, and said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.configs.plan import EnginePlan
+from remora.engine.attention import TorchAttention
+from remora.engine.eager import EagerForward
+from remora.engine.graphs.step_program import StepProgram, StepShape
+from remora.engine.inputs import RowTable
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.protocols import ForwardPass
+from remora.kernels.cpu.build import NativeUnavailable, load_library
+from remora.kernels.cpu.library import Format, Library, Team
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FORMATS = {"bfloat16": Format.BF16, "float32": Format.F32}
+QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.Q8)}
+MOST_HEADS_PER_KV = 192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltForward:
+    """A forward pass, and what it is.
+
+    description:        for people
+    step_weight_bytes:  bytes of weights that one step reads
+    torch_threads:      threads that torch may use; a step program's own threads need the cores
+    """
+
+    forward: ForwardPass
+    description: str
+    step_weight_bytes: int
+    torch_threads: int
+
+
+def build_forward(
+    model: DecoderModel, plan: EnginePlan, table: RowTable, cache_dir: Path
+) -> BuiltForward:
+    """Build the plan's forward pass from a loaded model, which belongs to it from now on.
+
+    cache_dir:  where compiled kernels are kept
+    Raises ConfigError when the configuration insists on what this machine or model cannot do.
+    """
+    if plan.device != "cpu":
+        return _eager(model, plan, f"torch on {plan.device}")
+    if plan.cpu_kernels == "torch":
+        _refuse_quantization(plan, "engine.cpu_kernels is torch")
+        return _eager(model, plan, "torch (as engine.cpu_kernels says)")
+    try:
+        _check_covered(model, plan)
+        library = Library(load_library(cache_dir))
+    except NativeUnavailable as reason:
+        _refuse_quantization(plan, str(reason))
+        if plan.cpu_kernels == "native":
+            raise ConfigError(
+                f"engine.cpu_kernels is native, but {reason}; or set engine.cpu_kernels to auto"
+            ) from reason
+        return _eager(model, plan, f"torch, which is slower, because {reason}")
+    return _native(model, plan, table, library)
+
+
+def _check_covered(model: DecoderModel, plan: EnginePlan) -> None:
+    """Raise NativeUnavailable if step programs do not cover what is asked for."""
+    config = model.config
+    if plan.dtype not in FORMATS:
+        raise NativeUnavailable(
+            f"native kernels compute in {' and '.join(FORMATS)}, and model.dtype is {plan.dtype}"
+        )
+    if plan.page_size % 16:
+        raise NativeUnavailable(
+            f"native kernels need pages of a multiple of 16 tokens, and engine.page_size is "
+            f"{plan.page_size}"
+        )
+    if config.num_heads // config.num_kv_heads > MOST_HEADS_PER_KV:
+        raise NativeUnavailable(
+            f"native kernels take at most {MOST_HEADS_PER_KV} query heads per KV head, and the "
+            f"model has {config.num_heads // config.num_kv_heads}"
+        )
+
+
+def _refuse_quantization(plan: EnginePlan, reason: str) -> None:
+    if plan.quantization != "none":
+        raise ConfigError(
+            f"model.quantization = {plan.quantization} needs the native CPU kernels: {reason}. "
+            "Otherwise set model.quantization to none"
+        )
+
+
+def _native(
+    model: DecoderModel, plan: EnginePlan, table: RowTable, library: Library
+) -> BuiltForward:
+    plain = FORMATS[plan.dtype]
+    layer_format, head_format = QUANTIZED_FORMATS.get(plan.quantization, (plain, plain))
+    shape = StepShape(
+        max_tokens=plan.max_step_tokens,
+        max_rows=plan.max_running_requests,
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        max_positions=plan.max_sequence_tokens,
+    )
+    program = StepProgram(
+        model,
+        Team(library, plan.num_threads),
+        shape,
+        table,
+        layer_format=layer_format,
+        head_format=head_format,
+    )
+    return BuiltForward(
+        forward=program,
+        description=f"native step program ({library.instructions})",
+        step_weight_bytes=program.weight_bytes,
+        torch_threads=1,
+    )
+
+
+def _eager(model: DecoderModel, plan: EnginePlan, description: str) -> BuiltForward:
+    config = model.config
+    weight_bytes = sum(tensor.nbytes for tensor in model.tensors().values())
+    if not config.tied_embeddings:
+        weight_bytes -= model.embedding.weight.nbytes
+    model.pack()
+    attention = TorchAttention(
+        num_layers=config.num_layers,
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=DTYPES[plan.dtype],
+        device=plan.device,
+    )
+    return BuiltForward(
+        forward=EagerForward(model, attention, page_size=plan.page_size, device=plan.device),
+        description=description,
+        step_weight_bytes=weight_bytes,
+        torch_threads=plan.num_threads,
+    )

@@ -1,0 +1,113 @@
+"""Rows between steps, and what one step computes on: plain arrays, laid out flat.
+
+`RowTable` keeps each row's tokens and pages by the deltas of the plans, so a plan never repeats a
+prompt or a block table. Knows nothing of devices, models, requests or of how rows were chosen.
+
+Legend: T tokens of the step, S rows that take part, R rows of logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from remora.engine.kv.pages import DUMP_PAGE, pages_needed
+from remora.engine.types import IntArray, RowInit, StepPlan, TokenArray
+
+Int64Array = npt.NDArray[np.int64]
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """One step's tokens: those of rows with one token first, then row after row.
+
+    token_ids:    [T]
+    positions:    [T], counted from the start of each sequence
+    slots:        [T], where each token's K and V go: page_id * page_size + offset
+    starts:       [S + 1] first token of each row, then T
+    lengths:      [S] tokens of context, this step's included
+    rows:         [S] each row's line in `tables`
+    tables:       [max_rows, max_pages] page ids, the table's own memory: valid until the next plan;
+                  entries past a row's last page are the dump page
+    num_decodes:  rows with one token
+    logit_index:  [R] tokens whose logits are wanted
+    """
+
+    token_ids: Int64Array
+    positions: Int64Array
+    slots: Int64Array
+    starts: Int64Array
+    lengths: Int64Array
+    rows: Int64Array
+    tables: Int32Array
+    num_decodes: int
+    logit_index: Int64Array
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)
+
+
+class RowTable:
+    """Tokens and pages of every row.
+
+    tables:  [max_rows, max_pages] int32
+    """
+
+    def __init__(self, *, max_rows: int, max_tokens: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._token_ids = np.zeros((max_rows, max_tokens + 1), dtype=np.int64)
+        self._num_tokens = np.zeros(max_rows, dtype=np.int64)
+        max_pages = pages_needed(max_tokens, page_size)
+        self.tables: Int32Array = np.full((max_rows, max_pages), DUMP_PAGE, dtype=np.int32)
+        self._num_pages = np.zeros(max_rows, dtype=np.int64)
+
+    def start(self, init: RowInit) -> None:
+        """Begin a row; what it held before is void."""
+        row, count = init.row, len(init.token_ids)
+        self._token_ids[row, :count] = init.token_ids
+        self._num_tokens[row] = count
+        self.tables[row] = DUMP_PAGE
+        self._num_pages[row] = 0
+
+    def add_pages(self, rows: IntArray, page_ids: IntArray) -> None:
+        """Append each page to its row's table, in order."""
+        for row, page in zip(rows.tolist(), page_ids.tolist(), strict=True):
+            self.tables[row, self._num_pages[row]] = page
+            self._num_pages[row] += 1
+
+    def add_tokens(self, rows: IntArray, token_ids: TokenArray) -> None:
+        """Append one new token to each row."""
+        self._token_ids[rows, self._num_tokens[rows]] = token_ids
+        self._num_tokens[rows] += 1
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """Lay out what the plan computes."""
+        counts = plan.num_tokens.astype(np.int64)
+        first = plan.starts.astype(np.int64)
+        rows = plan.rows.astype(np.int64)
+        num_rows = len(rows)
+        starts = np.zeros(num_rows + 1, dtype=np.int64)
+        np.cumsum(counts, out=starts[1:])
+        if starts[-1] == num_rows:  # one token each: nothing to repeat
+            token_rows, positions, num_decodes = rows, first, num_rows
+        else:
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
+            num_decodes = int((counts == 1).sum())
+        pages = self.tables[token_rows, positions // self._page_size]
+        return StepInputs(
+            token_ids=self._token_ids[token_rows, positions],
+            positions=positions,
+            slots=pages * np.int64(self._page_size) + positions % self._page_size,
+            starts=starts,
+            lengths=first + counts,
+            rows=rows,
+            tables=self.tables,
+            num_decodes=num_decodes,
+            logit_index=(starts[1:] - 1)[plan.samples],
+        )

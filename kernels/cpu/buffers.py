@@ -1,0 +1,134 @@
+"""What a step program works on besides weights: rows, the paged cache, the batch's arrays."""
+
+from __future__ import annotations
+
+from ctypes import byref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.kernels.cpu.library import Format, Team
+from remora.kernels.cpu.memory import buffer
+from remora.kernels.cpu.structs import BatchStruct, CacheStruct, RowsStruct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """What products read: rows of float32, of bfloat16, or of int8 in groups with their scales.
+
+    values:  [rows, k padded for the format]
+    scales:  [rows, groups] float32; grouped formats alone
+    sums:    [rows, groups] int32; grouped formats alone
+    """
+
+    format: Format
+    values: Tensor
+    scales: Tensor | None
+    sums: Tensor | None
+
+    @staticmethod
+    def allocate(team: Team, format: Format, num_rows: int, k: int) -> Rows:
+        """Allocate rows of k values each."""
+        padded = team.library.padded_k(format, k)
+        dtype = {Format.F32: torch.float32, Format.BF16: torch.bfloat16}.get(format, torch.int8)
+        groups = (num_rows, padded // team.library.group_size(format))
+        return Rows(
+            format=format,
+            values=buffer((num_rows, padded), dtype),
+            scales=buffer(groups, torch.float32) if format.is_grouped else None,
+            sums=buffer(groups, torch.int32) if format.is_grouped else None,
+        )
+
+    def struct(self) -> RowsStruct:
+        """Return what the library reads."""
+        return RowsStruct(
+            values=self.values.data_ptr(),
+            stride=self.values.shape[1],
+            scales=None if self.scales is None else self.scales.data_ptr(),
+            sums=None if self.sums is None else self.sums.data_ptr(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedCache:
+    """K and V of all layers, in pages; the layout is that of src/attention.h.
+
+    data:  [num_layers, num_pages, bytes of a page]; the caller keeps page 0 for padding
+    """
+
+    data: Tensor
+    is_bf16: bool
+    page_size: int
+    num_kv_heads: int
+    head_dim: int
+
+    @staticmethod
+    def allocate(
+        team: Team,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        is_bf16: bool,
+    ) -> PagedCache:
+        """Allocate zeroed pages. `page_size` must be a multiple of 16."""
+        shape = CacheStruct(
+            is_bf16=is_bf16, page_size=page_size, num_kv_heads=num_kv_heads, head_dim=head_dim
+        )
+        page_bytes = team.library.page_bytes(byref(shape))
+        return PagedCache(
+            data=buffer((num_layers, num_pages, page_bytes), torch.uint8),
+            is_bf16=is_bf16,
+            page_size=page_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+        )
+
+    def struct(self) -> CacheStruct:
+        """Return what the library reads."""
+        return CacheStruct(
+            data=self.data.data_ptr(),
+            is_bf16=self.is_bf16,
+            num_pages=self.data.shape[1],
+            page_size=self.page_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+        )
+
+
+class Batch:
+    """The arrays that a program reads its step from; write to them, then run.
+
+    token_ids, positions, slots:  [max_tokens] int64
+    starts:                       [max_rows + 1] int32, first token of each sequence
+    lengths, table_rows:          [max_rows] int32
+    logit_index:                  [max_logits] int32
+    tables:                       [rows, pages] int32, the caller's own array of page ids
+    """
+
+    def __init__(self, *, max_tokens: int, max_rows: int, max_logits: int, tables: Tensor) -> None:
+        self.token_ids = buffer((max_tokens,), torch.int64).numpy()
+        self.positions = buffer((max_tokens,), torch.int64).numpy()
+        self.slots = buffer((max_tokens,), torch.int64).numpy()
+        self.starts = buffer((max_rows + 1,), torch.int32).numpy()
+        self.lengths = buffer((max_rows,), torch.int32).numpy()
+        self.table_rows = buffer((max_rows,), torch.int32).numpy()
+        self.logit_index = buffer((max_logits,), torch.int32).numpy()
+        self.tables = tables
+
+    def struct(self) -> BatchStruct:
+        """Return what the library reads."""
+        return BatchStruct(
+            token_ids=self.token_ids.ctypes.data,
+            positions=self.positions.ctypes.data,
+            slots=self.slots.ctypes.data,
+            starts=self.starts.ctypes.data,
+            lengths=self.lengths.ctypes.data,
+            table_rows=self.table_rows.ctypes.data,
+            tables=self.tables.data_ptr(),
+            table_stride=self.tables.stride(0),
+            logit_index=self.logit_index.ctypes.data,
+        )

@@ -1,0 +1,103 @@
+"""Weights in the layout that the native products read."""
+
+from __future__ import annotations
+
+from ctypes import byref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.kernels.cpu.library import LANES, PANEL, Format, Team
+from remora.kernels.cpu.memory import allocate, is_bf16
+from remora.kernels.cpu.structs import WeightStruct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeight:
+    """A weight [n, k] in the layout of src/linear.h.
+
+    is_gated:  n / 2 rows of a gate and n / 2 of what it gates, packed in turn
+    """
+
+    format: Format
+    n: int
+    k: int
+    is_gated: bool
+    data: Tensor
+    bias: Tensor | None
+
+    @property
+    def num_panels(self) -> int:
+        """Panels of 64 output columns."""
+        return -(-_padded_n(self.n, self.is_gated) // PANEL)
+
+    @property
+    def out_columns(self) -> int:
+        """Columns that a product writes to, padding included."""
+        return self.num_panels * PANEL // (2 if self.is_gated else 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a product reads."""
+        return self.data.nbytes
+
+    def struct(self) -> WeightStruct:
+        """Return what the library reads."""
+        return WeightStruct(
+            format=self.format,
+            n=self.n,
+            k=self.k,
+            num_panels=self.num_panels,
+            data=self.data.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+        )
+
+
+def pack(
+    team: Team,
+    weight: Tensor,
+    bias: Tensor | None,
+    format: Format,
+    *,
+    gated: bool = False,
+) -> PackedWeight:
+    """Pack weight [n, k], bfloat16 or float32, quantising where the format says so.
+
+    bias:   [n] or None
+    gated:  the first n / 2 rows are a gate's, the others what it gates
+    """
+    n, k = weight.shape
+    packed = PackedWeight(
+        format=format,
+        n=n,
+        k=k,
+        is_gated=gated,
+        data=allocate(
+            -(-_padded_n(n, gated) // PANEL) * team.library.panel_bytes(format, k),
+            large_pages=True,
+        ),
+        bias=None if bias is None else _packed_bias(bias, gated),
+    )
+    source = weight.contiguous()
+    team.library.pack(
+        team.pointer, byref(packed.struct()), source.data_ptr(), is_bf16(source), gated
+    )
+    return packed
+
+
+def _padded_n(n: int, gated: bool) -> int:
+    return 2 * (-(-(n // 2) // LANES) * LANES) if gated else n
+
+
+def _packed_bias(bias: Tensor, gated: bool) -> Tensor:
+    """Put a bias in the order of the packed columns, padded with zeros to whole panels."""
+    padded = _padded_n(len(bias), gated)
+    values = bias.float()
+    if gated:
+        halves = torch.zeros(2, padded // 2)
+        halves[:, : len(bias) // 2] = values.view(2, -1)
+        values = halves.view(2, -1, LANES).transpose(0, 1).flatten()
+    out = torch.zeros(-(-padded // PANEL) * PANEL)
+    out[: len(values)] = values
+    return out

@@ -1,0 +1,186 @@
+"""Step programs: a list of native operations over weights and buffers.
+
+A thin, typed hand-over to the library: it keeps alive what the operations point to. Knows nothing
+of models; engine/graphs builds with it.
+
+Legend: T tokens of a step, R rows of logits.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref
+
+from torch import Tensor
+
+from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
+from remora.kernels.cpu.library import Epilogue, Team
+from remora.kernels.cpu.memory import is_bf16
+from remora.kernels.cpu.packing import PackedWeight
+from remora.kernels.cpu.structs import AttentionStruct, OutputStruct, RotationStruct
+
+
+class Program:
+    """A list of operations over one batch's arrays. Not thread-safe: one run at a time."""
+
+    def __init__(self, team: Team, batch: Batch) -> None:
+        self.team = team
+        self.batch = batch
+        self._library = team.library
+        self._pointer: int = self._library.program_new(team.pointer, byref(batch.struct()))
+        self._kept: list[object] = []
+
+    def __del__(self) -> None:
+        self._library.program_free(self._pointer)
+
+    def __len__(self) -> int:
+        """Return how many operations there are."""
+        return int(self._library.program_size(self._pointer))
+
+    def run(
+        self,
+        num_tokens: int,
+        num_sequences: int,
+        num_logits: int,
+        *,
+        first: int = 0,
+        last: int | None = None,
+    ) -> None:
+        """Run operations [first, last) on what the batch's arrays hold. Releases the GIL."""
+        stop = len(self) if last is None else last
+        self._library.program_run(self._pointer, first, stop, num_tokens, num_sequences, num_logits)
+
+    def embed(self, table: Tensor, out: Tensor) -> None:
+        """Look up table [vocab, size] for every token: out [T, >= size] float32."""
+        self._keep(table, out)
+        self._library.add_embed(
+            self._pointer,
+            table.data_ptr(),
+            is_bf16(table),
+            table.shape[1],
+            out.data_ptr(),
+            out.shape[1],
+        )
+
+    def norm(
+        self, x: Tensor, weight: Tensor, epsilon: float, out: Rows, *, on_logits: bool = False
+    ) -> None:
+        """RMS norm of x [T, >= size] float32 with weight [size] float32.
+
+        on_logits:  only of the tokens in `logit_index`: out has R rows
+        """
+        self._keep(x, weight, out)
+        self._library.add_norm(
+            self._pointer,
+            on_logits,
+            x.data_ptr(),
+            x.shape[1],
+            weight.data_ptr(),
+            len(weight),
+            epsilon,
+            out.format,
+            byref(out.struct()),
+        )
+
+    def quantize(self, x: Tensor, size: int, out: Rows) -> None:
+        """Quantise the first `size` columns of x [T, >= size] float32."""
+        self._keep(x, out)
+        self._library.add_quantize(
+            self._pointer, x.data_ptr(), x.shape[1], size, out.format, byref(out.struct())
+        )
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cache: PagedCache,
+        layer: int,
+        *,
+        num_heads: int,
+        cosines: Tensor,
+        sines: Tensor,
+        head_norms: tuple[Tensor, Tensor] | None,
+        epsilon: float,
+    ) -> None:
+        """Normalise and rotate q and k of qkv [T, >= heads * head_dim] in place; store k and v.
+
+        cosines, sines:  [positions, head_dim / 2] float32
+        head_norms:      weights [head_dim] float32 of the norms of q and k, or None
+        """
+        self._keep(qkv, cache, cosines, sines, head_norms)
+        query_norm, key_norm = head_norms or (None, None)
+        settings = RotationStruct(
+            cache=cache.struct(),
+            layer=layer,
+            num_heads=num_heads,
+            qkv=qkv.data_ptr(),
+            stride=qkv.shape[1],
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
+            query_norm=None if query_norm is None else query_norm.data_ptr(),
+            key_norm=None if key_norm is None else key_norm.data_ptr(),
+            epsilon=epsilon,
+        )
+        self._library.add_rotate_and_store(self._pointer, byref(settings))
+
+    def attend(
+        self,
+        qkv: Tensor,
+        cache: PagedCache,
+        layer: int,
+        out: Tensor,
+        *,
+        num_heads: int,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        """Attend with the queries of qkv: out [T, >= num_heads * head_dim] bfloat16 or float32."""
+        self._keep(qkv, cache, out)
+        attention = AttentionStruct(
+            cache=cache.struct(),
+            layer=layer,
+            num_heads=num_heads,
+            window=window or 0,
+            scale=scale,
+            qkv=qkv.data_ptr(),
+            qkv_stride=qkv.shape[1],
+            out=out.data_ptr(),
+            out_stride=out.shape[1],
+            out_is_bf16=is_bf16(out),
+        )
+        self._library.add_attend(self._pointer, byref(attention))
+
+    def multiply(
+        self,
+        x: Rows,
+        weight: PackedWeight,
+        out: Tensor,
+        epilogue: Epilogue = Epilogue.STORE,
+        *,
+        on_logits: bool = False,
+    ) -> None:
+        """Multiply rows with a weight: out [rows, >= weight.out_columns].
+
+        out is float32; with the gated epilogue it may be bfloat16.
+        """
+        if (
+            x.format != weight.format
+            or x.values.shape[1] < weight.k
+            or out.shape[1] < weight.out_columns
+        ):
+            raise ValueError(
+                f"rows {x.format.name} {list(x.values.shape)} and out {list(out.shape)} do not "
+                f"fit a {weight.format.name} weight [{weight.n}, {weight.k}]"
+            )
+        self._keep(x, weight, out)
+        to = OutputStruct(
+            epilogue=epilogue,
+            is_bf16=is_bf16(out),
+            values=out.data_ptr(),
+            stride=out.shape[1],
+        )
+        self._library.add_multiply(
+            self._pointer, on_logits, byref(weight.struct()), byref(x.struct()), byref(to)
+        )
+
+    def _keep(self, *things: object) -> None:
+        """Hold on to what the library has pointers into."""
+        self._kept.extend(things)

@@ -1,0 +1,111 @@
+// The library as Python sees it: plain functions over pointers. Nothing here computes.
+#include <new>
+
+#include "program.h"
+
+using namespace remora;
+
+namespace {
+
+class Packing : public Job {
+ public:
+  Packing(const Weight& weight, const void* from, bool is_bf16, bool gated)
+      : weight_(weight), from_(from), is_bf16_(is_bf16), gated_(gated) {}
+  int num_stages() const override { return 1; }
+  int num_chunks(int) const override { return weight_.num_panels; }
+  void run_chunk(int, int panel, int) override {
+    char* to = const_cast<char*>(weight_.data) + panel * panel_bytes(weight_.format, weight_.k);
+    pack_panel(weight_.format, from_, is_bf16_, weight_.n, weight_.k, gated_, panel, to);
+  }
+
+ private:
+  const Weight& weight_;
+  const void* from_;
+  const bool is_bf16_, gated_;
+};
+
+template <class T, class... Values>
+void add(void* program, Values&&... values) {
+  ((Program*)program)->add(std::make_unique<T>(std::forward<Values>(values)...));
+}
+
+}  // namespace
+
+extern "C" {
+
+// What the library was compiled for, and the sizes that Python mirrors.
+const char* remora_instruction_set() {
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+  return "AVX-512 with BF16 and VNNI";
+#elif defined(__AVX512F__)
+  return "AVX-512";
+#elif defined(__AVX2__)
+  return "AVX2";
+#elif defined(__aarch64__)
+  return "NEON";
+#else
+  return "portable";
+#endif
+}
+
+int remora_struct_size(int number) {
+  const size_t sizes[] = {sizeof(Batch),   sizeof(Weight),    sizeof(Rows),
+                          sizeof(Output),  sizeof(KvCache),   sizeof(Attention),
+                          sizeof(RotateAndStore::Settings)};
+  return (int)sizes[number];
+}
+
+int remora_padded_k(int format, int k) { return padded_k((Format)format, k); }
+int64_t remora_panel_bytes(int format, int k) { return panel_bytes((Format)format, k); }
+int remora_group_size(int format) { return group_size((Format)format); }
+int64_t remora_page_bytes(const KvCache* cache) { return cache->page_bytes(); }
+
+void* remora_team_new(int num_threads) { return new Team(num_threads); }
+void remora_team_free(void* team) { delete (Team*)team; }
+
+void remora_pack(void* team, const Weight* weight, const void* from, int is_bf16, int gated) {
+  Packing job(*weight, from, is_bf16, gated);
+  ((Team*)team)->run(job);
+}
+
+void* remora_program_new(void* team, const Batch* batch) {
+  auto* program = new Program(*(Team*)team);
+  program->batch = *batch;
+  return program;
+}
+void remora_program_free(void* program) { delete (Program*)program; }
+int remora_program_size(void* program) { return ((Program*)program)->num_operations(); }
+
+void remora_add_embed(void* program, const void* table, int is_bf16, int size, float* stream,
+                      int stride) {
+  add<Embed>(program, table, is_bf16, size, stream, stride);
+}
+void remora_add_norm(void* program, int on_logits, const float* x, int stride, const float* weight,
+                     int size, float epsilon, int format, const Rows* out) {
+  add<Norm>(program, on_logits, x, stride, weight, size, epsilon, (Format)format, *out);
+}
+void remora_add_quantize(void* program, const float* x, int stride, int size, int format,
+                         const Rows* out) {
+  add<Quantize>(program, x, stride, size, (Format)format, *out);
+}
+void remora_add_rotate_and_store(void* program, const RotateAndStore::Settings* settings) {
+  add<RotateAndStore>(program, *settings);
+}
+void remora_add_attend(void* program, const Attention* attention) {
+  add<Attend>(program, *attention);
+}
+void remora_add_multiply(void* program, int on_logits, const Weight* weight, const Rows* x,
+                         const Output* out) {
+  add<Multiply>(program, on_logits, *weight, *x, *out);
+}
+
+void remora_program_run(void* program, int first, int last, int num_tokens, int num_sequences,
+                        int num_logits) {
+  auto* p = (Program*)program;
+  p->batch.num_tokens = num_tokens;
+  p->batch.num_sequences = num_sequences;
+  p->batch.num_logits = num_logits;
+  p->run(first, last);
+}
+
+}  // extern "C"

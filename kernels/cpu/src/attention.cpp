@@ -1,0 +1,254 @@
+#include "attention.h"
+
+#include <algorithm>
+
+#include "dot.h"
+
+namespace remora {
+
+namespace {
+
+constexpr float LOG2_E = 1.44269504f;
+constexpr float LOWEST = -1e30f;  // finite: lowest minus lowest is 0
+
+// Keeps NaN out, and infinities out of what is later multiplied by 0.
+INLINE float finite(float x) {
+  constexpr float MOST = 3.38e38f;
+  return x != x ? 0.0f : x > MOST ? MOST : x < -MOST ? -MOST : x;
+}
+
+template <class T>
+T stored(float x) {
+  if constexpr (sizeof(T) == 2)
+    return narrow(x);
+  else
+    return x;
+}
+
+template <class Step>
+void store_rows(const KvCache& cache, char* keys, const float* key, const float* value, int offset) {
+  typedef typename Step::element T;
+  const int dim = cache.padded_dim(), group = offset / GROUP_TOKENS, lane = offset % GROUP_TOKENS;
+  T* k = (T*)keys + (int64_t)group * GROUP_TOKENS * dim;
+  T* v = (T*)(keys + cache.half_bytes()) + (int64_t)group * GROUP_TOKENS * dim;
+  for (int d = 0; d < cache.head_dim; d++) {
+    k[d / Step::K * GROUP_TOKENS * Step::K + lane * Step::K + d % Step::K] =
+        stored<T>(finite(key[d]));
+    v[lane / Step::K * dim * Step::K + d * Step::K + lane % Step::K] = stored<T>(finite(value[d]));
+  }
+}
+
+// The rows of one block: queries of consecutive tokens, each with the heads that share K and V.
+template <class Step>
+class Block {
+  typedef typename Step::element T;
+
+ public:
+  Block(const Attention& attention, const Batch& batch, int sequence, int first, int last,
+        int kv_head, AttentionScratch& scratch)
+      : a_(attention),
+        cache_(attention.cache),
+        batch_(batch),
+        scratch_(scratch),
+        table_(batch.tables + batch.table_rows[sequence] * batch.table_stride),
+        first_(first),
+        heads_(attention.heads_per_kv()),
+        rows_((last - first) * heads_),
+        dim_(attention.cache.padded_dim()),
+        kv_head_(kv_head) {}
+
+  void run() {
+    take_queries();
+    const int64_t from = batch_.positions[first_], to = batch_.positions[first_ + (rows_ - 1) / heads_];
+    const int64_t seen = a_.window > 0 ? std::max<int64_t>(0, from - a_.window + 1) : 0;
+    for (int64_t tile = seen / TILE_TOKENS; tile <= to / TILE_TOKENS; tile++) {
+      locate(tile, to);
+      score();
+      weigh(tile * TILE_TOKENS, from);
+      accumulate();
+    }
+    give_back();
+  }
+
+ private:
+  int64_t position(int row) const { return batch_.positions[first_ + row / heads_]; }
+
+  void take_queries() {
+    T* queries = (T*)scratch_.queries.data();
+    const float factor = a_.scale * LOG2_E;
+    for (int row = 0; row < rows_; row++) {
+      const float* from = a_.qkv + (int64_t)(first_ + row / heads_) * a_.qkv_stride +
+                          (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
+      for (int d = 0; d < dim_; d++)
+        queries[row * dim_ + d] = stored<T>(d < cache_.head_dim ? from[d] * factor : 0.0f);
+      scratch_.maxima[row] = LOWEST;
+    }
+    std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
+    std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
+  }
+
+  // Find the groups of 16 positions of a tile; those past `last` repeat the first one.
+  void locate(int64_t tile, int64_t last) {
+    for (int group = 0; group < TILE_TOKENS / GROUP_TOKENS; group++) {
+      int64_t at = tile * TILE_TOKENS + group * GROUP_TOKENS;
+      if (at > last) {
+        keys_[group] = keys_[0];
+        continue;
+      }
+      num_groups_ = group + 1;
+      const int64_t page = table_[at / cache_.page_size], offset = at % cache_.page_size;
+      keys_[group] = cache_.keys(a_.layer, page, kv_head_) + offset * dim_ * sizeof(T);
+    }
+  }
+
+  void score() {
+    const T* queries = (const T*)scratch_.queries.data();
+    for (int row = 0; row < rows_;) {
+      const int tile_rows = std::min(rows_ - row, TILE_ROWS);
+      for (int group = 0; group < TILE_TOKENS / GROUP_TOKENS; group += TILE_VECTORS)
+        with_rows<TILE_ROWS>(tile_rows, [&](auto count) {
+          constexpr int MR = decltype(count)::value;
+          vf acc[MR][TILE_VECTORS] = {};
+          dot_columns<Step, MR, TILE_VECTORS>(acc, queries + row * dim_, dim_, keys_ + group, 64,
+                                              dim_ / Step::K);
+          UNROLL for (int r = 0; r < MR; r++)
+            UNROLL for (int v = 0; v < TILE_VECTORS; v++)
+              store(&scratch_.scores[(row + r) * TILE_TOKENS + (group + v) * LANES], acc[r][v]);
+        });
+      row += tile_rows;
+    }
+  }
+
+  // Turn scores into weights of this tile, and note by how much what is there must shrink.
+  void weigh(int64_t start, int64_t from) {
+    constexpr int NV = TILE_TOKENS / LANES;
+    T* weights = (T*)scratch_.weights.data();
+    for (int row = 0; row < rows_; row++) {
+      vf s[NV], most = splat(LOWEST);
+      const int64_t at = position(row);
+      const bool partial = start + TILE_TOKENS - 1 > at || (a_.window > 0 && start <= at - a_.window);
+      UNROLL for (int v = 0; v < NV; v++) {
+        s[v] = load<vf>(&scratch_.scores[row * TILE_TOKENS + v * LANES]);
+        if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at));
+        most = max(most, s[v]);
+      }
+      const float before = scratch_.maxima[row], now = std::max(before, max_lane(most));
+      const vf shrink = exp2(splat(before - now));
+      vf sum = load<vf>(&scratch_.sums[row * LANES]) * shrink;
+      UNROLL for (int v = 0; v < NV; v++) {
+        const vf p = exp2(s[v] - now);
+        sum += p;
+        T* to = weights + row * TILE_TOKENS + v * LANES;
+        if constexpr (sizeof(T) == 2)
+          store(to, narrow(p));
+        else
+          store(to, p);
+      }
+      store(&scratch_.sums[row * LANES], sum);
+      scratch_.maxima[row] = now;
+      shrink_[row] = shrink[0];
+    }
+  }
+
+  // `ahead` is the position of lane 0 less the query's: what is above 0 lies in the future.
+  vf masked(vf s, int ahead) const {
+    static constexpr int32_t IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vi at = load<vi>(IOTA) + ahead;
+    vi hidden = at > 0;
+    if (a_.window > 0) hidden |= at <= -a_.window;
+    return bits_to_float((float_to_bits(s) & ~hidden) | (float_to_bits(splat(-3e38f)) & hidden));
+  }
+
+  void accumulate() {
+    const int vectors = dim_ / LANES;
+    for (int row = 0; row < rows_;) {
+      const int tile_rows = std::min(rows_ - row, TILE_ROWS);
+      with_rows<TILE_ROWS>(tile_rows, [&](auto count) {
+        constexpr int MR = decltype(count)::value;
+        int v = 0;
+        for (; v + TILE_VECTORS <= vectors; v += TILE_VECTORS) add_values<MR, TILE_VECTORS>(row, v);
+        for (; v < vectors; v++) add_values<MR, 1>(row, v);
+      });
+      row += tile_rows;
+    }
+  }
+
+  template <int MR, int NV>
+  void add_values(int row, int vector) {
+    const T* weights = (const T*)scratch_.weights.data() + row * TILE_TOKENS;
+    vf acc[MR][NV];
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int v = 0; v < NV; v++)
+        acc[r][v] = load<vf>(&scratch_.out[(row + r) * dim_ + (vector + v) * LANES]) * shrink_[row + r];
+    for (int group = 0; group < num_groups_; group++) {
+      const char* columns[NV];
+      UNROLL for (int v = 0; v < NV; v++)
+        columns[v] = keys_[group] + cache_.half_bytes() + (vector + v) * 64;
+      dot_columns<Step, MR, NV>(acc, weights + group * GROUP_TOKENS, TILE_TOKENS, columns,
+                                (int64_t)dim_ * 4, GROUP_TOKENS / Step::K);
+    }
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int v = 0; v < NV; v++)
+        store(&scratch_.out[(row + r) * dim_ + (vector + v) * LANES], acc[r][v]);
+  }
+
+  void give_back() const {
+    for (int row = 0; row < rows_; row++) {
+      const float inverse = 1.0f / sum(load<vf>(&scratch_.sums[row * LANES]));
+      const float* from = &scratch_.out[row * dim_];
+      const int64_t to = (int64_t)(first_ + row / heads_) * a_.out_stride +
+                         (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
+      for (int d = 0; d < cache_.head_dim; d++) {
+        if (a_.out_is_bf16)
+          ((bf16*)a_.out)[to + d] = narrow(from[d] * inverse);
+        else
+          ((float*)a_.out)[to + d] = from[d] * inverse;
+      }
+    }
+  }
+
+  const Attention& a_;
+  const KvCache& cache_;
+  const Batch& batch_;
+  AttentionScratch& scratch_;
+  const int32_t* table_;
+  const int first_, heads_, rows_, dim_, kv_head_;
+  int num_groups_ = 0;
+  const char* keys_[TILE_TOKENS / GROUP_TOKENS];
+  float shrink_[MAX_BLOCK_ROWS * 4];
+};
+
+}  // namespace
+
+void AttentionScratch::reserve(const Attention& attention) {
+  const size_t rows = attention.block_tokens() * attention.heads_per_kv();
+  const size_t dim = attention.cache.padded_dim();
+  const auto grow = [](auto& buffer, size_t size) { buffer.resize(std::max(buffer.size(), size)); };
+  grow(scores, rows * TILE_TOKENS);
+  grow(out, rows * dim);
+  grow(sums, rows * LANES);
+  grow(maxima, rows);
+  grow(queries, rows * dim * sizeof(float));
+  grow(weights, rows * TILE_TOKENS * sizeof(float));
+}
+
+void store_kv(const KvCache& cache, int layer, const float* key, const float* value, int64_t slot) {
+  for (int head = 0; head < cache.num_kv_heads; head++) {
+    char* keys = cache.keys(layer, slot / cache.page_size, head);
+    const int offset = (int)(slot % cache.page_size), at = head * cache.head_dim;
+    if (cache.is_bf16)
+      store_rows<StepBF16>(cache, keys, key + at, value + at, offset);
+    else
+      store_rows<StepF32>(cache, keys, key + at, value + at, offset);
+  }
+}
+
+void attend(const Attention& attention, const Batch& batch, int sequence, int first, int last,
+            int kv_head, AttentionScratch& scratch) {
+  if (attention.cache.is_bf16)
+    Block<StepBF16>(attention, batch, sequence, first, last, kv_head, scratch).run();
+  else
+    Block<StepF32>(attention, batch, sequence, first, last, kv_head, scratch).run();
+}
+
+}  // namespace remora

@@ -1,0 +1,72 @@
+// Paged attention: storing K and V, and attending to them.
+//
+// K and V of one page and one head lie side by side, in groups of 16 tokens laid out so that both
+// products of attention read them as a matrix product reads a packed weight:
+//   K  [page_size / 16][head_dim / W][16 tokens][W]
+//   V  [page_size / 16][16 tokens / W][head_dim][W]
+// where W values make 4 bytes (1 float, 2 bf16) and head_dim is padded to 16.
+//
+// A query attends in tiles of 64 positions counted from the start of the sequence, with a running
+// maximum and sum (Milakov and Gimelshein 2018; Dao et al. 2022). Tiles are the same however the
+// work is cut, so a row's result does not depend on its neighbours.
+#pragma once
+
+#include <vector>
+
+#include "batch.h"
+#include "simd.h"
+
+namespace remora {
+
+constexpr int GROUP_TOKENS = 16;  // tokens of a group
+constexpr int TILE_TOKENS = 64;   // positions of a tile
+constexpr int MAX_BLOCK_ROWS = 48;
+
+struct KvCache {
+  char* data;  // [layers][pages][kv heads][K, V]
+  bool is_bf16;
+  int num_pages, page_size, num_kv_heads, head_dim;
+
+  int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
+  int64_t half_bytes() const { return (int64_t)page_size * padded_dim() * (is_bf16 ? 2 : 4); }
+  int64_t page_bytes() const { return 2 * num_kv_heads * half_bytes(); }
+  char* keys(int layer, int64_t page, int head) const {
+    return data + ((int64_t)layer * num_pages + page) * page_bytes() + 2 * head * half_bytes();
+  }
+};
+
+struct Attention {
+  KvCache cache;
+  int layer, num_heads;
+  int window;    // positions a query sees, its own included; 0 = all
+  float scale;   // of q.k
+  const float* qkv;  // [T][qkv_stride]: heads of q, k, v, rotated
+  int qkv_stride;
+  void* out;  // [T][out_stride], bf16 or float
+  int out_stride;
+  bool out_is_bf16;
+
+  int heads_per_kv() const { return num_heads / cache.num_kv_heads; }
+  // Tokens of one sequence that are attended for together.
+  int block_tokens() const {
+    const int tokens = MAX_BLOCK_ROWS / heads_per_kv();
+    return tokens > 0 ? tokens : 1;
+  }
+};
+
+// Where one thread keeps the rows that it works on.
+struct AttentionScratch {
+  std::vector<float> scores, out, sums, maxima;
+  std::vector<char> queries, weights;
+  void reserve(const Attention& attention);
+};
+
+// Write K and V of token `token` into the cache. Values that are not finite are made so: attention
+// multiplies masked positions by 0.
+void store_kv(const KvCache& cache, int layer, const float* key, const float* value, int64_t slot);
+
+// Attend for tokens [first, last) of sequence `sequence` and the query heads of `kv_head`.
+void attend(const Attention& attention, const Batch& batch, int sequence, int first, int last,
+            int kv_head, AttentionScratch& scratch);
+
+}  // namespace remora

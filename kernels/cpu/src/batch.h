@@ -1,0 +1,22 @@
+// What one step computes, as arrays that Python fills before each run.
+#pragma once
+
+#include <cstdint>
+
+namespace remora {
+
+// T tokens of S sequences, one sequence's after the other's; R rows of logits.
+struct Batch {
+  int num_tokens, num_sequences, num_logits;
+  const int64_t* token_ids;    // [T]
+  const int64_t* positions;    // [T] from the start of each sequence
+  const int64_t* slots;        // [T] page * page_size + offset, where the token's K and V go
+  const int32_t* starts;       // [S + 1] first token of each sequence
+  const int32_t* lengths;      // [S] tokens of context, this step's included
+  const int32_t* table_rows;   // [S] row of the page table
+  const int32_t* tables;       // [rows][table_stride] page ids
+  int64_t table_stride;
+  const int32_t* logit_index;  // [R] tokens whose logits are wanted
+};
+
+}  // namespace remora

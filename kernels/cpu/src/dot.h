@@ -1,0 +1,55 @@
+// The inner product of everything: a register tile of rows times vectors of columns.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "simd.h"
+
+namespace remora {
+
+// One step of k, 4 bytes wide: how many values that is and what it adds.
+struct StepF32 {
+  typedef float element;
+  static constexpr int K = 1;
+  static INLINE vf add(vf acc, vi x, vi w) { return fma((vf)x, (vf)w, acc); }
+};
+
+struct StepBF16 {
+  typedef bf16 element;
+  static constexpr int K = 2;
+  static INLINE vf add(vf acc, vi x, vi w) { return dot_bf16(acc, x, w); }
+};
+
+// acc[r][v] += the product of row r with the 16 columns at columns[v], over `steps` steps of k that
+// lie `column_step` bytes apart. Ascending k, one accumulator each.
+template <class Step, int MR, int NV>
+INLINE void dot_columns(vf (&acc)[MR][NV], const typename Step::element* rows, int64_t stride,
+                        const char* const* columns, int64_t column_step, int steps) {
+  const char* at[NV];
+  UNROLL for (int v = 0; v < NV; v++) at[v] = columns[v];
+  for (int step = 0; step < steps; step++) {
+    vi column[NV];
+    UNROLL for (int v = 0; v < NV; v++) column[v] = load<vi>(at[v] + step * column_step);
+    UNROLL for (int r = 0; r < MR; r++) {
+      const vi value = splat_word(rows + r * stride + step * Step::K);
+      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = Step::add(acc[r][v], value, column[v]);
+    }
+  }
+}
+
+// Call `body` with the number of rows, 1 to MAX, as a constant.
+template <int MAX, class Body>
+INLINE void with_rows(int rows, Body&& body) {
+  static_assert(MAX <= 6);
+  switch (rows) {
+    case 1: return body(std::integral_constant<int, 1>{});
+    case 2: return body(std::integral_constant<int, MAX < 2 ? MAX : 2>{});
+    case 3: return body(std::integral_constant<int, MAX < 3 ? MAX : 3>{});
+    case 4: return body(std::integral_constant<int, MAX < 4 ? MAX : 4>{});
+    case 5: return body(std::integral_constant<int, MAX < 5 ? MAX : 5>{});
+    default: return body(std::integral_constant<int, MAX>{});
+  }
+}
+
+}  // namespace remora

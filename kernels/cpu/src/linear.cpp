@@ -1,0 +1,177 @@
+#include "linear.h"
+
+#include "dot.h"
+
+namespace remora {
+
+namespace {
+
+// Adds a tile's columns to what they go to. `column` counts within the padded weight.
+struct Writer {
+  const Weight& weight;
+  const Output& out;
+
+  template <int NV>
+  INLINE void write(int row, int column, const vf (&acc)[NV]) const {
+    vf value[NV];
+    UNROLL for (int v = 0; v < NV; v++) {
+      value[v] = acc[v];
+      if (weight.bias) value[v] += load<vf>(weight.bias + column + v * LANES);
+    }
+    if (out.epilogue == GATED) {
+      UNROLL for (int v = 0; v < NV; v += 2) {
+        const vf gated = silu(value[v]) * value[v + 1];
+        const int64_t at = (int64_t)row * out.stride + column / 2 + v / 2 * LANES;
+        if (out.is_bf16)
+          store((bf16*)out.values + at, narrow(gated));
+        else
+          store((float*)out.values + at, gated);
+      }
+      return;
+    }
+    float* to = (float*)out.values + (int64_t)row * out.stride + column;
+    UNROLL for (int v = 0; v < NV; v++) {
+      if (out.epilogue == ADD) value[v] += load<vf>(to + v * LANES);
+      store(to + v * LANES, value[v]);
+    }
+  }
+};
+
+template <class Step, int MR, int NV>
+void plain_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel, int vector,
+                int row) {
+  const auto* rows = (const typename Step::element*)x.values + (int64_t)row * x.stride;
+  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k) + vector * 64;
+  const char* columns[NV];
+  UNROLL for (int v = 0; v < NV; v++) columns[v] = w + v * 64;
+  vf acc[MR][NV] = {};
+  dot_columns<Step, MR, NV>(acc, rows, x.stride, columns, PANEL * 4,
+                            padded_k(weight.format, weight.k) / Step::K);
+  UNROLL for (int r = 0; r < MR; r++)
+    writer.write<NV>(row + r, panel * PANEL + vector * LANES, acc[r]);
+}
+
+// Reads Q8 groups: 16 steps of four k.
+struct GroupQ8 {
+  static constexpr int SIZE = 64, BYTES = 2 * PANEL + 64 * PANEL;
+
+  template <int MR, int NV>
+  static INLINE void add(const char* w, int at, const int8_t* x, int stride, const float* scales,
+                         const int32_t* sums, int groups, vf (&total)[MR][NV]) {
+    vi acc[MR][NV];
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = splat(-128 * sums[r * groups]);
+    const char* data = w + 2 * PANEL + at * 64;
+    for (int step = 0; step < SIZE / 4; step++, data += PANEL * 4) {
+      vi column[NV];
+      UNROLL for (int v = 0; v < NV; v++) column[v] = load<vi>(data + v * 64);
+      UNROLL for (int r = 0; r < MR; r++) {
+        const vi value = splat_word(x + (int64_t)r * stride + step * 4);
+        UNROLL for (int v = 0; v < NV; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
+      }
+    }
+    UNROLL for (int v = 0; v < NV; v++) {
+      const vf scale = widen(load<vuh>(w + (at + v) * 32));
+      UNROLL for (int r = 0; r < MR; r++)
+        total[r][v] = fma(to_float(acc[r][v]) * scale, splat(scales[r * groups]), total[r][v]);
+    }
+  }
+};
+
+// Reads Q4 groups: 4 steps of twice four k.
+struct GroupQ4 {
+  static constexpr int SIZE = 32, BYTES = 4 * PANEL + 16 * PANEL;
+
+  template <int MR, int NV>
+  static INLINE void add(const char* w, int at, const int8_t* x, int stride, const float* scales,
+                         const int32_t* sums, int groups, vf (&total)[MR][NV]) {
+    vi acc[MR][NV] = {};
+    const char* data = w + 4 * PANEL + at * 64;
+    for (int step = 0; step < SIZE / 8; step++, data += PANEL * 4) {
+      vi low[NV], high[NV];
+      UNROLL for (int v = 0; v < NV; v++) {
+        const vi both = load<vi>(data + v * 64);
+        low[v] = both & 0x0f0f0f0f;
+        high[v] = (both >> 4) & 0x0f0f0f0f;
+      }
+      UNROLL for (int r = 0; r < MR; r++) {
+        const int8_t* from = x + (int64_t)r * stride + step * 8;
+        const vi first = splat_word(from), second = splat_word(from + 4);
+        UNROLL for (int v = 0; v < NV; v++) {
+          acc[r][v] = dot_u8s8(acc[r][v], low[v], first);
+          acc[r][v] = dot_u8s8(acc[r][v], high[v], second);
+        }
+      }
+    }
+    UNROLL for (int v = 0; v < NV; v++) {
+      const vf scale = widen(load<vuh>(w + (at + v) * 32)), least = widen(load<vuh>(w + 2 * PANEL + (at + v) * 32));
+      UNROLL for (int r = 0; r < MR; r++) {
+        const vf group = fma(to_float(acc[r][v]), scale, least * (float)sums[r * groups]);
+        total[r][v] = fma(group, splat(scales[r * groups]), total[r][v]);
+      }
+    }
+  }
+};
+
+template <class Group, int MR, int NV>
+void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int panel,
+                  int vector, int row) {
+  const int groups = x.stride / Group::SIZE;
+  const int used = padded_k(weight.format, weight.k) / Group::SIZE;
+  const int8_t* rows = (const int8_t*)x.values + (int64_t)row * x.stride;
+  const float* scales = x.scales + (int64_t)row * groups;
+  const int32_t* sums = x.sums + (int64_t)row * groups;
+  const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
+  vf total[MR][NV] = {};
+  for (int group = 0; group < used; group++)
+    Group::template add<MR, NV>(w + group * (int64_t)Group::BYTES, vector,
+                                rows + group * Group::SIZE, x.stride, scales + group, sums + group,
+                                groups, total);
+  UNROLL for (int r = 0; r < MR; r++)
+    writer.write<NV>(row + r, panel * PANEL + vector * LANES, total[r]);
+}
+
+// Calls tile(number of rows, panel's vector, row) over the rows of one panel. Rows are dealt out
+// evenly: 32 of them make tiles of 6, 6, 5, 5, 5, 5, never a last one of 2.
+template <int MAX_ROWS, class Tile>
+INLINE void for_tiles(int first, int last, Tile&& tile) {
+  const int num_tiles = (last - first + MAX_ROWS - 1) / MAX_ROWS;
+  for (int done = 0, row = first; done < num_tiles; done++) {
+    const int rows = (last - row + num_tiles - done - 1) / (num_tiles - done);
+    with_rows<MAX_ROWS>(rows, [&](auto count) {
+      for (int vector = 0; vector < PANEL_VECTORS; vector += TILE_VECTORS) tile(count, vector, row);
+    });
+    row += rows;
+  }
+}
+
+template <class Step>
+void multiply_plain(const Weight& weight, const Rows& x, const Writer& to, int panel, int first,
+                    int last) {
+  for_tiles<TILE_ROWS>(first, last, [&](auto rows, int vector, int row) {
+    plain_tile<Step, decltype(rows)::value, TILE_VECTORS>(weight, x, to, panel, vector, row);
+  });
+}
+
+template <class Group>
+void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to, int panel, int first,
+                      int last) {
+  for_tiles<GROUPED_ROWS>(first, last, [&](auto rows, int vector, int row) {
+    grouped_tile<Group, decltype(rows)::value, TILE_VECTORS>(weight, x, to, panel, vector, row);
+  });
+}
+
+}  // namespace
+
+void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
+                    int last) {
+  const Writer to{weight, out};
+  switch (weight.format) {
+    case F32: return multiply_plain<StepF32>(weight, x, to, panel, first, last);
+    case BF16: return multiply_plain<StepBF16>(weight, x, to, panel, first, last);
+    case Q8: return multiply_grouped<GroupQ8>(weight, x, to, panel, first, last);
+    case Q4: return multiply_grouped<GroupQ4>(weight, x, to, panel, first, last);
+  }
+}
+
+}  // namespace remora

@@ -1,0 +1,87 @@
+// Products with packed weights: out = x W^T + bias, for any number of rows.
+//
+// A weight is packed in panels of 64 output columns. Within a panel the values lie in the order in
+// which a register tile reads them, so a product streams through memory once. Every output element
+// is summed in one accumulator over ascending k, whatever the tile: a row's result does not depend
+// on how many rows it is computed with.
+//
+// Formats
+//   F32   [k][64] float
+//   BF16  [k / 2][64][2] bf16
+//   Q8    per group of 64 k: scale [64] bf16, then [k / 4][64][4] u8;  w = scale * (u - 128)
+//   Q4    per group of 32 k: scale [64], least [64] bf16, then [k / 8][64][4] bytes, the low
+//         nibbles of which are the first four k, the high nibbles the next;  w = scale * u + least
+// For Q8 and Q4 the activations are quantised too: per row and group of the same size, x = scale * s.
+#pragma once
+
+#include "simd.h"
+
+namespace remora {
+
+constexpr int PANEL = 64;
+constexpr int PANEL_VECTORS = PANEL / LANES;
+
+enum Format : int { F32 = 0, BF16 = 1, Q8 = 2, Q4 = 3 };
+
+inline int group_size(Format format) { return format == Q8 ? 64 : 32; }
+
+// k is padded with zeros to whole steps or groups.
+inline int padded_k(Format format, int k) {
+  const int unit = format == F32 ? 1 : format == BF16 ? 2 : group_size(format);
+  return (k + unit - 1) / unit * unit;
+}
+
+inline int64_t panel_bytes(Format format, int k) {
+  const int64_t kp = padded_k(format, k);
+  switch (format) {
+    case F32: return kp * PANEL * 4;
+    case BF16: return kp * PANEL * 2;
+    case Q8: return kp * PANEL + kp / 64 * PANEL * 2;
+    default: return kp * PANEL / 2 + kp / 32 * PANEL * 4;
+  }
+}
+
+struct Weight {
+  Format format;
+  int n, k;           // as the model has them
+  int num_panels;
+  const char* data;   // [num_panels] of panel_bytes
+  const float* bias;  // [num_panels * 64] or null
+};
+
+// What a product reads: rows of float, of bf16, or quantised rows. Strides in elements.
+struct Rows {
+  void* values;  // float, bf16 or int8 [rows][stride]
+  int stride;
+  float* scales;  // [rows][stride / group]; quantised rows alone
+  int32_t* sums;  // [rows][stride / group], of the int8 values
+};
+
+// Where a product goes.
+enum Epilogue : int {
+  STORE = 0,  // out[row][column] = product
+  ADD = 1,    // out[row][column] += product
+  GATED = 2,  // columns come in blocks of 16, gate and up in turn: out = silu(gate) * up
+};
+
+struct Output {
+  Epilogue epilogue;
+  bool is_bf16;  // of GATED; the others write float
+  void* values;
+  int stride;  // elements; room for whole panels (half panels when GATED)
+};
+
+// Multiply rows [first, last) with one panel.
+void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
+                    int last);
+
+// Fill panel `panel` of `to` from rows [n][k] of float or bf16. With `gated`, the n / 2 rows of the
+// gate are followed by those of up, and their columns are packed in turn, 16 by 16.
+void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, bool gated, int panel,
+                char* to);
+
+// Quantise one row of k floats into int8 groups.
+void quantize_row(const float* x, int k, int group, int8_t* values, int padded, float* scales,
+                  int32_t* sums);
+
+}  // namespace remora

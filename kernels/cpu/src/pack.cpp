@@ -1,0 +1,132 @@
+#include <cmath>
+
+#include "linear.h"
+
+namespace remora {
+
+namespace {
+
+// Rows of a weight as the checkpoint has them, read as floats; zeros outside.
+struct Source {
+  const void* from;
+  bool is_bf16;
+  int n, k;
+  bool gated;
+
+  // The row that becomes this column of the packed weight, or -1.
+  int row_of(int column) const {
+    if (!gated) return column < n ? column : -1;
+    const int size = n / 2, within = column / (2 * LANES) * LANES + column % LANES;
+    if (within >= size) return -1;
+    return column / LANES % 2 ? size + within : within;
+  }
+
+  float at(int row, int at_k) const {
+    if (row < 0 || at_k >= k) return 0.0f;
+    const int64_t index = (int64_t)row * k + at_k;
+    return is_bf16 ? widen(((const bf16*)from)[index]) : ((const float*)from)[index];
+  }
+};
+
+float extreme(const Source& source, int row, int start, int size, bool least) {
+  float found = source.at(row, start);
+  for (int i = 1; i < size; i++) {
+    const float value = source.at(row, start + i);
+    if (least ? value < found : value > found) found = value;
+  }
+  return found;
+}
+
+int clamped_round(float x, int low, int high) {
+  const float rounded = nearbyintf(x);
+  return rounded < low ? low : rounded > high ? high : (int)rounded;
+}
+
+// The scale is rounded before anything is divided by it, so its rounding adds no error.
+void pack_q8_column(const Source& source, int row, int start, int column, char* group) {
+  constexpr int SIZE = 64;
+  const float top = fmaxf(extreme(source, row, start, SIZE, false),
+                          -extreme(source, row, start, SIZE, true));
+  const bf16 stored = narrow(top / 127.0f);
+  const float scale = widen(stored);
+  ((bf16*)group)[column] = stored;
+  auto* data = (uint8_t*)group + 2 * PANEL;
+  for (int i = 0; i < SIZE; i++) {
+    const float ratio = scale > 0 ? source.at(row, start + i) / scale : 0.0f;
+    data[i / 4 * PANEL * 4 + column * 4 + i % 4] = (uint8_t)(clamped_round(ratio, -127, 127) + 128);
+  }
+}
+
+void pack_q4_column(const Source& source, int row, int start, int column, char* group) {
+  constexpr int SIZE = 32;
+  const bf16 stored_least = narrow(extreme(source, row, start, SIZE, true));
+  const float least = widen(stored_least);
+  const bf16 stored = narrow((extreme(source, row, start, SIZE, false) - least) / 15.0f);
+  const float scale = widen(stored);
+  ((bf16*)group)[column] = stored;
+  ((bf16*)group)[PANEL + column] = stored_least;
+  auto* data = (uint8_t*)group + 4 * PANEL;
+  for (int i = 0; i < SIZE; i++) {
+    const float ratio = scale > 0 ? (source.at(row, start + i) - least) / scale : 0.0f;
+    uint8_t& byte = data[i / 8 * PANEL * 4 + column * 4 + i % 4];
+    const auto value = (uint8_t)clamped_round(ratio, 0, 15);
+    byte = i % 8 < 4 ? value : (uint8_t)(byte | value << 4);
+  }
+}
+
+}  // namespace
+
+void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, bool gated, int panel,
+                char* to) {
+  const Source source{from, is_bf16, n, k, gated};
+  const int padded = padded_k(format, k);
+  for (int column = 0; column < PANEL; column++) {
+    const int row = source.row_of(panel * PANEL + column);
+    if (format == F32) {
+      for (int i = 0; i < padded; i++) ((float*)to)[i * PANEL + column] = source.at(row, i);
+    } else if (format == BF16) {
+      for (int i = 0; i < padded; i++)
+        ((bf16*)to)[i / 2 * PANEL * 2 + column * 2 + i % 2] = narrow(source.at(row, i));
+    } else {
+      const int size = group_size(format), bytes = (int)(panel_bytes(format, size));
+      for (int start = 0; start < padded; start += size) {
+        char* group = to + (int64_t)(start / size) * bytes;
+        (format == Q8 ? pack_q8_column : pack_q4_column)(source, row, start, column, group);
+      }
+    }
+  }
+}
+
+void quantize_row(const float* x, int k, int group, int8_t* values, int padded, float* scales,
+                  int32_t* sums) {
+  for (int start = 0, at = 0; start < padded; start += group, at++) {
+    vf part[4], top = {};
+    const int vectors = group / LANES;
+    for (int v = 0; v < vectors; v++) {
+      const int from = start + v * LANES;
+      if (from + LANES <= k) {
+        part[v] = load<vf>(x + from);
+      } else {
+        float tail[LANES] = {};
+        for (int i = from; i < k; i++) tail[i - from] = x[i];
+        part[v] = load<vf>(tail);
+      }
+      top = max(top, absolute(part[v]));
+    }
+    const float most = max_lane(top);
+    const vf inverse = splat(most > 0 ? 127.0f / most : 0.0f);
+    vi total = {};
+    for (int v = 0; v < vectors; v++) {
+      const vi rounded = round_to_int(part[v] * inverse);
+      total += rounded;
+      store(values + start + v * LANES, __builtin_convertvector(rounded, vb));
+    }
+    scales[at] = most / 127.0f;
+    int32_t lane[LANES], sum = 0;
+    store(lane, total);
+    for (int i = 0; i < LANES; i++) sum += lane[i];
+    sums[at] = sum;
+  }
+}
+
+}  // namespace remora

@@ -1,0 +1,180 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace remora {
+
+namespace {
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Enough chunks that threads end together, and not so many that claiming them shows.
+int rows_per_chunk(int rows, int num_threads) {
+  return std::clamp(ceil_div(rows, 4 * num_threads), 1, 16);
+}
+
+// Fixed order whatever the instruction set: 16 partial sums, then those.
+float sum_of_squares(const float* x, int size) {
+  vf total = {};
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) {
+    const vf part = load<vf>(x + i);
+    total = fma(part, part, total);
+  }
+  float rest = 0;
+  for (; i < size; i++) rest += x[i] * x[i];
+  return sum(total) + rest;
+}
+
+void normalize(const float* x, const float* weight, int size, float epsilon, float* out) {
+  const float factor = 1.0f / sqrtf(sum_of_squares(x, size) / (float)size + epsilon);
+  int i = 0;
+  for (; i + LANES <= size; i += LANES)
+    store(out + i, load<vf>(x + i) * factor * load<vf>(weight + i));
+  for (; i < size; i++) out[i] = x[i] * factor * weight[i];
+}
+
+void write_row(const float* x, int size, Format format, const Rows& out, int64_t row) {
+  if (format == F32) {
+    std::copy_n(x, size, (float*)out.values + row * out.stride);
+  } else if (format == BF16) {
+    bf16* to = (bf16*)out.values + row * out.stride;
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) store(to + i, narrow(load<vf>(x + i)));
+    for (; i < size; i++) to[i] = narrow(x[i]);
+  } else {
+    const int group = group_size(format), groups = out.stride / group;
+    quantize_row(x, size, group, (int8_t*)out.values + row * out.stride, padded_k(format, size),
+                 out.scales + row * groups, out.sums + row * groups);
+  }
+}
+
+}  // namespace
+
+int RowOperation::num_chunks(const Batch& batch, int num_threads) const {
+  const int rows = num_rows(batch);
+  return ceil_div(rows, rows_per_chunk(rows, num_threads));
+}
+
+void RowOperation::run_chunk(const Batch& batch, int num_threads, int chunk, int thread) {
+  const int rows = num_rows(batch), size = rows_per_chunk(rows, num_threads);
+  for (int row = chunk * size; row < std::min(rows, (chunk + 1) * size); row++)
+    run_row(batch, row, thread);
+}
+
+void Embed::run_row(const Batch& batch, int row, int) {
+  float* to = stream_ + (int64_t)row * stride_;
+  const int64_t from = batch.token_ids[row] * size_;
+  if (!is_bf16_) {
+    std::copy_n((const float*)table_ + from, size_, to);
+    return;
+  }
+  for (int i = 0; i < size_; i++) to[i] = widen(((const bf16*)table_)[from + i]);
+}
+
+void Norm::reserve(int num_threads) {
+  scratch_.assign(num_threads, std::vector<float>(size_));
+}
+
+void Norm::run_row(const Batch& batch, int row, int thread) {
+  const int64_t from = gathers_ ? batch.logit_index[row] : row;
+  float* normal = scratch_[thread].data();
+  normalize(x_ + from * stride_, weight_, size_, epsilon_, normal);
+  write_row(normal, size_, format_, out_, row);
+}
+
+void Quantize::run_row(const Batch&, int row, int) {
+  write_row(x_ + (int64_t)row * stride_, size_, format_, out_, row);
+}
+
+void RotateAndStore::run_row(const Batch& batch, int row, int) {
+  const int dim = s_.cache.head_dim, half = dim / 2, num_kv_heads = s_.cache.num_kv_heads;
+  float* heads = s_.qkv + (int64_t)row * s_.stride;
+  const float* cosines = s_.cosines + batch.positions[row] * half;
+  const float* sines = s_.sines + batch.positions[row] * half;
+  for (int head = 0; head < s_.num_heads + num_kv_heads; head++) {
+    float* x = heads + head * dim;
+    const float* norm = head < s_.num_heads ? s_.query_norm : s_.key_norm;
+    if (norm) normalize(x, norm, dim, s_.epsilon, x);
+    for (int i = 0; i < half; i++) {
+      const float a = x[i], b = x[i + half];
+      x[i] = a * cosines[i] - b * sines[i];
+      x[i + half] = b * cosines[i] + a * sines[i];
+    }
+  }
+  const float* keys = heads + s_.num_heads * dim;
+  store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, batch.slots[row]);
+}
+
+// A chunk is one panel and some rows: all of them while the weight is what costs, fewer when there
+// are few panels to share out, or so many rows that a thread would be busy too long.
+int Multiply::chunk_rows(int num_rows, int num_threads) const {
+  constexpr int MOST = 192;
+  const int wanted = ceil_div(8 * num_threads, weight_.num_panels);
+  const int parts = std::clamp(wanted, 1, std::max(1, num_rows / TILE_ROWS));
+  const int rows = ceil_div(ceil_div(num_rows, parts), TILE_ROWS) * TILE_ROWS;
+  return std::min(rows, MOST);
+}
+
+int Multiply::num_chunks(const Batch& batch, int num_threads) const {
+  const int rows = num_rows(batch);
+  if (rows == 0) return 0;
+  return weight_.num_panels * ceil_div(rows, chunk_rows(rows, num_threads));
+}
+
+void Multiply::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
+  const int rows = num_rows(batch), size = chunk_rows(rows, num_threads);
+  const int blocks = ceil_div(rows, size), first = chunk % blocks * size;
+  multiply_panel(weight_, x_, out_, chunk / blocks, first, std::min(rows, first + size));
+}
+
+void Attend::reserve(int num_threads) {
+  scratch_.resize(num_threads);
+  for (auto& scratch : scratch_) scratch.reserve(a_);
+}
+
+void Attend::prepare(const Batch& batch) {
+  first_block_.assign(1, 0);
+  for (int s = 0; s < batch.num_sequences; s++)
+    first_block_.push_back(first_block_.back() +
+                           ceil_div(batch.starts[s + 1] - batch.starts[s], a_.block_tokens()));
+}
+
+int Attend::num_chunks(const Batch&, int) const {
+  return first_block_.back() * a_.cache.num_kv_heads;
+}
+
+// Last blocks first: they see most, and what takes long should not begin last.
+void Attend::run_chunk(const Batch& batch, int num_threads, int chunk, int thread) {
+  const int num_heads = a_.cache.num_kv_heads, unit = num_chunks(batch, num_threads) - 1 - chunk;
+  const int block = unit / num_heads;
+  const auto above = std::upper_bound(first_block_.begin(), first_block_.end(), block);
+  const int sequence = (int)(above - first_block_.begin()) - 1;
+  const int size = a_.block_tokens();
+  const int first = batch.starts[sequence] + (block - first_block_[sequence]) * size;
+  attend(a_, batch, sequence, first, std::min(first + size, batch.starts[sequence + 1]),
+         unit % num_heads, scratch_[thread]);
+}
+
+void Program::add(std::unique_ptr<Operation> operation) {
+  operation->reserve(team_.num_threads());
+  operations_.push_back(std::move(operation));
+}
+
+void Program::run(int first, int last) {
+  first_ = first;
+  last_ = last;
+  for (int at = first; at < last; at++) operations_[at]->prepare(batch);
+  team_.run(*this);
+}
+
+int Program::num_chunks(int stage) const {
+  return operations_[first_ + stage]->num_chunks(batch, team_.num_threads());
+}
+
+void Program::run_chunk(int stage, int chunk, int thread) {
+  operations_[first_ + stage]->run_chunk(batch, team_.num_threads(), chunk, thread);
+}
+
+}  // namespace remora

@@ -1,0 +1,167 @@
+// A step program: the operations of a forward pass over bound buffers, run with one call.
+//
+// The caller builds it once, fills the batch's arrays before each run, and reads its buffers after.
+// Operations run in the order in which they were added, each by the whole team. A new kind of
+// operation is a new class here and an entry in api.cpp.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "batch.h"
+#include "linear.h"
+#include "team.h"
+
+namespace remora {
+
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  virtual void reserve(int /*num_threads*/) {}  // memory of each thread, before the first run
+  virtual void prepare(const Batch&) {}         // by one thread, before each run
+  virtual int num_chunks(const Batch&, int num_threads) const = 0;
+  virtual void run_chunk(const Batch&, int num_threads, int chunk, int thread) = 0;
+};
+
+// An operation on rows that have nothing to do with each other.
+class RowOperation : public Operation {
+ public:
+  explicit RowOperation(bool on_logits) : on_logits_(on_logits) {}
+  int num_rows(const Batch& batch) const {
+    return on_logits_ ? batch.num_logits : batch.num_tokens;
+  }
+  int num_chunks(const Batch& batch, int num_threads) const override;
+  void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
+  virtual void run_row(const Batch& batch, int row, int thread) = 0;
+
+ private:
+  const bool on_logits_;  // rows are those of logits, not of tokens
+};
+
+// stream[t] = table[token_ids[t]]
+class Embed : public RowOperation {
+ public:
+  Embed(const void* table, bool is_bf16, int size, float* stream, int stride)
+      : RowOperation(false), table_(table), is_bf16_(is_bf16), size_(size), stream_(stream), stride_(stride) {}
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  const void* table_;
+  const bool is_bf16_;
+  const int size_;
+  float* stream_;
+  const int stride_;
+};
+
+// out[r] = x[r] / rms(x[r]) * weight, in the format that the next product reads. On rows of logits,
+// x is read at the tokens that they belong to.
+class Norm : public RowOperation {
+ public:
+  Norm(bool on_logits, const float* x, int stride, const float* weight, int size, float epsilon,
+       Format format, Rows out)
+      : RowOperation(on_logits), gathers_(on_logits), x_(x), stride_(stride), weight_(weight),
+        size_(size), epsilon_(epsilon), format_(format), out_(out) {}
+  void reserve(int num_threads) override;
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  const bool gathers_;
+  const float* x_;
+  const int stride_;
+  const float* weight_;
+  const int size_;
+  const float epsilon_;
+  const Format format_;
+  const Rows out_;
+  std::vector<std::vector<float>> scratch_;
+};
+
+// Quantise rows of float for a product with a Q8 or Q4 weight.
+class Quantize : public RowOperation {
+ public:
+  Quantize(const float* x, int stride, int size, Format format, Rows out)
+      : RowOperation(false), x_(x), stride_(stride), size_(size), format_(format), out_(out) {}
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  const float* x_;
+  const int stride_, size_;
+  const Format format_;
+  const Rows out_;
+};
+
+// Normalise (where there are weights) and rotate the heads of q and k in place; store k and v.
+class RotateAndStore : public RowOperation {
+ public:
+  struct Settings {
+    KvCache cache;
+    int layer, num_heads;
+    float* qkv;
+    int stride;
+    const float *cosines, *sines;      // [positions][head_dim / 2]
+    const float *query_norm, *key_norm;  // [head_dim] or null
+    float epsilon;
+  };
+  explicit RotateAndStore(const Settings& settings) : RowOperation(false), s_(settings) {}
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  const Settings s_;
+};
+
+class Multiply : public Operation {
+ public:
+  Multiply(bool on_logits, Weight weight, Rows x, Output out)
+      : on_logits_(on_logits), weight_(weight), x_(x), out_(out) {}
+  int num_chunks(const Batch& batch, int num_threads) const override;
+  void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
+
+ private:
+  int num_rows(const Batch& batch) const {
+    return on_logits_ ? batch.num_logits : batch.num_tokens;
+  }
+  int chunk_rows(int num_rows, int num_threads) const;
+
+  const bool on_logits_;
+  const Weight weight_;
+  const Rows x_;
+  const Output out_;
+};
+
+class Attend : public Operation {
+ public:
+  explicit Attend(const Attention& attention) : a_(attention) {}
+  void reserve(int num_threads) override;
+  void prepare(const Batch& batch) override;
+  int num_chunks(const Batch& batch, int num_threads) const override;
+  void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
+
+ private:
+  const Attention a_;
+  std::vector<int> first_block_;  // [S + 1] blocks of query tokens, counted over all sequences
+  std::vector<AttentionScratch> scratch_;
+};
+
+class Program : public Job {
+ public:
+  explicit Program(Team& team) : team_(team) {}
+
+  Batch batch{};
+
+  void add(std::unique_ptr<Operation> operation);
+  int num_operations() const { return (int)operations_.size(); }
+  // Run operations [first, last) on `batch`.
+  void run(int first, int last);
+
+  int num_stages() const override { return last_ - first_; }
+  int num_chunks(int stage) const override;
+  void run_chunk(int stage, int chunk, int thread) override;
+
+ private:
+  Team& team_;
+  std::vector<std::unique_ptr<Operation>> operations_;
+  int first_ = 0, last_ = 0;
+};
+
+}  // namespace remora

@@ -1,0 +1,186 @@
+// Vectors of 64 bytes, and the handful of operations on them that the kernels are written in.
+//
+// GCC's and Clang's vector extensions compile to whatever the target has: one register with
+// AVX-512, two with AVX2, four with NEON or SSE. Only the dot products name an instruction set.
+// Knows nothing of matrices, models or threads.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+namespace remora {
+
+constexpr int LANES = 16;  // 32-bit lanes of a vector
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef int16_t vh __attribute__((vector_size(32)));
+typedef uint16_t vuh __attribute__((vector_size(32)));
+typedef int8_t vb __attribute__((vector_size(16)));
+
+// How many rows and vectors of columns a register tile has: accumulators, one row of operands.
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 6, GROUPED_ROWS = 3, TILE_VECTORS = 4;
+#else
+constexpr int TILE_ROWS = 3, GROUPED_ROWS = 1, TILE_VECTORS = 2;
+#endif
+
+typedef uint16_t bf16;  // stored as the upper half of a float
+
+template <class V, class T>
+INLINE V load(const T* from) {
+  V value;
+  __builtin_memcpy(&value, from, sizeof(V));
+  return value;
+}
+
+template <class V, class T>
+INLINE void store(T* to, V value) {
+  __builtin_memcpy(to, &value, sizeof(V));
+}
+
+INLINE vf splat(float x) { return vf{} + x; }
+INLINE vi splat(int32_t x) { return vi{} + x; }
+
+// Broadcast the 4 bytes at `from`, whatever they hold.
+INLINE vi splat_word(const void* from) {
+  int32_t word;
+  __builtin_memcpy(&word, from, 4);
+  return vi{} + word;
+}
+
+INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+  return a * b + c;  // contracted where the target has it (-ffp-contract=fast)
+#endif
+}
+
+INLINE vf max(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+INLINE vf min(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+
+INLINE vf bits_to_float(vi x) { return (vf)x; }
+INLINE vi float_to_bits(vf x) { return (vi)x; }
+
+// acc += a0 * b0 + a1 * b1 in every lane, for lanes that hold two bf16.
+INLINE vf dot_bf16(vf acc, vi a, vi b) {
+#if defined(__AVX512BF16__)
+  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+  const vi high = splat((int32_t)0xffff0000);
+  acc = fma(bits_to_float(a << 16), bits_to_float(b << 16), acc);
+  return fma(bits_to_float(a & high), bits_to_float(b & high), acc);
+#endif
+}
+
+// acc += the sum of u[i] * s[i] in every lane, for lanes that hold four u8 and four s8.
+INLINE vi dot_u8s8(vi acc, vi u, vi s) {
+#if defined(__AVX512VNNI__)
+  return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+#else
+  acc += (u & 255) * ((s << 24) >> 24);
+  acc += ((vi)((vu)u >> 8) & 255) * ((s << 16) >> 24);
+  acc += ((vi)((vu)u >> 16) & 255) * ((s << 8) >> 24);
+  return acc + (vi)((vu)u >> 24) * (s >> 24);
+#endif
+}
+
+INLINE vf widen(vuh x) { return bits_to_float(__builtin_convertvector(x, vi) << 16); }
+
+// Round to the nearest bf16, ties to even. NaN is not looked for.
+INLINE vuh narrow(vf x) {
+#if defined(__AVX512BF16__)
+  return (vuh)_mm512_cvtneps_pbh((__m512)x);
+#else
+  const vu bits = (vu)x;
+  return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, vuh);
+#endif
+}
+
+INLINE float widen(bf16 x) {
+  const uint32_t bits = (uint32_t)x << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+INLINE bf16 narrow(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// Sums and maxima over the lanes, always in the same order.
+INLINE float sum(vf x) {
+  float lane[LANES];
+  store(lane, x);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lane[i] += lane[i + half];
+  return lane[0];
+}
+
+INLINE float max_lane(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float lane[LANES];
+  store(lane, x);
+  for (int half = LANES / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+  return lane[0];
+#endif
+}
+
+INLINE vf absolute(vf x) { return bits_to_float(float_to_bits(x) & 0x7fffffff); }
+
+// Round to the nearest integer, ties to even; good for |x| < 2^22.
+INLINE vi round_to_int(vf x) {
+  const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it leaves no bits for a fraction
+  return float_to_bits(x + magic) - float_to_bits(magic);
+}
+
+// 2^x to about one unit in the last place; exactly 0 below -126; x at most 127.
+INLINE vf exp2(vf x) {
+  const vi underflows = x < -126.0f;
+  x = max(x, splat(-126.0f));
+  const vi whole = round_to_int(x);
+  const vf f = x - to_float(whole);  // [-1/2, 1/2]
+  vf y = splat(1.5353362e-4f);       // minimax polynomial of 2^f
+  y = fma(y, f, splat(1.3398874e-3f));
+  y = fma(y, f, splat(9.6184370e-3f));
+  y = fma(y, f, splat(5.5503324e-2f));
+  y = fma(y, f, splat(2.4022648e-1f));
+  y = fma(y, f, splat(6.9314720e-1f));
+  y = fma(y, f, splat(1.0f));
+  return bits_to_float((float_to_bits(y) + (whole << 23)) & ~underflows);
+}
+
+INLINE vf exp(vf x) { return exp2(min(x, splat(88.0f)) * 1.44269504f); }
+
+INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
+
+}  // namespace remora

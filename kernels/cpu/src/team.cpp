@@ -1,0 +1,120 @@
+#include "team.h"
+
+#include <chrono>
+
+namespace remora {
+
+namespace {
+
+constexpr int CHUNK_BITS = 24;
+constexpr int SPINS = 4000;  // some tens of microseconds: longer than a hand-over, shorter than a tick
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+inline int count_of(uint64_t word, uint64_t epoch) {
+  return (word >> CHUNK_BITS) == epoch ? (int)(word & ((1u << CHUNK_BITS) - 1)) : 0;
+}
+
+}  // namespace
+
+Team::Team(int num_threads)
+    : num_threads_(num_threads),
+      stages_(new Stage[MAX_STAGES]),
+      num_chunks_(new std::atomic<int>[MAX_STAGES]) {
+  for (int thread = 1; thread < num_threads; thread++)
+    threads_.emplace_back([this, thread] { stand_by(thread); });
+}
+
+Team::~Team() {
+  closing_ = true;
+  doorbell_++;
+  doorbell_.notify_all();
+  for (auto& thread : threads_) thread.join();
+}
+
+void Team::run(Job& job) {
+  const int num_stages = job.num_stages();
+  for (int stage = 0; stage < num_stages; stage++)
+    num_chunks_[stage].store(job.num_chunks(stage), std::memory_order_relaxed);
+  num_stages_.store(num_stages, std::memory_order_relaxed);
+  job_.store(&job, std::memory_order_relaxed);
+  epoch_.store(++last_epoch_);
+  if (num_threads_ > 1) {
+    doorbell_++;
+    doorbell_.notify_all();
+  }
+  take_part(last_epoch_, 0);
+  epoch_.store(0);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+void Team::stand_by(int thread) {
+  int seen = 0;
+  while (!closing_) {
+    const int rung = doorbell_.load();
+    if (rung == seen) {
+      doorbell_.wait(seen);
+      continue;
+    }
+    seen = rung;
+    const uint64_t epoch = epoch_.load();
+    if (epoch != 0) take_part(epoch, thread);
+  }
+}
+
+void Team::take_part(uint64_t epoch, int thread) {
+  for (int at = 0;; at++) {
+    const int num_stages = num_stages_.load(std::memory_order_relaxed);
+    if (at == num_stages) return;
+    const int num_chunks = num_chunks_[at].load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (epoch_.load() != epoch) return;
+    Stage& stage = stages_[at];
+    for (int chunk; claim(stage, epoch, num_chunks, &chunk);) {
+      job_.load(std::memory_order_relaxed)->run_chunk(at, chunk, thread);
+      finish(stage, epoch);
+    }
+    if (!wait_for(stage, epoch, num_chunks)) return;
+  }
+}
+
+bool Team::claim(Stage& stage, uint64_t epoch, int num_chunks, int* chunk) {
+  uint64_t word = stage.claimed.load();
+  for (;;) {
+    if ((word >> CHUNK_BITS) > epoch) return false;
+    const int claimed = count_of(word, epoch);
+    if (claimed >= num_chunks) return false;
+    if (stage.claimed.compare_exchange_weak(word, epoch << CHUNK_BITS | (claimed + 1))) {
+      *chunk = claimed;
+      return true;
+    }
+  }
+}
+
+void Team::finish(Stage& stage, uint64_t epoch) {
+  uint64_t word = stage.done.load();
+  while (!stage.done.compare_exchange_weak(
+      word, epoch << CHUNK_BITS | (uint64_t)(count_of(word, epoch) + 1))) {
+  }
+}
+
+// False when the job has ended meanwhile. A thread whose peer was taken off its core gives up its
+// own after a while: the system can then move the peer there.
+bool Team::wait_for(Stage& stage, uint64_t epoch, int num_chunks) {
+  for (int spins = 0; count_of(stage.done.load(), epoch) < num_chunks; spins++) {
+    if (epoch_.load() != epoch) return false;
+    if (spins < SPINS)
+      pause();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+  return true;
+}
+
+}  // namespace remora

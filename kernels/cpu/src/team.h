@@ -1,0 +1,66 @@
+// A standing team of threads that runs a list of parallel loops with one wake-up.
+//
+// A job is a number of stages; a stage is a number of chunks that may run in any order and at the
+// same time, and it begins when every chunk of the stage before has ended. Chunks are claimed one
+// by one, so a thread that the operating system takes away holds up the chunk that it is in and
+// nothing else; threads that come late join in wherever the others are.
+//
+// Knows nothing of what a chunk computes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace remora {
+
+class Job {
+ public:
+  virtual ~Job() = default;
+  virtual int num_stages() const = 0;
+  virtual int num_chunks(int stage) const = 0;
+  virtual void run_chunk(int stage, int chunk, int thread) = 0;
+};
+
+class Team {
+ public:
+  static constexpr int MAX_STAGES = 4096;
+
+  explicit Team(int num_threads);
+  ~Team();
+
+  // Run the job to its end; the caller is thread 0. One caller at a time.
+  void run(Job& job);
+
+  int num_threads() const { return num_threads_; }
+
+ private:
+  // Both words are epoch << CHUNK_BITS | count: a count of another epoch stands for 0.
+  struct alignas(128) Stage {
+    std::atomic<uint64_t> claimed{0};
+    alignas(128) std::atomic<uint64_t> done{0};
+  };
+
+  void stand_by(int thread);
+  void take_part(uint64_t epoch, int thread);
+  bool claim(Stage& stage, uint64_t epoch, int num_chunks, int* chunk);
+  void finish(Stage& stage, uint64_t epoch);
+  bool wait_for(Stage& stage, uint64_t epoch, int num_chunks);
+
+  const int num_threads_;
+  std::unique_ptr<Stage[]> stages_;
+  // What is run. Written while `epoch_` is 0 (nothing runs), so whoever reads it and then finds
+  // the epoch that it came for has read what belongs to that epoch.
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<int> num_stages_{0};
+  std::unique_ptr<std::atomic<int>[]> num_chunks_;
+  uint64_t last_epoch_ = 0;
+  alignas(128) std::atomic<uint64_t> epoch_{0};
+  alignas(128) std::atomic<int> doorbell_{0};  // changes with every job: what sleepers wait on
+  std::atomic<bool> closing_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace remora

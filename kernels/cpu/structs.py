@@ -1,0 +1,120 @@
+"""The native library's structures, field by field as its headers have them.
+
+`library.py` compares the sizes with those that the compiler saw.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_bool, c_float, c_int, c_int64, c_void_p
+
+
+class BatchStruct(Structure):
+    """batch.h: Batch."""
+
+    _fields_ = (
+        ("num_tokens", c_int),
+        ("num_sequences", c_int),
+        ("num_logits", c_int),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("starts", c_void_p),
+        ("lengths", c_void_p),
+        ("table_rows", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+        ("logit_index", c_void_p),
+    )
+
+
+class WeightStruct(Structure):
+    """linear.h: Weight."""
+
+    _fields_ = (
+        ("format", c_int),
+        ("n", c_int),
+        ("k", c_int),
+        ("num_panels", c_int),
+        ("data", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class RowsStruct(Structure):
+    """linear.h: Rows."""
+
+    _fields_ = (
+        ("values", c_void_p),
+        ("stride", c_int),
+        ("scales", c_void_p),
+        ("sums", c_void_p),
+    )
+
+
+class OutputStruct(Structure):
+    """linear.h: Output."""
+
+    _fields_ = (
+        ("epilogue", c_int),
+        ("is_bf16", c_bool),
+        ("values", c_void_p),
+        ("stride", c_int),
+    )
+
+
+class CacheStruct(Structure):
+    """attention.h: KvCache."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("is_bf16", c_bool),
+        ("num_pages", c_int),
+        ("page_size", c_int),
+        ("num_kv_heads", c_int),
+        ("head_dim", c_int),
+    )
+
+
+class AttentionStruct(Structure):
+    """attention.h: Attention."""
+
+    _fields_ = (
+        ("cache", CacheStruct),
+        ("layer", c_int),
+        ("num_heads", c_int),
+        ("window", c_int),
+        ("scale", c_float),
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int),
+        ("out", c_void_p),
+        ("out_stride", c_int),
+        ("out_is_bf16", c_bool),
+    )
+
+
+class RotationStruct(Structure):
+    """program.h: RotateAndStore::Settings."""
+
+    _fields_ = (
+        ("cache", CacheStruct),
+        ("layer", c_int),
+        ("num_heads", c_int),
+        ("qkv", c_void_p),
+        ("stride", c_int),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("epsilon", c_float),
+    )
+
+
+MIRRORED = (
+    BatchStruct,
+    WeightStruct,
+    RowsStruct,
+    OutputStruct,
+    CacheStruct,
+    AttentionStruct,
+    RotationStruct,
+)
