@@ -1,0 +1,287 @@
+#include "logit_row.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <utility>
+
+#include "logit_math.h"
+
+namespace remora {
+
+namespace {
+
+constexpr int HALF = LANES / 2;
+constexpr int ROUNDS_PER_DROP = 4;  // of the search, before it looks at fewer candidates
+
+typedef float vf_half __attribute__((vector_size(32)));
+typedef int32_t vi_half __attribute__((vector_size(32)));
+typedef double vd __attribute__((vector_size(64)));
+
+template <class T>
+T* room_for(std::vector<T>& memory, size_t size) {
+  if (memory.size() < size) memory.resize(size);
+  return memory.data();
+}
+
+}  // namespace
+
+LogitRow::LogitRow(const float* logits, int num, SamplingScratch& scratch)
+    : logits_(logits),
+      num_(num),
+      num_blocks_((num + BLOCK - 1) / BLOCK),
+      maxima_(room_for(scratch.maxima, num_blocks_)),
+      sums_(room_for(scratch.sums, num_blocks_)),
+      values_(room_for(scratch.values, num + LANES)),
+      weights_(room_for(scratch.weights, num + LANES)) {
+  const int whole = num / BLOCK * BLOCK;
+  std::fill(std::copy(logits + whole, logits + num, tail_), tail_ + BLOCK, -INFINITY);
+  vi is_nan = {};
+  best_ = -INFINITY;
+  for (int b = 0; b < num_blocks_; b++) {
+    const float* x = block(b);
+    vf most = splat(-INFINITY);
+    UNROLL for (int i = 0; i < BLOCK; i += LANES) {
+      const vf value = load<vf>(x + i);
+      is_nan |= value != value;
+      most = max(most, value);
+    }
+    maxima_[b] = max_lane(most);
+    if (maxima_[b] > best_) {
+      best_ = maxima_[b];
+      best_block_ = b;
+    }
+  }
+  is_good_ = !any(is_nan) && std::isfinite(best_);
+  greatest_ = best_;
+}
+
+const float* LogitRow::block(int index) const {
+  return (index + 1) * BLOCK <= num_ ? logits_ + (int64_t)index * BLOCK : tail_;
+}
+
+int LogitRow::argmax() const {
+  const float* x = block(best_block_);
+  const int end = std::min(BLOCK, num_ - best_block_ * BLOCK);
+  int at = 0;
+  while (at < end - 1 && x[at] != best_) at++;
+  return best_block_ * BLOCK + at;
+}
+
+int LogitRow::draw(const Filters& filters, double uniform) {
+  scale(filters.temperature);
+  return pick(threshold_of(filters), uniform);
+}
+
+void LogitRow::scale(float temperature) {
+  temperature_ = temperature;
+  greatest_ = best_ / temperature;
+}
+
+// -- weights: exp(scaled logit - greatest), 0 below a threshold -----------------------------------
+
+INLINE vf LogitRow::weights_at(const float* from, float threshold) const {
+  const vf x = scaled(from);
+  return bits_to_float(float_to_bits(exp_negative(x - greatest_)) & (x >= threshold));
+}
+
+// Sum the weights of each block into `sums_`; returns the sum of all.
+double LogitRow::weigh(float threshold) {
+  double total = 0;
+  for (int b = 0; b < num_blocks_; b++) {
+    vf weight = {};
+    if (reaches(b, threshold)) {
+      const float* x = block(b);
+      UNROLL for (int i = 0; i < BLOCK; i += LANES) weight += weights_at(x + i, threshold);
+    }
+    sums_[b] = sum(weight);
+    total += sums_[b];
+  }
+  return total;
+}
+
+// The token at which the running sum of weights passes `uniform` of their total: first its block,
+// then its place there. Rounding must not carry us past the last positive weight.
+int LogitRow::pick(float threshold, double uniform) {
+  const double target = uniform * weigh(threshold);
+  double passed = 0;
+  int chosen = best_block_;
+  for (int b = 0; b < num_blocks_; b++) {
+    if (sums_[b] == 0) continue;
+    chosen = b;
+    if (passed + sums_[b] > target) break;
+    passed += sums_[b];
+  }
+  float weights[BLOCK];
+  for (int i = 0; i < BLOCK; i += LANES)
+    store(weights + i, weights_at(block(chosen) + i, threshold));
+  double total = 0;
+  for (float weight : weights) total += weight;
+  const double inside = (target - passed) / sums_[chosen] * total;
+  int at = 0;
+  double running = 0;
+  for (int i = 0; i < BLOCK; i++) {
+    if (weights[i] == 0) continue;
+    at = i;
+    running += weights[i];
+    if (running > inside) break;
+  }
+  return chosen * BLOCK + at;
+}
+
+// -- thresholds -----------------------------------------------------------------------------------
+
+float LogitRow::threshold_of(const Filters& filters) {
+  const float least = filters.min_p > 0 ? greatest_ + (float)std::log((double)filters.min_p) : -INFINITY;
+  if (filters.top_k > 0 && filters.top_k < num_) {
+    float threshold = top_k_threshold((int)filters.top_k);
+    if (filters.top_p < 1) {
+      gather(threshold);
+      weigh_candidates(false);
+      const double target = filters.top_p * mass_of_candidates(threshold);
+      threshold = std::max(threshold, search(target, threshold));
+    }
+    return std::max(least, threshold);
+  }
+  if (filters.top_p < 1) return top_p_threshold(filters.top_p, weigh(-INFINITY), least);
+  return least;
+}
+
+// The k-th greatest scaled logit. It is no less than the k-th greatest maximum of blocks.
+float LogitRow::top_k_threshold(int k) {
+  float least = -INFINITY;
+  if (k <= num_blocks_) {
+    float* maxima = values_;
+    std::copy(maxima_, maxima_ + num_blocks_, maxima);
+    std::nth_element(maxima, maxima + k - 1, maxima + num_blocks_, std::greater<float>());
+    least = maxima[k - 1] / temperature_;
+  }
+  gather(least);
+  weigh_candidates(true);
+  return search(k, least);
+}
+
+// The threshold of top-p, or `least` if that is greater. Tokens whose weights are so small that all
+// of the vocabulary could not make up half of what is cut are no candidates.
+float LogitRow::top_p_threshold(double top_p, double total, float least) {
+  const float negligible = greatest_ + (float)std::log(0.5 * (1 - top_p) * total / num_);
+  const float bound = std::max(least, negligible);
+  gather(bound);
+  weigh_candidates(false);
+  return std::max(least, search(top_p * total, bound));
+}
+
+// -- candidates: the scaled logits from some value up ---------------------------------------------
+
+void LogitRow::gather(float least) {
+  int count = 0;
+  for (int b = 0; b < num_blocks_; b++) {
+    if (!reaches(b, least)) continue;
+    const float* from = block(b);
+    // The padding of the last block is no candidate.
+    const int end = std::min(BLOCK, num_ - b * BLOCK);
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int i = 0; i < end; i += LANES) {
+      const vf x = scaled(from + i);
+      count += append(values_ + count, x, (x >= least) & (lane < end - i));
+    }
+  }
+  num_candidates_ = count;
+}
+
+// With `are_counted` each counts for one.
+void LogitRow::weigh_candidates(bool are_counted) {
+  store(values_ + num_candidates_, splat(-INFINITY));
+  for (int i = 0; i < num_candidates_; i += LANES)
+    store(weights_ + i, are_counted ? splat(1.0f) : exp_negative(load<vf>(values_ + i) - greatest_));
+  store(weights_ + num_candidates_, vf{});
+}
+
+double LogitRow::mass_of_candidates(float least) const {
+  vd low = {}, high = {};
+  for (int i = 0; i < num_candidates_; i += LANES) {
+    const auto part = [&](int at) {
+      const vi_half keep = load<vf_half>(values_ + at) >= least;
+      return __builtin_convertvector((vf_half)(load<vi_half>(weights_ + at) & keep), vd);
+    };
+    low += part(i);
+    high += part(i + HALF);
+  }
+  low += high;
+  double mass = 0;
+  for (int lane = 0; lane < HALF; lane++) mass += low[lane];
+  return mass;
+}
+
+void LogitRow::drop_candidates_outside(float least, float end) {
+  int count = 0;
+  for (int i = 0; i < num_candidates_; i += LANES) {
+    const vf value = load<vf>(values_ + i), weight = load<vf>(weights_ + i);
+    // Padding has no weight; a candidate without weight decides nothing.
+    const vi keep = (value >= least) & (value < end) & (weight > 0.0f);
+    append(values_ + count, value, keep);
+    count += append(weights_ + count, weight, keep);
+  }
+  num_candidates_ = count;
+  store(values_ + count, splat(-INFINITY));
+  store(weights_ + count, vf{});
+}
+
+// The greatest value from which up the candidates, of which `least` is no greater than any, weigh
+// at least `target`; -inf if they never do. Bisects the floats themselves.
+float LogitRow::search(double target, float least) {
+  if (mass_of_candidates(least) < target) return -INFINITY;
+  int64_t reaching = to_key(least), short_of = to_key(greatest_) + 1;
+  double dropped = 0, above = 0;  // weights of the candidates dropped, and from short_of up
+  for (int round = 1; short_of - reaching > 1; round++) {
+    const int64_t middle = reaching + (short_of - reaching) / 2;
+    const double mass = dropped + mass_of_candidates(from_key(middle));
+    if (mass >= target) {
+      reaching = middle;
+    } else {
+      short_of = middle;
+      above = mass;
+    }
+    if (round % ROUNDS_PER_DROP == 0) {
+      drop_candidates_outside(from_key(reaching), from_key(short_of));
+      dropped = above;
+    }
+  }
+  return from_key(reaching);
+}
+
+// -- log-probabilities ----------------------------------------------------------------------------
+
+void LogitRow::describe(int token, int num_top, float* logprob, int32_t* rank, int64_t* top_ids,
+                        float* top_logprobs) {
+  scale(1);
+  const double total = is_good_ ? std::log(weigh(-INFINITY)) : NAN;
+  const float own = logits_[token];
+  *logprob = (float)((double)own - best_ - total);
+  *rank = 1;
+  for (int b = 0; b < num_blocks_; b++) {
+    if (!(maxima_[b] > own)) continue;
+    vi likelier = {};
+    for (int i = 0; i < BLOCK; i += LANES) likelier -= load<vf>(block(b) + i) > own;
+    for (int lane = 0; lane < LANES; lane++) *rank += likelier[lane];
+  }
+  if (num_top == 0) return;
+  const float last = is_good_ && num_top < num_ ? top_k_threshold(num_top) : -INFINITY;
+  std::vector<std::pair<float, int>> above;
+  std::vector<int> equal;
+  for (int b = 0; b < num_blocks_; b++) {
+    if (is_good_ && maxima_[b] < last) continue;
+    const int end = std::min(num_, (b + 1) * BLOCK);
+    for (int id = b * BLOCK; id < end; id++) {
+      if (is_good_ && logits_[id] > last) above.push_back({-logits_[id], id});
+      else if ((!is_good_ || logits_[id] == last) && (int)equal.size() < num_top) equal.push_back(id);
+    }
+  }
+  std::sort(above.begin(), above.end());
+  for (int i = 0; i < num_top; i++) {
+    top_ids[i] = i < (int)above.size() ? above[i].second : equal[i - above.size()];
+    top_logprobs[i] = (float)((double)logits_[top_ids[i]] - best_ - total);
+  }
+}
+
+}  // namespace remora

@@ -1,0 +1,66 @@
+// The sampling functions of the library: jobs over rows, one chunk each.
+#include "logit_row.h"
+#include "team.h"
+
+namespace remora {
+
+namespace {
+
+template <class Function>
+class RowJob : public Job {
+ public:
+  RowJob(int num_rows, Function function) : num_rows_(num_rows), function_(function) {}
+  int num_stages() const override { return 1; }
+  int num_chunks(int) const override { return num_rows_; }
+  void run_chunk(int, int row, int) override {
+    thread_local SamplingScratch scratch;
+    function_(row, scratch);
+  }
+
+ private:
+  const int num_rows_;
+  const Function function_;
+};
+
+// One row is done before another thread would have woken up.
+template <class Function>
+void for_each_row(void* team, int num_rows, Function function) {
+  RowJob<Function> job(num_rows, function);
+  if (num_rows == 1)
+    job.run_chunk(0, 0, 0);
+  else
+    static_cast<Team*>(team)->run(job);
+}
+
+}  // namespace
+
+}  // namespace remora
+
+// See NativeSampling in kernels/cpu/sampling.py. All arrays but the logits are [num_rows].
+extern "C" void remora_choose(void* team, const float* logits, int64_t stride, int num_rows,
+                              int vocab_size, const float* temperature, const double* uniforms,
+                              const int64_t* top_k, const double* top_p, const float* min_p,
+                              int64_t* token_ids, uint8_t* is_good) {
+  using namespace remora;
+  for_each_row(team, num_rows, [=](int r, SamplingScratch& scratch) {
+    LogitRow row(logits + r * stride, vocab_size, scratch);
+    is_good[r] = row.is_good();
+    const bool draws = row.is_good() && temperature[r] > 0;
+    token_ids[r] = draws ? row.draw({temperature[r], top_k[r], top_p[r], min_p[r]}, uniforms[r])
+                         : row.argmax();
+  });
+}
+
+// top_ids and top_logprobs are [num_rows, num_top]; num_top is at most vocab_size.
+extern "C" void remora_token_logprobs(void* team, const float* logits, int64_t stride, int num_rows,
+                                      int vocab_size, const int64_t* token_ids, int num_top,
+                                      float* logprobs, int32_t* ranks, int64_t* top_ids,
+                                      float* top_logprobs) {
+  using namespace remora;
+  for_each_row(team, num_rows, [=](int r, SamplingScratch& scratch) {
+    const int64_t top = (int64_t)r * num_top;
+    LogitRow(logits + r * stride, vocab_size, scratch)
+        .describe((int)token_ids[r], num_top, logprobs + r, ranks + r, top_ids + top,
+                  top_logprobs + top);
+  });
+}
