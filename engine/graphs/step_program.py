@@ -20,9 +20,9 @@ from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
 from remora.kernels.cpu.library import Epilogue, Format, Team
-from remora.kernels.cpu.memory import buffer
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
+from remora.kernels.memory import Arena, buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,7 @@ class _Builder:
         self._format, self._head_format = layer_format, head_format
         self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
         self._weight_bytes = 0
+        self._arena = Arena()
         batch = Batch(
             max_tokens=shape.max_tokens,
             max_rows=shape.max_rows,
@@ -214,7 +215,7 @@ class _Builder:
         self, linear: Linear, format: Format | None = None, *, gated: bool = False
     ) -> PackedWeight:
         weight, bias = linear.release()
-        packed = pack(self._team, weight, bias, format or self._format, gated=gated)
+        packed = pack(self._team, weight, bias, format or self._format, self._arena, gated=gated)
         self._weight_bytes += packed.num_bytes
         return packed
 

@@ -12,6 +12,14 @@ import torch
 from torch import Tensor
 
 from remora.kernels.linear import linear, pack_weight
+from remora.kernels.memory import buffer
+
+
+def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Allocate a weight; on a CPU from the system itself, which gets it back once it is packed."""
+    if device == "cpu":
+        return buffer(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 class Linear:
@@ -32,7 +40,7 @@ class Linear:
     ) -> None:
         self.parts = dict(parts)
         out_features = sum(self.parts.values())
-        self.weight = torch.empty(out_features, in_features, dtype=dtype, device=device)
+        self.weight = allocate_weight((out_features, in_features), dtype, device)
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.library import Format, Team
-from remora.kernels.cpu.memory import buffer
 from remora.kernels.cpu.structs import BatchStruct, CacheStruct, RowsStruct
+from remora.kernels.memory import buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.library import LANES, PANEL, Format, Team
-from remora.kernels.cpu.memory import allocate, is_bf16
 from remora.kernels.cpu.structs import WeightStruct
+from remora.kernels.memory import Arena, is_bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +59,14 @@ def pack(
     weight: Tensor,
     bias: Tensor | None,
     format: Format,
+    arena: Arena,
     *,
     gated: bool = False,
 ) -> PackedWeight:
     """Pack weight [n, k], bfloat16 or float32, quantising where the format says so.
 
     bias:   [n] or None
+    arena:  where the packed weight lies
     gated:  the first n / 2 rows are a gate's, the others what it gates
     """
     n, k = weight.shape
@@ -73,10 +75,7 @@ def pack(
         n=n,
         k=k,
         is_gated=gated,
-        data=allocate(
-            -(-_padded_n(n, gated) // PANEL) * team.library.panel_bytes(format, k),
-            large_pages=True,
-        ),
+        data=arena.take(-(-_padded_n(n, gated) // PANEL) * team.library.panel_bytes(format, k)),
         bias=None if bias is None else _packed_bias(bias, gated),
     )
     source = weight.contiguous()

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
 from remora.kernels.cpu.library import Epilogue, Team
-from remora.kernels.cpu.memory import is_bf16
 from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.structs import AttentionStruct, OutputStruct, RotationStruct
+from remora.kernels.memory import is_bf16
 
 
 class Program:

@@ -28,49 +28,63 @@ struct Source {
   }
 };
 
-float extreme(const Source& source, int row, int start, int size, bool least) {
-  float found = source.at(row, start);
-  for (int i = 1; i < size; i++) {
-    const float value = source.at(row, start + i);
-    if (least ? value < found : value > found) found = value;
-  }
-  return found;
-}
+// One column's values of one group.
+template <int SIZE>
+struct Values {
+  float value[SIZE], least, most;
 
-int clamped_round(float x, int low, int high) {
-  const float rounded = nearbyintf(x);
-  return rounded < low ? low : rounded > high ? high : (int)rounded;
+  Values(const Source& source, int row, int start) {
+    for (int i = 0; i < SIZE; i++) value[i] = source.at(row, start + i);
+    least = most = value[0];
+    for (int i = 1; i < SIZE; i++) {
+      least = value[i] < least ? value[i] : least;
+      most = value[i] > most ? value[i] : most;
+    }
+  }
+
+  // round((value - offset) / scale), kept within [low, high]
+  int level(int i, float offset, float scale, int low, int high) const {
+    const float exact = scale > 0 ? (value[i] - offset) / scale : 0.0f;
+    const float kept = exact < low ? low : exact > high ? high : exact;
+    return (int)__builtin_rintf(kept);
+  }
+};
+
+void pack_bf16_column(const Source& source, int row, int column, bf16* panel) {
+  const int padded = padded_k(BF16, source.k);
+  if (source.is_bf16 && row >= 0 && source.k == padded) {  // as it is, two values at a time
+    const auto* pairs = (const char*)source.from + (int64_t)row * source.k * 2;
+    for (int i = 0; i < padded; i += 2)
+      __builtin_memcpy(panel + i * PANEL + column * 2, pairs + i * 2, 4);
+    return;
+  }
+  for (int i = 0; i < padded; i++)
+    panel[i / 2 * PANEL * 2 + column * 2 + i % 2] = narrow(source.at(row, i));
 }
 
 // The scale is rounded before anything is divided by it, so its rounding adds no error.
 void pack_q8_column(const Source& source, int row, int start, int column, char* group) {
-  constexpr int SIZE = 64;
-  const float top = fmaxf(extreme(source, row, start, SIZE, false),
-                          -extreme(source, row, start, SIZE, true));
-  const bf16 stored = narrow(top / 127.0f);
-  const float scale = widen(stored);
+  const Values<64> values(source, row, start);
+  const bf16 stored = narrow(fmaxf(values.most, -values.least) / 127.0f);
   ((bf16*)group)[column] = stored;
   auto* data = (uint8_t*)group + 2 * PANEL;
-  for (int i = 0; i < SIZE; i++) {
-    const float ratio = scale > 0 ? source.at(row, start + i) / scale : 0.0f;
-    data[i / 4 * PANEL * 4 + column * 4 + i % 4] = (uint8_t)(clamped_round(ratio, -127, 127) + 128);
-  }
+  for (int i = 0; i < 64; i++)
+    data[i / 4 * PANEL * 4 + column * 4 + i % 4] =
+        (uint8_t)(values.level(i, 0.0f, widen(stored), -127, 127) + 128);
 }
 
 void pack_q4_column(const Source& source, int row, int start, int column, char* group) {
-  constexpr int SIZE = 32;
-  const bf16 stored_least = narrow(extreme(source, row, start, SIZE, true));
+  const Values<32> values(source, row, start);
+  const bf16 stored_least = narrow(values.least);
   const float least = widen(stored_least);
-  const bf16 stored = narrow((extreme(source, row, start, SIZE, false) - least) / 15.0f);
-  const float scale = widen(stored);
+  const bf16 stored = narrow((values.most - least) / 15.0f);
   ((bf16*)group)[column] = stored;
   ((bf16*)group)[PANEL + column] = stored_least;
   auto* data = (uint8_t*)group + 4 * PANEL;
-  for (int i = 0; i < SIZE; i++) {
-    const float ratio = scale > 0 ? (source.at(row, start + i) - least) / scale : 0.0f;
+  for (int i = 0; i < 32; i++) {
     uint8_t& byte = data[i / 8 * PANEL * 4 + column * 4 + i % 4];
-    const auto value = (uint8_t)clamped_round(ratio, 0, 15);
-    byte = i % 8 < 4 ? value : (uint8_t)(byte | value << 4);
+    const auto level = (uint8_t)values.level(i, least, widen(stored), 0, 15);
+    byte = i % 8 < 4 ? level : (uint8_t)(byte | level << 4);
   }
 }
 
@@ -85,8 +99,7 @@ void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, boo
     if (format == F32) {
       for (int i = 0; i < padded; i++) ((float*)to)[i * PANEL + column] = source.at(row, i);
     } else if (format == BF16) {
-      for (int i = 0; i < padded; i++)
-        ((bf16*)to)[i / 2 * PANEL * 2 + column * 2 + i % 2] = narrow(source.at(row, i));
+      pack_bf16_column(source, row, column, (bf16*)to);
     } else {
       const int size = group_size(format), bytes = (int)(panel_bytes(format, size));
       for (int start = 0; start < padded; start += size) {

@@ -7,7 +7,8 @@ import mmap
 import torch
 from torch import Tensor
 
-LARGE_PAGE = 2 * 2**20
+SEGMENT_BYTES = 64 * 2**20
+ALIGNMENT = 64
 
 
 def allocate(num_bytes: int, *, large_pages: bool = False) -> Tensor:
@@ -15,13 +16,26 @@ def allocate(num_bytes: int, *, large_pages: bool = False) -> Tensor:
 
     large_pages:  ask for pages of 2 MiB, which spare address translations in what is read whole
     """
-    size = max(num_bytes, 1)
-    if large_pages:
-        size = -(-size // LARGE_PAGE) * LARGE_PAGE
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
+
+
+class Arena:
+    """Memory for many things that live as long as each other, side by side in large pages."""
+
+    def __init__(self, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._segment_bytes = segment_bytes
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return zeroed bytes [num_bytes] uint8, aligned to 64."""
+        aligned = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        if aligned > len(self._rest):
+            self._rest = allocate(max(aligned, self._segment_bytes), large_pages=True)
+        taken, self._rest = self._rest[:num_bytes], self._rest[aligned:]
+        return taken
 
 
 def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
