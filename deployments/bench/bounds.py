@@ -5,6 +5,7 @@ Run in the same minute as what it is compared with: the machine of a minute ago 
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,52 +16,55 @@ from remora.deployments.bench.roofline import Bounds
 
 SECONDS_EACH = 0.35
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-_MIN_BYTES, _MAX_BYTES = 192 * 2**20, 1024 * 2**20
+_MIN_BYTES, _MAX_BYTES = 256 * 2**20, 1024 * 2**20
 _MATRIX = 1536
 
 
-def measure_bounds(num_threads: int, *, seconds_each: float = SECONDS_EACH) -> Bounds:
+def measure_bounds(num_threads: int) -> Bounds:
     """Measure; torch's number of threads is as before afterwards."""
     before = torch.get_num_threads()
     try:
         # Ones: untouched zeros are one page of the kernel's, which the cache holds.
         halves = torch.ones(2, _array_bytes() // 8)
         torch.set_num_threads(1)
-        read_1 = halves.nbytes / _best_seconds(lambda: halves[0] @ halves[1], seconds_each)
+        read_1 = halves.nbytes / _usual_seconds(lambda: halves[0] @ halves[1])
         torch.set_num_threads(num_threads)
-        read = halves.nbytes / _best_seconds(lambda: halves[0] @ halves[1], seconds_each)
+        read = halves.nbytes / _usual_seconds(lambda: halves[0] @ halves[1])
         operations = 2 * _MATRIX**3
         left = torch.ones(_MATRIX, _MATRIX, dtype=torch.bfloat16)
-        bf16 = operations / _best_seconds(lambda: left @ left, seconds_each)
+        bf16 = operations / _usual_seconds(lambda: left @ left)
         return Bounds(
             num_threads=num_threads,
             read_gb_s_1=read_1 / 1e9,
             read_gb_s=max(read, read_1) / 1e9,
             bf16_gflop_s=bf16 / 1e9,
-            int8_gop_s=_int8_rate(operations, seconds_each),
+            int8_gop_s=_int8_rate(operations),
         )
     finally:
         torch.set_num_threads(before)
 
 
-def _int8_rate(operations: int, seconds: float) -> float | None:
+def _int8_rate(operations: int) -> float | None:
     left = torch.ones(_MATRIX, _MATRIX, dtype=torch.int8)
     try:
-        return operations / _best_seconds(lambda: torch._int_mm(left, left), seconds) / 1e9
+        return operations / _usual_seconds(lambda: torch._int_mm(left, left)) / 1e9
     except (AttributeError, RuntimeError):
         return None
 
 
-def _best_seconds(call: Callable[[], object], seconds: float) -> float:
-    """Return the shortest of as many calls as fit into `seconds`, three at least."""
+def _usual_seconds(call: Callable[[], object]) -> float:
+    """Return the median of as many calls as fit into SECONDS_EACH, three at least.
+
+    Not the shortest: now and then one is faster than memory, with much of the array still cached.
+    """
     call()
     times: list[float] = []
-    ends = time.perf_counter() + seconds
+    ends = time.perf_counter() + SECONDS_EACH
     while len(times) < 3 or time.perf_counter() < ends:
         started = time.perf_counter()
         call()
         times.append(time.perf_counter() - started)
-    return min(times)
+    return statistics.median(times)
 
 
 def _array_bytes() -> int:
@@ -69,4 +73,4 @@ def _array_bytes() -> int:
         cache_bytes = int(_CACHE_SIZE.read_text().strip().removesuffix("K")) * 1024
     except (OSError, ValueError):
         cache_bytes = 0
-    return min(max(8 * cache_bytes, _MIN_BYTES), _MAX_BYTES)
+    return min(max(16 * cache_bytes, _MIN_BYTES), _MAX_BYTES)

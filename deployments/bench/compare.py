@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from remora.deployments.bench.contestants import Contestant, Figures
 from remora.deployments.bench.figures import compared, more_is_better, number
 from remora.deployments.bench.record import Bar, BarChart, Result, TextTable
-from remora.deployments.bench.stats import Ratio, median_figures, ratio_of, spread_of
+from remora.deployments.bench.stats import Ratio, median_figures, ratio_of
 from remora.deployments.bench.workloads import Workload
 
 
@@ -75,23 +75,6 @@ def compare_rows(rounds: Rounds) -> list[Row]:
                 ratio = ratio_of(values_a, values_b)
                 rows.append(Row(workload=workload, figure=name, a=a[name], b=b[name], ratio=ratio))
     return rows
-
-
-def side_results(side: str, rounds: Sequence[Figures]) -> list[Result]:
-    """Return one side's own medians."""
-    results = []
-    for workload in rounds[0]:
-        turns = [figures.get(workload, {}) for figures in rounds]
-        if median_figures(turns):
-            results.append(
-                Result(
-                    workload=f"{side}: {workload}",
-                    shape=f"{len(turns)} rounds",
-                    figures=median_figures(turns),
-                    spread=spread_of(turns),
-                )
-            )
-    return results
 
 
 def missing(rounds: Rounds, workloads: Sequence[Workload]) -> list[Result]:

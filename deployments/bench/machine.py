@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -114,6 +115,12 @@ def peak_memory(pid: int) -> PeakMemory | None:
     """Return the peak of a process and all its descendants; None when nothing is known."""
     peaks = [peak for member in _family(pid) if (peak := _peak_bytes(member)) is not None]
     return PeakMemory(largest_bytes=max(peaks), sum_bytes=sum(peaks)) if peaks else None
+
+
+def forget_peak_memory() -> None:
+    """Begin a new peak for this process, after something large that doesn't count."""
+    with suppress(OSError):  # only Linux has it, and some containers refuse
+        (_PROC / "self" / "clear_refs").write_text("5")
 
 
 def _family(pid: int) -> list[int]:

@@ -43,17 +43,21 @@ class Dialect:
 
     takes_ids:  whether prompts may be token ids
     extras:     fields that go with every completion
+    refusal:    what it said to the richest request, if it refused that
     """
 
     takes_ids: bool
     extras: Mapping[str, Any]
+    refusal: str | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know."""
         notes = []
         if not self.takes_ids:
-            notes.append("the server takes no token ids: prompts are common words, their length ±")
+            notes.append(
+                f"the server takes no token ids ({self.refusal}): prompts are common words"
+            )
         if "ignore_eos" not in self.extras:
             notes.append("the server refuses ignore_eos: answers may end early")
         return tuple(notes)
@@ -161,6 +165,12 @@ async def measure(
         traces, seconds = await server.run(
             workload, seed=seed * repeats + number, on_finish=on_finish
         )
+        if all(trace.error for trace in traces):
+            return Result(
+                workload=workload.name,
+                shape=workload.shape,
+                skipped=f"every request failed: {traces[0].error}",
+            )
         figures, found = online_figures(workload, traces, seconds, slo)
         runs.append(figures)
         notes |= dict.fromkeys(found)
@@ -250,7 +260,7 @@ async def _first_model(endpoint: Endpoint) -> str:
 
 async def _find_dialect(endpoint: Endpoint, model: str) -> Dialect:
     """Try the richest request first and leave out one thing after another. Raises Failure."""
-    reason: str | None = ""
+    refusal: str | None = None
     for takes_ids in (True, False):
         for extras in (
             {"ignore_eos": True, "min_tokens": 0, **_USAGE},
@@ -258,7 +268,7 @@ async def _find_dialect(endpoint: Endpoint, model: str) -> Dialect:
             {**_USAGE},
             {},
         ):
-            dialect = Dialect(takes_ids=takes_ids, extras=extras)
+            dialect = Dialect(takes_ids=takes_ids, extras=extras, refusal=refusal)
             prompt = (
                 token_prompts(_PROBE, seed=0)[0] if takes_ids else word_prompts(_PROBE, seed=0)[0]
             )
@@ -267,9 +277,10 @@ async def _find_dialect(endpoint: Endpoint, model: str) -> Dialect:
             reason = reply.refusal() or reply.error
             if reason is None:
                 return dialect
+            refusal = refusal or reason
             if reply.status in (401, 403, 404):
-                break
-    raise Failure(f"http://{endpoint.host}:{endpoint.port} refuses completions: {reason}")
+                break  # it is not the fields
+    raise Failure(f"http://{endpoint.host}:{endpoint.port} refuses completions: {refusal}")
 
 
 async def _ask(

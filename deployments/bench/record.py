@@ -82,6 +82,7 @@ class Report:
     machine, software:  facts by name
     bounds:             what the machine could do, by name of the moment: before, after
     tables:             further tables, besides those made of `results`
+    rounds:             of a comparison: side -> workload -> figures of each round
     """
 
     command: str
@@ -95,6 +96,7 @@ class Report:
     results: list[Result] = field(default_factory=list)
     tables: list[TextTable] = field(default_factory=list)
     plots: list[Plot | BarChart] = field(default_factory=list)
+    rounds: dict[str, list[dict[str, dict[str, float]]]] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
         """Return the report as plain data; `figures` is what comparisons read."""

@@ -105,16 +105,19 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -
     with httpx.Client(timeout=2, verify=False) as client:  # no certificates to load: it is http
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise Failure(f"our server did not start:\n{_end_of(log)}")
+                raise Failure(f"our server did not start: {_end_of(log)}")
             with suppress(httpx.HTTPError):
                 if client.get(f"{url}/health").status_code == 200:
                     return
             time.sleep(_POLL_S)
-    raise Failure(f"our server was not ready after {START_S:g} s:\n{_end_of(log)}")
+    raise Failure(f"our server was not ready after {START_S:g} s: {_end_of(log)}")
 
 
 def _end_of(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-8:])
+    """Return what `remora serve` gave as its reason; the last lines where it gave none."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return reasons[-1] if reasons else "\n".join(lines[-8:])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -128,8 +128,8 @@ def compare_suite(
     rows = compare.compare_rows(rounds)
     report.tables.append(compare.as_table(rows))
     report.plots.append(compare.as_chart(rows))
-    report.results += [*compare.side_results("A", rounds.a), *compare.side_results("B", rounds.b)]
     report.results += compare.missing(rounds, workloads)
+    report.rounds = {"A": rounds.a, "B": rounds.b}
 
 
 def work_of(target: Target) -> ModelWork:

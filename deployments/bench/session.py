@@ -13,7 +13,12 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from remora.deployments.bench.machine import busy_warning, describe_machine, describe_software
+from remora.deployments.bench.machine import (
+    busy_warning,
+    describe_machine,
+    describe_software,
+    forget_peak_memory,
+)
 from remora.deployments.bench.record import Report
 from remora.deployments.bench.report_html import render_html
 from remora.deployments.bench.report_table import show
@@ -65,6 +70,7 @@ def note_bounds(report: Report, moment: str, num_threads: int) -> Bounds:
     from remora.deployments.bench.bounds import measure_bounds
 
     bounds = measure_bounds(num_threads)
+    forget_peak_memory()
     report.bounds[moment] = asdict(bounds)
     return bounds
 
@@ -83,9 +89,10 @@ def finish(report: Report, outputs: Outputs) -> None:
         _write(Path(outputs.json), data + "\n")
     if outputs.html is not None:
         _write(outputs.html, render_html(report))
-    skipped = [result for result in report.results if result.skipped is not None]
-    if report.results and len(skipped) == len(report.results):
-        raise Failure(f"nothing was measured: {skipped[0].skipped}")
+    skipped = [result.skipped for result in report.results if result.skipped is not None]
+    is_empty = not any(table.rows for table in report.tables)
+    if is_empty and skipped and len(skipped) == len(report.results):
+        raise Failure(f"nothing was measured: {skipped[0]}")
 
 
 def _write(path: Path, text: str) -> None:

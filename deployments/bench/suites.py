@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from remora.configs.machine import read_machine_facts
 from remora.deployments.bench import offline, sweep
 from remora.deployments.bench.charts import charts
 from remora.deployments.bench.machine import peak_memory
@@ -29,11 +30,11 @@ def offline_suite(
     slo: Slo | None,
 ) -> None:
     """Measure the workloads on an engine in this process."""
+    before = note_bounds(report, "before", _num_threads(target))
     engine = offline.OfflineEngine(target.config, show_progress=True)
     try:
         plan = engine.built.plan
         report.settings |= {"threads": str(plan.num_threads), "dtype": plan.dtype}
-        before = note_bounds(report, "before", plan.num_threads)
         measured = []
         for workload in workloads:
             with progress_bar(workload.name, workload.num_requests * repeats) as advance:
@@ -54,9 +55,9 @@ def sweep_suite(
     report: Report, target: Target, numbers: Sequence[int], *, inputs: int, outputs: int
 ) -> None:
     """Measure decode steps over their number of rows."""
+    note_bounds(report, "before", _num_threads(target))
     engine = offline.OfflineEngine(target.config)
     try:
-        note_bounds(report, "before", engine.built.plan.num_threads)
         costs = []
         for num_rows in numbers:
             workload = sweep.row_workload(num_rows, inputs=inputs, outputs=outputs)
@@ -69,6 +70,11 @@ def sweep_suite(
         engine.close()
     report.tables.append(sweep.as_table(costs))
     report.plots += sweep.as_plots(costs)
+
+
+def _num_threads(target: Target) -> int:
+    """Return the threads that the engine will have, before there is one."""
+    return target.config.engine.num_threads or read_machine_facts().num_cores
 
 
 def with_memory(result: Result, pid: int | None) -> Result:

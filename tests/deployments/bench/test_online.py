@@ -1,0 +1,170 @@
+"""What is sent to servers of several dialects, and how their tokens are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from remora.deployments.bench.http_client import Reply, parse_url
+from remora.deployments.bench.online import Server, measure, trace_of
+from remora.deployments.bench.record import Result
+from remora.deployments.bench.workloads import OFFLINE, Workload, online
+from remora.deployments.cli.terminal import Failure
+from tests.deployments.bench.openai_server import Answer, FakeOpenAI, by_rule, completion_events
+
+MakeOpenAI = Callable[..., FakeOpenAI]
+SMALL = online(3).resized(requests=7, inputs=12, outputs=6)
+
+
+def refuse(reason: str) -> Answer:
+    return 400, "application/json", f'{{"error": {{"message": "{reason}"}}}}'.encode()
+
+
+def run(server: FakeOpenAI, workload: Workload, *, repeats: int = 1) -> Result:
+    async def go() -> Result:
+        return await measure(
+            await Server.open(parse_url(server.url), None), workload, repeats=repeats
+        )
+
+    return asyncio.run(go())
+
+
+def sent(server: FakeOpenAI, workload: Workload) -> list[dict[str, Any]]:
+    """Return the bodies of the run itself, without probes and warm-up."""
+    return [body for _, body in server.received][-workload.num_requests :]
+
+
+def test_every_request_is_sent_and_counted(make_openai: MakeOpenAI) -> None:
+    server = make_openai()
+
+    result = run(server, SMALL)
+
+    assert result.figures["requests"] == 7
+    assert result.figures["failures"] == 0
+    assert result.figures["output_tok_s"] * result.figures["seconds"] == pytest.approx(42)
+    bodies = sent(server, SMALL)
+    assert all(len(body["prompt"]) == 12 and body["ignore_eos"] for body in bodies)
+    assert {body["min_tokens"] for body in bodies} == {6}
+    assert {body["model"] for body in bodies} == {"tiny"}
+    assert len({str(body["prompt"]) for body in bodies}) == 7
+
+
+def test_repetitions_send_new_prompts(make_openai: MakeOpenAI) -> None:
+    server = make_openai()
+
+    result = run(server, SMALL, repeats=2)
+
+    prompts = {str(body["prompt"]) for _, body in server.received[-14:]}
+    assert len(prompts) == 14
+    assert result.spread["requests"] == (7, 7)
+
+
+def test_a_server_without_ignore_eos_is_sent_none(make_openai: MakeOpenAI) -> None:
+    def strict(path: str, body: dict[str, Any]) -> Answer:
+        return refuse("unknown field") if "ignore_eos" in body else by_rule(path, body)
+
+    server = make_openai(answer=strict)
+
+    result = run(server, SMALL)
+
+    assert all("ignore_eos" not in body for body in sent(server, SMALL))
+    assert all(body["stream_options"] == {"include_usage": True} for body in sent(server, SMALL))
+    assert "the server refuses ignore_eos: answers may end early" in result.notes
+
+
+def test_a_server_that_takes_text_only_is_sent_words(make_openai: MakeOpenAI) -> None:
+    def text_only(path: str, body: dict[str, Any]) -> Answer:
+        is_ids = isinstance(body.get("prompt"), list)
+        return refuse("prompt must be a string") if is_ids else by_rule(path, body)
+
+    server = make_openai(answer=text_only)
+
+    result = run(server, SMALL)
+
+    assert len(sent(server, SMALL)[0]["prompt"].split()) == 12
+    assert "prompt must be a string" in result.notes[0]
+
+
+def test_a_server_that_refuses_everything_is_a_failure(make_openai: MakeOpenAI) -> None:
+    def closed(path: str, body: dict[str, Any]) -> Answer:
+        return by_rule(path, body) if path == "/v1/models" else refuse("closed")
+
+    with pytest.raises(Failure, match="refuses completions: HTTP 400: closed"):
+        run(make_openai(answer=closed), SMALL)
+
+
+@pytest.mark.parametrize("name", ["embedding", "json-schema"])
+def test_what_a_server_does_not_offer_is_skipped_with_its_reason(
+    make_openai: MakeOpenAI, name: str
+) -> None:
+    server = make_openai()
+
+    result = run(server, OFFLINE[name].resized(requests=2))
+
+    assert result.skipped == "HTTP 404: no such path"
+    assert result.figures == {}
+
+
+def test_embeddings_are_really_asked_for(make_openai: MakeOpenAI) -> None:
+    def embed(path: str, body: dict[str, Any]) -> Answer:
+        if path != "/v1/embeddings":
+            return by_rule(path, body)
+        return 200, "application/json", b'{"data": [], "usage": {"prompt_tokens": 5}}'
+
+    workload = OFFLINE["embedding"].resized(requests=3, inputs=5)
+
+    result = run(make_openai(answer=embed), workload)
+
+    assert result.figures["failures"] == 0
+    assert result.figures["total_tok_s"] * result.figures["seconds"] == pytest.approx(15)
+
+
+def test_a_schema_is_really_sent(make_openai: MakeOpenAI) -> None:
+    def chat(path: str, body: dict[str, Any]) -> Answer:
+        is_chat = path == "/v1/chat/completions"
+        return (200, "text/event-stream", completion_events(3)) if is_chat else by_rule(path, body)
+
+    server = make_openai(answer=chat)
+    workload = OFFLINE["json-schema"].resized(requests=2)
+
+    result = run(server, workload)
+
+    assert result.figures["failures"] == 0
+    body = sent(server, workload)[0]
+    assert body["response_format"]["json_schema"]["schema"]["required"]
+    assert "ignore_eos" not in body
+
+
+def test_a_workload_of_which_every_request_fails_was_not_measured(make_openai: MakeOpenAI) -> None:
+    def tired(path: str, body: dict[str, Any]) -> Answer:
+        return refuse("too long") if body.get("max_tokens", 0) > 8 else by_rule(path, body)
+
+    result = run(make_openai(answer=tired), SMALL.resized(outputs=9))
+
+    assert result.skipped == "every request failed: HTTP 400: too long"
+
+
+def test_tokens_are_counted_by_the_server_then_by_the_length_and_else_not_at_all() -> None:
+    told = Reply(status=200, is_stream=True, stamps_s=[1.0], usage={"completion_tokens": 3})
+    known = Reply(status=200, is_stream=True, stamps_s=[1.0, 2.0], finish_reason="length")
+    unknown = Reply(status=200, is_stream=True, stamps_s=[1.0, 2.0], finish_reason="stop")
+
+    traces = [trace_of(reply, 0.0, SMALL) for reply in (told, known, unknown)]
+
+    assert [trace.num_output_tokens for trace in traces[:2]] == [3, 6]
+    assert traces[2].error == "the server does not say how many tokens it made"
+
+
+def test_pieces_of_several_tokens_are_told_to_the_reader(make_openai: MakeOpenAI) -> None:
+    def merged(path: str, body: dict[str, Any]) -> Answer:
+        if path == "/v1/models":
+            return by_rule(path, body)
+        events = completion_events(2).replace(b'"completion_tokens": 2', b'"completion_tokens": 6')
+        return 200, "text/event-stream", events
+
+    result = run(make_openai(answer=merged), SMALL)
+
+    assert "3.0 tokens per piece of a stream: itl is between pieces" in result.notes
