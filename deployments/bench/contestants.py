@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from remora.deployments.bench import online
 from remora.deployments.bench.http_client import Endpoint, parse_url
 from remora.deployments.bench.server_process import own_command
+from remora.deployments.bench.size import Size
 from remora.deployments.bench.targets import read_target, split_spec
 from remora.deployments.bench.workloads import Workload
 from remora.deployments.cli.terminal import Failure
@@ -29,24 +30,6 @@ from remora.deployments.cli.terminal import Failure
 Figures = dict[str, dict[str, float]]
 URL_PREFIXES = ("http://", "https://")
 COMMAND_PREFIX = "cmd:"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """How large the workloads are made; None = as they are."""
-
-    requests: int | None = None
-    inputs: int | None = None
-    outputs: int | None = None
-
-    def of(self, workload: Workload) -> Workload:
-        """Return the workload in this size."""
-        return workload.resized(self.requests, self.inputs, self.outputs)
-
-    def options(self) -> list[str]:
-        """Return the size as options of our command line."""
-        given = {"--requests": self.requests, "--input": self.inputs, "--output": self.outputs}
-        return [text for name, value in given.items() if value for text in (name, str(value))]
 
 
 class Contestant(Protocol):

@@ -183,7 +183,9 @@ def _listening_sockets(port: int) -> set[str]:
 
 
 def _open_sockets(process: Path) -> set[str]:
-    try:
-        return {str(link.readlink()) for link in (process / "fd").iterdir()}
-    except OSError:
-        return set()
+    found: set[str] = set()
+    with suppress(OSError):  # not ours to look into, or gone
+        for link in (process / "fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found.add(str(link.readlink()))
+    return found

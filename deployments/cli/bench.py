@@ -14,8 +14,8 @@ from remora.configs.schema import BUILTIN_MODEL
 from remora.deployments.cli.terminal import Failure
 
 if TYPE_CHECKING:
-    from remora.deployments.bench.contestants import Size
     from remora.deployments.bench.session import Outputs
+    from remora.deployments.bench.size import Size
     from remora.deployments.bench.stats import Slo
     from remora.deployments.bench.targets import Target
     from remora.deployments.bench.workloads import Workload
@@ -272,7 +272,7 @@ def _target(model: str, settings: list[str] | None) -> Target:
 
 
 def _size(requests: int | None, inputs: int | None, outputs: int | None) -> Size:
-    from remora.deployments.bench.contestants import Size
+    from remora.deployments.bench.size import Size
 
     return Size(requests=requests, inputs=inputs, outputs=outputs)
 

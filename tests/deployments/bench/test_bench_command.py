@@ -1,0 +1,158 @@
+"""`remora bench` as a user types it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from remora.deployments.cli.main import app
+from tests.conftest import TinyCheckpoints
+from tests.deployments.bench.openai_server import Answer, FakeOpenAI, by_rule
+
+MakeOpenAI = Callable[..., FakeOpenAI]
+SMALL = ["--requests", "4", "--input", "16", "--output", "4"]
+
+
+def bench(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments])
+
+
+@pytest.fixture
+def tiny(tiny_checkpoints: TinyCheckpoints) -> list[str]:
+    settings = ["--set", "engine.num_threads=1", "--set", "engine.kv_tokens=2048"]
+    return [str(tiny_checkpoints("llama")), *settings]
+
+
+def test_offline_measures_everything_and_writes_both_files(tmp_path: Path, tiny: list[str]) -> None:
+    files = ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
+
+    result = bench("offline", *tiny, *SMALL, "--repeats", "1", *files)
+
+    assert result.exit_code == 0, result.output
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert set(data["figures"]) == {"decode", "prefill", "batch", "shared-prefix"}
+    assert {r["workload"] for r in data["results"] if r["skipped"]} == {"embedding", "json-schema"}
+    assert set(data["bounds"]) == {"before", "after"}
+    page = (tmp_path / "r.html").read_text()
+    assert ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n")).tag == "html"
+    assert "not served yet" in result.stdout
+
+
+def test_when_nothing_could_run_the_exit_status_says_so(tiny: list[str]) -> None:
+    result = bench("offline", *tiny, "--workload", "embedding,json-schema")
+
+    assert result.exit_code == 2
+    assert "error: nothing was measured: not served yet" in result.stderr
+
+
+def test_serve_measures_any_url(make_openai: MakeOpenAI) -> None:
+    server = make_openai()
+    sizes = ["--concurrency", "1,4", *SMALL]
+
+    result = bench("serve", "--url", f"{server.url}/v1", *sizes, "--json", "-")
+
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert set(data["figures"]) == {"online-1", "online-4"}
+    assert data["figures"]["online-4"]["goodput_share"] == 1
+    assert data["figures"]["online-4"]["peak_rss_mib"] > 0
+    assert data["settings"]["model"] == "tiny"
+    titles = {plot["title"] for plot in data["plots"]}
+    assert {"Output rate", "Time to first token"} <= titles
+
+
+def test_a_sweep_with_a_url_is_over_streams(make_openai: MakeOpenAI) -> None:
+    server = make_openai()
+
+    result = bench("sweep", "--url", server.url, "--concurrency", "1,2", "--json", "-")
+
+    assert result.exit_code == 0, result.output
+    assert set(json.loads(result.stdout)["figures"]) == {"online-1", "online-2"}
+
+
+def test_a_sweep_of_the_engine_is_over_rows(tiny: list[str]) -> None:
+    result = bench("sweep", *tiny, "--rows", "1,4", "--input", "8", "--output", "6", "--json", "-")
+
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert set(data["figures"]) == {"rows-1", "rows-4"}
+    assert {"Time of a decode step", "Decode rate"} <= {plot["title"] for plot in data["plots"]}
+
+
+def test_latency_sets_the_engine_s_own_steps_against_the_stream(make_openai: MakeOpenAI) -> None:
+    steps = {"num": 0}
+
+    def counting(path: str, body: dict[str, Any]) -> Answer:
+        if path == "/metrics":
+            text = (
+                f"remora_steps_total {steps['num']}\n"
+                f"remora_step_time_seconds_total {steps['num'] * 0.002}\n"
+            )
+            return 200, "text/plain", text.encode()
+        steps["num"] += body.get("max_tokens", 0)
+        return by_rule(path, body)
+
+    server = make_openai(answer=counting)
+
+    result = bench("latency", "--url", server.url, *SMALL, "--json", "-")
+
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout)["figures"]["online-1"]
+    assert figures["engine_step_ms"] == pytest.approx(2.0)
+    assert figures["added_ms"] == pytest.approx(figures["tpot_p50_ms"] - 2.0)
+
+
+def test_compare_prints_one_table_of_ratios(make_openai: MakeOpenAI, tmp_path: Path) -> None:
+    a, b = make_openai(), make_openai()
+    page = tmp_path / "c.html"
+
+    result = bench("compare", a.url, b.url, "--workload", "batch", *SMALL, "--html", str(page))
+
+    assert result.exit_code == 0, result.output
+    assert "A over B" in result.stdout
+    assert "output_tok_s" in result.stdout
+    assert "Throughput" not in result.stdout
+    assert "A over B" in page.read_text()
+    assert [body for _, body in a.received] == [body for _, body in b.received]
+
+
+def test_startup_times_a_fresh_process(tiny: list[str]) -> None:
+    result = bench("startup", *tiny, "--only", "offline", "--json", "-")
+
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    phases = dict(data["tables"][0]["rows"])
+    assert {"import", "load weights", "first token"} <= set(phases)
+    assert data["figures"]["offline"]["offline_s"] > 0
+    assert data["figures"]["offline"]["peak_rss_mib"] > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["offline", "/no/model"], "/no/model: no such file or folder"),
+        (["offline", "--set", "engine.speed=9"], "engine.speed = 9: unknown key"),
+        (["offline", "--workload", "fast"], "no workload 'fast'; there are decode, prefill"),
+        (["offline", "--workload", "online-8"], "no workload 'online-8'"),
+        (["offline", "--html", "/no/folder/x.html"], "its folder does not exist"),
+        (["serve", "--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["serve", "--url", "nonsense"], "not an address"),
+        (["serve", "--concurrency", "1,x"], "expected whole numbers"),
+        (["startup", "--only", "x"], "it must be offline or serve"),
+        (["compare", "http://127.0.0.1:9", "cmd:true"], "no server answers"),
+        (["compare", "cmd:false", "cmd:true"], "false ended with 1"),
+    ],
+)
+def test_a_fault_is_one_line_and_a_status(arguments: list[str], told: str) -> None:
+    result = bench(*arguments)
+
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stderr.count("error:") == 1

@@ -1,0 +1,154 @@
+"""A against B: commands, URLs and configurations in turns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.deployments.bench.compare import as_table, compare_rows, missing, run_rounds
+from remora.deployments.bench.contestants import (
+    CommandContestant,
+    Figures,
+    parse_figures,
+    read_contestant,
+)
+from remora.deployments.bench.size import Size
+from remora.deployments.bench.workloads import OFFLINE, Workload, online
+from remora.deployments.cli.terminal import Failure
+from tests.conftest import TinyCheckpoints
+from tests.deployments.bench.openai_server import FakeOpenAI
+
+WORKLOADS = [OFFLINE["decode"], OFFLINE["batch"]]
+
+
+@dataclass
+class Scripted:
+    """Gives prepared figures, and notes the order of turns in a list that both share."""
+
+    spec: str
+    turns: list[Figures]
+    order: list[str] = field(default_factory=list)
+
+    def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
+        self.order.append(f"{self.spec}{seed}")
+        return self.turns[seed]
+
+
+def write_script(folder: Path, text: str) -> str:
+    path = folder / "peer.py"
+    path.write_text(text)
+    return f"cmd:{sys.executable} {path} {{workloads}} {{seed}}"
+
+
+def test_turns_alternate_and_ratios_are_of_medians() -> None:
+    order: list[str] = []
+    a = Scripted("A", [{"batch": {"output_tok_s": v}} for v in (200.0, 220.0)], order)
+    b = Scripted("B", [{"batch": {"output_tok_s": v}} for v in (100.0, 100.0)], order)
+
+    rounds = run_rounds(a, b, WORKLOADS, num_rounds=2, on_turn=lambda: None)
+    (row,) = compare_rows(rounds)
+
+    assert order == ["A0", "B0", "A1", "B1"]
+    assert (row.ratio.ratio, row.ratio.low, row.ratio.high) == pytest.approx((2.1, 2.0, 2.2))
+    assert row.verdict == "A better"
+    assert as_table([row]).rows[0][4:6] == ("2.10", "2.00 to 2.20")
+    assert [result.workload for result in missing(rounds, WORKLOADS)] == ["decode"]
+
+
+@pytest.mark.parametrize(
+    ("figure", "a", "verdict"),
+    [
+        ("ttft_p50_ms", (200.0, 210.0), "B better"),
+        ("ttft_p50_ms", (50.0, 52.0), "A better"),
+        ("output_tok_s", (50.0, 52.0), "B better"),
+        ("output_tok_s", (90.0, 130.0), "spread wider than the difference"),
+        ("output_tok_s", (150.0,), "one round: no spread known"),
+    ],
+)
+def test_the_verdict_knows_what_is_better_and_when_to_be_silent(
+    figure: str, a: tuple[float, ...], verdict: str
+) -> None:
+    turns_a: list[Figures] = [{"batch": {figure: value}} for value in a]
+    turns_b: list[Figures] = [{"batch": {figure: 100.0}} for _ in a]
+
+    rounds = run_rounds(
+        Scripted("A", turns_a),
+        Scripted("B", turns_b),
+        WORKLOADS,
+        num_rounds=len(a),
+        on_turn=lambda: None,
+    )
+
+    assert compare_rows(rounds)[0].verdict == verdict
+
+
+def test_a_command_takes_part_by_printing_figures(tmp_path: Path) -> None:
+    script = (
+        "import sys, json\nprint('loading')\n"
+        "names, seed = sys.argv[1:]\n"
+        "print(json.dumps({n: {'decode_tok_s': 5 + int(seed)} for n in names.split(',')}))"
+    )
+    contestant = read_contestant(write_script(tmp_path, script), Size())
+
+    figures = contestant.measure(WORKLOADS, seed=3)
+
+    assert figures == {"decode": {"decode_tok_s": 8.0}, "batch": {"decode_tok_s": 8.0}}
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("import sys; sys.exit('no such model')", "ended with 1: no such model"),
+        ("print('hello')", "printed no JSON object, but 'hello'"),
+        ("print('{}')", "found none"),
+    ],
+)
+def test_a_command_that_fails_is_told_in_one_line(tmp_path: Path, script: str, told: str) -> None:
+    contestant = read_contestant(write_script(tmp_path, script), Size())
+
+    with pytest.raises(Failure, match=told):
+        contestant.measure(WORKLOADS, seed=0)
+
+
+def test_a_command_that_is_not_there_is_a_failure() -> None:
+    with pytest.raises(Failure, match="cannot be run"):
+        CommandContestant("x", ["/no/such/program"]).measure(WORKLOADS, seed=0)
+
+
+def test_reports_and_plain_figures_are_read_alike() -> None:
+    plain = {"batch": {"output_tok_s": 5, "engine": "x", "bad": float("nan")}}
+
+    assert parse_figures(json.dumps(plain), "x") == {"batch": {"output_tok_s": 5.0}}
+    assert parse_figures(json.dumps({"date": "now", "figures": plain}), "x") == {
+        "batch": {"output_tok_s": 5.0}
+    }
+
+
+def test_a_url_is_measured_from_here(make_openai: Callable[..., FakeOpenAI]) -> None:
+    contestant = read_contestant(make_openai().url, Size(requests=4, inputs=8, outputs=4))
+
+    figures = contestant.measure([online(2), OFFLINE["embedding"]], seed=1)
+
+    assert list(figures) == ["online-2"]
+    assert figures["online-2"]["requests"] == 4
+
+
+def test_a_configuration_runs_in_a_process_of_its_own(tiny_checkpoints: TinyCheckpoints) -> None:
+    spec = f"{tiny_checkpoints('llama')},engine.num_threads=1,engine.kv_tokens=2048"
+    contestant = read_contestant(spec, Size(inputs=16, outputs=4))
+
+    figures = contestant.measure([OFFLINE["decode"]], seed=0)
+
+    assert figures["decode"]["decode_tok_s"] > 0
+
+
+@pytest.mark.parametrize("spec", ["/no/such/model", "smollm2-135m-instruct,engine.speed=9"])
+def test_a_wrong_configuration_is_told_before_anything_runs(spec: str) -> None:
+    with pytest.raises(ConfigError):
+        read_contestant(spec, Size())

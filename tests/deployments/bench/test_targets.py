@@ -1,0 +1,114 @@
+"""Targets with settings on top, and what a machine is asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.deployments.bench.latency import EngineSteps, parse_steps
+from remora.deployments.bench.machine import (
+    busy_warning,
+    describe_machine,
+    describe_software,
+    listener_pid,
+    peak_memory,
+)
+from remora.deployments.bench.targets import read_target, split_spec
+from tests.deployments.bench.openai_server import FakeOpenAI, serving
+
+FILE = Path(__file__).parents[3] / "configs" / "smollm2.yaml"
+
+
+def test_settings_lie_over_the_file() -> None:
+    target = read_target(str(FILE), ["engine.num_threads=2", "model.dtype=float32"])
+
+    assert target.config.engine.num_threads == 2
+    assert target.config.model.dtype == "float32"
+    assert target.config.model.path == "smollm2-135m-instruct"
+    assert target.raw_args["engine"] == {"num_threads": 2}
+    assert target.spec == f"{FILE},engine.num_threads=2,model.dtype=float32"
+
+
+def test_a_later_setting_wins() -> None:
+    settings = ["engine.page_size=8", "engine.page_size=32"]
+
+    assert read_target("smollm2-135m-instruct", settings).config.engine.page_size == 32
+
+
+def test_a_folder_is_served_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert read_target("model").config.model.path == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["engine.speed=9"], "engine.speed"),
+        (["engine.num_threads=no"], "engine.num_threads"),
+        (["num_threads=2"], "write section.key=value"),
+        (["engine.num_threads"], "write section.key=value"),
+        (["engine.num_threads=["], "not a YAML value"),
+    ],
+)
+def test_a_wrong_setting_is_named(settings: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        read_target("smollm2-135m-instruct", settings)
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="/no/model: no such file"):
+        read_target("/no/model")
+
+
+def test_a_spec_is_a_name_and_its_settings() -> None:
+    assert split_spec("a.yaml,x.y=1,z.w=2") == ("a.yaml", ["x.y=1", "z.w=2"])
+    assert split_spec("a.yaml") == ("a.yaml", [])
+
+
+def test_the_machine_and_the_software_are_described() -> None:
+    assert describe_machine()["processor"]
+    assert {"python", "remora", "torch"} <= set(describe_software())
+
+
+def test_our_own_peak_memory_is_known_and_that_of_nobody_is_not() -> None:
+    peak = peak_memory(os.getpid())
+
+    assert peak is not None
+    assert 2**20 < peak.largest_bytes <= peak.sum_bytes
+    assert peak_memory(2**22 + 1) is None
+
+
+def test_the_process_behind_a_port_is_found() -> None:
+    with serving(FakeOpenAI()) as server:
+        assert listener_pid(server.port) == os.getpid()
+    assert listener_pid(1) is None
+
+
+def test_a_busy_machine_is_told_and_an_idle_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([10.0, 12.0, 20.0, 20.0])
+    monkeypatch.setattr("remora.deployments.bench.machine._busy_s", lambda: next(moments))
+    monkeypatch.setattr("remora.deployments.bench.machine._LOOK_S", 0.001)
+
+    busy, idle = busy_warning(), busy_warning()
+
+    assert busy is not None
+    assert "other processes use" in busy
+    assert idle is None
+
+
+def test_the_engine_s_steps_are_read_from_its_metrics() -> None:
+    text = (
+        "# HELP remora_steps_total x\n"
+        'remora_steps_total{model_name="a"} 10.0\n'
+        'remora_steps_total{model_name="b"} 5.0\n'
+        'remora_step_time_seconds_total{model_name="a"} 1.5\n'
+        "other 3\n"
+    )
+
+    assert parse_steps(text) == EngineSteps(15.0, 1.5)
+    assert parse_steps("vllm:steps 3\n") is None
