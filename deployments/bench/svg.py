@@ -28,8 +28,8 @@ def line_plot(plot: Plot) -> str:
     y_scale = _Scale.of([0.0, *(y for _, y in points)], HEIGHT - BOTTOM, TOP)
     ticks = sorted({x for x, _ in points}) if plot.is_log_x else _ticks(x_scale.low, x_scale.high)
     parts = [
-        *(_x_tick(x_scale.place(x), number(x).removesuffix(".00")) for x in _thinned(ticks)),
-        *(_y_tick(y_scale.place(y), number(y)) for y in _ticks(0, y_scale.high)),
+        *(_x_tick(x_scale.place(x), _label(x)) for x in _thinned(ticks)),
+        *(_y_tick(y_scale.place(y), _label(y)) for y in _ticks(0, y_scale.high)),
         _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, plot.x_label, "middle"),
     ]
     for place, (name, line) in enumerate(plot.lines.items()):
@@ -103,6 +103,11 @@ def _ticks(low: float, high: float) -> list[float]:
     size = 10 ** math.floor(math.log10(raw))
     step = size * next(factor for factor in (1, 2, 5, 10) if factor * size >= raw)
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _label(value: float) -> str:
+    """Write a tick: round by construction."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 
 def _thinned(ticks: Sequence[float], most: int = 10) -> Sequence[float]:

@@ -1,0 +1,211 @@
+"""What cheaper number formats cost in quality: perplexity, and agreement on the next token.
+
+Everything is asked of the engine itself, as prompts to be scored, so what is measured is what is
+served. A text is cut into windows that are scored by themselves. Knows nothing of how weights are
+quantised.
+
+Legend: N scored tokens, K most likely tokens known beside each, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from remora.configs.errors import EngineError
+from remora.deployments.bench.record import Report, Result, TextTable
+from remora.deployments.bench.session import progress_bar
+from remora.deployments.bench.targets import Target
+from remora.deployments.cli.terminal import Failure
+from remora.engine.engine import Engine
+from remora.engine.launch import BuiltEngine, build_engine
+from remora.engine.logprobs import concat_logprobs
+from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.types import LogprobRows, Request, SamplingParams
+
+TEXT = Path(__file__).parent / "data" / "quality.txt"
+WINDOW_TOKENS = 512
+NUM_TOP = 256  # hold nearly all of a distribution's mass
+REFERENCE = "reference"
+_LEAST_MASS = 1e-6  # 1 minus a sum of float32 probabilities is not known better
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How one model's view of a text stands to the reference's.
+
+    perplexity_ratio:  of its perplexity to the reference's
+    ratio_error:       standard error of that ratio, which the length of the text limits
+    top1_share:        part of the tokens before which both hold the same token for likeliest
+    kl_nats:           mean Kullback-Leibler divergence from the reference's distribution: a lower
+                       bound, in which tokens that only one of them ranks high count together
+    """
+
+    perplexity_ratio: float
+    ratio_error: float
+    top1_share: float
+    kl_nats: float
+
+
+def perplexity(lines: LogprobRows) -> float:
+    """Return e to the mean negative log-probability of the tokens."""
+    return math.exp(-float(lines.logprobs.mean(dtype=np.float64)))
+
+
+def compare(reference: LogprobRows, other: LogprobRows) -> Agreement:
+    """Compare two views of the same tokens."""
+    losses = reference.logprobs.astype(np.float64) - other.logprobs
+    ratio = math.exp(float(losses.mean()))
+    return Agreement(
+        perplexity_ratio=ratio,
+        ratio_error=ratio * float(losses.std()) / math.sqrt(len(losses)),
+        top1_share=float((reference.top_ids[:, 0] == other.top_ids[:, 0]).mean()),
+        kl_nats=float(np.mean([_divergence(*pair) for pair in _common(reference, other)])),
+    )
+
+
+def _common(a: LogprobRows, b: LogprobRows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield, for each token, both log-probabilities of the ids that both rank high."""
+    for line in range(len(a.token_ids)):
+        _, in_a, in_b = np.intersect1d(
+            a.top_ids[line], b.top_ids[line], assume_unique=True, return_indices=True
+        )
+        yield a.top_logprobs[line, in_a], b.top_logprobs[line, in_b]
+
+
+def _divergence(p_log: np.ndarray, q_log: np.ndarray) -> float:
+    """Return the divergence of q from p; all outcomes that are not listed count as one."""
+    p_log, q_log = p_log.astype(np.float64), q_log.astype(np.float64)
+    p = np.exp(p_log)
+    p_rest = max(1 - p.sum(), _LEAST_MASS)
+    q_rest = max(1 - np.exp(q_log).sum(), _LEAST_MASS)
+    return float((p * (p_log - q_log)).sum() + p_rest * math.log(p_rest / q_rest))
+
+
+def windows(tokenizer: Tokenizer, text: str, size: int) -> list[list[int]]:
+    """Cut a text into windows of up to `size` ids, each opened as the model expects a text.
+
+    Raises Failure for a text in which there is nothing to predict.
+    """
+    opening = tokenizer.encode("", add_special_tokens=True)[:1]
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    step = size - len(opening)
+    cut = [[*opening, *ids[at : at + step]] for at in range(0, len(ids), step)]
+    found = [window for window in cut if len(window) > 1]
+    if not found:
+        raise Failure(f"the text holds {len(ids)} tokens; at least 2 are needed")
+    return found
+
+
+def score(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    *,
+    on_finish: Callable[[], object] = lambda: None,
+) -> LogprobRows:
+    """Return a line for every token of the prompts but the first of each. Raises EngineError."""
+    sampling = SamplingParams(
+        max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=NUM_TOP
+    )
+    parts: list[LogprobRows] = []
+    for number, prompt in enumerate(prompts):
+        engine.add(Request(request_id=f"quality-{number}", prompt_ids=prompt, sampling=sampling))
+        while engine.has_work:
+            for output in engine.step():
+                if output.error is not None:
+                    raise EngineError(f"Window {number} failed: {output.error}.")
+                parts += output.prompt_logprobs
+        on_finish()
+    return concat_logprobs(parts)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file. Raises Failure."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Failure(f"{path}: is not UTF-8 text") from None
+
+
+def quality_suite(
+    report: Report, reference: Target, modes: Mapping[str, Target], *, text: Path
+) -> None:
+    """Score the text by the reference and by each mode, one after the other.
+
+    modes:  name -> configuration; one that equals the reference is not measured again
+    """
+    with _running(reference) as built:
+        size = min(WINDOW_TOKENS, built.plan.max_sequence_tokens - 1)
+        prompts = windows(built.tokenizer, read_text(text), size)
+        expected = _score_with_bar(built, prompts, REFERENCE)
+        report.settings |= {
+            "reference": reference.spec,
+            "dtype": built.plan.dtype,
+            "kernels": built.kernels,
+            "text": text.name,
+        }
+    shape = f"{len(expected.token_ids)} tokens"
+    report.results.append(
+        Result(workload=REFERENCE, shape=shape, figures={"perplexity": perplexity(expected)})
+    )
+    for name, target in modes.items():
+        if target.config == reference.config:
+            continue
+        with _running(target) as built:
+            found = _score_with_bar(built, prompts, name)
+        report.results.append(Result(workload=name, shape=shape, figures=_figures(expected, found)))
+    report.tables.append(as_table(report.results))
+
+
+@contextmanager
+def _running(target: Target) -> Iterator[BuiltEngine]:
+    built = build_engine(target.config)
+    try:
+        yield built
+    finally:
+        built.engine.close()
+
+
+def _score_with_bar(built: BuiltEngine, prompts: Sequence[Sequence[int]], name: str) -> LogprobRows:
+    with progress_bar(name, len(prompts)) as advance:
+        return score(built.engine, prompts, on_finish=advance)
+
+
+def _figures(expected: LogprobRows, found: LogprobRows) -> dict[str, float]:
+    agreement = compare(expected, found)
+    return {
+        "perplexity": perplexity(found),
+        "perplexity_ratio": agreement.perplexity_ratio,
+        "perplexity_ratio_error": agreement.ratio_error,
+        "top1_share": agreement.top1_share,
+        "kl_nats": agreement.kl_nats,
+    }
+
+
+def as_table(results: Sequence[Result]) -> TextTable:
+    """Return one line for each mode, the reference first."""
+    return TextTable(
+        title="Quality",
+        header=("weights", "text", "perplexity", "against reference", "same top-1", "KL in nats"),
+        rows=tuple((result.workload, result.shape, *_cells(result.figures)) for result in results),
+    )
+
+
+def _cells(figures: Mapping[str, float]) -> tuple[str, str, str, str]:
+    shown = f"{figures['perplexity']:.3f}"
+    if "perplexity_ratio" not in figures:
+        return shown, "-", "-", "-"
+    more, error = figures["perplexity_ratio"] - 1, figures["perplexity_ratio_error"]
+    return (
+        shown,
+        f"{more * 100:+.2f} % ± {error * 100:.2f}",
+        f"{figures['top1_share'] * 100:.1f} %",
+        f"{figures['kl_nats']:.4f}",
+    )
