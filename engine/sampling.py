@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,18 +24,43 @@ from remora.configs.errors import InvalidSampling
 from remora.engine.logit_edits import RowEdits, apply_edits
 from remora.engine.types import (
     BoolArray,
+    FloatArray,
     IntArray,
     LogprobRows,
     RowInit,
     SamplingParams,
     TokenArray,
 )
-from remora.kernels import sampling as kernels
+from remora.kernels import sampling as torch_kernels
 
 SeedArray = npt.NDArray[np.uint64]
+DoubleArray = npt.NDArray[np.float64]
 
 # Below this, float32 may overflow while the outcome no longer changes.
 MIN_TEMPERATURE = 1e-5
+
+
+class SamplingKernels(Protocol):
+    """The arithmetic of sampling; `kernels/sampling.py` says what each function means."""
+
+    def choose(
+        self,
+        logits: Tensor,
+        temperature: FloatArray,
+        uniforms: DoubleArray,
+        *,
+        top_k: TokenArray,
+        top_p: DoubleArray,
+        min_p: FloatArray,
+    ) -> tuple[TokenArray, BoolArray]:
+        """Choose one id per row [R], and say which rows are good [R]; may overwrite the logits."""
+        ...
+
+    def token_logprobs(
+        self, logits: Tensor, token_ids: TokenArray, num_top: int
+    ) -> tuple[FloatArray, IntArray, TokenArray, FloatArray]:
+        """Return log-probabilities [R] and ranks [R] of tokens, ids and those of the likeliest."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +79,7 @@ class SampledTokens:
     bad_rows: frozenset[int] = frozenset()
 
 
-def uniforms(seeds: SeedArray, positions: SeedArray) -> npt.NDArray[np.float64]:
+def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
     """Return a number of [0, 1) for each (seed, position).
 
     Counter-based: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
@@ -63,21 +89,19 @@ def uniforms(seeds: SeedArray, positions: SeedArray) -> npt.NDArray[np.float64]:
     golden = np.uint64(0x9E3779B97F4A7C15)
     state = _mix64(seeds + golden)
     bits = _mix64(state + (positions + np.uint64(1)) * golden)
-    fractions: npt.NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64)
+    fractions: DoubleArray = (bits >> np.uint64(11)).astype(np.float64)
     fractions *= 2.0**-53
     return fractions
 
 
-def prompt_logprobs(logits: Tensor, target_ids: Tensor, num_top: int) -> LogprobRows:
+def prompt_logprobs(
+    logits: Tensor,
+    target_ids: Tensor,
+    num_top: int,
+    kernels: SamplingKernels = torch_kernels,
+) -> LogprobRows:
     """Describe the tokens [n] that follow each of the raw logits [n, V] in the prompt."""
-    chosen, ranks, top_ids, top = kernels.token_logprobs(logits, target_ids, num_top)
-    return LogprobRows(
-        token_ids=target_ids.cpu().numpy(),
-        logprobs=chosen.cpu().numpy(),
-        ranks=ranks.to(torch.int32).cpu().numpy(),
-        top_ids=top_ids.cpu().numpy(),
-        top_logprobs=top.cpu().numpy(),
-    )
+    return _describe(logits, target_ids.cpu().numpy(), num_top, kernels)
 
 
 def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
@@ -94,9 +118,20 @@ def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
 
 
 class Sampler:
-    """Chooses the next token of rows, whose parameters and output counts it keeps."""
+    """Chooses the next token of rows, whose parameters and output counts it keeps.
 
-    def __init__(self, *, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    kernels:  by which tokens are chosen and described, here and for prompts
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        kernels: SamplingKernels = torch_kernels,
+    ) -> None:
+        self.kernels = kernels
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._temperature = np.zeros(max_rows, np.float32)
@@ -150,23 +185,24 @@ class Sampler:
                     if row in self._edits
                 ],
             )
-        best, best_ids = kernels.argmax(logits)
-        is_good: BoolArray = best.isfinite().cpu().numpy()
-        token_ids = best_ids.cpu().numpy()
-
-        is_random = is_good & (self._temperature[rows] > 0)
-        is_cut = (self._top_k[rows] > 0) | (self._top_p[rows] < 1) | (self._min_p[rows] > 0)
-        for chosen, truncated in ((is_random & is_cut, True), (is_random & ~is_cut, False)):
-            index = chosen.nonzero()[0]
-            if len(index):
-                some = logits if len(index) == len(rows) else logits[torch.from_numpy(index)]
-                token_ids[index] = self._draw(some, rows[index], truncated=truncated)
-
+        temperature = self._temperature[rows]
+        if temperature.any():
+            numbers = uniforms(self._seeds[rows], self._num_outputs[rows].astype(np.uint64))
+        else:
+            numbers = np.zeros(len(rows))
+        token_ids, is_good = self.kernels.choose(
+            logits,
+            temperature,
+            numbers,
+            top_k=self._top_k[rows],
+            top_p=self._top_p[rows],
+            min_p=self._min_p[rows],
+        )
         self._advance(rows, token_ids)
         return SampledTokens(
             token_ids=token_ids,
-            logprobs=_describe(raw, rows, token_ids),
-            bad_rows=frozenset(rows[~is_good].tolist()),
+            logprobs=self._token_logprobs(raw, rows, token_ids),
+            bad_rows=frozenset() if is_good.all() else frozenset(rows[~is_good].tolist()),
         )
 
     def _raw_logits(self, logits: Tensor, rows: IntArray) -> dict[int, tuple[TokenArray, Tensor]]:
@@ -181,29 +217,30 @@ class Sampler:
             for num_top, lines in wanted.items()
         }
 
-    def _draw(self, logits: Tensor, rows: IntArray, *, truncated: bool) -> TokenArray:
-        device = logits.device
-        temperature = torch.from_numpy(self._temperature[rows]).to(device)
-        numbers = uniforms(self._seeds[rows], self._num_outputs[rows].astype(np.uint64))
-        fractions = torch.from_numpy(numbers).to(device)
-        if not truncated:
-            return kernels.draw(logits, temperature, fractions).cpu().numpy()
-        token_ids = kernels.draw_truncated(
-            logits,
-            temperature,
-            fractions,
-            top_k=torch.from_numpy(self._top_k[rows]).to(device),
-            top_p=torch.from_numpy(self._top_p[rows]).to(device),
-            min_p=torch.from_numpy(self._min_p[rows]).to(device),
-        )
-        return token_ids.cpu().numpy()
-
     def _advance(self, rows: IntArray, token_ids: TokenArray) -> None:
         self._num_outputs[rows] += 1
         if self._edits:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
                 if row in self._edits:
                     self._edits[row].add_token(token_id)
+
+    def _token_logprobs(
+        self, raw: Mapping[int, tuple[TokenArray, Tensor]], rows: IntArray, token_ids: TokenArray
+    ) -> dict[int, LogprobRows]:
+        """Log-probabilities of the chosen tokens: row -> one line."""
+        described = {}
+        for num_top, (lines, logits) in raw.items():
+            together = _describe(logits, token_ids[lines], num_top, self.kernels)
+            for place, line in enumerate(lines.tolist()):
+                here = slice(place, place + 1)
+                described[int(rows[line])] = LogprobRows(
+                    token_ids=together.token_ids[here],
+                    logprobs=together.logprobs[here],
+                    ranks=together.ranks[here],
+                    top_ids=together.top_ids[here],
+                    top_logprobs=together.top_logprobs[here],
+                )
+        return described
 
 
 def _mix64(bits: SeedArray) -> SeedArray:
@@ -214,20 +251,9 @@ def _mix64(bits: SeedArray) -> SeedArray:
 
 
 def _describe(
-    raw: Mapping[int, tuple[TokenArray, Tensor]], rows: IntArray, token_ids: TokenArray
-) -> dict[int, LogprobRows]:
-    """Log-probabilities of the chosen tokens: row -> one line."""
-    described = {}
-    for num_top, (lines, logits) in raw.items():
-        chosen = torch.from_numpy(token_ids[lines]).to(logits.device)
-        together = prompt_logprobs(logits, chosen, num_top)
-        for place, line in enumerate(lines.tolist()):
-            here = slice(place, place + 1)
-            described[int(rows[line])] = LogprobRows(
-                token_ids=together.token_ids[here],
-                logprobs=together.logprobs[here],
-                ranks=together.ranks[here],
-                top_ids=together.top_ids[here],
-                top_logprobs=together.top_logprobs[here],
-            )
-    return described
+    logits: Tensor, token_ids: TokenArray, num_top: int, kernels: SamplingKernels
+) -> LogprobRows:
+    chosen, ranks, top_ids, top = kernels.token_logprobs(logits, token_ids, num_top)
+    return LogprobRows(
+        token_ids=token_ids, logprobs=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top
+    )

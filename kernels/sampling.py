@@ -7,13 +7,15 @@ their neighbours decide so by themselves.
 Every filter (top-k, top-p, min-p) is one threshold on the row's scaled logits, and tokens equal to
 the threshold stay, so ties never depend on the order in which a selection algorithm met them.
 Tokens are then drawn by inverting the running sum in the order of token ids, with one number of
-[0, 1) per row. Knows nothing of requests, seeds or counts.
+[0, 1) per row. Knows nothing of requests, seeds or counts. The reference of `cpu/sampling.py`.
 
 Legend: R rows, V vocabulary, N edits, C candidates, K of the top.
 """
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,6 +25,46 @@ from torch import Tensor
 BLOCK = 128
 # Candidates that a truncated row looks at: 64, then 8 times as many until they are enough.
 FIRST_CANDIDATES, GROWTH = 64, 8
+
+
+def choose(
+    logits: Tensor,
+    temperature: npt.NDArray[np.float32],
+    uniforms: npt.NDArray[np.float64],
+    *,
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+    min_p: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Choose one id per row [R]: the greatest logit's, or one drawn from what the filters leave.
+
+    logits:       [R, V] float32; may be overwritten
+    temperature:  [R]; 0 = greedy (the lowest id among equals), else at least 1e-5
+    uniforms:     [R] in [0, 1); of rows that draw
+    others:       [R] as in `draw_truncated`; top_p 1 and min_p 0 = off
+
+    Also returns whether the row is good [R]: not so if it holds a NaN or an infinity, or only -inf;
+    its id then means nothing.
+    """
+    best, best_ids = argmax(logits)
+    is_good: npt.NDArray[np.bool_] = best.isfinite().cpu().numpy()
+    token_ids: npt.NDArray[np.int64] = best_ids.cpu().numpy()
+    is_random = is_good & (temperature > 0)
+    is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    filters = (top_k, top_p, min_p)
+    for chosen, used in ((is_random & is_cut, filters), (is_random & ~is_cut, ())):
+        here = chosen.nonzero()[0]
+        if not len(here):
+            continue
+        numbers = (torch.from_numpy(each[here]) for each in (temperature, uniforms, *used))
+        some = _take(logits, torch.from_numpy(here).to(logits.device))
+        heat, fractions, *rest = (each.to(logits.device) for each in numbers)
+        if rest:
+            ids = draw_truncated(some, heat, fractions, top_k=rest[0], top_p=rest[1], min_p=rest[2])
+        else:
+            ids = draw(some, heat, fractions)
+        token_ids[here] = ids.cpu().numpy()
+    return token_ids, is_good
 
 
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,19 +158,25 @@ def draw_truncated(
 
 
 def token_logprobs(
-    logits: Tensor, token_ids: Tensor, num_top: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    logits: Tensor, token_ids: npt.NDArray[np.int64], num_top: int
+) -> tuple[
+    npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float32]
+]:
     """Describe the chosen tokens [R] and the most likely ones of softmax(logits).
 
-    Returns the tokens' log-probabilities [R] and ranks [R] (1 = none is likelier), and the ids
+    Returns the tokens' log-probabilities [R] and ranks [R] (1 = no logit is greater), and the ids
     and log-probabilities [R, K] of the K = min(num_top, V) likeliest, lower ids first among equals.
     """
     logprobs = logits.log_softmax(1)
-    chosen = logprobs.gather(1, token_ids[:, None])
-    ranks = (logprobs > chosen).count_nonzero(1) + 1
-    num_top = min(num_top, logits.shape[1])
-    top_ids = _top_ids(logprobs, num_top)
-    return chosen.squeeze(1), ranks, top_ids, logprobs.gather(1, top_ids)
+    index = torch.from_numpy(token_ids).to(logits.device)[:, None]
+    ranks = (logits > logits.gather(1, index)).count_nonzero(1) + 1
+    top_ids = _top_ids(logits, min(num_top, logits.shape[1]))
+    return (
+        logprobs.gather(1, index).squeeze(1).cpu().numpy(),
+        ranks.to(torch.int32).cpu().numpy(),
+        top_ids.cpu().numpy(),
+        logprobs.gather(1, top_ids).cpu().numpy(),
+    )
 
 
 def _in_blocks(rows: Tensor, *, fill: float) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -9,10 +11,14 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from remora.engine.sampling import SamplingKernels
 from remora.kernels import sampling
+from tests.sampling_kernels import NAMES, sampling_kernels
 
 # Vocabulary sizes around the block width, the first prefilters and several blocks.
 VOCAB_SIZES = st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 300, 512, 640, 1500])
+# Numbers up to 16 in float32, a unit in the last place of which is 1e-6.
+LOGPROB_TOLERANCE = 4e-6
 
 
 def make_logits(seed: int, vocab_size: int, step: float, spread: float) -> npt.NDArray[np.float32]:
@@ -41,23 +47,37 @@ def make_kept_probs(
     return kept
 
 
-def draw_truncated(
+@pytest.fixture(scope="module", params=NAMES)
+def kernels(request: pytest.FixtureRequest) -> SamplingKernels:
+    return sampling_kernels(request.param)
+
+
+def choose(
+    kernels: SamplingKernels,
     logits: torch.Tensor,
-    uniforms: torch.Tensor,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-) -> torch.Tensor:
-    num_rows = len(logits)
-    return sampling.draw_truncated(
+    uniforms: npt.ArrayLike = 0.0,
+    *,
+    temperature: npt.ArrayLike = 1.0,
+    top_k: npt.ArrayLike = 0,
+    top_p: npt.ArrayLike = 1.0,
+    min_p: npt.ArrayLike = 0.0,
+) -> list[int]:
+    """Choose from a copy; a single number holds for every row."""
+
+    def per_row(values: npt.ArrayLike, dtype: type[Any]) -> npt.NDArray[Any]:
+        return np.array(np.broadcast_to(np.asarray(values, dtype), len(logits)))
+
+    token_ids, is_good = kernels.choose(
         logits.clone(),
-        torch.full((num_rows,), temperature),
-        uniforms,
-        top_k=torch.full((num_rows,), top_k),
-        top_p=torch.full((num_rows,), top_p, dtype=torch.float64),
-        min_p=torch.full((num_rows,), min_p),
+        per_row(temperature, np.float32),
+        per_row(uniforms, np.float64),
+        top_k=per_row(top_k, np.int64),
+        top_p=per_row(top_p, np.float64),
+        min_p=per_row(min_p, np.float32),
     )
+    assert is_good.all()
+    chosen: list[int] = token_ids.tolist()
+    return chosen
 
 
 @settings(max_examples=150, deadline=None)
@@ -82,6 +102,7 @@ def draw_truncated(
     seed=0, vocab_size=300, step=1.0, spread=1.0, temperature=1.0, top_k=63, top_p=1.0, min_p=0.0
 )
 def test_every_kept_token_and_no_other_can_be_drawn(
+    kernels: SamplingKernels,
     seed: int,
     vocab_size: int,
     step: float,
@@ -99,9 +120,17 @@ def test_every_kept_token_and_no_other_can_be_drawn(
     middles = (np.cumsum(probs) - probs / 2)[kept]
     rows = torch.from_numpy(logits).expand(len(kept), -1)
 
-    drawn = draw_truncated(rows, torch.from_numpy(middles), temperature, top_k, top_p, min_p)
+    drawn = choose(
+        kernels,
+        rows,
+        middles,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
 
-    assert drawn.tolist() == kept.tolist()
+    assert drawn == kept.tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -112,7 +141,7 @@ def test_every_kept_token_and_no_other_can_be_drawn(
     temperature=st.sampled_from([0.3, 1.0, 2.0]),
 )
 def test_untruncated_draw_inverts_the_running_sum(
-    seed: int, vocab_size: int, step: float, temperature: float
+    kernels: SamplingKernels, seed: int, vocab_size: int, step: float, temperature: float
 ) -> None:
     logits = make_logits(seed, vocab_size, step, 2.0)
     probs = make_kept_probs(logits, temperature, 0, 1.0, 0.0)
@@ -120,33 +149,32 @@ def test_untruncated_draw_inverts_the_running_sum(
     middles = (np.cumsum(probs) - probs / 2)[likely]
     rows = torch.from_numpy(logits).repeat(len(likely), 1)
 
-    drawn = sampling.draw(rows, torch.full((len(likely),), temperature), torch.from_numpy(middles))
+    drawn = choose(kernels, rows, middles, temperature=temperature)
 
-    assert drawn.tolist() == likely.tolist()
+    assert drawn == likely.tolist()
 
 
 @pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
 @pytest.mark.parametrize("vocab_size", [3, 64, 1000])
-def test_extreme_numbers_draw_a_token_that_has_probability(uniform: float, vocab_size: int) -> None:
+def test_extreme_numbers_draw_a_token_that_has_probability(
+    kernels: SamplingKernels, uniform: float, vocab_size: int
+) -> None:
     logits = torch.full((1, vocab_size), -torch.inf)
     logits[0, 1] = 3.0
-    fraction = torch.tensor([uniform], dtype=torch.float64)
 
-    whole = sampling.draw(logits.clone(), torch.ones(1), fraction)
-    cut = draw_truncated(logits, fraction, 1.0, 2, 0.9, 0.1)
+    whole = choose(kernels, logits, uniform)
+    cut = choose(kernels, logits, uniform, top_k=2, top_p=0.9, min_p=0.1)
 
-    assert whole.tolist() == cut.tolist() == [1]
+    assert whole == cut == [1]
 
 
-def test_draws_follow_the_distribution() -> None:
-    probs = torch.tensor([0.02, 0.3, 0.08, 0.2, 0.15, 0.05, 0.1, 0.1], dtype=torch.float64)
+def test_draws_follow_the_distribution(kernels: SamplingKernels) -> None:
+    probs = np.array([0.02, 0.3, 0.08, 0.2, 0.15, 0.05, 0.1, 0.1])
     num_draws = 40_000
-    uniforms = torch.rand(
-        num_draws, dtype=torch.float64, generator=torch.Generator().manual_seed(7)
-    )
-    logits = probs.log().float().repeat(num_draws, 1)
+    uniforms = np.random.default_rng(7).random(num_draws)
+    logits = torch.from_numpy(np.log(probs)).float().repeat(num_draws, 1)
 
-    counts = torch.bincount(sampling.draw(logits, torch.ones(num_draws), uniforms), minlength=8)
+    counts = np.bincount(choose(kernels, logits, uniforms), minlength=8)
 
     chi_square = ((counts - num_draws * probs) ** 2 / (num_draws * probs)).sum()
     assert chi_square < 29.9  # 7 degrees of freedom, p = 1e-4
@@ -154,68 +182,75 @@ def test_draws_follow_the_distribution() -> None:
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), vocab_size=st.sampled_from([100, 5000, 40_001]))
-def test_a_row_draws_the_same_alone_and_in_any_company(seed: int, vocab_size: int) -> None:
+def test_a_row_draws_the_same_alone_and_in_any_company(
+    kernels: SamplingKernels, seed: int, vocab_size: int
+) -> None:
     rng = np.random.default_rng(seed)
     num_rows = 9
     logits = torch.from_numpy(rng.normal(size=(num_rows, vocab_size)).astype(np.float32)) * 3
-    temperature = torch.from_numpy(rng.uniform(0.2, 3, num_rows).astype(np.float32))
-    uniforms = torch.from_numpy(rng.random(num_rows))
-    filters = {
-        "top_k": torch.from_numpy(rng.choice([0, 5, 64, 700], num_rows)),
-        "top_p": torch.from_numpy(rng.choice([0.3, 0.95, 1.0], num_rows)),
-        "min_p": torch.from_numpy(rng.choice([0.0, 0.1], num_rows).astype(np.float32)),
+    uniforms = rng.random(num_rows)
+    settings_of_rows = {
+        "temperature": rng.choice([0.0, 0.3, 1.0, 2.5], num_rows),
+        "top_k": rng.choice([0, 5, 64, 700], num_rows),
+        "top_p": rng.choice([0.3, 0.95, 1.0], num_rows),
+        "min_p": rng.choice([0.0, 0.1], num_rows),
     }
-    order = torch.from_numpy(rng.permutation(num_rows))
+    order = rng.permutation(num_rows)
 
-    together = sampling.draw_truncated(logits.clone(), temperature, uniforms, **filters)
-    shuffled = sampling.draw_truncated(
+    together = choose(kernels, logits, uniforms, **settings_of_rows)
+    shuffled = choose(
+        kernels,
         logits[order],
-        temperature[order],
         uniforms[order],
-        **{name: values[order] for name, values in filters.items()},
+        **{name: values[order] for name, values in settings_of_rows.items()},
     )
     alone = [
-        sampling.draw_truncated(
-            logits[row : row + 1].clone(),
-            temperature[row : row + 1],
-            uniforms[row : row + 1],
-            **{name: values[row : row + 1] for name, values in filters.items()},
-        ).item()
-        for row in range(num_rows)
-    ]
-    whole = sampling.draw(logits.clone(), temperature, uniforms)
-    whole_alone = [
-        sampling.draw(
-            logits[row : row + 1].clone(), temperature[row : row + 1], uniforms[row : row + 1]
-        ).item()
+        choose(
+            kernels,
+            logits[row : row + 1],
+            uniforms[row],
+            **{name: values[row] for name, values in settings_of_rows.items()},
+        )[0]
         for row in range(num_rows)
     ]
 
-    assert together[order].tolist() == shuffled.tolist()
-    assert together.tolist() == alone
-    assert whole.tolist() == whole_alone
+    assert np.array(together)[order].tolist() == shuffled
+    assert together == alone
 
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32), vocab_size=VOCAB_SIZES)
-def test_argmax_takes_the_lowest_id_among_equals(seed: int, vocab_size: int) -> None:
+def test_greedy_rows_take_the_lowest_id_among_equals(
+    kernels: SamplingKernels, seed: int, vocab_size: int
+) -> None:
     logits = np.random.default_rng(seed).integers(-3, 3, (4, vocab_size)).astype(np.float32)
 
-    values, ids = sampling.argmax(torch.from_numpy(logits))
-
-    assert ids.tolist() == logits.argmax(1).tolist()
-    assert values.tolist() == logits.max(1).tolist()
+    assert choose(kernels, torch.from_numpy(logits), temperature=0) == logits.argmax(1).tolist()
 
 
-def test_argmax_shows_which_rows_are_not_finite() -> None:
-    logits = torch.zeros(4, 300)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab_size", [300, 384])
+def test_rows_that_are_not_finite_are_told_apart(
+    kernels: SamplingKernels, temperature: float, vocab_size: int
+) -> None:
+    logits = torch.zeros(5, vocab_size)
     logits[1, 7] = torch.nan
-    logits[2, 299] = torch.inf
+    logits[2, vocab_size - 1] = torch.inf
     logits[3] = -torch.inf
+    logits[4] = -torch.inf
+    logits[4, vocab_size - 1] = -3.0
 
-    values, _ = sampling.argmax(logits)
+    token_ids, is_good = kernels.choose(
+        logits,
+        np.full(5, temperature, np.float32),
+        np.zeros(5),
+        top_k=np.full(5, 2),
+        top_p=np.full(5, 0.9),
+        min_p=np.full(5, 0.1, np.float32),
+    )
 
-    assert values.isfinite().tolist() == [True, False, False, False]
+    assert is_good.tolist() == [True, False, False, False, True]
+    assert token_ids[[0, 4]].tolist() == [0, vocab_size - 1]
 
 
 def test_banning_keeps_a_nan_visible() -> None:
@@ -235,18 +270,33 @@ def test_banning_keeps_a_nan_visible() -> None:
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32), vocab_size=VOCAB_SIZES, num_top=st.integers(0, 70))
 def test_token_logprobs_equal_a_stable_sort_of_log_softmax(
-    seed: int, vocab_size: int, num_top: int
+    kernels: SamplingKernels, seed: int, vocab_size: int, num_top: int
 ) -> None:
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.integers(-4, 4, (3, vocab_size)).astype(np.float32))
-    token_ids = torch.from_numpy(rng.integers(0, vocab_size, 3))
+    token_ids = rng.integers(0, vocab_size, 3)
 
-    chosen, ranks, top_ids, top = sampling.token_logprobs(logits, token_ids, num_top)
+    chosen, ranks, top_ids, top = kernels.token_logprobs(logits, token_ids, num_top)
 
-    expected = torch.log_softmax(logits, 1)
-    own = expected.gather(1, token_ids[:, None])
-    order = expected.argsort(dim=1, descending=True, stable=True)[:, :num_top]
-    assert torch.equal(chosen[:, None], own)
+    expected = torch.log_softmax(logits.double(), 1).numpy()
+    own = np.take_along_axis(expected, token_ids[:, None], 1)
+    order = (-expected).argsort(axis=1, kind="stable")[:, :num_top]
+    np.testing.assert_allclose(chosen[:, None], own, atol=LOGPROB_TOLERANCE)
     assert ranks.tolist() == (1 + (expected > own).sum(1)).tolist()
     assert top_ids.tolist() == order.tolist()
-    assert torch.equal(top, expected.gather(1, order))
+    np.testing.assert_allclose(top, np.take_along_axis(expected, order, 1), atol=LOGPROB_TOLERANCE)
+
+
+def test_log_probabilities_of_a_broken_row_are_nan_and_harm_no_other(
+    kernels: SamplingKernels,
+) -> None:
+    logits = torch.zeros(2, 300)
+    logits[0, 5] = torch.nan
+
+    chosen, _, top_ids, top = kernels.token_logprobs(logits, np.array([1, 2]), 4)
+
+    assert np.isnan(chosen[0])
+    assert np.isnan(top[0]).all()
+    assert ((top_ids >= 0) & (top_ids < 300)).all()
+    assert top_ids[1].tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(chosen[1], -np.log(300), rtol=1e-6)

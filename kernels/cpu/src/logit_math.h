@@ -45,19 +45,4 @@ INLINE bool any(vi lanes) {
   return all != 0;
 }
 
-// Integers in the order of the floats, and back.
-inline int64_t to_key(float x) {
-  int32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  return bits ^ ((bits >> 31) & 0x7fffffff);
-}
-
-inline float from_key(int64_t key) {
-  int32_t bits = (int32_t)key;
-  bits ^= (bits >> 31) & 0x7fffffff;
-  float x;
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
-
 }  // namespace remora

@@ -12,7 +12,8 @@ namespace remora {
 namespace {
 
 constexpr int HALF = LANES / 2;
-constexpr int ROUNDS_PER_DROP = 4;  // of the search, before it looks at fewer candidates
+// Of the search for a threshold: steps before it looks at fewer candidates, how many are sorted.
+constexpr int ROUNDS_PER_DROP = 2, FEW = 48;
 
 typedef float vf_half __attribute__((vector_size(32)));
 typedef int32_t vi_half __attribute__((vector_size(32)));
@@ -137,9 +138,8 @@ float LogitRow::threshold_of(const Filters& filters) {
     float threshold = top_k_threshold((int)filters.top_k);
     if (filters.top_p < 1) {
       gather(threshold);
-      weigh_candidates(false);
-      const double target = filters.top_p * mass_of_candidates(threshold);
-      threshold = std::max(threshold, search(target, threshold));
+      const double total = weigh_candidates(false);
+      threshold = std::max(threshold, search(filters.top_p * total, total));
     }
     return std::max(least, threshold);
   }
@@ -157,8 +157,7 @@ float LogitRow::top_k_threshold(int k) {
     least = maxima[k - 1] / temperature_;
   }
   gather(least);
-  weigh_candidates(true);
-  return search(k, least);
+  return search(k, weigh_candidates(true));
 }
 
 // The threshold of top-p, or `least` if that is greater. Tokens whose weights are so small that all
@@ -167,14 +166,14 @@ float LogitRow::top_p_threshold(double top_p, double total, float least) {
   const float negligible = greatest_ + (float)std::log(0.5 * (1 - top_p) * total / num_);
   const float bound = std::max(least, negligible);
   gather(bound);
-  weigh_candidates(false);
-  return std::max(least, search(top_p * total, bound));
+  return std::max(least, search(top_p * total, weigh_candidates(false)));
 }
 
 // -- candidates: the scaled logits from some value up ---------------------------------------------
 
 void LogitRow::gather(float least) {
   int count = 0;
+  vf lowest = splat(greatest_);
   for (int b = 0; b < num_blocks_; b++) {
     if (!reaches(b, least)) continue;
     const float* from = block(b);
@@ -183,18 +182,22 @@ void LogitRow::gather(float least) {
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int i = 0; i < end; i += LANES) {
       const vf x = scaled(from + i);
-      count += append(values_ + count, x, (x >= least) & (lane < end - i));
+      const vi keep = (x >= least) & (lane < end - i);
+      count += append(values_ + count, x, keep);
+      lowest = keep & (x > -INFINITY) ? min(lowest, x) : lowest;
     }
   }
   num_candidates_ = count;
+  lowest_ = -max_lane(-lowest);
 }
 
-// With `are_counted` each counts for one.
-void LogitRow::weigh_candidates(bool are_counted) {
+// With `are_counted` each counts for one. Returns the sum.
+double LogitRow::weigh_candidates(bool are_counted) {
   store(values_ + num_candidates_, splat(-INFINITY));
   for (int i = 0; i < num_candidates_; i += LANES)
     store(weights_ + i, are_counted ? splat(1.0f) : exp_negative(load<vf>(values_ + i) - greatest_));
   store(weights_ + num_candidates_, vf{});
+  return mass_of_candidates(-INFINITY);
 }
 
 double LogitRow::mass_of_candidates(float least) const {
@@ -227,15 +230,16 @@ void LogitRow::drop_candidates_outside(float least, float end) {
   store(weights_ + count, vf{});
 }
 
-// The greatest value from which up the candidates, of which `least` is no greater than any, weigh
-// at least `target`; -inf if they never do. Bisects the floats themselves.
-float LogitRow::search(double target, float least) {
-  if (mass_of_candidates(least) < target) return -INFINITY;
-  int64_t reaching = to_key(least), short_of = to_key(greatest_) + 1;
+// The greatest value from which up the candidates weigh at least `target`; -inf if they never do.
+// `total`: of their weights. Halves the range of values until few candidates are in it.
+float LogitRow::search(double target, double total) {
+  if (total < target) return -INFINITY;
+  float reaching = lowest_, short_of = std::nextafter(greatest_, INFINITY);
   double dropped = 0, above = 0;  // weights of the candidates dropped, and from short_of up
-  for (int round = 1; short_of - reaching > 1; round++) {
-    const int64_t middle = reaching + (short_of - reaching) / 2;
-    const double mass = dropped + mass_of_candidates(from_key(middle));
+  for (int round = 1;; round++) {
+    const float middle = 0.5f * reaching + 0.5f * short_of;
+    if (middle <= reaching || middle >= short_of) return reaching;
+    const double mass = dropped + mass_of_candidates(middle);
     if (mass >= target) {
       reaching = middle;
     } else {
@@ -243,11 +247,23 @@ float LogitRow::search(double target, float least) {
       above = mass;
     }
     if (round % ROUNDS_PER_DROP == 0) {
-      drop_candidates_outside(from_key(reaching), from_key(short_of));
+      drop_candidates_outside(reaching, short_of);
       dropped = above;
+      if (num_candidates_ <= FEW) return search_few(target - dropped, reaching);
     }
   }
-  return from_key(reaching);
+}
+
+float LogitRow::search_few(double target, float least) {
+  std::pair<float, float> falling[FEW];
+  for (int i = 0; i < num_candidates_; i++) falling[i] = {-values_[i], weights_[i]};
+  std::sort(falling, falling + num_candidates_);
+  double mass = 0;
+  for (int i = 0; i < num_candidates_; i++) {
+    mass += falling[i].second;
+    if (mass >= target) return -falling[i].first;
+  }
+  return least;
 }
 
 // -- log-probabilities ----------------------------------------------------------------------------

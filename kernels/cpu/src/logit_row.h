@@ -59,10 +59,11 @@ class LogitRow {
   float top_k_threshold(int k);
   float top_p_threshold(double top_p, double total, float least);
   void gather(float least);
-  void weigh_candidates(bool are_counted);
+  double weigh_candidates(bool are_counted);
   double mass_of_candidates(float least) const;
   void drop_candidates_outside(float least, float end);
-  float search(double target, float least);
+  float search(double target, double total);
+  float search_few(double target, float least);
 
   const float* logits_;
   const int num_, num_blocks_;
@@ -71,6 +72,7 @@ class LogitRow {
   float* const values_;   // [num_candidates] scaled logits, in the order of ids
   float* const weights_;  // [num_candidates]
   int num_candidates_ = 0;
+  float lowest_ = 0;  // candidate that is not -inf
   int best_block_ = 0;
   bool is_good_;
   float best_;             // greatest logit

@@ -1,0 +1,104 @@
+"""Choosing tokens in native code: what `kernels/sampling.py` does, in one call for all rows.
+
+Means the same to the letter; numbers differ by rounding alone. A draw can come out otherwise only
+where its number lies within about 1e-6 (of the row's mass) of the border between two tokens, and a
+nucleus only where the mass of the tokens up to its border is that close to top_p.
+
+Legend: R rows, V vocabulary, K of the top.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_int, c_int64, c_void_p
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from remora.kernels.cpu.library import Team
+
+_LOGITS = (c_void_p, c_void_p, c_int64, c_int, c_int)  # team, logits, stride, R, V
+
+
+class NativeSampling:
+    """The functions `choose` and `token_logprobs` of `kernels/sampling.py` on a team of threads.
+
+    Logits are float32 in the CPU's memory, their rows without gaps; they are left as they are.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._choose = team.library.handle.remora_choose
+        self._choose.argtypes = (*_LOGITS, *[c_void_p] * 7)
+        self._choose.restype = None
+        self._token_logprobs = team.library.handle.remora_token_logprobs
+        self._token_logprobs.argtypes = (*_LOGITS, c_void_p, c_int, *[c_void_p] * 4)
+        self._token_logprobs.restype = None
+
+    def choose(
+        self,
+        logits: Tensor,
+        temperature: npt.NDArray[np.float32],
+        uniforms: npt.NDArray[np.float64],
+        *,
+        top_k: npt.NDArray[np.int64],
+        top_p: npt.NDArray[np.float64],
+        min_p: npt.NDArray[np.float32],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Choose one id per row; see `kernels/sampling.py`."""
+        num_rows = len(logits)
+        token_ids = np.empty(num_rows, np.int64)
+        is_good = np.empty(num_rows, np.bool_)
+        self._choose(
+            *self._describe(logits),
+            _address(temperature, np.float32, num_rows),
+            _address(uniforms, np.float64, num_rows),
+            _address(top_k, np.int64, num_rows),
+            _address(top_p, np.float64, num_rows),
+            _address(min_p, np.float32, num_rows),
+            token_ids.ctypes.data,
+            is_good.ctypes.data,
+        )
+        return token_ids, is_good
+
+    def token_logprobs(
+        self, logits: Tensor, token_ids: npt.NDArray[np.int64], num_top: int
+    ) -> tuple[
+        npt.NDArray[np.float32],
+        npt.NDArray[np.int32],
+        npt.NDArray[np.int64],
+        npt.NDArray[np.float32],
+    ]:
+        """Describe the chosen tokens and the likeliest ones; see `kernels/sampling.py`."""
+        num_rows, num_top = len(logits), min(num_top, logits.shape[1])
+        chosen = np.empty(num_rows, np.float32)
+        ranks = np.empty(num_rows, np.int32)
+        top_ids = np.empty((num_rows, num_top), np.int64)
+        top = np.empty((num_rows, num_top), np.float32)
+        self._token_logprobs(
+            *self._describe(logits),
+            _address(token_ids, np.int64, num_rows),
+            num_top,
+            chosen.ctypes.data,
+            ranks.ctypes.data,
+            top_ids.ctypes.data,
+            top.ctypes.data,
+        )
+        return chosen, ranks, top_ids, top
+
+    def _describe(self, logits: Tensor) -> tuple[int, int, int, int, int]:
+        if logits.dtype != torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
+            raise TypeError(
+                f"expected float32 logits in CPU memory, their rows without gaps; got "
+                f"{logits.dtype} on {logits.device} with strides {logits.stride()}"
+            )
+        num_rows, vocab_size = logits.shape
+        return self._team.pointer, logits.data_ptr(), logits.stride(0), num_rows, vocab_size
+
+
+def _address(values: npt.NDArray[np.generic], dtype: type[np.generic], num_rows: int) -> int:
+    """Return where one number per row lies; native code would believe anything."""
+    if values.dtype != dtype or values.shape != (num_rows,) or not values.flags.c_contiguous:
+        raise TypeError(f"expected {num_rows} {dtype.__name__}, got {values.shape} {values.dtype}")
+    return values.ctypes.data
