@@ -32,8 +32,7 @@ void store_rows(const KvCache& cache, char* keys, const float* key, const float*
   T* k = (T*)keys + (int64_t)group * GROUP_TOKENS * dim;
   T* v = (T*)(keys + cache.half_bytes()) + (int64_t)group * GROUP_TOKENS * dim;
   for (int d = 0; d < cache.head_dim; d++) {
-    k[d / Step::K * GROUP_TOKENS * Step::K + lane * Step::K + d % Step::K] =
-        stored<T>(finite(key[d]));
+    k[d / Step::K * GROUP_TOKENS * Step::K + lane * Step::K + d % Step::K] = stored<T>(finite(key[d]));
     v[lane / Step::K * dim * Step::K + d * Step::K + lane % Step::K] = stored<T>(finite(value[d]));
   }
 }
@@ -42,6 +41,7 @@ void store_rows(const KvCache& cache, char* keys, const float* key, const float*
 template <class Step>
 class Block {
   typedef typename Step::element T;
+  static constexpr int VECTORS = TILE_TOKENS / LANES;
 
  public:
   Block(const Attention& attention, const Batch& batch, int sequence, int first, int last,
@@ -63,9 +63,11 @@ class Block {
     const int64_t seen = a_.window > 0 ? std::max<int64_t>(0, from - a_.window + 1) : 0;
     for (int64_t tile = seen / TILE_TOKENS; tile <= to / TILE_TOKENS; tile++) {
       locate(tile, to);
-      score();
-      weigh(tile * TILE_TOKENS, from);
-      accumulate();
+      // A few rows at a time go all the way, while K and V of the tile stay in the first cache.
+      for (int row = 0; row < rows_; row += TILE_ROWS)
+        with_rows<TILE_ROWS>(std::min(rows_ - row, TILE_ROWS), [&](auto count) {
+          attend_tile<decltype(count)::value>(tile * TILE_TOKENS, row);
+        });
     }
     give_back();
   }
@@ -101,53 +103,54 @@ class Block {
     }
   }
 
-  void score() {
-    const T* queries = (const T*)scratch_.queries.data();
-    for (int row = 0; row < rows_;) {
-      const int tile_rows = std::min(rows_ - row, TILE_ROWS);
-      for (int group = 0; group < TILE_TOKENS / GROUP_TOKENS; group += TILE_VECTORS)
-        with_rows<TILE_ROWS>(tile_rows, [&](auto count) {
-          constexpr int MR = decltype(count)::value;
-          vf acc[MR][TILE_VECTORS] = {};
-          dot_columns<Step, MR, TILE_VECTORS>(acc, queries + row * dim_, dim_, keys_ + group, 64,
-                                              dim_ / Step::K);
-          UNROLL for (int r = 0; r < MR; r++)
-            UNROLL for (int v = 0; v < TILE_VECTORS; v++)
-              store(&scratch_.scores[(row + r) * TILE_TOKENS + (group + v) * LANES], acc[r][v]);
-        });
-      row += tile_rows;
+  template <int MR>
+  void attend_tile(int64_t start, int row) {
+    const T* queries = (const T*)scratch_.queries.data() + row * dim_;
+    vf scores[MR][VECTORS];
+    for (int vector = 0; vector < VECTORS; vector += TILE_VECTORS) {
+      vf acc[MR][TILE_VECTORS] = {};
+      dot_columns<Step, MR, TILE_VECTORS>(acc, queries, dim_, keys_ + vector, 64, dim_ / Step::K);
+      UNROLL for (int r = 0; r < MR; r++)
+        UNROLL for (int v = 0; v < TILE_VECTORS; v++) scores[r][vector + v] = acc[r][v];
     }
+    T weights[MR * TILE_TOKENS];
+    float shrink[MR];
+    UNROLL for (int r = 0; r < MR; r++)
+      shrink[r] = weigh(start, row + r, scores[r], weights + r * TILE_TOKENS);
+    const int vectors = dim_ / LANES;
+    int v = 0;
+    for (; v + TILE_VECTORS <= vectors; v += TILE_VECTORS)
+      add_values<MR, TILE_VECTORS>(row, v, weights, shrink);
+    for (; v < vectors; v++) add_values<MR, 1>(row, v, weights, shrink);
   }
 
-  // Turn scores into weights of this tile, and note by how much what is there must shrink.
-  void weigh(int64_t start, int64_t from) {
-    constexpr int NV = TILE_TOKENS / LANES;
-    T* weights = (T*)scratch_.weights.data();
-    for (int row = 0; row < rows_; row++) {
-      vf s[NV], most = splat(LOWEST);
-      const int64_t at = position(row);
-      const bool partial = start + TILE_TOKENS - 1 > at || (a_.window > 0 && start <= at - a_.window);
-      UNROLL for (int v = 0; v < NV; v++) {
-        s[v] = load<vf>(&scratch_.scores[row * TILE_TOKENS + v * LANES]);
-        if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at));
-        most = max(most, s[v]);
-      }
-      const float before = scratch_.maxima[row], now = std::max(before, max_lane(most));
-      const vf shrink = exp2(splat(before - now));
-      vf sum = load<vf>(&scratch_.sums[row * LANES]) * shrink;
-      UNROLL for (int v = 0; v < NV; v++) {
-        const vf p = exp2(s[v] - now);
-        sum += p;
-        T* to = weights + row * TILE_TOKENS + v * LANES;
-        if constexpr (sizeof(T) == 2)
-          store(to, narrow(p));
-        else
-          store(to, p);
-      }
-      store(&scratch_.sums[row * LANES], sum);
-      scratch_.maxima[row] = now;
-      shrink_[row] = shrink[0];
+  // Turn one row's scores into weights; returns what the row's sums so far must shrink by.
+  INLINE float weigh(int64_t start, int row, vf (&s)[VECTORS], T* weights) {
+    const int64_t at = position(row);
+    const bool partial = start + TILE_TOKENS - 1 > at || (a_.window > 0 && start <= at - a_.window);
+    vf most = splat(LOWEST);
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+      if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at));
+      most = max(most, s[v]);
     }
+    const float before = scratch_.maxima[row], now = std::max(before, max_lane(most));
+    vf sum = load<vf>(&scratch_.sums[row * LANES]);
+    float shrink = 1.0f;  // as 2^0 would say, and most tiles do not raise the maximum
+    if (now != before) {
+      shrink = exp2(splat(before - now))[0];
+      sum *= shrink;
+      scratch_.maxima[row] = now;
+    }
+    UNROLL for (int v = 0; v < VECTORS; v++) {
+      const vf p = exp2(s[v] - now);
+      sum += p;
+      if constexpr (sizeof(T) == 2)
+        store(weights + v * LANES, narrow(p));
+      else
+        store(weights + v * LANES, p);
+    }
+    store(&scratch_.sums[row * LANES], sum);
+    return shrink;
   }
 
   // `ahead` is the position of lane 0 less the query's: what is above 0 lies in the future.
@@ -159,27 +162,12 @@ class Block {
     return bits_to_float((float_to_bits(s) & ~hidden) | (float_to_bits(splat(-3e38f)) & hidden));
   }
 
-  void accumulate() {
-    const int vectors = dim_ / LANES;
-    for (int row = 0; row < rows_;) {
-      const int tile_rows = std::min(rows_ - row, TILE_ROWS);
-      with_rows<TILE_ROWS>(tile_rows, [&](auto count) {
-        constexpr int MR = decltype(count)::value;
-        int v = 0;
-        for (; v + TILE_VECTORS <= vectors; v += TILE_VECTORS) add_values<MR, TILE_VECTORS>(row, v);
-        for (; v < vectors; v++) add_values<MR, 1>(row, v);
-      });
-      row += tile_rows;
-    }
-  }
-
   template <int MR, int NV>
-  void add_values(int row, int vector) {
-    const T* weights = (const T*)scratch_.weights.data() + row * TILE_TOKENS;
+  void add_values(int row, int vector, const T* weights, const float* shrink) {
     vf acc[MR][NV];
     UNROLL for (int r = 0; r < MR; r++)
       UNROLL for (int v = 0; v < NV; v++)
-        acc[r][v] = load<vf>(&scratch_.out[(row + r) * dim_ + (vector + v) * LANES]) * shrink_[row + r];
+        acc[r][v] = load<vf>(&scratch_.out[(row + r) * dim_ + (vector + v) * LANES]) * shrink[r];
     for (int group = 0; group < num_groups_; group++) {
       const char* columns[NV];
       UNROLL for (int v = 0; v < NV; v++)
@@ -215,7 +203,6 @@ class Block {
   const int first_, heads_, rows_, dim_, kv_head_;
   int num_groups_ = 0;
   const char* keys_[TILE_TOKENS / GROUP_TOKENS];
-  float shrink_[MAX_BLOCK_ROWS * 4];
 };
 
 }  // namespace
@@ -224,12 +211,10 @@ void AttentionScratch::reserve(const Attention& attention) {
   const size_t rows = attention.block_tokens() * attention.heads_per_kv();
   const size_t dim = attention.cache.padded_dim();
   const auto grow = [](auto& buffer, size_t size) { buffer.resize(std::max(buffer.size(), size)); };
-  grow(scores, rows * TILE_TOKENS);
   grow(out, rows * dim);
   grow(sums, rows * LANES);
   grow(maxima, rows);
   grow(queries, rows * dim * sizeof(float));
-  grow(weights, rows * TILE_TOKENS * sizeof(float));
 }
 
 void store_kv(const KvCache& cache, int layer, const float* key, const float* value, int64_t slot) {

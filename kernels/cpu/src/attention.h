@@ -56,8 +56,8 @@ struct Attention {
 
 // Where one thread keeps the rows that it works on.
 struct AttentionScratch {
-  std::vector<float> scores, out, sums, maxima;
-  std::vector<char> queries, weights;
+  std::vector<float> out, sums, maxima;
+  std::vector<char> queries;
   void reserve(const Attention& attention);
 };
 

@@ -50,6 +50,22 @@ void write_row(const float* x, int size, Format format, const Rows& out, int64_t
   }
 }
 
+// Turn the pairs (i, i + half) of a head by the angles of its position.
+void rotate(float* x, const float* cosines, const float* sines, int half) {
+  int i = 0;
+  for (; i + LANES <= half; i += LANES) {
+    const vf a = load<vf>(x + i), b = load<vf>(x + half + i);
+    const vf cosine = load<vf>(cosines + i), sine = load<vf>(sines + i);
+    store(x + i, a * cosine - b * sine);
+    store(x + half + i, b * cosine + a * sine);
+  }
+  for (; i < half; i++) {
+    const float a = x[i], b = x[i + half];
+    x[i] = a * cosines[i] - b * sines[i];
+    x[i + half] = b * cosines[i] + a * sines[i];
+  }
+}
+
 }  // namespace
 
 int RowOperation::num_chunks(const Batch& batch, int num_threads) const {
@@ -97,11 +113,7 @@ void RotateAndStore::run_row(const Batch& batch, int row, int) {
     float* x = heads + head * dim;
     const float* norm = head < s_.num_heads ? s_.query_norm : s_.key_norm;
     if (norm) normalize(x, norm, dim, s_.epsilon, x);
-    for (int i = 0; i < half; i++) {
-      const float a = x[i], b = x[i + half];
-      x[i] = a * cosines[i] - b * sines[i];
-      x[i + half] = b * cosines[i] + a * sines[i];
-    }
+    rotate(x, cosines, sines, half);
   }
   const float* keys = heads + s_.num_heads * dim;
   store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, batch.slots[row]);

@@ -163,20 +163,29 @@ INLINE vi round_to_int(vf x) {
   return float_to_bits(x + magic) - float_to_bits(magic);
 }
 
-// 2^x to about one unit in the last place; exactly 0 below -126; x at most 127.
-INLINE vf exp2(vf x) {
-  const vi underflows = x < -126.0f;
-  x = max(x, splat(-126.0f));
-  const vi whole = round_to_int(x);
-  const vf f = x - to_float(whole);  // [-1/2, 1/2]
-  vf y = splat(1.5353362e-4f);       // minimax polynomial of 2^f
+// A minimax polynomial of 2^f on [-1/2, 1/2], to about one unit in the last place.
+INLINE vf exp2_of_fraction(vf f) {
+  vf y = splat(1.5353362e-4f);
   y = fma(y, f, splat(1.3398874e-3f));
   y = fma(y, f, splat(9.6184370e-3f));
   y = fma(y, f, splat(5.5503324e-2f));
   y = fma(y, f, splat(2.4022648e-1f));
   y = fma(y, f, splat(6.9314720e-1f));
-  y = fma(y, f, splat(1.0f));
+  return fma(y, f, splat(1.0f));
+}
+
+// 2^x; exactly 1 at 0, exactly 0 far below -126; x at most 127 and finite.
+INLINE vf exp2(vf x) {
+#if defined(__AVX512F__)
+  const __m512 whole = _mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  return (vf)_mm512_scalef_ps((__m512)exp2_of_fraction(x - (vf)whole), whole);
+#else
+  const vi underflows = x < -126.0f;
+  x = max(x, splat(-126.0f));
+  const vi whole = round_to_int(x);
+  const vf y = exp2_of_fraction(x - to_float(whole));
   return bits_to_float((float_to_bits(y) + (whole << 23)) & ~underflows);
+#endif
 }
 
 INLINE vf exp(vf x) { return exp2(min(x, splat(88.0f)) * 1.44269504f); }
