@@ -118,7 +118,7 @@ def test_log_probabilities_are_the_references(
 def test_any_number_of_threads_chooses_the_same(filters: dict[str, float]) -> None:
     num_rows = 33
     logits = make_logits(1, (num_rows, 5000), 2.0, 0.0)
-    params = {
+    params: dict[str, Any] = {
         "top_k": np.full(num_rows, filters.get("top_k", 0), np.int64),
         "top_p": np.full(num_rows, filters.get("top_p", 1), np.float64),
         "min_p": np.full(num_rows, filters.get("min_p", 0), np.float32),
