@@ -37,6 +37,8 @@ class Row:
     @property
     def verdict(self) -> str:
         """What may be said."""
+        if self.ratio.low == self.ratio.high == 1:
+            return "equal"
         if self.ratio.num_rounds < 2:
             return "one round: no spread known"
         if not self.ratio.is_clear:

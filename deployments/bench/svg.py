@@ -14,13 +14,13 @@ from remora.deployments.bench.figures import number
 from remora.deployments.bench.record import BarChart, Plot, Points
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 30, 44
 BAR_HEIGHT, LABEL_WIDTH, VALUE_WIDTH = 26, 230, 90
 NUM_COLOURS = 6
 
 
 def line_plot(plot: Plot) -> str:
-    """Draw lines with a marker at each point, a legend, and axes that begin at zero."""
+    """Draw lines with a marker at each point, a legend above, and a y axis from zero."""
     points = [point for line in plot.lines.values() for point in line]
     if not points:
         return ""
@@ -34,10 +34,10 @@ def line_plot(plot: Plot) -> str:
     ]
     for place, (name, line) in enumerate(plot.lines.items()):
         parts.append(_line(line, x_scale, y_scale, place % NUM_COLOURS))
-        y = TOP + 14 + 16 * place
+        x = LEFT + 6 + (WIDTH - LEFT - RIGHT) / len(plot.lines) * place
         colour = f"var(--c{place % NUM_COLOURS})"
-        parts.append(f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" fill="{colour}"/>')
-        parts.append(_text(LEFT + 24, y, name, "start"))
+        parts.append(f'<circle cx="{x:.1f}" cy="12" r="4" fill="{colour}"/>')
+        parts.append(_text(x + 9, 16, name, "start"))
     return _figure(f"{plot.title} ({plot.y_label})", WIDTH, HEIGHT, parts)
 
 

@@ -69,6 +69,7 @@ def test_turns_alternate_and_ratios_are_of_medians() -> None:
         ("output_tok_s", (50.0, 52.0), "B better"),
         ("output_tok_s", (90.0, 130.0), "spread wider than the difference"),
         ("output_tok_s", (150.0,), "one round: no spread known"),
+        ("output_tok_s", (100.0, 100.0), "equal"),
     ],
 )
 def test_the_verdict_knows_what_is_better_and_when_to_be_silent(
