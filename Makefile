@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FOLDERS := configs kernels engine lora deployments
 
-.PHONY: serve test check bench setup clean
+.PHONY: serve test check bench bench-peers setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -24,6 +24,9 @@ check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
 bench: $(STAMP)  ## Measure the engine on this machine
 	@mkdir -p build
 	$(BIN)/remora bench offline $(CONFIG) --json build/bench.json --html build/bench.html
+
+bench-peers: $(STAMP)  ## Install other engines and measure them (tests/benchmarks/peers)
+	$(BIN)/python tests/benchmarks/peers/run.py measure
 
 setup: $(STAMP)  ## Make .venv and install
 
