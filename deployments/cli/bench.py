@@ -222,6 +222,37 @@ def sweep(
 
 
 @app.command()
+def quality(
+    model: Model = BUILTIN_MODEL,
+    modes: Annotated[
+        str, typer.Option(help="Values of model.quantization, with commas between.")
+    ] = "none,int8,int4",
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="section.key=value of the reference, besides quantization none."),
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="UTF-8 file; default: a text of ours.")] = None,
+    settings: Settings = None,
+    json: Json = None,
+    html: Html = None,
+) -> None:
+    """Measure what quantised weights cost: perplexity, and agreement with unquantised ones."""
+    from remora.deployments.bench.session import begin, finish
+
+    def variant(name: str, *more: str) -> Target:
+        return _target(model, [*(settings or ()), f"model.quantization={name.strip()}", *more])
+
+    files, reference = _outputs(json, html), variant("none", *(against or ()))
+    targets = {name.strip(): variant(name) for name in modes.split(",")}
+    report = begin(_target(model, settings).spec)
+
+    from remora.deployments.bench.quality import TEXT, quality_suite
+
+    quality_suite(report, reference, targets, text=text or TEXT)
+    finish(report, files)
+
+
+@app.command()
 def compare(
     a: Annotated[str, typer.Argument(help="URL, CONFIG,section.key=value,... or cmd:COMMAND.")],
     b: Annotated[str, typer.Argument(help="Likewise.")],
