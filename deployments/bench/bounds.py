@@ -5,7 +5,6 @@ Run in the same minute as what it is compared with: the machine of a minute ago 
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 
 from remora.deployments.bench.roofline import Bounds
+from remora.deployments.bench.stats import percentile
 
 SECONDS_EACH = 0.35
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
@@ -53,9 +53,10 @@ def _int8_rate(operations: int) -> float | None:
 
 
 def _usual_seconds(call: Callable[[], object]) -> float:
-    """Return the median of as many calls as fit into SECONDS_EACH, three at least.
+    """Return what the quickest fifth of the calls within SECONDS_EACH stays under.
 
-    Not the shortest: now and then one is faster than memory, with much of the array still cached.
+    Not the median, which is what others leave over; not the shortest, which may have found much of
+    the array still cached.
     """
     call()
     times: list[float] = []
@@ -64,7 +65,7 @@ def _usual_seconds(call: Callable[[], object]) -> float:
         started = time.perf_counter()
         call()
         times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return percentile(times, 20)
 
 
 def _array_bytes() -> int:

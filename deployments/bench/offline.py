@@ -99,12 +99,16 @@ class _Seen:
     error: str | None = None
 
 
-def work_of_plan(plan: EnginePlan, config: ServeConfig) -> ModelWork:
-    """Return what the model of a plan has to do for a token."""
+def work_of_plan(plan: EnginePlan, step_bytes: float | None = None) -> ModelWork:
+    """Return what the model of a plan has to do for a token.
+
+    step_bytes:  weights that a step reads, as the built engine says
+    """
     return model_work(
         read_config(plan.model_path),
         dtype=plan.dtype,
-        quantization=str(getattr(config.model, "quantization", "none")),
+        quantization=plan.quantization,
+        step_bytes=step_bytes,
     )
 
 
@@ -118,7 +122,7 @@ class OfflineEngine:
         self._timed = TimedRunner(self._engine._runner)
         self._engine._runner = self._timed
         self._numbers = itertools.count()
-        self.work: ModelWork = work_of_plan(self.built.plan, config)
+        self.work: ModelWork = work_of_plan(self.built.plan, self.built.step_weight_bytes)
 
     def close(self) -> None:
         """Stop what the engine has started."""

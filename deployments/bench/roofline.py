@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from remora.engine.models.config import DecoderConfig
 
-# Scales included: int8 has a float32 for each output row, int4 a bfloat16 for each 32 weights.
-_INT4_BYTES = 0.5 + 2 / 32
+# Bytes of a weight of the layers and of the head, scales included: kernels/cpu/src/linear.h.
+_QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 _FLOAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -49,7 +49,7 @@ class ModelWork:
 
     block_parameters, head_parameters:  weights of matrices that tokens are multiplied with
     step_bytes:                         weights read for one token, in the mode that runs
-    is_int8:                            whether products run on int8 matrices
+    is_int8:                            whether products run on int8 matrices; those of int4 do too
     attention_flops_per_position:       operations of one query for each position that it sees
     windows:                            [num_layers] most positions that a query sees; None = all
     """
@@ -73,23 +73,30 @@ class ModelWork:
         return float(products + heads + self.attention_flops_per_position * seen)
 
 
-def model_work(config: DecoderConfig, *, dtype: str, quantization: str = "none") -> ModelWork:
-    """Do the arithmetic for a model of this shape whose matrices are stored in this way."""
+def model_work(
+    config: DecoderConfig,
+    *,
+    dtype: str,
+    quantization: str = "none",
+    step_bytes: float | None = None,
+) -> ModelWork:
+    """Do the arithmetic for a model of this shape whose matrices are stored in this way.
+
+    step_bytes:  weights that a step reads, where the engine can tell; None = worked out
+    """
     query = config.num_heads * config.head_dim
     key_value = 2 * config.num_kv_heads * config.head_dim
     attention = config.hidden_size * (query + key_value) + query * config.hidden_size
     mlp = 3 * config.hidden_size * config.intermediate_size
     blocks = config.num_layers * (attention + mlp)
     head = config.vocab_size * config.hidden_size
-    rows = config.vocab_size + config.num_layers * (
-        query + key_value + 2 * config.hidden_size + 2 * config.intermediate_size
-    )
-    stored = {"int8": blocks + head + 4 * rows, "int4": (blocks + head) * _INT4_BYTES}
+    each = _FLOAT_BYTES[dtype]
+    of_layers, of_head = _QUANTIZED_BYTES.get(quantization, (each, each))
     return ModelWork(
         block_parameters=blocks,
         head_parameters=head,
-        step_bytes=float(stored.get(quantization, (blocks + head) * _FLOAT_BYTES[dtype])),
-        is_int8=quantization == "int8",
+        step_bytes=step_bytes or blocks * of_layers + head * of_head,
+        is_int8=quantization != "none",
         attention_flops_per_position=4 * query,
         windows=config.windows,
     )

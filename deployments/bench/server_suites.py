@@ -136,4 +136,4 @@ def work_of(target: Target) -> ModelWork:
     """Do the model's arithmetic without loading it."""
     path = resolve_model(target.config.model.path, cache_dir())
     plan = make_plan(target.config, read_model_facts(path), read_machine_facts(), path)
-    return work_of_plan(plan, target.config)
+    return work_of_plan(plan)

@@ -34,7 +34,12 @@ def offline_suite(
     engine = offline.OfflineEngine(target.config, show_progress=True)
     try:
         plan = engine.built.plan
-        report.settings |= {"threads": str(plan.num_threads), "dtype": plan.dtype}
+        report.settings |= {
+            "threads": str(plan.num_threads),
+            "dtype": plan.dtype,
+            "quantization": plan.quantization,
+            "kernels": engine.built.kernels,
+        }
         measured = []
         for workload in workloads:
             with progress_bar(workload.name, workload.num_requests * repeats) as advance:

@@ -14,6 +14,7 @@ from remora.deployments.bench.offline import (
     measure,
     step_figures,
     with_bound,
+    work_of_plan,
 )
 from remora.deployments.bench.roofline import Bounds
 from remora.deployments.bench.stats import Slo
@@ -36,6 +37,15 @@ def engine(tiny_checkpoints: TinyCheckpoints) -> Iterator[OfflineEngine]:
     engine = OfflineEngine(target.config, show_progress=False)
     yield engine
     engine.close()
+
+
+def test_the_arithmetic_agrees_with_the_engine_on_the_bytes_of_a_step(
+    engine: OfflineEngine,
+) -> None:
+    worked_out = work_of_plan(engine.built.plan).step_bytes
+
+    # Norms are read too, and packed matrices are padded.
+    assert worked_out <= engine.work.step_bytes < 1.3 * worked_out
 
 
 def test_every_request_gets_exactly_its_tokens(engine: OfflineEngine) -> None:
