@@ -26,7 +26,7 @@ from remora.engine.engine import Engine
 from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.logprobs import concat_logprobs
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.types import LogprobRows, Request, SamplingParams
+from remora.engine.types import FloatArray, LogprobRows, Request, SamplingParams
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
 WINDOW_TOKENS = 512
@@ -69,7 +69,7 @@ def compare(reference: LogprobRows, other: LogprobRows) -> Agreement:
     )
 
 
-def _common(a: LogprobRows, b: LogprobRows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _common(a: LogprobRows, b: LogprobRows) -> Iterator[tuple[FloatArray, FloatArray]]:
     """Yield, for each token, both log-probabilities of the ids that both rank high."""
     for line in range(len(a.token_ids)):
         _, in_a, in_b = np.intersect1d(
@@ -78,9 +78,9 @@ def _common(a: LogprobRows, b: LogprobRows) -> Iterator[tuple[np.ndarray, np.nda
         yield a.top_logprobs[line, in_a], b.top_logprobs[line, in_b]
 
 
-def _divergence(p_log: np.ndarray, q_log: np.ndarray) -> float:
+def _divergence(p_float: FloatArray, q_float: FloatArray) -> float:
     """Return the divergence of q from p; all outcomes that are not listed count as one."""
-    p_log, q_log = p_log.astype(np.float64), q_log.astype(np.float64)
+    p_log, q_log = p_float.astype(np.float64), q_float.astype(np.float64)
     p = np.exp(p_log)
     p_rest = max(1 - p.sum(), _LEAST_MASS)
     q_rest = max(1 - np.exp(q_log).sum(), _LEAST_MASS)

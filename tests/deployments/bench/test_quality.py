@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,17 +28,19 @@ from remora.deployments.cli.main import app
 from remora.deployments.cli.terminal import Failure
 from remora.engine.launch import build_engine
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.types import LogprobRows
+from remora.engine.types import LogprobRows, TokenArray
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from tests.conftest import TinyCheckpoints
 from tests.engine.oracle import Oracle
 from tests.tiny_models import VOCAB_SIZE
 
+Distributions = npt.NDArray[np.float64]
+
 SETTINGS = ("engine.device=cpu", "engine.num_threads=1", "engine.kv_tokens=2048")
 SENTENCE = "The quick brown fox adds 12 and 30, and a system of slots jumps over the lazy dog. "
 
 
-def make_lines(probabilities: np.ndarray, token_ids: np.ndarray, num_top: int) -> LogprobRows:
+def make_lines(probabilities: Distributions, token_ids: TokenArray, num_top: int) -> LogprobRows:
     """Describe tokens [N] by distributions [N, V], as the engine would."""
     logprobs = np.log(probabilities)
     order = np.argsort(-logprobs, axis=1, kind="stable")
@@ -51,10 +54,11 @@ def make_lines(probabilities: np.ndarray, token_ids: np.ndarray, num_top: int) -
     )
 
 
-def make_distributions(seed: int, *, num: int = 20, size: int = 50) -> np.ndarray:
+def make_distributions(seed: int, *, num: int = 20, size: int = 50) -> Distributions:
     logits = np.random.default_rng(seed).normal(0, 2, (num, size))
     weights = np.exp(logits)
-    return weights / weights.sum(1, keepdims=True)
+    shares: Distributions = weights / weights.sum(1, keepdims=True)
+    return shares
 
 
 def bench_quality(*arguments: str) -> Result:
