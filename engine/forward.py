@@ -18,8 +18,11 @@ from remora.engine.graphs.step_program import StepProgram, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import ForwardPass
+from remora.engine.sampling import SamplingKernels
+from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from remora.kernels.cpu.library import Format, Library, Team
+from remora.kernels.cpu.sampling import NativeSampling
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = {"bfloat16": Format.BF16, "float32": Format.F32}
@@ -31,12 +34,14 @@ MOST_HEADS_PER_KV = 192
 class BuiltForward:
     """A forward pass, and what it is.
 
+    sampling:           the kernels that go with it
     description:        for people
     step_weight_bytes:  bytes of weights that one step reads
     torch_threads:      threads that torch may use; a step program's own threads need the cores
     """
 
     forward: ForwardPass
+    sampling: SamplingKernels
     description: str
     step_weight_bytes: int
     torch_threads: int
@@ -107,9 +112,10 @@ def _native(
         page_size=plan.page_size,
         max_positions=plan.max_sequence_tokens,
     )
+    team = Team(library, plan.num_threads)
     program = StepProgram(
         model,
-        Team(library, plan.num_threads),
+        team,
         shape,
         table,
         layer_format=layer_format,
@@ -117,6 +123,7 @@ def _native(
     )
     return BuiltForward(
         forward=program,
+        sampling=NativeSampling(team),
         description=f"native step program ({library.instructions})",
         step_weight_bytes=program.weight_bytes,
         torch_threads=1,
@@ -140,6 +147,7 @@ def _eager(model: DecoderModel, plan: EnginePlan, description: str) -> BuiltForw
     )
     return BuiltForward(
         forward=EagerForward(model, attention, page_size=plan.page_size, device=plan.device),
+        sampling=sampling_kernels,
         description=description,
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,

@@ -109,6 +109,7 @@ def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEng
         max_rows=plan.max_running_requests,
         vocab_size=facts.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
+        kernels=forward.sampling,
     )
     runner = LocalRunner(forward.forward, sampler, table)
     return BuiltEngine(

@@ -88,7 +88,7 @@ class LocalRunner:
     ) -> LogprobRows:
         parts = []
         for at in range(0, len(targets), PROMPT_LOGPROB_ROWS):
-            part = torch.from_numpy(targets[at : at + PROMPT_LOGPROB_ROWS])
+            part = targets[at : at + PROMPT_LOGPROB_ROWS]
             logits = self._forward.logits(first + at, first + at + len(part))
-            parts.append(prompt_logprobs(logits, part.to(logits.device), top))
+            parts.append(prompt_logprobs(logits, part, top, self._sampler.kernels))
         return concat_logprobs(parts)

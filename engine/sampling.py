@@ -96,12 +96,12 @@ def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
 
 def prompt_logprobs(
     logits: Tensor,
-    target_ids: Tensor,
+    target_ids: TokenArray,
     num_top: int,
     kernels: SamplingKernels = torch_kernels,
 ) -> LogprobRows:
     """Describe the tokens [n] that follow each of the raw logits [n, V] in the prompt."""
-    return _describe(logits, target_ids.cpu().numpy(), num_top, kernels)
+    return _describe(logits, target_ids, num_top, kernels)
 
 
 def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:

@@ -372,13 +372,13 @@ def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked(
 
 def test_prompt_logprobs_describe_the_tokens_that_follow(kernels: SamplingKernels) -> None:
     logits = make_logits(1, 4)
-    target_ids = torch.tensor([3, 1, 4, 1])
+    target_ids = np.array([3, 1, 4, 1])
 
     lines = prompt_logprobs(logits, target_ids, 2, kernels)
 
     expected = logits.log_softmax(1)
     assert lines.token_ids.tolist() == [3, 1, 4, 1]
-    own = expected.gather(1, target_ids[:, None]).squeeze(1).tolist()
+    own = expected.gather(1, torch.from_numpy(target_ids)[:, None]).squeeze(1).tolist()
     assert lines.logprobs.tolist() == pytest.approx(own)
     assert lines.top_ids.tolist() == expected.topk(2).indices.tolist()
 
