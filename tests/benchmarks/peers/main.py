@@ -16,6 +16,7 @@ from rich.table import Table
 from remora.deployments.bench.machine import busy_warning, describe_machine
 from remora.deployments.bench.workloads import OFFLINE, SEED, Workload
 from tests.benchmarks.peers import offline
+from tests.benchmarks.peers.groups import interrupt_on_sigterm
 from tests.benchmarks.peers.install import ensure_installed
 from tests.benchmarks.peers.models import model_for
 from tests.benchmarks.peers.peers import PEERS, Peer, PeerError
@@ -28,11 +29,14 @@ console = Console(stderr=True)
 
 def main() -> None:
     args = parser().parse_args()
+    interrupt_on_sigterm()
     try:
         args.run(args)
     except PeerError as error:
         console.print(f"[red]{error}", highlight=False)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
 
 
 def parser() -> argparse.ArgumentParser:

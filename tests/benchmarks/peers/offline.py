@@ -19,6 +19,7 @@ from rich.console import Console
 from remora.deployments.bench.machine import peak_memory
 from remora.deployments.bench.workloads import Workload, token_prompts
 from tests.benchmarks.peers import llama_bench
+from tests.benchmarks.peers.groups import stop_group
 from tests.benchmarks.peers.peers import HERE, LLAMA, VLLM, Peer, PeerError, environment
 
 Figures = dict[str, float]
@@ -103,23 +104,31 @@ def _drive(peer: Peer, job: dict[str, Any], threads: int) -> dict[str, Any]:
         stderr=sys.stderr,
         env=environment(peer, threads),
         text=True,
+        start_new_session=True,
     )
-    request: str | None = json.dumps(job)
-    largest = 0
-    while True:
-        try:
-            answer, _ = process.communicate(request, timeout=MEMORY_EVERY_S)
-            break
-        except subprocess.TimeoutExpired:
-            request = None
-            memory = peak_memory(process.pid)
-            largest = max(largest, memory.sum_bytes if memory else 0)
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
+    try:
+        answer, largest_bytes = _converse(process, json.dumps(job))
+    finally:
+        stop_group(process)
     if process.returncode != 0:
         raise PeerError(f"{driver.name} ended with {process.returncode}; its reason is above")
     found: dict[str, Any] = json.loads(answer)
-    console.print(f"{peer.name}: loaded in {found['load_s']:.1f} s, {largest / 2**30:.1f} GiB")
+    console.print(
+        f"{peer.name}: loaded in {found['load_s']:.1f} s, {largest_bytes / 2**30:.1f} GiB"
+    )
     return found
+
+
+def _converse(process: subprocess.Popen[str], job: str) -> tuple[str, int]:
+    """Hand over the job; return the answer and the peak bytes of all processes meanwhile."""
+    request: str | None = job
+    largest_bytes = 0
+    while True:
+        try:
+            answer, _ = process.communicate(request, timeout=MEMORY_EVERY_S)
+        except subprocess.TimeoutExpired:
+            request = None
+            memory = peak_memory(process.pid)
+            largest_bytes = max(largest_bytes, memory.sum_bytes if memory else 0)
+        else:
+            return answer, largest_bytes

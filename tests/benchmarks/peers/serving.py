@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import httpx
 from rich.console import Console
 
+from tests.benchmarks.peers.groups import stop_group
 from tests.benchmarks.peers.peers import (
     Peer,
     PeerError,
@@ -22,14 +20,12 @@ from tests.benchmarks.peers.peers import (
 )
 
 READY_WITHIN_S = 600.0
-STOP_WITHIN_S = 20.0
 
 console = Console(stderr=True)
 
 
 def serve(peer: Peer, model: Path, *, port: int, threads: int) -> None:
     """Serve until stopped by Ctrl-C or SIGTERM. Raises PeerError."""
-    signal.signal(signal.SIGTERM, _interrupt)
     started = time.perf_counter()
     # A group of its own, so that no process of the server's outlives it.
     server = subprocess.Popen(
@@ -50,11 +46,7 @@ def serve(peer: Peer, model: Path, *, port: int, threads: int) -> None:
     except KeyboardInterrupt:
         console.print(f"stopping {peer.name}")
     finally:
-        _stop(server)
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+        stop_group(server)
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> None:
@@ -77,12 +69,3 @@ def _ask(port: int, name: str) -> None:
     )
     if answer.status_code != 200:
         raise PeerError(f"the first request was refused ({answer.status_code}): {answer.text}")
-
-
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        server.wait(STOP_WITHIN_S)
-    with suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
