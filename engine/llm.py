@@ -10,12 +10,11 @@ The engine steps in the caller's thread, so one LLM serves one thread.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
-
-from rich.progress import Progress
 
 from remora.configs.errors import ConfigError, EngineError, RequestError
 from remora.configs.load import parse_args
@@ -144,15 +143,12 @@ class LLM:
         results = {request.request_id: _empty_generation(request) for request in requests}
         texts = {r.request_id: OutputProcessor(r, self.tokenizer) for r in requests}
         self._add_all(requests)
-        with Progress(
-            transient=True,
-            disable=not self._show_progress or len(requests) < PROGRESS_FROM_PROMPTS,
-        ) as progress:
-            bar = progress.add_task("generating", total=len(requests))
+        shows = self._show_progress and len(requests) >= PROGRESS_FROM_PROMPTS
+        with _progress_bar(len(requests), shows) as advance:
             try:
                 while self._engine.has_work:
                     for event in self._engine.step():
-                        progress.advance(bar, self._take(event, texts, results))
+                        advance(self._take(event, texts, results))
             except BaseException:  # Ctrl-C too: the engine must be usable again
                 self._engine.abort_all()
                 raise
@@ -211,6 +207,19 @@ def _as_params(
     if len(params) != count:
         raise RequestError(f"{len(params)} sampling parameters for {count} prompts.", "params")
     return list(params)
+
+
+@contextmanager
+def _progress_bar(num_requests: int, shows: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar of ended requests; yields what advances it."""
+    if not shows:
+        yield lambda _num_ended: None
+        return
+    from rich.progress import Progress  # not at start-up: few scripts come here
+
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("generating", total=num_requests)
+        yield lambda num_ended: progress.advance(bar, num_ended)
 
 
 def _empty_generation(request: Request) -> Generation:

@@ -1,7 +1,7 @@
 """From messages to text, by the chat template that comes with a model.
 
-The template is a program from the checkpoint: it runs in transformers' sandbox, and whatever it
-raises on a caller's messages is the caller's InvalidRequest, with the template's own words.
+Whatever a template raises on a caller's messages is the caller's InvalidRequest, with the words of
+the template.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from remora.configs.errors import InvalidRequest
+from remora.engine.tokens.chat_template import ChatTemplate
 
 # Arguments of the renderer itself: a caller's template variables may not replace them.
 RESERVED_KWARGS = frozenset(
@@ -50,7 +50,7 @@ TEMPLATE_FAILURES = (
 
 
 def render_chat(
-    tokenizer: PreTrainedTokenizerBase,
+    template: ChatTemplate | None,
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool,
@@ -65,24 +65,22 @@ def render_chat(
             "is continued leaves no place for a new one. Set one of them to false.",
             "continue_final_message",
         )
-    if not tokenizer.chat_template:
+    if template is None:
         raise InvalidRequest(
             "This model has no chat template. Send a finished prompt to the completions API.",
             "messages",
         )
     try:
-        text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tokenize=False,
+        return template.render(
+            messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            **template_kwargs,
+            variables=template_kwargs,
         )
     except TEMPLATE_FAILURES as error:
         raise InvalidRequest(
             f"The model's chat template refuses these messages: {str(error)[:200]}", "messages"
         ) from error
-    return text
 
 
 def _check(messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> None:

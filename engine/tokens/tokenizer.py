@@ -1,7 +1,7 @@
 """Text to ids and back, for one model.
 
-Works on the Rust tokenizer beneath transformers' wrapper, which may be used from any thread; the
-wrapper's own calls set truncation on the shared object and are not safe. Texts of any length are
+Works on the Rust tokenizer, which may be used from any thread (the calls of transformers' wrapper
+around it set truncation on the shared object and may not). Texts of any length are
 encoded whole. Ids that the tokenizer does not know (a model's vocabulary may be padded) have no
 text.
 """
@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-
-from remora.configs.errors import ConfigError
 from remora.engine.tokens.chat import render_chat
+from remora.engine.tokens.chat_template import ChatTemplate
+from remora.engine.tokens.fast_tokenizer import TokenizerParts, load_tokenizer
 from remora.engine.tokens.generation_config import read_eos_token_ids
 from remora.engine.tokens.token_bytes import Spelling, entry_bytes, spelling_of
 
@@ -32,12 +31,10 @@ class Tokenizer:
     max_token_chars:  no token stands for more characters of a text than this
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, eos_token_ids: Sequence[int] = ()
-    ) -> None:
-        """Wrap a fast transformers tokenizer; `eos_token_ids` come beside its own."""
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TokenizerParts, *, eos_token_ids: Sequence[int] = ()) -> None:
+        """Wrap a fast tokenizer, ours or transformers'; `eos_token_ids` come beside its own."""
         self._backend = tokenizer.backend_tokenizer
+        self._template = _template_of(tokenizer)
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
@@ -59,20 +56,7 @@ class Tokenizer:
             from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 
             return cls(load_gguf_tokenizer(path))
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                path, trust_remote_code=False, local_files_only=True
-            )
-        except Exception as error:  # a malformed file: they raise anything, bare Exceptions too
-            raise ConfigError(
-                f"{path} has no tokenizer that can be loaded: {type(error).__name__}: {error}"
-            ) from error
-        if not tokenizer.is_fast:
-            raise ConfigError(
-                f"{path} has a {type(tokenizer).__name__}, which runs in Python; one with a "
-                "tokenizer.json is needed (save_pretrained of a fast tokenizer writes it)."
-            )
-        return cls(tokenizer, eos_token_ids=read_eos_token_ids(path))
+        return cls(load_tokenizer(path), eos_token_ids=read_eos_token_ids(path))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text. Control tokens written out in it become control tokens.
@@ -118,9 +102,17 @@ class Tokenizer:
         Raises InvalidRequest.
         """
         return render_chat(
-            self._tokenizer,
+            self._template,
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
+
+
+def _template_of(tokenizer: TokenizerParts) -> ChatTemplate | None:
+    """Return the chat template; of several with names, the one that needs no tools."""
+    source = tokenizer.chat_template
+    if isinstance(source, Mapping):
+        source = source.get("default")
+    return ChatTemplate(source, tokenizer.special_tokens_map) if source else None

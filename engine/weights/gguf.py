@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import dequantize
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
@@ -85,7 +84,7 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
     divisors = [tensor for tensor in file.tensors if tensor.name == ROPE_DIVISORS]
     kind = file.setting("rope.scaling.type", "none")
     if divisors:
-        return rope | {"rope_type": "divided", "divisors": divisors[0].data.tolist()}
+        return rope | {"rope_type": "divided", "divisors": divisors[0].read().tolist()}
     if kind == "none":
         return rope | {"rope_type": "default"}
     rope |= {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
@@ -119,15 +118,12 @@ class GGUFWeights:
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor; GGUF writes them in reverse."""
-        return {
-            name: tuple(int(size) for size in reversed(tensor.shape))
-            for name, tensor in self._tensors.items()
-        }
+        return {name: tuple(reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor in float32."""
         for name, tensor in self._tensors.items():
-            values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type)))
+            values = torch.from_numpy(tensor.read())
             num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
             yield name, half_split_rows(values, num_heads) if num_heads else values
 

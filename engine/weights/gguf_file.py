@@ -1,4 +1,7 @@
-"""A GGUF file opened: its metadata as plain values, its tensors mapped."""
+"""A GGUF file opened: its metadata as plain values, and where its tensors lie.
+
+The library that reads the format is imported when a file is read: most models are not GGUF.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,47 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFReader, ReaderTensor
+import numpy as np
 
 from remora.configs.errors import ConfigError
+from remora.engine.weights.mapping import map_range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFTensor:
+    """Where a tensor lies in its file.
+
+    shape:   as the file has it: sizes in reverse
+    kind:    a gguf.GGMLQuantizationType
+    offset:  bytes from the file's start
+    stored:  shape and dtype of the array that holds the blocks
+    """
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    kind: Any
+    offset: int
+    num_bytes: int
+    stored: tuple[tuple[int, ...], np.dtype[Any]]
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """Map the tensor from its file and return its values in float32, its rows in order."""
+        from gguf import dequantize
+
+        shape, dtype = self.stored
+        with self.file.open("rb") as opened:
+            blocks = np.frombuffer(map_range(opened, self.offset, self.num_bytes), dtype)
+        return np.asarray(dequantize(blocks.reshape(shape), self.kind), dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GGUFFile:
-    """What a GGUF file holds. The tensors' data are views of the mapped file, still quantised."""
+    """What a GGUF file holds."""
 
     path: Path
     metadata: dict[str, Any]
-    tensors: tuple[ReaderTensor, ...]
+    tensors: tuple[GGUFTensor, ...]
 
     @property
     def architecture(self) -> str:
@@ -48,9 +80,22 @@ def read_gguf(path: Path) -> GGUFFile:
 # weights and tokenizer are asked for one after the other. So: read once, keep plain values.
 @lru_cache(maxsize=1)
 def _read(path: Path, modified_ns: int) -> GGUFFile:
+    from gguf import GGUFReader
+
     reader = GGUFReader(path)
     return GGUFFile(
         path=path,
         metadata={key: field.contents() for key, field in reader.fields.items()},
-        tensors=tuple(reader.tensors),
+        tensors=tuple(
+            GGUFTensor(
+                file=path,
+                name=tensor.name,
+                shape=tuple(int(size) for size in tensor.shape),
+                kind=tensor.tensor_type,
+                offset=int(tensor.data_offset),
+                num_bytes=int(tensor.n_bytes),
+                stored=(tensor.data.shape, tensor.data.dtype),
+            )
+            for tensor in reader.tensors
+        ),
     )

@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file, as a Hugging Face fast tokenizer.
+"""The tokenizer inside a GGUF file, built anew.
 
 GGUF stores vocabulary, merges and special ids, but of the pre-tokenizer (how text is cut before
 merging) only a name: each name we know has its rule here, and others are refused, because a wrong
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from remora.configs.errors import ConfigError
+from remora.engine.tokens.fast_tokenizer import FastTokenizer
 from remora.engine.weights.gguf_file import GGUFFile, read_gguf
 
+CONTROL = 3  # the kind of a control token, in `token_type`
 SPECIAL_ROLES = {
     "bos_token": "bos",
     "eos_token": "eos",
@@ -54,7 +54,7 @@ PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def load_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+def load_gguf_tokenizer(path: Path) -> FastTokenizer:
     """Build the tokenizer of a GGUF file. Raises ConfigError for a kind that we do not know."""
     file = read_gguf(path)
     tokens: list[str] = file.token_setting("tokens", [])
@@ -66,23 +66,21 @@ def load_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
             tokenizer = _sentencepiece_bpe(file, tokens)
         case _:
             raise ConfigError(f"{path} has a tokenizer of kind {kind!r}; known are gpt2 and llama.")
+    ids = {role: file.token_setting(f"{name}_token_id") for role, name in SPECIAL_ROLES.items()}
+    special = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
     kinds = file.token_setting("token_type", [])
+    controls = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
     tokenizer.add_special_tokens(
         [
             AddedToken(token, special=True, normalized=False)
-            for token, token_kind in zip(tokens, kinds, strict=False)
-            if token_kind == TokenType.CONTROL
+            for token in dict.fromkeys((*controls, *special.values()))
         ]
     )
-    roles = {role: file.token_setting(f"{name}_token_id") for role, name in SPECIAL_ROLES.items()}
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        clean_up_tokenization_spaces=False,
-        model_max_length=file.setting("context_length"),
-        **{role: tokens[token_id] for role, token_id in roles.items() if token_id is not None},
+    return FastTokenizer(
+        backend_tokenizer=tokenizer,
+        special_tokens_map=special,
+        chat_template=file.metadata.get("tokenizer.chat_template"),
     )
-    fast.chat_template = file.metadata.get("tokenizer.chat_template")
-    return fast
 
 
 def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:

@@ -15,15 +15,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
@@ -84,6 +75,19 @@ def fill(
 @contextmanager
 def progress_bar(label: str, total_bytes: int, show: bool) -> Iterator[Callable[[int], None]]:
     """Show a bar of bytes on standard error, when that is a terminal; yields what advances it."""
+    if not (show and sys.stderr.isatty()):
+        yield lambda num_bytes: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TransferSpeedColumn,
+    )
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -91,7 +95,6 @@ def progress_bar(label: str, total_bytes: int, show: bool) -> Iterator[Callable[
         TransferSpeedColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
-        disable=not (show and sys.stderr.isatty()),
     )
     task = bar.add_task(label, total=total_bytes)
     with bar:

@@ -86,7 +86,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
             tensors[name] = tensor.to(torch.bfloat16)
             advance(tensors[name].nbytes)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    load_gguf_tokenizer(gguf).save_pretrained(folder)
+    load_gguf_tokenizer(gguf).save(folder)
     _write_json(folder / "config.json", {**_without_nulls(raw), "dtype": "bfloat16"})
     special = {key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write_json(folder / "generation_config.json", _without_nulls(special) | GREEDY)

@@ -1,4 +1,4 @@
-"""Weights in safetensors files: one, or several with an index. Memory-mapped, read file by file.
+"""Weights in safetensors files: one, or several with an index. Memory-mapped, tensor by tensor.
 
 Pickle-based formats are refused: loading one runs whatever code its author put in.
 """
@@ -8,17 +8,52 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.weights.mapping import map_range
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 PICKLES = ("*.bin", "*.pt", "*.pth")
+# Beside weights there may be tensors that the model has no use for.
+STORED = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+HEADER_START = 8  # bytes, after the length of the header
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """One tensor of a file; `start` and `end` are bytes from the file's start."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    def view(self, memory: memoryview) -> Tensor:
+        """Return the memory of [start, end) as the tensor."""
+        if self.start == self.end:
+            return torch.empty(self.shape, dtype=STORED[self.dtype])
+        return torch.frombuffer(memory, dtype=STORED[self.dtype]).view(self.shape)
 
 
 class SafetensorsWeights:
@@ -26,16 +61,10 @@ class SafetensorsWeights:
 
     def __init__(self, folder: Path) -> None:
         self.label = folder.name
-        self._names: dict[Path, list[str]] = {}
-        self._dtypes: Counter[str] = Counter()
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        for file in find_files(folder):
-            with _open(file) as opened:
-                self._names[file] = list(opened.keys())
-                for name in self._names[file]:
-                    view = opened.get_slice(name)
-                    self._shapes[name] = tuple(view.get_shape())
-                    self._dtypes[view.get_dtype()] += 1
+        self._files = {file: _read_header(file) for file in find_files(folder)}
+        entries = [entry for header in self._files.values() for entry in header]
+        self._dtypes = Counter(entry.dtype for entry in entries)
+        self._shapes = {entry.name: entry.shape for entry in entries}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor, from the files' headers."""
@@ -52,11 +81,12 @@ class SafetensorsWeights:
         return DTYPES[most]
 
     def read(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor, mapped from its file."""
-        for file, names in self._names.items():
-            with _open(file) as opened:
-                for name in names:
-                    yield name, opened.get_tensor(name)
+        """Yield every tensor, mapped from its file until the next is asked for."""
+        for file, entries in self._files.items():
+            with file.open("rb") as opened:
+                for entry in entries:
+                    memory = map_range(opened, entry.start, entry.end - entry.start)
+                    yield entry.name, entry.view(memory)
 
 
 def find_files(folder: Path) -> list[Path]:
@@ -94,10 +124,33 @@ def _indexed_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _open(file: Path) -> Any:
+def _read_header(file: Path) -> list[_Entry]:
+    """Return the tensors of a file in their order in it, which is the quickest to read."""
     try:
-        return safe_open(str(file), framework="pt")
-    except (SafetensorError, OSError) as error:
+        with safe_open(str(file), framework="pt"):  # checks sizes and offsets
+            pass
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(HEADER_START), "little")
+            header = json.loads(opened.read(length))
+    except (SafetensorError, OSError, ValueError) as error:
         raise ConfigError(
             f"{file} cannot be read as safetensors: {error}. Is the download complete?"
         ) from error
+    first = HEADER_START + length
+    entries = [
+        _Entry(
+            name=name,
+            dtype=said["dtype"],
+            shape=tuple(said["shape"]),
+            start=first + said["data_offsets"][0],
+            end=first + said["data_offsets"][1],
+        )
+        for name, said in header.items()
+        if name != "__metadata__"
+    ]
+    strange = [f"{entry.name} ({entry.dtype})" for entry in entries if entry.dtype not in STORED]
+    if strange:
+        raise ConfigError(
+            f"{file} holds {strange[0]}; only tensors of {', '.join(STORED)} can be read."
+        )
+    return sorted(entries, key=lambda entry: entry.start)

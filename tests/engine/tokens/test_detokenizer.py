@@ -65,12 +65,11 @@ def test_pieces_after_a_prompt_add_up_to_the_text(prompt: str, text: str, step: 
 
 
 @settings(deadline=None, max_examples=50)
-@given(text=TEXTS, cut=st.integers(0, 200))
+@given(text=TEXTS.filter(lambda text: REPLACEMENT not in text), cut=st.integers(0, 200))
 def test_a_character_begun_in_the_prompt_is_completed_in_the_output(text: str, cut: int) -> None:
     ids = TINY.encode("a" + text, add_special_tokens=False)
     cut %= len(ids)
-    before = TINY.decode(ids[:cut], skip_special_tokens=False)
-    begun = len(before.rstrip(REPLACEMENT)) if not ("a" + text).startswith(before) else len(before)
+    begun = len(b"".join(map(TINY.token_bytes, ids[:cut])).decode("utf-8", "ignore"))
 
     pieces, rest = stream(TINY, ids[:cut], ids[cut:])
 

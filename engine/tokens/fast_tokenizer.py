@@ -1,0 +1,196 @@
+"""Opening a checkpoint's tokenizer.json, with what stands beside it.
+
+transformers takes a second and 100 MB to come to the same: importing it alone costs more than the
+file. But it knows many kinds of checkpoints, and for some it builds another tokenizer than the
+file says. So a folder is read here only when every setting in it is understood; otherwise, and for
+folders without that file, transformers is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as Backend
+
+from remora.configs.errors import ConfigError
+
+ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+# Classes that take the file as it is, for the kinds of models whose own class is not preferred.
+PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
+PLAIN_MODEL_TYPES = frozenset({"llama", "qwen3"})
+# Settings of padding, truncation and bookkeeping, which we do not use; of cleaning up decoded
+# text, which works on words of the BERT kind; and of what is always taken from tokenizer.json.
+WITHOUT_EFFECT = frozenset(
+    {
+        "add_bos_token",
+        "add_eos_token",
+        "backend",
+        "clean_up_tokenization_spaces",
+        "is_local",
+        "local_files_only",
+        "max_length",
+        "model_input_names",
+        "model_max_length",
+        "pad_to_multiple_of",
+        "pad_token_type_id",
+        "padding_side",
+        "stride",
+        "tokenizer_class",
+        "truncation_side",
+        "truncation_strategy",
+    }
+)
+UNDERSTOOD = WITHOUT_EFFECT | {*ROLES, "added_tokens_decoder", "chat_template"}
+TOKEN_FLAGS = ("content", "special", "lstrip", "rstrip", "normalized", "single_word")
+# Files that say more about tokens or templates.
+LEGACY_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
+OTHER_TEMPLATES = ("additional_chat_templates", "chat_template.json")
+
+
+class TokenizerParts(Protocol):
+    """What we need of a tokenizer; transformers' fast ones have it too."""
+
+    @property
+    def backend_tokenizer(self) -> Backend:
+        """Return what encodes and decodes."""
+        ...
+
+    @property
+    def special_tokens_map(self) -> Mapping[str, str]:
+        """Return the text of the token in each role (`bos_token`, ...)."""
+        ...
+
+    @property
+    def chat_template(self) -> str | Mapping[str, str] | None:
+        """Return the chat template, or several by name."""
+        ...
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Return the id of the token that ends a sequence."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FastTokenizer:
+    """A tokenizer of the `tokenizers` library with its special tokens and chat template."""
+
+    backend_tokenizer: Backend
+    special_tokens_map: Mapping[str, str]
+    chat_template: str | None
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Return the id of `eos_token`."""
+        token = self.special_tokens_map.get("eos_token")
+        found: int | None = None if token is None else self.backend_tokenizer.token_to_id(token)
+        return found
+
+    def save(self, folder: Path) -> None:
+        """Write the files that this module and transformers load it from."""
+        self.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        settings = {
+            "tokenizer_class": "TokenizersBackend",
+            "backend": "tokenizers",
+            "clean_up_tokenization_spaces": False,
+            **self.special_tokens_map,
+        }
+        text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
+        (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
+        if self.chat_template is not None:
+            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+
+
+def load_tokenizer(folder: Path) -> TokenizerParts:
+    """Load the tokenizer of a checkpoint folder. Raises ConfigError; never downloads."""
+    try:
+        return read_fast_tokenizer(folder) or _load_by_transformers(folder)
+    except ConfigError:
+        raise
+    except Exception as error:  # a malformed file: they raise anything, bare Exceptions too
+        raise ConfigError(
+            f"{folder} has no tokenizer that can be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def read_fast_tokenizer(folder: Path) -> FastTokenizer | None:
+    """Read tokenizer.json, or return None where it is not all that counts."""
+    file = folder / "tokenizer.json"
+    settings = _read_object(folder / "tokenizer_config.json")
+    if not file.is_file() or not _is_plain(folder, settings):
+        return None
+    backend = Backend.from_file(str(file))
+    special = {role: settings[role] for role in ROLES if settings.get(role) is not None}
+    if not _agrees(backend, special, settings.get("added_tokens_decoder") or {}):
+        return None
+    template = folder / "chat_template.jinja"
+    return FastTokenizer(
+        backend_tokenizer=backend,
+        special_tokens_map=special,
+        chat_template=template.read_text(encoding="utf-8")
+        if template.is_file()
+        else settings.get("chat_template"),
+    )
+
+
+def _is_plain(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether the folder says nothing that we do not understand."""
+    # With `added_tokens_decoder` the older files are not looked at.
+    others: tuple[str, ...] = OTHER_TEMPLATES
+    if "added_tokens_decoder" not in settings:
+        others += LEGACY_TOKEN_FILES
+    said = {name for name, value in settings.items() if value not in (None, [], {})}
+    return (
+        settings.get("tokenizer_class") in PLAIN_CLASSES
+        and _read_object(folder / "config.json").get("model_type") in PLAIN_MODEL_TYPES
+        and said <= UNDERSTOOD
+        and isinstance(settings.get("chat_template"), str | None)
+        and not any((folder / name).exists() for name in others)
+    )
+
+
+def _agrees(backend: Backend, special: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
+    """Whether tokenizer.json has all the tokens that the settings name, as they name them."""
+    added = backend.get_added_tokens_decoder()
+    controls = [token.content for token in added.values() if token.special]
+    return all(token in controls for token in special.values()) and all(
+        int(token_id) in added
+        and all(getattr(added[int(token_id)], flag) == token.get(flag) for flag in TOKEN_FLAGS)
+        for token_id, token in named.items()
+    )
+
+
+def _load_by_transformers(folder: Path) -> TokenizerParts:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=False, local_files_only=True
+    )
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"{folder} has a {type(tokenizer).__name__}, which runs in Python; one with a "
+            "tokenizer.json is needed (save_pretrained of a fast tokenizer writes it)."
+        )
+    loaded: TokenizerParts = tokenizer
+    return loaded
+
+
+def _read_object(file: Path) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for what is none: others will complain of it."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
