@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from remora.deployments.bench import online
 from remora.deployments.bench.http_client import Endpoint, parse_url
-from remora.deployments.bench.server_process import own_command
+from remora.deployments.bench.server_process import STOP_S, own_command
 from remora.deployments.bench.size import Size
 from remora.deployments.bench.targets import read_target, split_spec
 from remora.deployments.bench.workloads import Workload
@@ -150,9 +150,9 @@ def run_command(command: Sequence[str]) -> Figures:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)  # it may have a server to stop
     try:
-        process.wait(30)
+        process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

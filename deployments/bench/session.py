@@ -61,7 +61,8 @@ def begin(target: str, **settings: object) -> Report:
     )
     if warning := busy_warning():
         report.warnings.append(warning)
-        Console(stderr=True).print(f"[yellow]warning:[/] {warning}")
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(f"[yellow]warning:[/] {warning}")
     return report
 
 

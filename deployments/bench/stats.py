@@ -36,8 +36,8 @@ class Trace:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None for fewer than two tokens."""
-        if self.error or not self.stamps_s or self.num_output_tokens < 2:
+        """Time per output token after the first; None for one token, or all in one piece."""
+        if self.error or len(self.stamps_s) < 2 or self.num_output_tokens < 2:
             return None
         return (self.stamps_s[-1] - self.stamps_s[0]) / (self.num_output_tokens - 1)
 

@@ -5,6 +5,7 @@ Only light modules are imported here; each command imports the rest when it runs
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,12 @@ Outs = Annotated[int | None, typer.Option("--output", min=1, help="Tokens of eac
 Concurrency = Annotated[str, typer.Option(help="Streams at once; several with commas between.")]
 TtftMs = Annotated[float, typer.Option("--slo-ttft-ms", min=0, help="SLO: ms to first token.")]
 TpotMs = Annotated[float, typer.Option("--slo-tpot-ms", min=0, help="SLO: ms per token after.")]
+
+
+@app.callback()
+def bench() -> None:
+    """Let SIGTERM end us as Ctrl-C does: what was started is stopped on the way out."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @app.command()

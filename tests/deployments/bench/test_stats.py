@@ -106,8 +106,9 @@ def test_time_per_token_counts_tokens_and_not_pieces() -> None:
     assert trace.gaps_s == [1.0, 1.0]
 
 
-def test_a_single_token_has_no_time_per_token() -> None:
+def test_a_single_token_or_piece_has_no_time_per_token() -> None:
     assert make_trace([1.0]).tpot_s is None
+    assert make_trace([1.0], tokens=5).tpot_s is None
 
 
 def test_rates_count_only_what_succeeded() -> None:
