@@ -1,0 +1,174 @@
+"""Sequences on the native paged cache, one step after the other, and what attention means."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.kernels.cpu.buffers import PagedCache
+from remora.kernels.cpu.library import Team
+from remora.kernels.cpu.program import Program
+from tests.kernels.cpu.products import GUARD, make_batch
+
+MAX_TOKENS = 512
+MOST = {torch.float32: 3.3e38, torch.bfloat16: torch.finfo(torch.bfloat16).max}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """The shape of attention."""
+
+    num_kv_heads: int = 2
+    heads_per_kv: int = 3
+    head_dim: int = 16
+    page_size: int = 16
+    window: int | None = None
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def num_heads(self) -> int:
+        return self.num_kv_heads * self.heads_per_kv
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    def draw(self, num_tokens: int, seed: int) -> Tensor:
+        """Return q, k and v [num_tokens, heads, head_dim] of one sequence."""
+        generator = torch.Generator().manual_seed(seed)
+        heads = self.num_heads + 2 * self.num_kv_heads
+        return torch.randn(num_tokens, heads, self.head_dim, generator=generator)
+
+
+class Attending:
+    """One layer's cache and sequences by number; pages come in random order."""
+
+    def __init__(
+        self, team: Team, heads: Heads, *, num_sequences: int, seed: int = 0, garbage: float = 0.0
+    ) -> None:
+        self._heads = heads
+        pages_each = -(-512 // heads.page_size)
+        num_pages = num_sequences * pages_each + 1
+        shuffled = random.Random(seed).sample(range(1, num_pages), num_pages - 1)
+        self.tables = torch.tensor(shuffled, dtype=torch.int32).view(num_sequences, pages_each)
+        self.cache = PagedCache.allocate(
+            team,
+            num_layers=2,
+            num_pages=num_pages,
+            page_size=heads.page_size,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            is_bf16=heads.dtype == torch.bfloat16,
+        )
+        self.cache.data.view(heads.dtype).fill_(garbage)
+        width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+        self._qkv = torch.zeros(MAX_TOKENS, width + 5)
+        out_width = heads.num_heads * heads.head_dim
+        self._out = torch.empty(MAX_TOKENS + 1, out_width + 3, dtype=heads.dtype)
+        self._batch = make_batch(MAX_TOKENS, num_sequences, self.tables)
+        self._program = self._make_program(team)
+        self._lens = [0] * num_sequences
+
+    def _make_program(self, team: Team) -> Program:
+        heads, half = self._heads, self._heads.head_dim // 2
+        program = Program(team, self._batch)
+        program.rotate_and_store(
+            self._qkv,
+            self.cache,
+            1,
+            num_heads=heads.num_heads,
+            cosines=torch.ones(512, half),
+            sines=torch.zeros(512, half),
+            head_norms=None,
+            epsilon=1e-6,
+        )
+        program.attend(
+            self._qkv,
+            self.cache,
+            1,
+            self._out,
+            num_heads=heads.num_heads,
+            scale=heads.scale,
+            window=heads.window,
+        )
+        return program
+
+    def step(self, chunks: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Append q, k and v [n, heads, head_dim] to sequences; return [n, num_heads, head_dim]."""
+        batch, at = self._batch, 0
+        for place, (sequence, chunk) in enumerate(chunks.items()):
+            positions = torch.arange(self._lens[sequence], self._lens[sequence] + len(chunk))
+            pages = self.tables[sequence][positions // self._heads.page_size]
+            stop = at + len(chunk)
+            self._qkv[at:stop, : chunk[0].numel()] = chunk.flatten(1)
+            batch.positions[at:stop] = positions.numpy()
+            slots = pages * self._heads.page_size + positions % self._heads.page_size
+            batch.slots[at:stop] = slots.numpy()
+            batch.starts[place : place + 2] = at, stop
+            batch.table_rows[place] = sequence
+            self._lens[sequence] += len(chunk)
+            batch.lengths[place] = self._lens[sequence]
+            at = stop
+        self._out[: at + 1] = GUARD
+        self._program.run(at, len(chunks), 0)
+        return self._read(chunks, at)
+
+    def _read(self, chunks: Mapping[int, Tensor], num_tokens: int) -> dict[int, Tensor]:
+        width = self._heads.num_heads * self._heads.head_dim
+        guard = torch.tensor(GUARD, dtype=self._heads.dtype)
+        assert (self._out[num_tokens] == guard).all(), "the row after the last was written to"
+        beyond = self._out[:num_tokens, width:]
+        assert (beyond == guard).all(), "columns after the last were written to"
+        heads = self._out[:num_tokens, :width].unflatten(1, (-1, self._heads.head_dim))
+        parts = heads.clone().split([len(chunk) for chunk in chunks.values()] or [0])
+        return dict(zip(chunks, parts, strict=bool(chunks)))
+
+    def stored(self, sequence: int) -> tuple[Tensor, Tensor]:
+        """Read K and V [tokens, num_kv_heads, head_dim] back as src/attention.h lays them out."""
+        heads, size = self._heads, self._heads.page_size
+        width = 4 // heads.dtype.itemsize
+        padded = -(-heads.head_dim // 16) * 16
+        num_pages = -(-self._lens[sequence] // size)
+        pages = self.cache.data[1][self.tables[sequence, :num_pages].long()].view(heads.dtype)
+        halves = pages.view(num_pages, heads.num_kv_heads, 2, size // 16, 16 * padded)
+        keys = halves[:, :, 0].view(num_pages, -1, size // 16, padded // width, 16, width)
+        values = halves[:, :, 1].view(num_pages, -1, size // 16, 16 // width, padded, width)
+        return (
+            self._in_order(keys.permute(0, 2, 4, 1, 3, 5), sequence),
+            self._in_order(values.permute(0, 2, 3, 5, 1, 4), sequence),
+        )
+
+    def _in_order(self, tokens_first: Tensor, sequence: int) -> Tensor:
+        heads = self._heads
+        flat = tokens_first.flatten(4) if tokens_first.dim() == 6 else tokens_first
+        rows = flat.reshape(-1, heads.num_kv_heads, -(-heads.head_dim // 16) * 16)
+        return rows[: self._lens[sequence], :, : heads.head_dim]
+
+
+def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
+    """Attend every token of one sequence to those before it, in float64."""
+    rounded = qkv.to(heads.dtype).double()
+    query, key, value = rounded.split(
+        [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1
+    )
+    key = key.repeat_interleave(heads.heads_per_kv, 1)
+    value = value.repeat_interleave(heads.heads_per_kv, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * heads.scale
+    at = torch.arange(len(qkv))
+    hidden = at[None, :] > at[:, None]
+    if heads.window is not None:
+        hidden |= at[None, :] <= at[:, None] - heads.window
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def run_in_chunks(
+    team: Team, heads: Heads, qkv: Tensor, chunks: Sequence[int], *, seed: int = 0
+) -> Tensor:
+    """Attend one sequence alone, chunk after chunk."""
+    attending = Attending(team, heads, num_sequences=1, seed=seed)
+    return torch.cat([attending.step({0: part})[0] for part in qkv.split(list(chunks))])

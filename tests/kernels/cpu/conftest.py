@@ -1,0 +1,40 @@
+"""The native library and teams of threads on it, compiled into the user's cache once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from remora.configs.environment import cache_dir
+from remora.kernels.cpu.build import InstructionSet, NativeUnavailable, load_library
+from remora.kernels.cpu.library import Library, Team
+
+
+def load(instruction_set: InstructionSet | None) -> Library:
+    try:
+        return Library(load_library(cache_dir() / "kernels", instruction_set=instruction_set))
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def library() -> Library:
+    """The library that this machine serves with."""
+    return load(None)
+
+
+@pytest.fixture(scope="session")
+def team(library: Library) -> Iterator[Team]:
+    """Two threads."""
+    team = Team(library, 2)
+    yield team
+    team.close()
+
+
+@pytest.fixture(scope="session", params=list(InstructionSet))
+def each_team(request: pytest.FixtureRequest) -> Iterator[Team]:
+    """Two threads for every instruction set that this CPU can run."""
+    team = Team(load(request.param), 2)
+    yield team
+    team.close()

@@ -1,0 +1,171 @@
+"""Products through the native library, and what a packed weight means, read back in torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.kernels.cpu.buffers import Batch, Rows
+from remora.kernels.cpu.library import PANEL, Epilogue, Format, Team
+from remora.kernels.cpu.packing import PackedWeight, pack
+from remora.kernels.cpu.program import Program
+from remora.kernels.memory import Arena
+
+EPS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}  # unit roundoff
+GROUP = {Format.Q8: 64, Format.Q4: 32}
+GUARD = -123.0
+GUARD_COLUMNS = 16
+
+
+def make_batch(max_tokens: int, max_rows: int = 1, tables: Tensor | None = None) -> Batch:
+    return Batch(
+        max_tokens=max_tokens,
+        max_rows=max_rows,
+        max_logits=max_tokens,
+        tables=torch.zeros(1, 1, dtype=torch.int32) if tables is None else tables,
+    )
+
+
+def pack_alone(
+    team: Team, weight: Tensor, bias: Tensor | None, format: Format, *, gated: bool = False
+) -> PackedWeight:
+    """Pack a weight into memory of its own."""
+    return pack(team, weight, bias, format, Arena(segment_bytes=0), gated=gated)
+
+
+def make_rows(team: Team, format: Format, x: Tensor, size: int | None = None) -> Rows:
+    """Put x [rows, k] into rows for at least `size` values, by the library where it quantises."""
+    k = x.shape[1]
+    rows = Rows.allocate(team, format, len(x), max(k, size or 0))
+    if not format.is_grouped:
+        rows.values[:, :k] = x
+        return rows
+    program = Program(team, make_batch(len(x)))
+    program.quantize(x.contiguous(), k, rows)
+    program.run(len(x), 0, 0)
+    return rows
+
+
+def multiply(
+    team: Team,
+    rows: Rows,
+    weight: PackedWeight,
+    *,
+    count: int | None = None,
+    epilogue: Epilogue = Epilogue.STORE,
+    start: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return the product of the first `count` rows, padding columns included.
+
+    start:  what the output holds before, for ADD
+    Fails if anything beyond the output is written to.
+    """
+    count = len(rows.values) if count is None else count
+    columns = weight.out_columns
+    out = torch.full((count + 1, columns + GUARD_COLUMNS), GUARD, dtype=dtype)
+    if start is not None:
+        out[:count, :columns] = 0
+        out[:count, : start.shape[1]] = start
+    program = Program(team, make_batch(max(count, 1)))
+    program.multiply(rows, weight, out, epilogue)
+    program.run(count, 0, 0)
+    assert (out[count] == GUARD).all(), "the row after the last was written to"
+    assert (out[:, columns:] == GUARD).all(), "columns after the last were written to"
+    return out[:count, :columns]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpacked:
+    """What a packed weight says, in the order of its rows, padding cut off after a look at it.
+
+    values:  [n, k] float64, dequantised exactly
+    size:    [n, k] float64, at least |values|: the sum of the parts that make them up
+    scale:   [n, k] float64, a step of the quantisation; 0 where there is none
+    """
+
+    values: Tensor
+    size: Tensor
+    scale: Tensor
+
+
+def unpack(weight: PackedWeight) -> Unpacked:
+    """Read a packed weight back as src/linear.h describes it."""
+    columns, size, scale = _UNPACK[weight.format](weight.data, weight.num_panels)
+    return Unpacked(
+        values=_in_rows(columns, weight, check=True),
+        size=_in_rows(size, weight),
+        scale=_in_rows(scale, weight),
+    )
+
+
+def _in_rows(columns: Tensor, weight: PackedWeight, *, check: bool = False) -> Tensor:
+    """Undo the order of gated columns; what pads the weight must be zero."""
+    n = weight.n
+    if not weight.is_gated:
+        rows, rest = columns[:n], columns[n:]
+    else:
+        gate, up = columns.view(-1, 2, 16, columns.shape[1]).transpose(0, 1).flatten(1, 2)
+        rows = torch.cat((gate[: n // 2], up[: n // 2]))
+        rest = torch.cat((gate[n // 2 :], up[n // 2 :]))
+    if check:
+        assert not rest.any()
+        # 0 need not be a level of int4; what pads x is 0 as well.
+        assert weight.format is Format.Q4 or not rows[:, weight.k :].any()
+    return rows[:, : weight.k]
+
+
+def _unpack_f32(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
+    values = data.view(torch.float32).view(panels, -1, PANEL).transpose(1, 2).flatten(0, 1)
+    return values.double(), values.double().abs(), torch.zeros_like(values).double()
+
+
+def _unpack_bf16(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
+    pairs = data.view(torch.bfloat16).view(panels, -1, PANEL, 2)
+    values = pairs.transpose(1, 2).reshape(panels * PANEL, -1)
+    return values.double(), values.double().abs(), torch.zeros_like(values).double()
+
+
+def _unpack_q8(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
+    groups = data.view(panels, -1, 2 * PANEL + 64 * PANEL)
+    scale = _per_column(groups[..., : 2 * PANEL])
+    levels = groups[..., 2 * PANEL :].reshape(panels, -1, 16, PANEL, 4)
+    levels = levels.permute(0, 3, 1, 2, 4).reshape(panels * PANEL, -1, 64).double() - 128
+    values = (levels * scale).flatten(1)
+    return values, values.abs(), scale.expand(-1, -1, 64).flatten(1)
+
+
+def _unpack_q4(data: Tensor, panels: int) -> tuple[Tensor, Tensor, Tensor]:
+    groups = data.view(panels, -1, 4 * PANEL + 16 * PANEL)
+    scale = _per_column(groups[..., : 2 * PANEL])
+    least = _per_column(groups[..., 2 * PANEL : 4 * PANEL])
+    both = groups[..., 4 * PANEL :].reshape(panels, -1, 4, PANEL, 4)
+    nibbles = torch.stack((both & 15, both >> 4), dim=4)
+    levels = nibbles.permute(0, 3, 1, 2, 4, 5).reshape(panels * PANEL, -1, 32).double()
+    values, size = levels * scale + least, (levels * scale).abs() + least.abs()
+    return values.flatten(1), size.flatten(1), scale.expand(-1, -1, 32).flatten(1)
+
+
+def _per_column(stored: Tensor) -> Tensor:
+    """[panels, groups, bytes] -> [columns, groups, 1]."""
+    numbers = stored.contiguous().view(torch.bfloat16)
+    return numbers.transpose(1, 2).flatten(0, 1).unsqueeze(-1).double()
+
+
+_UNPACK = {
+    Format.F32: _unpack_f32,
+    Format.BF16: _unpack_bf16,
+    Format.Q8: _unpack_q8,
+    Format.Q4: _unpack_q4,
+}
+
+
+def read_rows(rows: Rows, size: int) -> Tensor:
+    """Return [rows, size] float64: exactly what a product reads."""
+    if rows.scales is None:
+        return rows.values[:, :size].double()
+    assert not rows.values[:, size:].any()
+    groups = rows.values.view(len(rows.values), -1, GROUP[rows.format]).double()
+    return (groups * rows.scales.unsqueeze(-1).double()).flatten(1)[:, :size]

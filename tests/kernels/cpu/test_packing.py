@@ -1,0 +1,293 @@
+"""Packed weights and products with them, against the same numbers in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from remora.kernels.cpu.library import Epilogue, Format, Library, Team
+from remora.kernels.cpu.packing import PackedWeight, pack
+from remora.kernels.cpu.program import Program
+from remora.kernels.memory import Arena
+from tests.kernels.cpu.products import (
+    EPS,
+    make_batch,
+    make_rows,
+    multiply,
+    pack_alone,
+    read_rows,
+    unpack,
+)
+
+SOURCES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One product."""
+
+    format: Format
+    n: int
+    k: int
+    rows: int
+    has_bias: bool
+    epilogue: Epilogue
+    source: torch.dtype
+    seed: int
+
+    @property
+    def is_gated(self) -> bool:
+        return self.epilogue is Epilogue.GATED
+
+    def draw(self) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return weight, bias and x. Some groups of x are zero, some values large."""
+        generator = torch.Generator().manual_seed(self.seed)
+        weight = torch.randn(self.n, self.k, generator=generator).to(self.source)
+        bias = torch.randn(self.n, generator=generator).to(self.source) if self.has_bias else None
+        x = torch.randn(self.rows, self.k, generator=generator)
+        x[:, self.k // 2] *= 30
+        x[self.rows // 2, : self.k // 3] = 0
+        return weight, bias, x
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    epilogue = draw(st.sampled_from(Epilogue))
+    n = draw(st.integers(1, 200))
+    return Case(
+        format=draw(st.sampled_from(Format)),
+        n=2 * n if epilogue is Epilogue.GATED else n,
+        k=draw(st.integers(1, 200)),
+        rows=draw(st.integers(1, 40)),
+        has_bias=draw(st.booleans()),
+        epilogue=epilogue,
+        source=draw(st.sampled_from(SOURCES)),
+        seed=draw(st.integers(0, 2**31)),
+    )
+
+
+def make_case(format: Format, epilogue: Epilogue = Epilogue.STORE, **sizes: int) -> Case:
+    return Case(
+        format=format,
+        n=sizes.get("n", 150),
+        k=sizes.get("k", 83),
+        rows=sizes.get("rows", 13),
+        has_bias=True,
+        epilogue=epilogue,
+        source=torch.float32,
+        seed=sizes.get("seed", 0),
+    )
+
+
+def bound_of_product(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
+    """Bound the float32 error of a sum of k products: one rounding each, on what they add up to."""
+    size = x.abs() @ unpack(weight).size.T + bias.abs()
+    return (weight.k + 8) * EPS[torch.float32] * size
+
+
+def check(team: Team, case: Case, out_dtype: torch.dtype = torch.float32) -> None:
+    weight, bias, x = case.draw()
+    packed = pack_alone(team, weight, bias, case.format, gated=case.is_gated)
+    rows = make_rows(team, case.format, x)
+    start = torch.randn(case.rows, case.n) if case.epilogue is Epilogue.ADD else None
+
+    out = multiply(team, rows, packed, epilogue=case.epilogue, start=start, dtype=out_dtype)
+
+    read = read_rows(rows, case.k)
+    exact_bias = torch.zeros(case.n).double() if bias is None else bias.double()
+    expected = read @ unpack(packed).values.T + exact_bias
+    bound = bound_of_product(read, packed, exact_bias)
+    if start is not None:
+        expected += start
+        bound += EPS[torch.float32] * expected.abs()
+    if case.is_gated:
+        expected, bound = gate(expected, bound)
+        bound += EPS[out_dtype] * expected.abs()
+    real, padding = out[:, : expected.shape[1]], out[:, expected.shape[1] :]
+    assert ((real.double() - expected).abs() <= bound).all()
+    assert not padding.any()
+
+
+def gate(product: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Return silu(gate) * up and how far it can be off; the slope of silu is at most 1.1."""
+    (gates, ups), (gate_bound, up_bound) = product.chunk(2, -1), bound.chunk(2, -1)
+    opened = torch.nn.functional.silu(gates)
+    exponential = (8 + 2 * gates.abs()) * EPS[torch.float32] * (opened * ups).abs()
+    spread = 1.1 * gate_bound * (ups.abs() + up_bound) + opened.abs() * up_bound
+    return opened * ups, spread + exponential + 1e-30
+
+
+@settings(max_examples=150)
+@given(case=cases())
+def test_products_are_those_of_the_exact_numbers(team: Team, case: Case) -> None:
+    check(team, case)
+
+
+@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("epilogue", Epilogue)
+@pytest.mark.parametrize(("n", "k", "rows"), [(64, 64, 1), (150, 83, 13), (2, 1, 3)])
+def test_every_instruction_set_multiplies(
+    each_team: Team, format: Format, epilogue: Epilogue, n: int, k: int, rows: int
+) -> None:
+    check(each_team, make_case(format, epilogue, n=n, k=k, rows=rows))
+
+
+@pytest.mark.parametrize("format", Format)
+def test_gated_products_are_rounded_to_bfloat16_at_the_end(each_team: Team, format: Format) -> None:
+    check(each_team, make_case(format, Epilogue.GATED), torch.bfloat16)
+
+
+@pytest.mark.parametrize("format", Format)
+def test_many_rows_are_cut_into_blocks_that_fit(team: Team, format: Format) -> None:
+    check(team, make_case(format, n=70, k=40, rows=401))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 83), (2, 1)])
+def test_plain_formats_keep_the_weight(
+    team: Team, source: torch.dtype, n: int, k: int, gated: bool
+) -> None:
+    weight = torch.randn(n, k).to(source)
+
+    as_float = unpack(pack_alone(team, weight, None, Format.F32, gated=gated))
+    as_bf16 = unpack(pack_alone(team, weight, None, Format.BF16, gated=gated))
+
+    assert torch.equal(as_float.values, weight.double())
+    assert torch.equal(as_bf16.values, weight.bfloat16().double())
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 83), (2, 1)])
+def test_int8_is_off_by_half_a_step_at_most(team: Team, n: int, k: int, gated: bool) -> None:
+    weight = torch.randn(n, k)
+
+    unpacked = unpack(pack_alone(team, weight, None, Format.Q8, gated=gated))
+
+    error = (unpacked.values - weight.double()).abs()
+    assert (error <= unpacked.scale / 2 * (1 + 1e-6)).all()
+    assert (unpacked.scale <= weight.abs().max() / 127 * (1 + 2**-8)).all()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (150, 83), (2, 1)])
+def test_int4_is_off_by_half_a_step_and_what_bfloat16_ends_are_off(
+    team: Team, n: int, k: int, gated: bool
+) -> None:
+    weight = torch.randn(n, k)
+
+    unpacked = unpack(pack_alone(team, weight, None, Format.Q4, gated=gated))
+
+    # The two ends are stored in bfloat16; a value beyond them is cut off.
+    ends = 2 * EPS[torch.bfloat16] * weight.abs().max()
+    error = (unpacked.values - weight.double()).abs()
+    assert (error <= unpacked.scale / 2 + ends).all()
+    assert (unpacked.scale <= 2 * weight.abs().max() / 15 * (1 + 2**-8)).all()
+
+
+@pytest.mark.parametrize("format", [Format.Q8, Format.Q4])
+def test_steps_are_taken_per_row_and_group(team: Team, format: Format) -> None:
+    weight = torch.randn(70, 192)
+    weight[5, :64] *= 1000
+
+    unpacked = unpack(pack_alone(team, weight, None, format))
+
+    other = torch.ones(70, 192, dtype=torch.bool)
+    other[5, :64] = False
+    assert (unpacked.scale[other] < 1).all()
+    assert (unpacked.scale[~other] > 1).all()
+
+
+@pytest.mark.parametrize("format", [Format.Q8, Format.Q4])
+def test_zero_weights_stay_zero(team: Team, format: Format) -> None:
+    assert not unpack(pack_alone(team, torch.zeros(20, 70), None, format)).values.any()
+
+
+@pytest.mark.parametrize("format", Format)
+def test_both_sources_of_the_same_numbers_pack_alike(team: Team, format: Format) -> None:
+    weight = torch.randn(90, 75).bfloat16()
+
+    from_bf16, from_float = (
+        pack_alone(team, source, None, format) for source in (weight, weight.float())
+    )
+
+    assert torch.equal(from_bf16.data, from_float.data)
+
+
+def test_a_weight_of_another_layout_is_packed_by_its_meaning(team: Team) -> None:
+    weight = torch.randn(33, 50)
+
+    assert torch.equal(
+        pack_alone(team, weight.T.contiguous().T, None, Format.F32).data,
+        pack_alone(team, weight, None, Format.F32).data,
+    )
+
+
+def test_other_number_formats_are_refused(team: Team) -> None:
+    with pytest.raises(TypeError, match="float16"):
+        pack_alone(team, torch.zeros(4, 4, dtype=torch.float16), None, Format.F32)
+
+
+@pytest.mark.parametrize("epilogue", Epilogue)
+@pytest.mark.parametrize("format", Format)
+def test_a_row_does_not_depend_on_its_neighbours(
+    library: Library, team: Team, format: Format, epilogue: Epilogue
+) -> None:
+    case = make_case(format, epilogue, rows=40)
+    weight, bias, x = case.draw()
+    packed = pack_alone(team, weight, bias, format, gated=case.is_gated)
+    rows = make_rows(team, format, x)
+    start = torch.randn(40, case.n) if epilogue is Epilogue.ADD else None
+    whole = multiply(team, rows, packed, epilogue=epilogue, start=start)
+    single = Team(library, 1)
+
+    for count in range(1, 41):
+        for crew in (team, single):
+            part = multiply(
+                crew, rows, packed, count=count, epilogue=epilogue, start=part_of(start, count)
+            )
+            assert torch.equal(part, whole[:count])
+        last = make_rows(team, format, x[count - 1 : count])
+        alone = multiply(team, last, packed, epilogue=epilogue, start=part_of(start, count, 1))
+        assert torch.equal(alone[0], whole[count - 1])
+    single.close()
+
+
+def part_of(start: Tensor | None, stop: int, count: int | None = None) -> Tensor | None:
+    return None if start is None else start[stop - (count or stop) : stop]
+
+
+@pytest.mark.parametrize("format", Format)
+def test_no_rows_are_no_work(team: Team, format: Format) -> None:
+    weight, bias, x = make_case(format).draw()
+
+    out = multiply(
+        team, make_rows(team, format, x), pack_alone(team, weight, bias, format), count=0
+    )
+
+    assert out.shape == (0, 192)
+
+
+def test_a_product_that_would_write_beyond_its_output_is_refused(team: Team) -> None:
+    packed = pack_alone(team, torch.randn(65, 8), None, Format.F32)
+    program = Program(team, make_batch(1))
+
+    with pytest.raises(ValueError, match="do not fit"):
+        program.multiply(make_rows(team, Format.F32, torch.zeros(1, 8)), packed, torch.zeros(1, 65))
+
+
+@pytest.mark.parametrize("format", Format)
+def test_weights_in_one_arena_leave_each_other_alone(team: Team, format: Format) -> None:
+    arena = Arena()
+    sources = [torch.randn(n, k) for n, k in [(70, 33), (1, 1), (64, 64), (130, 95)]]
+
+    packed = [pack(team, source, None, format, arena) for source in sources]
+
+    for source, weight in zip(sources, packed, strict=True):
+        assert weight.data.data_ptr() % 64 == 0
+        assert torch.equal(weight.data, pack_alone(team, source, None, format).data)

@@ -1,0 +1,211 @@
+"""Operations on rows, and running parts of a program, against a few lines of torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from remora.kernels.cpu.buffers import PagedCache, Rows
+from remora.kernels.cpu.library import Format, Team
+from remora.kernels.cpu.program import Program
+from remora.kernels.norm import rms_norm
+from remora.kernels.rope import apply_rope
+from tests.kernels.cpu.products import EPS, make_batch, multiply, pack_alone, read_rows
+
+NORM_EPS = 1e-5
+SIZES = [1, 15, 16, 17, 64, 70, 96, 200]
+
+
+def run_norm(
+    team: Team, x: Tensor, weight: Tensor, format: Format, wanted: list[int] | None = None
+) -> Rows:
+    """Normalise every row of x, or those wanted, as rows of logits."""
+    count = len(x) if wanted is None else len(wanted)
+    rows = Rows.allocate(team, format, count + 1, len(weight))
+    batch = make_batch(len(x) + count)
+    program = Program(team, batch)
+    program.norm(x, weight, NORM_EPS, rows, on_logits=wanted is not None)
+    if wanted is not None:
+        batch.logit_index[:count] = wanted
+    program.run(0 if wanted else len(x), 0, 0 if wanted is None else count)
+    assert not rows.values[count].any(), "the row after the last was written to"
+    return rows
+
+
+def tolerance(format: Format, expected: Tensor) -> Tensor:
+    """Bound the error of rounding to the format, of the largest value of a row for groups."""
+    exact = 8 * EPS[torch.float32] * (1 + expected.abs())
+    if format is Format.F32:
+        return exact
+    if format is Format.BF16:
+        return exact + EPS[torch.bfloat16] * expected.abs()
+    return exact + expected.abs().amax(1, keepdim=True) / 127 / 2 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("size", SIZES)
+def test_norm_is_that_of_torch_in_the_format_of_the_rows(
+    each_team: Team, size: int, format: Format
+) -> None:
+    torch.manual_seed(size)
+    x, weight = torch.randn(9, size + 3), torch.randn(size)
+
+    rows = run_norm(each_team, x, weight, format)
+
+    expected = rms_norm(x[:, :size].double(), weight.double(), NORM_EPS)
+    error = (read_rows(rows, size)[:9] - expected).abs()
+    assert (error <= tolerance(format, expected)).all()
+
+
+@pytest.mark.parametrize("format", Format)
+def test_norm_on_logits_takes_the_rows_that_are_wanted(team: Team, format: Format) -> None:
+    x, weight, wanted = torch.randn(30, 70), torch.randn(70), [29, 0, 7, 7]
+
+    gathered = read_rows(run_norm(team, x, weight, format, wanted), 70)
+    everything = read_rows(run_norm(team, x, weight, format), 70)
+
+    assert torch.equal(gathered[:4], everything[wanted])
+
+
+def test_norm_of_zeros_is_zero(team: Team) -> None:
+    assert not run_norm(team, torch.zeros(2, 40), torch.ones(40), Format.F32).values.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", SIZES)
+def test_embedding_looks_rows_up(team: Team, size: int, dtype: torch.dtype) -> None:
+    table, ids = torch.randn(50, size).to(dtype), torch.tensor([49, 0, 3, 3, 20])
+    out = torch.full((6, size + 2), -7.0)
+    batch = make_batch(5)
+    batch.token_ids[:] = ids.numpy()
+    program = Program(team, batch)
+    program.embed(table, out)
+
+    program.run(5, 0, 0)
+
+    assert torch.equal(out[:5, :size], table[ids].float())
+    assert (out[5] == -7).all()
+    assert (out[:, size:] == -7).all()
+
+
+@settings(max_examples=60)
+@given(
+    size=st.integers(1, 200),
+    num_rows=st.integers(1, 40),
+    format=st.sampled_from([Format.Q8, Format.Q4]),
+    factor=st.sampled_from([1e-30, 1e-3, 1.0, 1e4, 1e30]),
+)
+def test_quantised_rows_are_off_by_half_a_step(
+    team: Team, size: int, num_rows: int, format: Format, factor: float
+) -> None:
+    x = torch.randn(num_rows, size + 1) * factor
+    x[num_rows // 2, : size // 2] = 0
+    rows = Rows.allocate(team, format, num_rows + 1, size)
+    program = Program(team, make_batch(num_rows))
+    program.quantize(x, size, rows)
+
+    program.run(num_rows, 0, 0)
+
+    assert rows.scales is not None
+    assert rows.sums is not None
+    group = rows.values.shape[1] // rows.scales.shape[1]
+    grouped = rows.values.view(num_rows + 1, -1, group)
+    steps = rows.scales.repeat_interleave(group, 1)[:num_rows, :size].double()
+    error = (read_rows(rows, size)[:num_rows] - x[:, :size].double()).abs()
+    assert (error <= steps / 2 * (1 + 1e-4)).all()
+    padded = torch.zeros(num_rows, rows.values.shape[1])
+    padded[:, :size] = x[:, :size]
+    largest = padded.view(num_rows, -1, group).abs().amax(-1)
+    torch.testing.assert_close(rows.scales[:num_rows], largest / 127, rtol=1e-6, atol=0.0)
+    assert torch.equal(rows.sums, grouped.sum(-1, dtype=torch.int32))
+    assert not rows.values[num_rows].any(), "the row after the last was written to"
+
+
+def rotate(
+    team: Team, qkv: Tensor, positions: Tensor, angles: Tensor, norms: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Rotate 3 heads of q and 2 of k; returns them with v, [T, 7, head_dim]."""
+    head_dim = qkv.shape[2]
+    cache = PagedCache.allocate(
+        team,
+        num_layers=1,
+        num_pages=2,
+        page_size=16,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        is_bf16=False,
+    )
+    buffer = torch.zeros(len(qkv) + 1, 7 * head_dim + 3)
+    buffer[:-1, : 7 * head_dim] = qkv.flatten(1)
+    batch = make_batch(len(qkv))
+    batch.positions[:] = positions.numpy()
+    batch.slots[:] = range(16, 16 + len(qkv))
+    program = Program(team, batch)
+    program.rotate_and_store(
+        buffer,
+        cache,
+        0,
+        num_heads=3,
+        cosines=angles.cos(),
+        sines=angles.sin(),
+        head_norms=norms,
+        epsilon=NORM_EPS,
+    )
+    program.run(len(qkv), 1, 0)
+    assert not buffer[-1].any()
+    assert not buffer[:, 7 * head_dim :].any()
+    return buffer[:-1, : 7 * head_dim].view(qkv.shape)
+
+
+@pytest.mark.parametrize("head_dim", [8, 16, 64, 80, 96, 128])
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_heads_are_normalised_and_rotated(each_team: Team, has_norms: bool, head_dim: int) -> None:
+    torch.manual_seed(head_dim)
+    qkv, positions = torch.randn(16, 7, head_dim), torch.randperm(40)[:16]
+    angles = torch.rand(40, head_dim // 2) * 6
+    norms = (torch.randn(head_dim), torch.randn(head_dim)) if has_norms else None
+
+    rotated = rotate(each_team, qkv, positions, angles, norms)
+
+    query, key = qkv[:, :3].double(), qkv[:, 3:5].double()
+    if norms is not None:
+        query = rms_norm(query, norms[0].double(), NORM_EPS)
+        key = rms_norm(key, norms[1].double(), NORM_EPS)
+    turned = angles[positions].double()
+    expected = apply_rope(torch.cat((query, key), 1), turned.cos(), turned.sin())
+    torch.testing.assert_close(rotated[:, :5].double(), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(rotated[:, 5:], qkv[:, 5:])
+
+
+def test_part_of_a_program_runs_alone(team: Team) -> None:
+    x, weight = torch.randn(3, 64), torch.ones(64)
+    first, second = (Rows.allocate(team, Format.F32, 3, 64) for _ in range(2))
+    program = Program(team, make_batch(3))
+    program.norm(x, weight, NORM_EPS, first)
+    program.norm(x, weight, NORM_EPS, second)
+    assert len(program) == 2
+
+    program.run(3, 0, 0, first=1)
+
+    assert not first.values.any()
+    assert second.values.any()
+
+    program.run(3, 0, 0, last=1)
+
+    assert torch.equal(first.values, second.values)
+
+
+@pytest.mark.parametrize("format", Format)
+def test_a_norm_and_a_product_pass_rows_on(team: Team, format: Format) -> None:
+    x, norm, weight = torch.randn(5, 70), torch.randn(70), torch.randn(30, 70)
+    packed = pack_alone(team, weight, None, format)
+    rows = run_norm(team, x, norm, format)
+
+    out = multiply(team, rows, packed, count=5)
+
+    expected = rms_norm(x, norm, NORM_EPS) @ weight.T
+    error = (out[:, :30] - expected).norm() / expected.norm()
+    assert error < {Format.F32: 1e-6, Format.BF16: 0.01, Format.Q8: 0.02, Format.Q4: 0.15}[format]
