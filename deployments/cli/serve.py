@@ -22,18 +22,29 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, IMPORT_PATH, load_serve_file, parse_args
 from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.cli.haproxy import (
+    SWITCH,
+    Proxy,
+    choose_proxy,
+    haproxy_environment,
+    open_doors,
+    own_folder,
+    shape_errors,
+)
 from remora.deployments.cli.terminal import Failure, answer
 
 APP_NAME = "remora"
 POLL_S = 0.2
 KILL_WAIT_S = 2.0
 # Of Ray's own, when the user has said nothing: no phoning home, Serve's own errors in our shape,
-# and token authentication (a file in ~/.ray), since Ray's ports listen on every interface and
-# whoever may talk to them may run code.
+# token authentication (a file in ~/.ray), since Ray's ports listen on every interface and whoever
+# may talk to them may run code, and our handlers in the loop that writes to the sockets, since
+# passing each event on to another thread costs more than all else about it.
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "remora.deployments.http.proxy:middlewares",
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
 
 
@@ -54,6 +65,10 @@ def serve(
         str | None, typer.Option(help="Name that clients put into `model`.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Number format of the model.")] = None,
+    proxy: Annotated[
+        Proxy | None,
+        typer.Option(help="What stands before the replicas; default: haproxy where it can be had."),
+    ] = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C."""
     for name, value in _RAY_ENVIRONMENT.items():
@@ -61,14 +76,19 @@ def serve(
     raw = serve_config(target, host=host, port=port, model_name=model_name, dtype=dtype)
     http = raw["http_options"]
     check_port(http["host"], http["port"])
+    proxy = choose_proxy(proxy, http["host"])
     signals = _Signals()
     _write_built_in_model(raw)
-    try:
-        _run(raw, signals)
-    except _Stopped:
-        _drain(raw)
-    finally:
-        _shut_down()
+    with own_folder() as folder:
+        if proxy is Proxy.HAPROXY:
+            os.environ.update({**haproxy_environment(folder), **os.environ})
+        os.environ[SWITCH] = str(int(proxy is Proxy.HAPROXY))
+        try:
+            _run(raw, signals, folder)
+        except _Stopped:
+            _drain(raw)
+        finally:
+            _shut_down()
 
 
 def _write_built_in_model(raw: dict[str, Any]) -> None:
@@ -199,8 +219,11 @@ class _Signals:
             raise _Stopped
 
 
-def _run(raw: dict[str, Any], signals: _Signals) -> None:
-    """Start Ray and Serve, deploy, and wait until stopped. Raises Failure."""
+def _run(raw: dict[str, Any], signals: _Signals, folder: Path) -> None:
+    """Start Ray and Serve, deploy, and wait until stopped. Raises Failure.
+
+    folder:  where HAProxy's files are, if it is used
+    """
     import ray
     from ray import serve as ray_serve
     from ray.serve.config import HTTPOptions
@@ -221,6 +244,7 @@ def _run(raw: dict[str, Any], signals: _Signals) -> None:
         proxy_location=raw.get("proxy_location", "HeadOnly"),
         logging_config=raw["logging_config"],
     )
+    shape_errors(folder)  # before HAProxy hears of a replica
     from ray.serve.context import _get_global_client
 
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate(raw))
@@ -231,6 +255,8 @@ def _run(raw: dict[str, Any], signals: _Signals) -> None:
         f"ready in {time.monotonic() - started:.1f} s: http://{host}:{http['port']}/v1 "
         f"(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops."
     )
+    if os.environ[SWITCH] == "1":
+        answer(open_doors(os.environ, http["host"]))
     while True:
         signal.pause()
 

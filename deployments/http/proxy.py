@@ -7,14 +7,20 @@ sends passes through untouched.
 
 from __future__ import annotations
 
+import logging
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from remora.configs.errors import Unavailable
+from remora.deployments.http.edge import error_answer
 from remora.deployments.http.errors import answer_to_status, shape
 from remora.deployments.http.wire import dumps
 
 _MAX_TEXT = 200
+
+log = logging.getLogger(__name__)
 
 
 class ProxyErrors:
@@ -29,10 +35,12 @@ class ProxyErrors:
             await self._app(scope, receive, send)
             return
         held: Message | None = None
+        has_started = False
         text = b""
 
         async def send_on(message: Message) -> None:
-            nonlocal held, text
+            nonlocal held, has_started, text
+            has_started = True
             if message["type"] == "http.response.start" and _is_plain_error(message):
                 held = message
                 return
@@ -43,7 +51,16 @@ class ProxyErrors:
             if not message.get("more_body"):
                 await _send_shaped(held, text, send)
 
-        await self._app(scope, receive, send_on)
+        try:
+            await self._app(scope, receive, send_on)
+        except Exception:
+            # A replica that dies before it has said anything ends like this.
+            if has_started:
+                raise
+            log.exception("Serve's proxy failed")
+            await error_answer(Unavailable("No replica could answer. Please try again."))(
+                scope, receive, send
+            )
 
 
 def _is_plain_error(start: Message) -> bool:

