@@ -102,7 +102,7 @@ def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEng
         max_tokens=plan.max_sequence_tokens,
         page_size=plan.page_size,
     )
-    with phases.timed("prepare kernels"):
+    with phases.timed("prepare kernels and KV cache"):
         forward = build_forward(model, plan, table, cache_dir() / "kernels")
     torch.set_num_threads(forward.torch_threads)
     sampler = Sampler(

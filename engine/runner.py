@@ -6,7 +6,6 @@ Knows nothing of requests, queues or why a row is in the step, nor of how a forw
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,8 +13,10 @@ import torch
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.logprobs import concat_logprobs
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, ForwardPass
-from remora.engine.sampling import Sampler, prompt_logprobs
+from remora.engine.sampling import SampledTokens, Sampler, prompt_logprobs
 from remora.engine.types import LogprobRows, RowInit, StepPlan, StepResult
+
+NOTHING_SAMPLED = SampledTokens(token_ids=np.empty(0, dtype=np.int64))
 
 
 class LocalRunner:
@@ -30,24 +31,24 @@ class LocalRunner:
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass and sample the rows that the plan asks for."""
-        started = time.perf_counter()
         self._update_rows(plan)
         inputs = self._table.inputs(plan)
+        started = time.perf_counter()
         logits = self._forward.forward(inputs)
         forwarded = time.perf_counter()
         rows = plan.rows[plan.samples]
-        result = StepResult(step_id=plan.step_id, rows=rows, token_ids=np.empty(0, dtype=np.int64))
+        sampled = NOTHING_SAMPLED
         if len(rows):
             sampled = self._sampler.sample(logits, rows)
             self._table.add_tokens(rows, sampled.token_ids)
-            bad_rows = dict.fromkeys(sampled.bad_rows, "the model's logits were not finite")
-            result = replace(
-                result, token_ids=sampled.token_ids, logprobs=sampled.logprobs, bad_rows=bad_rows
-            )
         scored = self._prompt_logprobs(plan, inputs)  # after sampling: its logits replace those
-        return replace(
-            result,
+        return StepResult(
+            step_id=plan.step_id,
+            rows=rows,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
             prompt_logprobs=scored,
+            bad_rows=dict.fromkeys(sampled.bad_rows, "the model's logits were not finite"),
             forward_s=forwarded - started,
             sample_s=time.perf_counter() - forwarded,
         )
@@ -65,7 +66,8 @@ class LocalRunner:
             self._sampler.add_row(init)
             if init.prompt_logprobs is not None:
                 self._prompts[init.row] = init
-        self._table.add_pages(plan.page_rows, plan.page_ids)
+        if len(plan.page_rows):
+            self._table.add_pages(plan.page_rows, plan.page_ids)
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs) -> dict[int, LogprobRows]:
         """Score the prompt tokens that this step's positions predict, for rows that asked."""

@@ -43,6 +43,10 @@ MIN_TEMPERATURE = 1e-5
 class SamplingKernels(Protocol):
     """The arithmetic of sampling; `kernels/sampling.py` says what each function means."""
 
+    def greedy(self, logits: Tensor) -> tuple[TokenArray, BoolArray]:
+        """Choose each row's greatest logit [R], and say which rows are good [R]."""
+        ...
+
     def choose(
         self,
         logits: Tensor,
@@ -187,17 +191,16 @@ class Sampler:
             )
         temperature = self._temperature[rows]
         if temperature.any():
-            numbers = uniforms(self._seeds[rows], self._num_outputs[rows].astype(np.uint64))
+            token_ids, is_good = self.kernels.choose(
+                logits,
+                temperature,
+                uniforms(self._seeds[rows], self._num_outputs[rows].astype(np.uint64)),
+                top_k=self._top_k[rows],
+                top_p=self._top_p[rows],
+                min_p=self._min_p[rows],
+            )
         else:
-            numbers = np.zeros(len(rows))
-        token_ids, is_good = self.kernels.choose(
-            logits,
-            temperature,
-            numbers,
-            top_k=self._top_k[rows],
-            top_p=self._top_p[rows],
-            min_p=self._min_p[rows],
-        )
+            token_ids, is_good = self.kernels.greedy(logits)
         self._advance(rows, token_ids)
         return SampledTokens(
             token_ids=token_ids,

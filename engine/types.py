@@ -221,7 +221,7 @@ class StepResult:
     logprobs:         row -> one line; only rows that asked
     prompt_logprobs:  row -> a line for each prompt token whose probability this step has computed
     bad_rows:         row -> why no token could be sampled (its logits were not finite)
-    forward_s, sample_s:  seconds spent
+    forward_s, sample_s:  seconds spent; what a plan says of rows is taken in before both
     """
 
     step_id: int

@@ -27,6 +27,16 @@ BLOCK = 128
 FIRST_CANDIDATES, GROWTH = 64, 8
 
 
+def greedy(logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return the id of each row's greatest logit [R], the lowest among equals.
+
+    Also returns whether the row is good [R]: not so if it holds a NaN or an infinity, or only -inf;
+    its id then means nothing.
+    """
+    best, ids = argmax(logits)
+    return ids.cpu().numpy(), best.isfinite().cpu().numpy()
+
+
 def choose(
     logits: Tensor,
     temperature: npt.NDArray[np.float32],
@@ -43,12 +53,9 @@ def choose(
     uniforms:     [R] in [0, 1); of rows that draw
     others:       [R] as in `draw_truncated`; top_p 1 and min_p 0 = off
 
-    Also returns whether the row is good [R]: not so if it holds a NaN or an infinity, or only -inf;
-    its id then means nothing.
+    Also returns whether the row is good [R], as `greedy` does.
     """
-    best, best_ids = argmax(logits)
-    is_good: npt.NDArray[np.bool_] = best.isfinite().cpu().numpy()
-    token_ids: npt.NDArray[np.int64] = best_ids.cpu().numpy()
+    token_ids, is_good = greedy(logits)
     is_random = is_good & (temperature > 0)
     is_cut = (top_k > 0) | (top_p < 1) | (min_p > 0)
     filters = (top_k, top_p, min_p)

@@ -68,11 +68,8 @@ class StepProgram:
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size], overwritten by the next call."""
         batch = self._program.batch
-        num_tokens, num_rows, num_logits = (
-            inputs.num_tokens,
-            len(inputs.rows),
-            len(inputs.logit_index),
-        )
+        num_tokens, num_rows = inputs.num_tokens, len(inputs.rows)
+        num_logits = len(inputs.logit_index)
         batch.token_ids[:num_tokens] = inputs.token_ids
         batch.positions[:num_tokens] = inputs.positions
         batch.slots[:num_tokens] = inputs.slots

@@ -60,7 +60,6 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "pack": (None, (c_void_p, POINTER(WeightStruct), c_void_p, c_int, c_int)),
     "program_new": (c_void_p, (c_void_p, POINTER(BatchStruct))),
     "program_free": (None, (c_void_p,)),
-    "program_size": (c_int, (c_void_p,)),
     "program_run": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int)),
     "add_embed": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int)),
     "add_norm": (

@@ -28,13 +28,14 @@ class Program:
         self._library = team.library
         self._pointer: int = self._library.program_new(team.pointer, byref(batch.struct()))
         self._kept: list[object] = []
+        self._size = 0
 
     def __del__(self) -> None:
         self._library.program_free(self._pointer)
 
     def __len__(self) -> int:
         """Return how many operations there are."""
-        return int(self._library.program_size(self._pointer))
+        return self._size
 
     def run(
         self,
@@ -46,7 +47,7 @@ class Program:
         last: int | None = None,
     ) -> None:
         """Run operations [first, last) on what the batch's arrays hold. Releases the GIL."""
-        stop = len(self) if last is None else last
+        stop = self._size if last is None else last
         self._library.program_run(self._pointer, first, stop, num_tokens, num_sequences, num_logits)
 
     def embed(self, table: Tensor, out: Tensor) -> None:
@@ -182,5 +183,6 @@ class Program:
         )
 
     def _keep(self, *things: object) -> None:
-        """Hold on to what the library has pointers into."""
-        self._kept.extend(things)
+        """Count one more operation, and hold on to what it has pointers into."""
+        self._kept.append(things)
+        self._size += 1

@@ -22,7 +22,7 @@ _LOGITS = (c_void_p, c_void_p, c_int64, c_int, c_int)  # team, logits, stride, R
 
 
 class NativeSampling:
-    """The functions `choose` and `token_logprobs` of `kernels/sampling.py` on a team of threads.
+    """What `kernels/sampling.py` does for `SamplingKernels`, on a team of threads.
 
     Logits are float32 in the CPU's memory, their rows without gaps; they are left as they are.
     """
@@ -35,6 +35,18 @@ class NativeSampling:
         self._token_logprobs = team.library.handle.remora_token_logprobs
         self._token_logprobs.argtypes = (*_LOGITS, c_void_p, c_int, *[c_void_p] * 4)
         self._token_logprobs.restype = None
+
+    def greedy(self, logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Choose the greatest logit of each row; see `kernels/sampling.py`."""
+        token_ids = np.empty(len(logits), np.int64)
+        is_good = np.empty(len(logits), np.bool_)
+        self._choose(
+            *self._describe(logits),
+            *(None,) * 5,
+            token_ids.ctypes.data,
+            is_good.ctypes.data,
+        )
+        return token_ids, is_good
 
     def choose(
         self,

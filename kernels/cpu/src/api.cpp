@@ -74,7 +74,6 @@ void* remora_program_new(void* team, const Batch* batch) {
   return program;
 }
 void remora_program_free(void* program) { delete (Program*)program; }
-int remora_program_size(void* program) { return ((Program*)program)->num_operations(); }
 
 void remora_add_embed(void* program, const void* table, int is_bf16, int size, float* stream,
                       int stride) {

@@ -150,7 +150,6 @@ class Program : public Job {
   Batch batch{};
 
   void add(std::unique_ptr<Operation> operation);
-  int num_operations() const { return (int)operations_.size(); }
   // Run operations [first, last) on `batch`.
   void run(int first, int last);
 

@@ -36,7 +36,8 @@ void for_each_row(void* team, int num_rows, Function function) {
 
 }  // namespace remora
 
-// See NativeSampling in kernels/cpu/sampling.py. All arrays but the logits are [num_rows].
+// See NativeSampling in kernels/cpu/sampling.py. All arrays but the logits are [num_rows]; without
+// temperatures every row is greedy and the other parameters are not read.
 extern "C" void remora_choose(void* team, const float* logits, int64_t stride, int num_rows,
                               int vocab_size, const float* temperature, const double* uniforms,
                               const int64_t* top_k, const double* top_p, const float* min_p,
@@ -45,7 +46,7 @@ extern "C" void remora_choose(void* team, const float* logits, int64_t stride, i
   for_each_row(team, num_rows, [=](int r, SamplingScratch& scratch) {
     LogitRow row(logits + r * stride, vocab_size, scratch);
     is_good[r] = row.is_good();
-    const bool draws = row.is_good() && temperature[r] > 0;
+    const bool draws = temperature && row.is_good() && temperature[r] > 0;
     token_ids[r] = draws ? row.draw({temperature[r], top_k[r], top_p[r], min_p[r]}, uniforms[r])
                          : row.argmax();
   });
