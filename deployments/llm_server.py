@@ -53,8 +53,10 @@ class LLMServer:
     generation_defaults: Mapping[str, Any]
 
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        started = time.perf_counter()
         from remora.engine.launch import start_engine
 
+        import_s = time.perf_counter() - started
         _log_through_serve()
         self.config = parse_args(args)
         # On the event loop and not in a thread: the engine's client belongs to this loop.
@@ -64,11 +66,11 @@ class LLMServer:
         self.plan = launched.built.plan
         self.generation_defaults = launched.built.generation_defaults
         self._served = Served.over(self)
-        await self._warm_up(launched.built)
+        await self._warm_up(launched.built, import_s)
 
-    async def _warm_up(self, built: BuiltEngine) -> None:
+    async def _warm_up(self, built: BuiltEngine, import_s: float) -> None:
         """Make some tokens, so that no caller pays for first-time work, and say what is served."""
-        phases = dict(built.phases)
+        phases = {"import engine": import_s, **built.phases}
         started = time.perf_counter()
         await self._first_token_s()
         phases["warm up"] = time.perf_counter() - started

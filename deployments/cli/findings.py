@@ -24,6 +24,8 @@ from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_args
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import EnginePlan, MachineFacts, make_plan
 from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.cli.compile import KERNELS
+from remora.kernels.cpu.build import COMPILERS, best_instruction_set, read_cpu_flags
 
 _MODULES = ("torch", "ray.serve", "transformers", "tokenizers", "safetensors", "gguf", "fastapi")
 _MODEL_BYTES = 300 * 2**20
@@ -52,6 +54,7 @@ def examine(model: str) -> Iterator[Finding]:
     machine = read_machine()
     yield from check_machine(machine)
     yield check_cache()
+    yield check_kernels()
     yield check_port()
     yield from check_model(model, machine)
 
@@ -123,6 +126,28 @@ def check_cache() -> Finding:
             "make room or set REMORA_CACHE",
         )
     return Finding(Level.OK, "cache", f"{folder}; {BUILTIN_MODEL} will be written there")
+
+
+def check_kernels() -> Finding:
+    """Report whether native kernels are compiled, or can be; without, torch serves, slower."""
+    folder = cache_dir() / KERNELS
+    target = best_instruction_set(read_cpu_flags())
+    if any(folder.glob(f"remora-cpu-{target}-*.so")):
+        return Finding(Level.OK, "kernels", f"native, for {target}, in {folder}")
+    chosen = os.environ.get("CXX", "").split()[:1]
+    compiler = next(filter(None, map(shutil.which, chosen or COMPILERS)), None)
+    if compiler is None:
+        return Finding(
+            Level.WARN,
+            "kernels",
+            f"no C++ compiler ({', '.join(chosen or COMPILERS)}), so torch will serve, which is "
+            "slower; install g++ 11 or newer and run `remora compile`",
+        )
+    return Finding(
+        Level.OK,
+        "kernels",
+        f"native, compiled by {compiler} at the first start or `remora compile`",
+    )
 
 
 def check_port(host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Finding:

@@ -116,6 +116,25 @@ def test_a_full_disk_is_to_be_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "make room or set REMORA_CACHE" in finding.text
 
 
+def test_kernels_are_compiled_or_can_be_or_torch_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REMORA_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "/no/such/compiler -O2")
+    none = findings.check_kernels()
+    monkeypatch.setenv("CXX", "/bin/sh")
+    possible = findings.check_kernels()
+    (tmp_path / "kernels").mkdir()
+    target = findings.best_instruction_set(findings.read_cpu_flags())
+    (tmp_path / "kernels" / f"remora-cpu-{target}-0123.so").touch()
+    compiled = findings.check_kernels()
+
+    assert (none.level, possible.level, compiled.level) == (Level.WARN, Level.OK, Level.OK)
+    assert "/no/such/compiler" in none.text
+    assert "compiled by /bin/sh at the first start" in possible.text
+    assert str(tmp_path / "kernels") in compiled.text
+
+
 def test_a_port_in_use_is_warned_of() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = findings.check_port(port=server.getsockname()[1])
@@ -127,7 +146,7 @@ def test_a_port_in_use_is_warned_of() -> None:
 def test_the_plan_of_a_model_is_shown(tmp_path: Path) -> None:
     found = by_subject(list(findings.check_model(make_model(tmp_path / "m"), make_machine())))
 
-    assert found["would use"].text.startswith("cpu, float32, 2 threads")
+    assert found["would use"].text.startswith("cpu, float32, quantization none, 2 threads")
     assert "for 32,768 tokens" in found["KV cache"].text
 
 

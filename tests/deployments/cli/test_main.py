@@ -14,7 +14,7 @@ def test_help_names_every_command() -> None:
     assert result.exit_code == 0
     missing = [
         name
-        for name in ("serve", "chat", "generate", "config", "doctor")
+        for name in ("serve", "chat", "generate", "config", "doctor", "compile")
         if name not in result.stdout
     ]
     assert missing == []

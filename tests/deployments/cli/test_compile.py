@@ -1,0 +1,51 @@
+"""`remora compile` with a compiler that is a shell script: real ones take seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from remora.deployments.cli.main import app
+
+WRITES_WHAT_FOLLOWS_O = """#!/bin/sh
+echo call >> "$(dirname "$0")/calls"
+while [ "$1" != "-o" ]; do shift; done
+echo library > "$2"
+"""
+
+
+def make_compiler(folder: Path, script: str) -> Path:
+    program = folder / "compiler"
+    program.write_text(script)
+    program.chmod(0o755)
+    return program
+
+
+def test_the_library_is_made_once_and_its_path_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, WRITES_WHAT_FOLLOWS_O)))
+    monkeypatch.setenv("REMORA_CACHE", str(tmp_path / "cache"))
+
+    first = CliRunner().invoke(app, ["compile"])
+    second = CliRunner().invoke(app, ["compile"])
+
+    path = Path(first.stdout.split(" (")[0])
+    assert path.parent == tmp_path / "cache" / "kernels"
+    assert path.read_text() == "library\n"
+    assert second.stdout.split(" (")[0] == str(path)
+    assert (tmp_path / "calls").read_text() == "call\n"
+
+
+def test_without_a_compiler_the_reason_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setenv("REMORA_CACHE", str(tmp_path))
+
+    result = CliRunner().invoke(app, ["compile"])
+
+    assert result.exit_code == 2
+    assert "no native kernels: no C++ compiler was found" in result.stderr
