@@ -35,7 +35,7 @@ class Heads:
 
     @property
     def scale(self) -> float:
-        return self.head_dim**-0.5
+        return float(self.head_dim**-0.5)
 
     def draw(self, num_tokens: int, seed: int) -> Tensor:
         """Return q, k and v [num_tokens, heads, head_dim] of one sequence."""
@@ -123,8 +123,9 @@ class Attending:
         assert (self._out[num_tokens] == guard).all(), "the row after the last was written to"
         beyond = self._out[:num_tokens, width:]
         assert (beyond == guard).all(), "columns after the last were written to"
-        heads = self._out[:num_tokens, :width].unflatten(1, (-1, self._heads.head_dim))
-        parts = heads.clone().split([len(chunk) for chunk in chunks.values()] or [0])
+        shape = (num_tokens, self._heads.num_heads, self._heads.head_dim)
+        heads = self._out[:num_tokens, :width].view(shape)
+        parts = torch.split(heads.clone(), [len(chunk) for chunk in chunks.values()] or [0])
         return dict(zip(chunks, parts, strict=bool(chunks)))
 
     def stored(self, sequence: int) -> tuple[Tensor, Tensor]:
@@ -152,9 +153,8 @@ class Attending:
 def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
     """Attend every token of one sequence to those before it, in float64."""
     rounded = qkv.to(heads.dtype).double()
-    query, key, value = rounded.split(
-        [heads.num_heads, heads.num_kv_heads, heads.num_kv_heads], dim=1
-    )
+    ends = (heads.num_heads, heads.num_heads + heads.num_kv_heads)
+    query, key, value = rounded.tensor_split(ends, dim=1)
     key = key.repeat_interleave(heads.heads_per_kv, 1)
     value = value.repeat_interleave(heads.heads_per_kv, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * heads.scale
@@ -171,4 +171,4 @@ def run_in_chunks(
 ) -> Tensor:
     """Attend one sequence alone, chunk after chunk."""
     attending = Attending(team, heads, num_sequences=1, seed=seed)
-    return torch.cat([attending.step({0: part})[0] for part in qkv.split(list(chunks))])
+    return torch.cat([attending.step({0: part})[0] for part in torch.split(qkv, list(chunks))])
