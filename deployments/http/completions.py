@@ -75,12 +75,11 @@ class CompletionJob:
         """Yield the answer piece by piece; then usage, if asked for."""
         options = self.body.stream_options
         choices = self._choices()
-        offsets: dict[int, TextOffsets] = {}
+        begun: dict[int, TextOffsets | None] = {}
         async for event in outputs:
             _, output = event
             choice = choices.add(event)
-            number = choices.number(choice)
-            piece = self._piece(choices, choice, output, offsets, begins=number not in offsets)
+            piece = self._piece(choices, choice, output, begun)
             if piece is None:
                 continue
             chunk = self._envelope() | {"choices": [piece]}
@@ -131,15 +130,15 @@ class CompletionJob:
         choices: Choices,
         choice: Choice,
         output: Output,
-        offsets: dict[int, TextOffsets],
-        *,
-        begins: bool,
+        begun: dict[int, TextOffsets | None],
     ) -> dict[str, Any] | None:
         """Return the choice object of one output; None if it would say nothing.
 
-        offsets:  number of a choice -> where its tokens' texts begin; updated
+        begun:  number of a choice that has said something -> where its tokens' texts begin, if
+                that will be told; updated
         """
         number = choices.number(choice)
+        begins = number not in begun
         ids = () if self.is_dry else output.token_ids
         text = "" if self.is_dry else output.text
         if begins:
@@ -155,12 +154,12 @@ class CompletionJob:
         }
         if output.finish_reason is not None:
             piece |= self._ending(output)
-        own_offsets = offsets.setdefault(number, self._offsets())
-        if self.body.logprobs is not None:
+        if begins:
+            begun[number] = None if self.body.logprobs is None else self._offsets()
+        offsets = begun[number]
+        if offsets is not None:
             lines = () if self.is_dry else output.logprobs or ()
-            piece["logprobs"] = self._logprobs(
-                choices, choice, ids, lines, own_offsets, begins=begins
-            )
+            piece["logprobs"] = self._logprobs(choices, choice, ids, lines, offsets, begins=begins)
         if self.body.return_token_ids:
             piece["token_ids"] = ids
             if begins:

@@ -96,39 +96,72 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
-        loop = asyncio.get_running_loop()
-        sent_at = loop.time()
-
-        async def send_part(body: bytes, *, more_body: bool = True) -> None:
-            nonlocal sent_at
-            async with asyncio.timeout(STALLED_S):
-                await send(_part(body, more_body=more_body))
-            sent_at = loop.time()
-
-        async def write() -> None:
-            async for event in self._events:
-                await send_part(event)
-
+        wire = _Wire(send)
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         tasks: tuple[asyncio.Future[None], ...] = ()
         try:
             await send(start)
-            writer = asyncio.ensure_future(write())
+            writer = asyncio.ensure_future(self._write(wire))
             gone = asyncio.ensure_future(_until_disconnect(receive))
             tasks = (writer, gone)
             while not (writer.done() or gone.done()):
-                idle = loop.time() - sent_at
                 await asyncio.wait(
-                    tasks, timeout=KEEP_ALIVE_S - idle, return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=wire.patience_s(), return_when=asyncio.FIRST_COMPLETED
                 )
-                if not writer.done() and loop.time() - sent_at >= KEEP_ALIVE_S:
-                    await send_part(_KEEP_ALIVE)
+                if not writer.done():
+                    await wire.keep_alive()
             if writer.done():
                 writer.result()
-                await send_part(b"", more_body=False)
+                await wire.send_in_time(b"", more_body=False)
         except TimeoutError:
             log.warning("a client took nothing of its stream for %g s; it was closed", STALLED_S)
         finally:
             await _cancel(*tasks)
             await self._events.aclose()
             await self._close()
+
+    async def _write(self, wire: _Wire) -> None:
+        async for event in self._events:
+            await wire.send(event)
+
+
+class _Wire:
+    """The way to the client, and how long ago something went through it.
+
+    A timeout of its own for each event would cost as much as making the event; so whoever watches
+    the stream looks, now and then, how long the event on the way has been there.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._time = asyncio.get_running_loop().time
+        self._sent_at = self._time()
+        self._sending_since: float | None = None
+
+    async def send(self, body: bytes) -> None:
+        """Send an event; returns once the client's side has room for more."""
+        self._sending_since = self._time()
+        await self._send(_part(body))
+        self._sending_since = None
+        self._sent_at = self._time()
+
+    async def send_in_time(self, body: bytes, *, more_body: bool = True) -> None:
+        """Send something while nobody watches. Raises TimeoutError after STALLED_S."""
+        async with asyncio.timeout(STALLED_S):
+            await self._send(_part(body, more_body=more_body))
+        self._sent_at = self._time()
+
+    def patience_s(self) -> float:
+        """Return when to look again, at the latest."""
+        if self._sending_since is not None:
+            return self._sending_since + STALLED_S - self._time()
+        return min(STALLED_S, self._sent_at + KEEP_ALIVE_S - self._time())
+
+    async def keep_alive(self) -> None:
+        """Send a comment if nothing was sent for a while. Raises TimeoutError if all is stuck."""
+        now = self._time()
+        if self._sending_since is not None:
+            if now - self._sending_since >= STALLED_S:
+                raise TimeoutError
+        elif now - self._sent_at >= KEEP_ALIVE_S:
+            await self.send_in_time(_KEEP_ALIVE)

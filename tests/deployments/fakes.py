@@ -187,6 +187,8 @@ def make_plan(**changes: Any) -> EnginePlan:
         "load_format": "dummy",
         "device": "cpu",
         "dtype": "float32",
+        "quantization": "none",
+        "cpu_kernels": "auto",
         "num_threads": 1,
         "page_size": 16,
         "num_pages": 64,
