@@ -6,13 +6,15 @@ Implementations live in their own rooms; nothing here runs.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
-
-from remora.engine.batch import ForwardBatch
-from remora.engine.inputs import StepInputs
 from remora.engine.types import EngineStats, Output, Request, StepPlan, StepResult
+
+if TYPE_CHECKING:  # what only serves requests need not load torch
+    from torch import Tensor
+
+    from remora.engine.batch import ForwardBatch
+    from remora.engine.inputs import StepInputs
 
 PROMPT_LOGPROB_ROWS = 64  # most rows of logits that `ForwardPass.logits` is asked for at a time
 
