@@ -24,12 +24,13 @@ class OutputProcessor:
         self._sequences = [
             _SequenceText(index, request, tokenizer) for index in range(request.sampling.n)
         ]
+        self._num_unfinished = request.sampling.n
         self._stopped: list[int] = []
 
     @property
     def is_finished(self) -> bool:
         """Whether all n sequences have ended for the caller."""
-        return all(sequence.is_finished for sequence in self._sequences)
+        return self._num_unfinished == 0
 
     def process(self, events: Iterable[SequenceOutput]) -> list[Output]:
         """Take events in; return one Output for each index that they say something new of."""
@@ -39,8 +40,10 @@ class OutputProcessor:
             if sequence.is_finished:
                 continue
             touched[event.index] = sequence
-            if sequence.take(event) and event.finish_reason is None:
-                self._stopped.append(event.index)
+            if sequence.take(event):
+                self._num_unfinished -= 1
+                if event.finish_reason is None:
+                    self._stopped.append(event.index)
         return [sequence.give() for sequence in touched.values()]
 
     def take_stopped(self) -> list[int]:
@@ -129,7 +132,7 @@ class _SequenceText:
             self._stop_reason = event.stop_token_id
 
     def _show(self, text: str) -> None:
-        if self._num_tokens <= self._sampling.min_tokens:
+        if not self._sampling.stop or self._num_tokens <= self._sampling.min_tokens:
             self._text += text
             return
         shown, stop = self._stops.push(text)

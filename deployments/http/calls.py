@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -33,11 +33,13 @@ class OpenCall:
     def __aiter__(self) -> OpenCall:
         return self
 
-    async def __anext__(self) -> Event:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await anext(self._rest)
+    def __anext__(self) -> Awaitable[Event]:
+        # Not a coroutine of its own: it would stand between each event and its reader.
+        return self._rest.__anext__() if self._first is None else self._take_first(self._first)
+
+    async def _take_first(self, first: Event) -> Event:
+        self._first = None
+        return first
 
     async def aclose(self) -> None:
         """End the call; what is not finished is aborted."""

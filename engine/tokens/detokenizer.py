@@ -11,6 +11,7 @@ sequences, and when a prompt ends within a character its first piece may repeat 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from remora.engine.tokens.tokenizer import Tokenizer
 
@@ -18,6 +19,9 @@ from remora.engine.tokens.tokenizer import Tokenizer
 PROMPT_TAIL_TOKENS = 8
 # Tokens held back before decoding is tried at growing distances only; see `push`.
 PATIENT_FROM_TOKENS = 16
+
+# Windows mostly are one token long, and a text's tokens come back: a few MB of texts.
+CACHED_TOKENS = 2**14
 
 REPLACEMENT = "\ufffd"
 
@@ -55,7 +59,11 @@ class Detokenizer:
             self._next_try = 2 * num_held if num_held >= PATIENT_FROM_TOKENS else 0
             return ""
         self._shown, self._held, self._next_try = self._held, [], 0
-        self._shown_text = self._text(self._shown)
+        self._shown_text = (
+            _text_alone(self._tokenizer, self._shown[0])
+            if len(self._shown) == 1
+            else self._text(self._shown)
+        )
         return text[start:]
 
     def finish(self) -> str:
@@ -68,6 +76,11 @@ class Detokenizer:
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@lru_cache(maxsize=CACHED_TOKENS)
+def _text_alone(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.decode([token_id], skip_special_tokens=False)
 
 
 def _shared_length(first: str, second: str) -> int:
