@@ -27,7 +27,6 @@ from remora.kernels.cpu.sampling import NativeSampling
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 FORMATS = {"bfloat16": Format.BF16, "float32": Format.F32}
 QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.Q8)}
-MOST_HEADS_PER_KV = 192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ def build_forward(
         _refuse_quantization(plan, "engine.cpu_kernels is torch")
         return _eager(model, plan, "torch (as engine.cpu_kernels says)")
     try:
-        _check_covered(model, plan)
+        _check_covered(plan)
         library = Library(load_library(cache_dir))
     except NativeUnavailable as reason:
         _refuse_quantization(plan, str(reason))
@@ -73,9 +72,8 @@ def build_forward(
     return _native(model, plan, table, library)
 
 
-def _check_covered(model: DecoderModel, plan: EnginePlan) -> None:
+def _check_covered(plan: EnginePlan) -> None:
     """Raise NativeUnavailable if step programs do not cover what is asked for."""
-    config = model.config
     if plan.dtype not in FORMATS:
         raise NativeUnavailable(
             f"native kernels compute in {' and '.join(FORMATS)}, and model.dtype is {plan.dtype}"
@@ -84,11 +82,6 @@ def _check_covered(model: DecoderModel, plan: EnginePlan) -> None:
         raise NativeUnavailable(
             f"native kernels need pages of a multiple of 16 tokens, and engine.page_size is "
             f"{plan.page_size}"
-        )
-    if config.num_heads // config.num_kv_heads > MOST_HEADS_PER_KV:
-        raise NativeUnavailable(
-            f"native kernels take at most {MOST_HEADS_PER_KV} query heads per KV head, and the "
-            f"model has {config.num_heads // config.num_kv_heads}"
         )
 
 

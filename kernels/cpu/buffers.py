@@ -75,6 +75,8 @@ class PagedCache:
         is_bf16: bool,
     ) -> PagedCache:
         """Allocate zeroed pages. `page_size` must be a multiple of 16."""
+        if page_size % 16:
+            raise ValueError(f"page_size must be a multiple of 16, not {page_size}")
         shape = CacheStruct(
             is_bf16=is_bf16, page_size=page_size, num_kv_heads=num_kv_heads, head_dim=head_dim
         )

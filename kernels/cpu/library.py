@@ -96,7 +96,10 @@ class Library:
     def __init__(self, handle: ctypes.CDLL) -> None:
         self.handle = handle
         for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(handle, f"remora_{name}")
+            try:
+                function = getattr(handle, f"remora_{name}")
+            except AttributeError as error:
+                raise NativeUnavailable(f"{error}; install remora anew") from error
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         for number, struct in enumerate(MIRRORED):
@@ -117,16 +120,30 @@ class Library:
 
 
 class Team:
-    """Threads that stand by to run programs; the caller is one of them. One caller at a time."""
+    """Threads that stand by to run programs; the caller is one of them. One caller at a time.
+
+    Raises NativeUnavailable when the system gives no more threads.
+    """
+
+    _pointer: int | None = None
 
     def __init__(self, library: Library, num_threads: int) -> None:
         self.library = library
         self.num_threads = num_threads
-        self.pointer: int = library.team_new(num_threads)
+        self._pointer = library.team_new(num_threads)
+        if not self._pointer:
+            raise NativeUnavailable(f"the system does not give {num_threads} threads; allow more")
+
+    @property
+    def pointer(self) -> int:
+        """The library's team. Raises RuntimeError once the team has been closed."""
+        if not self._pointer:
+            raise RuntimeError("this engine has been closed; build another one")
+        return self._pointer
 
     def close(self) -> None:
         """End the threads; nothing may run. Further calls do nothing."""
-        pointer, self.pointer = self.pointer, 0
+        pointer, self._pointer = self._pointer, None
         if pointer:
             self.library.team_free(pointer)
 

@@ -70,6 +70,8 @@ def pack(
     gated:  the first n / 2 rows are a gate's, the others what it gates
     """
     n, k = weight.shape
+    if gated and n % 2:
+        raise ValueError(f"a gated weight has an even number of rows, not {n}")
     packed = PackedWeight(
         format=format,
         n=n,

@@ -22,16 +22,19 @@ from remora.kernels.memory import is_bf16
 class Program:
     """A list of operations over one batch's arrays. Not thread-safe: one run at a time."""
 
+    _pointer: int | None = None
+
     def __init__(self, team: Team, batch: Batch) -> None:
         self.team = team
         self.batch = batch
         self._library = team.library
-        self._pointer: int = self._library.program_new(team.pointer, byref(batch.struct()))
+        self._pointer = self._library.program_new(team.pointer, byref(batch.struct()))
         self._kept: list[object] = []
         self._size = 0
 
     def __del__(self) -> None:
-        self._library.program_free(self._pointer)
+        if self._pointer:
+            self._library.program_free(self._pointer)
 
     def __len__(self) -> int:
         """Return how many operations there are."""
@@ -46,7 +49,11 @@ class Program:
         first: int = 0,
         last: int | None = None,
     ) -> None:
-        """Run operations [first, last) on what the batch's arrays hold. Releases the GIL."""
+        """Run operations [first, last) on what the batch's arrays hold. Releases the GIL.
+
+        Raises RuntimeError once the team has been closed.
+        """
+        _ = self.team.pointer
         stop = self._size if last is None else last
         self._library.program_run(self._pointer, first, stop, num_tokens, num_sequences, num_logits)
 
@@ -162,6 +169,9 @@ class Program:
 
         out is float32; with the gated epilogue it may be bfloat16.
         """
+        needed = len(self.batch.logit_index if on_logits else self.batch.token_ids)
+        if min(len(x.values), len(out)) < needed:
+            raise ValueError(f"{needed} rows are needed; got {len(x.values)} and {len(out)}")
         if (
             x.format != weight.format
             or x.values.shape[1] < weight.k

@@ -97,22 +97,12 @@ def test_what_native_kernels_do_not_cover_runs_in_torch_and_says_why(
     assert reason in description
 
 
-def test_more_heads_per_kv_head_than_a_block_holds_run_in_torch(
+@pytest.mark.usefixtures("compiler")
+def test_more_heads_per_kv_head_than_a_block_holds_run_natively(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
     path = tiny_checkpoints(
         "llama", num_attention_heads=193, num_key_value_heads=1, head_dim=2, hidden_size=193
-    )
-
-    assert "at most 192 query heads per KV head, and the model has 193" in describe(path)
-
-
-@pytest.mark.usefixtures("compiler")
-def test_as_many_heads_per_kv_head_as_a_block_holds_run_natively(
-    tiny_checkpoints: TinyCheckpoints,
-) -> None:
-    path = tiny_checkpoints(
-        "llama", num_attention_heads=192, num_key_value_heads=1, head_dim=2, hidden_size=192
     )
 
     assert describe(path).startswith("native")

@@ -1,5 +1,5 @@
 // The library as Python sees it: plain functions over pointers. Nothing here computes.
-#include <new>
+#include <exception>
 
 #include "program.h"
 
@@ -60,7 +60,14 @@ int64_t remora_panel_bytes(int format, int k) { return panel_bytes((Format)forma
 int remora_group_size(int format) { return group_size((Format)format); }
 int64_t remora_page_bytes(const KvCache* cache) { return cache->page_bytes(); }
 
-void* remora_team_new(int num_threads) { return new Team(num_threads); }
+// Null when the system gives no more threads or memory.
+void* remora_team_new(int num_threads) {
+  try {
+    return new Team(num_threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
 void remora_team_free(void* team) { delete (Team*)team; }
 
 void remora_pack(void* team, const Weight* weight, const void* from, int is_bf16, int gated) {

@@ -25,7 +25,7 @@ enum Format : int { F32 = 0, BF16 = 1, Q8 = 2, Q4 = 3 };
 
 inline int group_size(Format format) { return format == Q8 ? 64 : 32; }
 
-// k is padded with zeros to whole steps or groups.
+// k is padded to whole steps or groups; activations are 0 there.
 inline int padded_k(Format format, int k) {
   const int unit = format == F32 ? 1 : format == BF16 ? 2 : group_size(format);
   return (k + unit - 1) / unit * unit;

@@ -34,11 +34,12 @@ struct Values {
   float value[SIZE], least, most;
 
   Values(const Source& source, int row, int start) {
-    for (int i = 0; i < SIZE; i++) value[i] = source.at(row, start + i);
-    least = most = value[0];
+    float unfit = 0;  // NaN from NaN and infinity, which comparisons would drop
+    for (int i = 0; i < SIZE; i++) unfit += 0.0f * (value[i] = source.at(row, start + i));
+    least = most = value[0] + unfit;
     for (int i = 1; i < SIZE; i++) {
       least = value[i] < least ? value[i] : least;
-      most = value[i] > most ? value[i] : most;
+      most = value[i] > most ? value[i] : most;  // NaN stays
     }
   }
 
@@ -113,7 +114,7 @@ void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, boo
 void quantize_row(const float* x, int k, int group, int8_t* values, int padded, float* scales,
                   int32_t* sums) {
   for (int start = 0, at = 0; start < padded; start += group, at++) {
-    vf part[4], top = {};
+    vf part[4], top = {}, unfit = {};
     const int vectors = group / LANES;
     for (int v = 0; v < vectors; v++) {
       const int from = start + v * LANES;
@@ -125,8 +126,9 @@ void quantize_row(const float* x, int k, int group, int8_t* values, int padded, 
         part[v] = load<vf>(tail);
       }
       top = max(top, absolute(part[v]));
+      unfit += part[v] * 0.0f;  // NaN from NaN and infinity, which maxima may drop
     }
-    const float most = max_lane(top);
+    const float most = max_lane(top) + sum(unfit);
     const vf inverse = splat(most > 0 ? 127.0f / most : 0.0f);
     vi total = {};
     for (int v = 0; v < vectors; v++) {

@@ -175,10 +175,11 @@ void Program::add(std::unique_ptr<Operation> operation) {
 }
 
 void Program::run(int first, int last) {
-  first_ = first;
-  last_ = last;
   for (int at = first; at < last; at++) operations_[at]->prepare(batch);
-  team_.run(*this);
+  for (first_ = first; first_ < last; first_ = last_) {
+    last_ = std::min(last, first_ + Team::MAX_STAGES);
+    team_.run(*this);
+  }
 }
 
 int Program::num_chunks(int stage) const {

@@ -111,13 +111,13 @@ INLINE vi dot_u8s8(vi acc, vi u, vi s) {
 
 INLINE vf widen(vuh x) { return bits_to_float(__builtin_convertvector(x, vi) << 16); }
 
-// Round to the nearest bf16, ties to even. NaN is not looked for.
+// Round to the nearest bf16, ties to even. NaN stays NaN.
 INLINE vuh narrow(vf x) {
 #if defined(__AVX512BF16__)
   return (vuh)_mm512_cvtneps_pbh((__m512)x);
 #else
-  const vu bits = (vu)x;
-  return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, vuh);
+  const vu bits = (vu)x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector(x == x ? rounded : (vu{} + 0x7fc0), vuh);
 #endif
 }
 
@@ -131,7 +131,7 @@ INLINE float widen(bf16 x) {
 INLINE bf16 narrow(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
-  return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  return x == x ? (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : (bf16)0x7fc0;
 }
 
 // Sums and maxima over the lanes, always in the same order.
@@ -181,10 +181,11 @@ INLINE vf exp2(vf x) {
   return (vf)_mm512_scalef_ps((__m512)exp2_of_fraction(x - (vf)whole), whole);
 #else
   const vi underflows = x < -126.0f;
-  x = max(x, splat(-126.0f));
+  x = underflows ? splat(-126.0f) : x;
   const vi whole = round_to_int(x);
   const vf y = exp2_of_fraction(x - to_float(whole));
-  return bits_to_float((float_to_bits(y) + (whole << 23)) & ~underflows);
+  const vf power = bits_to_float((float_to_bits(y) + (whole << 23)) & ~underflows);
+  return y == y ? power : y;  // NaN stays
 #endif
 }
 

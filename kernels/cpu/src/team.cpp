@@ -7,7 +7,7 @@ namespace remora {
 namespace {
 
 constexpr int CHUNK_BITS = 24;
-constexpr int SPINS = 4000;  // some tens of microseconds: longer than a hand-over, shorter than a tick
+constexpr int SPINS = 4000;  // 50 to 200 us: longer than a hand-over, shorter than a scheduler tick
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -27,11 +27,18 @@ Team::Team(int num_threads)
     : num_threads_(num_threads),
       stages_(new Stage[MAX_STAGES]),
       num_chunks_(new std::atomic<int>[MAX_STAGES]) {
-  for (int thread = 1; thread < num_threads; thread++)
-    threads_.emplace_back([this, thread] { stand_by(thread); });
+  try {
+    for (int thread = 1; thread < num_threads; thread++)
+      threads_.emplace_back([this, thread] { stand_by(thread); });
+  } catch (...) {
+    close();
+    throw;
+  }
 }
 
-Team::~Team() {
+Team::~Team() { close(); }
+
+void Team::close() {
   closing_ = true;
   doorbell_++;
   doorbell_.notify_all();

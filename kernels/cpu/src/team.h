@@ -43,6 +43,7 @@ class Team {
     alignas(128) std::atomic<uint64_t> done{0};
   };
 
+  void close();
   void stand_by(int thread);
   void take_part(uint64_t epoch, int thread);
   bool claim(Stage& stage, uint64_t epoch, int num_chunks, int* chunk);
