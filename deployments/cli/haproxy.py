@@ -10,14 +10,16 @@ machine get into each other's way, so each run has its own.
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from remora.deployments.cli.terminal import Failure
@@ -27,6 +29,8 @@ _BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 # Serve's HAProxy looks for the replicas of its own machine there, and they listen where it does.
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
 _NUM_PORTS = 3
+# Above those of Ray's workers; below those of replicas and those that systems give out by chance.
+_PORTS = range(20_000, 30_000)
 # A replica that stops is still reachable for so long, while HAProxy takes it off its list.
 _LEAVING_S = 1
 
@@ -100,9 +104,18 @@ def haproxy_environment(folder: Path) -> Mapping[str, str]:
 
 
 def _free_ports(num_ports: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(num_ports)]
-        return [listener.getsockname()[1] for listener in sockets]
+    """Draw ports that nobody listens on; none that a connection of Ray's could take meanwhile."""
+    candidates = random.sample(_PORTS, len(_PORTS))
+    return list(islice(filter(_is_free, candidates), num_ports))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def shape_errors(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_two_runs_share_neither_ports_nor_files() -> None:
     assert len(set(ports)) == len(ports) == 3
     assert mode == 0o700
     assert not first_folder.exists()
+
+
+def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = listener.getsockname()[1]
+        monkeypatch.setattr(haproxy, "_PORTS", [taken, 20_001, 20_002, 20_003])
+        environment = haproxy_environment(Path("/tmp/x"))
+
+    assert str(taken) not in environment.values()
 
 
 def test_haproxys_own_errors_get_our_shape(tmp_path: Path) -> None:
