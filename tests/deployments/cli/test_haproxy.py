@@ -74,7 +74,7 @@ def test_two_runs_share_neither_ports_nor_files() -> None:
 def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = listener.getsockname()[1]
-        monkeypatch.setattr(haproxy, "_PORTS", [taken, 20_001, 20_002, 20_003])
+        monkeypatch.setattr(haproxy, "_PORTS", [taken, *range(20_000, 20_040)])
         environment = haproxy_environment(Path("/tmp/x"))
 
     assert str(taken) not in environment.values()
