@@ -9,10 +9,15 @@ namespace {
 
 int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// Enough chunks that threads end together, and not so many that claiming them shows.
-int rows_per_chunk(int rows, int num_threads) {
-  return std::clamp(ceil_div(rows, 4 * num_threads), 1, 16);
+// Enough chunks that threads end together, not so many that claiming them shows, and as many for
+// each thread.
+int row_chunks(int rows, int num_threads) {
+  constexpr int MOST_ROWS = 16;
+  return std::min(rows, num_threads * std::max(4, ceil_div(rows, MOST_ROWS * num_threads)));
 }
+
+// Where part `part` of `parts` begins.
+int part_start(int size, int part, int parts) { return (int)((int64_t)size * part / parts); }
 
 // Fixed order whatever the instruction set: 16 partial sums, then those.
 float sum_of_squares(const float* x, int size) {
@@ -69,14 +74,13 @@ void rotate(float* x, const float* cosines, const float* sines, int half) {
 }  // namespace
 
 int RowOperation::num_chunks(const Batch& batch, int num_threads) const {
-  const int rows = num_rows(batch);
-  return ceil_div(rows, rows_per_chunk(rows, num_threads));
+  return row_chunks(num_rows(batch), num_threads);
 }
 
 void RowOperation::run_chunk(const Batch& batch, int num_threads, int chunk, int thread) {
-  const int rows = num_rows(batch), size = rows_per_chunk(rows, num_threads);
-  for (int row = chunk * size; row < std::min(rows, (chunk + 1) * size); row++)
-    run_row(batch, row, thread);
+  const int rows = num_rows(batch), chunks = row_chunks(rows, num_threads);
+  const int last = part_start(rows, chunk + 1, chunks);
+  for (int row = part_start(rows, chunk, chunks); row < last; row++) run_row(batch, row, thread);
 }
 
 void Embed::run_row(const Batch& batch, int row, int) {
@@ -119,26 +123,29 @@ void RotateAndStore::run_row(const Batch& batch, int row, int) {
   store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, batch.slots[row]);
 }
 
-// A chunk is one panel and some rows: all of them while the weight is what costs, fewer when there
-// are few panels to share out, or so many rows that a thread would be busy too long.
-int Multiply::chunk_rows(int num_rows, int num_threads) const {
-  constexpr int MOST = 192;
-  const int wanted = ceil_div(8 * num_threads, weight_.num_panels);
-  const int parts = std::clamp(wanted, 1, std::max(1, num_rows / TILE_ROWS));
-  const int rows = ceil_div(ceil_div(num_rows, parts), TILE_ROWS) * TILE_ROWS;
-  return std::min(rows, MOST);
+// A chunk is one panel and a block of rows. Few rows make one block: threads share out the panels,
+// and the weight is read once. Many are shared out themselves, so that each thread multiplies the
+// rows that it has made; every one of them then reads the whole weight, at a rate that does not
+// matter any more.
+int Multiply::num_blocks(int num_rows, int num_threads) const {
+  constexpr int MANY = 16, MOST_ROWS = 192;  // of one thread; of one block
+  if (num_rows < MANY * num_threads) {
+    const int wanted = ceil_div(4 * num_threads, weight_.num_panels);
+    return std::clamp(wanted, 1, std::max(1, num_rows / TILE_ROWS));
+  }
+  return num_threads * ceil_div(num_rows, MOST_ROWS * num_threads);
 }
 
 int Multiply::num_chunks(const Batch& batch, int num_threads) const {
   const int rows = num_rows(batch);
-  if (rows == 0) return 0;
-  return weight_.num_panels * ceil_div(rows, chunk_rows(rows, num_threads));
+  return rows == 0 ? 0 : weight_.num_panels * num_blocks(rows, num_threads);
 }
 
 void Multiply::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
-  const int rows = num_rows(batch), size = chunk_rows(rows, num_threads);
-  const int blocks = ceil_div(rows, size), first = chunk % blocks * size;
-  multiply_panel(weight_, x_, out_, chunk / blocks, first, std::min(rows, first + size));
+  const int rows = num_rows(batch), blocks = num_blocks(rows, num_threads);
+  const int block = chunk / weight_.num_panels, panel = chunk % weight_.num_panels;
+  multiply_panel(weight_, x_, out_, panel, part_start(rows, block, blocks),
+                 part_start(rows, block + 1, blocks));
 }
 
 void Attend::reserve(int num_threads) {
@@ -157,16 +164,14 @@ int Attend::num_chunks(const Batch&, int) const {
   return first_block_.back() * a_.cache.num_kv_heads;
 }
 
-// Last blocks first: they see most, and what takes long should not begin last.
-void Attend::run_chunk(const Batch& batch, int num_threads, int chunk, int thread) {
-  const int num_heads = a_.cache.num_kv_heads, unit = num_chunks(batch, num_threads) - 1 - chunk;
-  const int block = unit / num_heads;
+void Attend::run_chunk(const Batch& batch, int, int chunk, int thread) {
+  const int num_heads = a_.cache.num_kv_heads, block = chunk / num_heads;
   const auto above = std::upper_bound(first_block_.begin(), first_block_.end(), block);
   const int sequence = (int)(above - first_block_.begin()) - 1;
   const int size = a_.block_tokens();
   const int first = batch.starts[sequence] + (block - first_block_[sequence]) * size;
   attend(a_, batch, sequence, first, std::min(first + size, batch.starts[sequence + 1]),
-         unit % num_heads, scratch_[thread]);
+         chunk % num_heads, scratch_[thread]);
 }
 
 void Program::add(std::unique_ptr<Operation> operation) {

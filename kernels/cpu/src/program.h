@@ -121,7 +121,7 @@ class Multiply : public Operation {
   int num_rows(const Batch& batch) const {
     return on_logits_ ? batch.num_logits : batch.num_tokens;
   }
-  int chunk_rows(int num_rows, int num_threads) const;
+  int num_blocks(int num_rows, int num_threads) const;
 
   const bool on_logits_;
   const Weight weight_;

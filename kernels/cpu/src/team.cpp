@@ -21,11 +21,18 @@ inline int count_of(uint64_t word, uint64_t epoch) {
   return (word >> CHUNK_BITS) == epoch ? (int)(word & ((1u << CHUNK_BITS) - 1)) : 0;
 }
 
+// Where the share of thread `owner` begins; the first shares are larger by one if need be.
+inline int share_start(int num_chunks, int owner, int num_threads) {
+  const int rest = num_chunks % num_threads;
+  return num_chunks / num_threads * owner + (owner < rest ? owner : rest);
+}
+
 }  // namespace
 
 Team::Team(int num_threads)
     : num_threads_(num_threads),
-      stages_(new Stage[MAX_STAGES]),
+      claimed_(new Counter[(size_t)MAX_STAGES * num_threads]),
+      done_(new Counter[MAX_STAGES]),
       num_chunks_(new std::atomic<int>[MAX_STAGES]) {
   try {
     for (int thread = 1; thread < num_threads; thread++)
@@ -82,39 +89,50 @@ void Team::take_part(uint64_t epoch, int thread) {
     const int num_chunks = num_chunks_[at].load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (epoch_.load() != epoch) return;
-    Stage& stage = stages_[at];
-    for (int chunk; claim(stage, epoch, num_chunks, &chunk);) {
-      job_.load(std::memory_order_relaxed)->run_chunk(at, chunk, thread);
-      finish(stage, epoch);
-    }
-    if (!wait_for(stage, epoch, num_chunks)) return;
+    const int finished = run_chunks(at, num_chunks, epoch, thread);
+    if (finished > 0) add(done_[at], epoch, finished);
+    if (!wait_for(done_[at], epoch, num_chunks)) return;
   }
 }
 
-bool Team::claim(Stage& stage, uint64_t epoch, int num_chunks, int* chunk) {
-  uint64_t word = stage.claimed.load();
+// Run chunks of the thread's own share, then of the others'; returns how many.
+int Team::run_chunks(int stage, int num_chunks, uint64_t epoch, int thread) {
+  int finished = 0;
+  for (int other = 0; other < num_threads_; other++) {
+    const int owner = (thread + other) % num_threads_;
+    const int first = share_start(num_chunks, owner, num_threads_);
+    const int size = share_start(num_chunks, owner + 1, num_threads_) - first;
+    Counter& claimed = claimed_[(size_t)stage * num_threads_ + owner];
+    for (int chunk; claim(claimed, epoch, size, &chunk); finished++)
+      job_.load(std::memory_order_relaxed)->run_chunk(stage, first + chunk, thread);
+  }
+  return finished;
+}
+
+bool Team::claim(Counter& claimed, uint64_t epoch, int limit, int* chunk) {
+  uint64_t word = claimed.word.load();
   for (;;) {
     if ((word >> CHUNK_BITS) > epoch) return false;
-    const int claimed = count_of(word, epoch);
-    if (claimed >= num_chunks) return false;
-    if (stage.claimed.compare_exchange_weak(word, epoch << CHUNK_BITS | (claimed + 1))) {
-      *chunk = claimed;
+    const int count = count_of(word, epoch);
+    if (count >= limit) return false;
+    if (claimed.word.compare_exchange_weak(word, epoch << CHUNK_BITS | (uint64_t)(count + 1))) {
+      *chunk = count;
       return true;
     }
   }
 }
 
-void Team::finish(Stage& stage, uint64_t epoch) {
-  uint64_t word = stage.done.load();
-  while (!stage.done.compare_exchange_weak(
-      word, epoch << CHUNK_BITS | (uint64_t)(count_of(word, epoch) + 1))) {
+void Team::add(Counter& done, uint64_t epoch, int count) {
+  uint64_t word = done.word.load();
+  while (!done.word.compare_exchange_weak(
+      word, epoch << CHUNK_BITS | (uint64_t)(count_of(word, epoch) + count))) {
   }
 }
 
 // False when the job has ended meanwhile. A thread whose peer was taken off its core gives up its
 // own after a while: the system can then move the peer there.
-bool Team::wait_for(Stage& stage, uint64_t epoch, int num_chunks) {
-  for (int spins = 0; count_of(stage.done.load(), epoch) < num_chunks; spins++) {
+bool Team::wait_for(Counter& done, uint64_t epoch, int num_chunks) {
+  for (int spins = 0; count_of(done.word.load(), epoch) < num_chunks; spins++) {
     if (epoch_.load() != epoch) return false;
     if (spins < SPINS)
       pause();

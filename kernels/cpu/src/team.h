@@ -1,7 +1,9 @@
 // A standing team of threads that runs a list of parallel loops with one wake-up.
 //
 // A job is a number of stages; a stage is a number of chunks that may run in any order and at the
-// same time, and it begins when every chunk of the stage before has ended. Chunks are claimed one
+// same time, and it begins when every chunk of the stage before has ended. Each thread has a share
+// of the chunks that it begins with, the same part of every stage, so that what it has written is
+// near when it reads; when its share is done it takes chunks of the others'. Chunks are claimed one
 // by one, so a thread that the operating system takes away holds up the chunk that it is in and
 // nothing else; threads that come late join in wherever the others are.
 //
@@ -26,7 +28,7 @@ class Job {
 
 class Team {
  public:
-  static constexpr int MAX_STAGES = 4096;
+  static constexpr int MAX_STAGES = 1024;
 
   explicit Team(int num_threads);
   ~Team();
@@ -37,21 +39,22 @@ class Team {
   int num_threads() const { return num_threads_; }
 
  private:
-  // Both words are epoch << CHUNK_BITS | count: a count of another epoch stands for 0.
-  struct alignas(128) Stage {
-    std::atomic<uint64_t> claimed{0};
-    alignas(128) std::atomic<uint64_t> done{0};
+  // epoch << CHUNK_BITS | count: a count of another epoch stands for 0.
+  struct alignas(128) Counter {
+    std::atomic<uint64_t> word{0};
   };
 
   void close();
   void stand_by(int thread);
   void take_part(uint64_t epoch, int thread);
-  bool claim(Stage& stage, uint64_t epoch, int num_chunks, int* chunk);
-  void finish(Stage& stage, uint64_t epoch);
-  bool wait_for(Stage& stage, uint64_t epoch, int num_chunks);
+  int run_chunks(int stage, int num_chunks, uint64_t epoch, int thread);
+  bool claim(Counter& claimed, uint64_t epoch, int limit, int* chunk);
+  void add(Counter& done, uint64_t epoch, int count);
+  bool wait_for(Counter& done, uint64_t epoch, int num_chunks);
 
   const int num_threads_;
-  std::unique_ptr<Stage[]> stages_;
+  std::unique_ptr<Counter[]> claimed_;  // [MAX_STAGES][num_threads], of each thread's share
+  std::unique_ptr<Counter[]> done_;     // [MAX_STAGES]
   // What is run. Written while `epoch_` is 0 (nothing runs), so whoever reads it and then finds
   // the epoch that it came for has read what belongs to that epoch.
   std::atomic<Job*> job_{nullptr};
