@@ -167,7 +167,7 @@ class EngineSection(Section):
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Most sequences computed in one step; the others wait."""
 
-    max_step_tokens: Annotated[int, Field(ge=1, le=2**20)] = 2048
+    max_step_tokens: Annotated[int, Field(ge=1, le=2**20)] = 512
     """Most tokens computed in one step, decoding sequences and prompt chunks together."""
 
     prefill_chunk_tokens: Annotated[int, Field(ge=1, le=2**20)] = 512
