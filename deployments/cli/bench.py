@@ -12,43 +12,41 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.cli.bench_options import (
+    ALL,
+    ApiKey,
+    Concurrency,
+    Html,
+    Inputs,
+    Json,
+    Model,
+    Names,
+    Outs,
+    Repeats,
+    Requests,
+    Seed,
+    ServedModel,
+    Settings,
+    TpotMs,
+    TtftMs,
+    Url,
+    read_numbers,
+    read_outputs,
+    read_size,
+    read_slo,
+    read_target,
+    read_workloads,
+)
 from remora.deployments.cli.terminal import Failure
 
 if TYPE_CHECKING:
-    from remora.deployments.bench.session import Outputs
-    from remora.deployments.bench.size import Size
-    from remora.deployments.bench.stats import Slo
     from remora.deployments.bench.targets import Target
-    from remora.deployments.bench.workloads import Workload
 
 app = typer.Typer(
     help="Measure engine and server, and hold them against the machine and against others.",
     no_args_is_help=True,
 )
-ALL = "all"
 MAX_SWEEP_ROWS = 256
-
-Model = Annotated[
-    str, typer.Argument(help="Serve config (.yaml), Hugging Face folder, .gguf file, or built-in.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="section.key=value on top of it; repeat for more."),
-]
-Json = Annotated[str | None, typer.Option("--json", help="Write the report here; - = stdout.")]
-Html = Annotated[Path | None, typer.Option("--html", help="Write it as one HTML file, with plots.")]
-Url = Annotated[str | None, typer.Option(help="Measure this server instead of starting ours.")]
-ServedModel = Annotated[str | None, typer.Option("--model", help="Model (default: first served).")]
-ApiKey = Annotated[str | None, typer.Option(help="Sent as bearer token.")]
-Names = Annotated[str, typer.Option("--workload", help="Names with commas between, or all.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Times that each workload runs.")]
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same prompts.")]
-Requests = Annotated[int | None, typer.Option("--requests", min=1, help="Number of requests.")]
-Inputs = Annotated[int | None, typer.Option("--input", min=1, help="Tokens of each prompt.")]
-Outs = Annotated[int | None, typer.Option("--output", min=1, help="Tokens of each answer.")]
-Concurrency = Annotated[str, typer.Option(help="Streams at once; several with commas between.")]
-TtftMs = Annotated[float, typer.Option("--slo-ttft-ms", min=0, help="SLO: ms to first token.")]
-TpotMs = Annotated[float, typer.Option("--slo-tpot-ms", min=0, help="SLO: ms per token after.")]
 
 
 @app.callback()
@@ -75,14 +73,14 @@ def offline(
     """Drive the engine in this process: how fast is it without a server?"""
     from remora.deployments.bench.session import begin, finish
 
-    files, target = _outputs(json, html), _target(model, settings)
-    size = _size(requests, inputs, outputs)
-    workloads = [size.of(one) for one in _workloads(workload, only_offline=True)]
+    files, target = read_outputs(json, html), read_target(model, settings)
+    size = read_size(requests, inputs, outputs)
+    workloads = [size.of(one) for one in read_workloads(workload, only_offline=True)]
     report = begin(target.spec, repeats=repeats, seed=seed)
 
     from remora.deployments.bench.suites import offline_suite
 
-    slo = _slo(slo_ttft_ms, slo_tpot_ms)
+    slo = read_slo(slo_ttft_ms, slo_tpot_ms)
     offline_suite(report, target, workloads, repeats=repeats, seed=seed, slo=slo)
     finish(report, files)
 
@@ -111,10 +109,10 @@ def serve(
     """Stream from a server: ours, started for it, or any at --url that speaks OpenAI's API."""
     from remora.deployments.bench.session import begin, finish
 
-    files, size = _outputs(json, html), _size(requests, inputs, outputs)
-    target = _target(model, settings) if url is None else None
-    names = workload or ",".join(f"online-{number}" for number in _numbers(concurrency))
-    workloads = [size.of(one) for one in _workloads(names)]
+    files, size = read_outputs(json, html), read_size(requests, inputs, outputs)
+    target = read_target(model, settings) if url is None else None
+    names = workload or ",".join(f"online-{number}" for number in read_numbers(concurrency))
+    workloads = [size.of(one) for one in read_workloads(names)]
     report = begin(url or (target.spec if target else ""), repeats=repeats, seed=seed)
 
     from remora.deployments.bench.server_suites import online_suite, some_server
@@ -127,7 +125,7 @@ def serve(
             model=served_model,
             repeats=repeats,
             seed=seed,
-            slo=_slo(slo_ttft_ms, slo_tpot_ms),
+            slo=read_slo(slo_ttft_ms, slo_tpot_ms),
             target=target,
         )
     finish(report, files)
@@ -150,8 +148,8 @@ def latency(
     from remora.deployments.bench.session import begin, finish
     from remora.deployments.bench.workloads import online
 
-    files, size = _outputs(json, html), _size(requests, inputs, outputs)
-    target = _target(model, settings) if url is None else None
+    files, size = read_outputs(json, html), read_size(requests, inputs, outputs)
+    target = read_target(model, settings) if url is None else None
     report = begin(url or (target.spec if target else ""))
 
     from remora.deployments.bench.server_suites import latency_suite, some_server
@@ -175,7 +173,7 @@ def startup(
 
     if only not in (None, "offline", "serve"):
         raise Failure(f"--only is {only!r}; it must be offline or serve")
-    files, target = _outputs(json, html), _target(model, settings)
+    files, target = read_outputs(json, html), read_target(model, settings)
     report = begin(target.spec, repeats=repeats)
 
     from remora.deployments.bench.server_suites import startup_suite
@@ -216,10 +214,10 @@ def sweep(
         return
     from remora.deployments.bench.session import begin, finish
 
-    files, numbers = _outputs(json, html), _numbers(rows)
+    files, numbers = read_outputs(json, html), read_numbers(rows)
     # Settings of the caller come later and win.
     enough = [f"engine.max_running_requests={max(numbers)}"]
-    target = _target(model, enough + (settings or []))
+    target = read_target(model, enough + (settings or []))
     report = begin(target.spec)
 
     from remora.deployments.bench.suites import sweep_suite
@@ -247,11 +245,11 @@ def quality(
     from remora.deployments.bench.session import begin, finish
 
     def variant(name: str, *more: str) -> Target:
-        return _target(model, [*(settings or ()), f"model.quantization={name.strip()}", *more])
+        return read_target(model, [*(settings or ()), f"model.quantization={name.strip()}", *more])
 
-    files, reference = _outputs(json, html), variant("none", *(against or ()))
+    files, reference = read_outputs(json, html), variant("none", *(against or ()))
     targets = {name.strip(): variant(name) for name in modes.split(",")}
-    report = begin(_target(model, settings).spec)
+    report = begin(read_target(model, settings).spec)
 
     from remora.deployments.bench.quality import TEXT, quality_suite
 
@@ -281,8 +279,8 @@ def compare(
     from remora.deployments.bench.contestants import read_contestant
     from remora.deployments.bench.session import begin, finish
 
-    files, workloads = _outputs(json, html), _workloads(workload)
-    size = _size(requests, inputs, outputs)
+    files, workloads = read_outputs(json, html), read_workloads(workload)
+    size = read_size(requests, inputs, outputs)
     sides = (
         read_contestant(a, size, model=model_a, api_key=api_key),
         read_contestant(b, size, model=model_b, api_key=api_key),
@@ -293,51 +291,3 @@ def compare(
 
     compare_suite(report, *sides, workloads, num_rounds=rounds)
     finish(report, files)
-
-
-def _outputs(json: str | None, html: Path | None) -> Outputs:
-    from remora.deployments.bench.session import Outputs
-
-    outputs = Outputs(json=json, html=html)
-    outputs.check()
-    return outputs
-
-
-def _target(model: str, settings: list[str] | None) -> Target:
-    from remora.deployments.bench.targets import read_target
-
-    return read_target(model, settings or ())
-
-
-def _size(requests: int | None, inputs: int | None, outputs: int | None) -> Size:
-    from remora.deployments.bench.size import Size
-
-    return Size(requests=requests, inputs=inputs, outputs=outputs)
-
-
-def _slo(ttft_ms: float, tpot_ms: float) -> Slo:
-    from remora.deployments.bench.stats import Slo
-
-    return Slo(ttft_ms=ttft_ms, tpot_ms=tpot_ms)
-
-
-def _workloads(names: str, *, only_offline: bool = False) -> list[Workload]:
-    """Find workloads by name. Raises Failure naming those that there are."""
-    from remora.deployments.bench.workloads import OFFLINE, find
-
-    found = []
-    for name in OFFLINE if names == ALL else names.split(","):
-        workload = find(name.strip())
-        if workload is None or (only_offline and workload.concurrency is not None):
-            more = "" if only_offline else ", online-1, online-8, online-32 (any number)"
-            raise Failure(f"no workload {name!r}; there are {', '.join(OFFLINE)}{more}, and all")
-        found.append(workload)
-    return found
-
-
-def _numbers(text: str) -> list[int]:
-    """Read 1,8,32. Raises Failure."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise Failure(f"{text!r}: expected whole numbers above 0 with commas between, as in 1,8,32")
-    return sorted({int(part) for part in parts})

@@ -31,11 +31,11 @@ from remora.deployments.cli.haproxy import (
     own_folder,
     shape_errors,
 )
+from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.terminal import Failure, answer
 
 APP_NAME = "remora"
 POLL_S = 0.2
-KILL_WAIT_S = 2.0
 # Of Ray's own, when the user has said nothing: no phoning home, Serve's own errors in our shape,
 # token authentication (a file in ~/.ray), since Ray's ports listen on every interface and whoever
 # may talk to them may run code, and our handlers in the loop that writes to the sockets, since
@@ -88,7 +88,7 @@ def serve(
         except _Stopped:
             _drain(raw)
         finally:
-            _shut_down()
+            shut_down()
 
 
 def _write_built_in_model(raw: dict[str, Any]) -> None:
@@ -204,11 +204,11 @@ class _Signals:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._is_wanted:
-            _kill(self._started + _children())
+            kill(self._started + children())
             os._exit(128 + number)
         self._is_wanted = True
         # Later, those whose parents have gone by then could not be told from strangers.
-        self._started = _children()
+        self._started = children()
         if not self._is_starting:
             raise _Stopped
 
@@ -296,44 +296,3 @@ def _drain(raw: dict[str, Any]) -> None:
 
 def _names(raw: dict[str, Any]) -> list[str]:
     return [application.get("name", "default") for application in raw["applications"]]
-
-
-def _shut_down() -> None:
-    ray = sys.modules.get("ray")
-    if ray is None:
-        return
-    from ray import serve as ray_serve
-
-    started = _children()
-    if ray.is_initialized():
-        ray_serve.shutdown()
-    ray.shutdown()
-    # Ray's dashboard and agents outlive it by a while, or for good.
-    started += _children()
-    _kill(started)
-    _wait(started)
-
-
-def _children() -> list[Any]:
-    """Return the processes that we started, and those that they did."""
-    if "ray" not in sys.modules:
-        return []
-    import psutil  # type: ignore[import-untyped]  # comes with Ray
-
-    found: list[Any] = psutil.Process().children(recursive=True)
-    return found
-
-
-def _kill(processes: list[Any]) -> None:
-    # Ray's client aborts this process when its raylet dies: the outermost, our own children, last.
-    import psutil
-
-    for process in reversed(processes):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def _wait(processes: list[Any]) -> None:
-    import psutil
-
-    psutil.wait_procs(processes, timeout=KILL_WAIT_S)
