@@ -30,7 +30,7 @@ def children() -> list[Any]:
     """Return the processes that we started, and those that they did."""
     if "ray" not in sys.modules:
         return []
-    import psutil  # type: ignore[import-untyped]  # comes with Ray
+    import psutil  # type: ignore[import-untyped]
 
     found: list[Any] = psutil.Process().children(recursive=True)
     return found
