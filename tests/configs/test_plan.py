@@ -131,7 +131,7 @@ def test_a_pool_below_the_models_own_context_caps_a_sequence() -> None:
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [
-        ({}, (64, 2048, 512)),
+        ({}, (64, 512, 512)),
         ({"max_step_tokens": 16}, (16, 16, 16)),
         ({"max_running_requests": 5000}, (5000, 5000, 512)),
         ({"prefill_chunk_tokens": 4096}, (64, 4096, 4096)),
