@@ -13,6 +13,7 @@ from remora.configs.plan import MachineFacts
 from remora.deployments.cli import findings
 from remora.deployments.cli.findings import Finding, Level
 from remora.deployments.cli.main import app
+from remora.kernels.cpu.build import best_instruction_set, read_cpu_flags
 
 GIB = 2**30
 
@@ -125,7 +126,7 @@ def test_kernels_are_compiled_or_can_be_or_torch_serves(
     monkeypatch.setenv("CXX", "/bin/sh")
     possible = findings.check_kernels()
     (tmp_path / "kernels").mkdir()
-    target = findings.best_instruction_set(findings.read_cpu_flags())
+    target = best_instruction_set(read_cpu_flags())
     (tmp_path / "kernels" / f"remora-cpu-{target}-0123.so").touch()
     compiled = findings.check_kernels()
 

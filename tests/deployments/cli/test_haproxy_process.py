@@ -142,7 +142,7 @@ def test_a_replica_that_dies_is_told_in_our_shape_and_replaced(
     ]
     os.kill(replica, signal.SIGKILL)
     deadline = time.monotonic() + 60
-    answers = []
+    answers: list[httpx.Response] = []
     while not (answers and answers[-1].is_success):
         assert time.monotonic() < deadline, answers
         try:
