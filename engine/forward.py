@@ -14,7 +14,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
 from remora.engine.eager import EagerForward
-from remora.engine.graphs.step_program import StepProgram, StepShape
+from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import ForwardPass
@@ -106,14 +106,14 @@ def _native(
         max_positions=plan.max_sequence_tokens,
     )
     team = Team(library, plan.num_threads)
-    program = StepProgram(
+    program = StepProgramBuilder(
         model,
         team,
         shape,
         table,
         layer_format=layer_format,
         head_format=head_format,
-    )
+    ).build()
     return BuiltForward(
         forward=program,
         sampling=NativeSampling(team),

@@ -22,7 +22,8 @@ import httpx
 import yaml
 
 from remora.configs.load import DEFAULT_HOST
-from remora.deployments.bench.targets import Target, our_application
+from remora.configs.serve_file import our_application
+from remora.deployments.bench.targets import Target
 from remora.deployments.cli.terminal import Failure
 
 START_S = 300.0

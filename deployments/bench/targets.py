@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from remora.configs.errors import ConfigError
-from remora.configs.load import IMPORT_PATH, load_serve_file, parse_args
-from remora.configs.schema import BUILTIN_MODEL, ServeConfig
+from remora.configs.load import load_serve_file, parse_args
+from remora.configs.schema import ServeConfig
+from remora.configs.serve_file import config_of_model, our_application
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +39,6 @@ class Target:
         return args
 
 
-def our_application(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of a Serve config that serves by remora."""
-    found: dict[str, Any] = next(
-        app for app in raw["applications"] if app["import_path"] == IMPORT_PATH
-    )
-    return found
-
-
 def read_target(name: str, settings: Sequence[str] = ()) -> Target:
     """Understand a .yaml file or a model, with `section.key=value` settings on top.
 
@@ -54,7 +47,7 @@ def read_target(name: str, settings: Sequence[str] = ()) -> Target:
     if name.endswith((".yaml", ".yml")):
         raw = copy.deepcopy(load_serve_file(Path(name)).raw)
     else:
-        raw = _config_of_model(name)
+        raw = config_of_model(name)
     application = our_application(raw)
     args: dict[str, Any] = application.get("args") or {}
     application["args"] = args
@@ -80,23 +73,3 @@ def _apply(args: dict[str, Any], setting: str) -> None:
         raise ConfigError(f"{setting}: {text!r} is not a YAML value") from None
     # An empty section in a file is None.
     args[section] = {**(args.get(section) or {}), name: value}
-
-
-def _config_of_model(name: str) -> dict[str, Any]:
-    if name != BUILTIN_MODEL:
-        if not Path(name).exists():
-            raise ConfigError(
-                f"{name}: no such file or folder; give a .yaml file, a Hugging Face folder, "
-                f"a .gguf file, or {BUILTIN_MODEL}"
-            )
-        name = str(Path(name).absolute())
-    return {
-        "applications": [
-            {
-                "name": "remora",
-                "route_prefix": "/",
-                "import_path": IMPORT_PATH,
-                "args": {"model": {"path": name}},
-            }
-        ]
-    }

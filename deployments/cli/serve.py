@@ -19,9 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from remora.configs.environment import cache_dir
-from remora.configs.errors import ConfigError
-from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, IMPORT_PATH, load_serve_file, parse_args
+from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, load_serve_file, parse_args
 from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.serve_file import config_of_model, our_application
 from remora.deployments.cli.haproxy import (
     SWITCH,
     Proxy,
@@ -34,7 +34,6 @@ from remora.deployments.cli.haproxy import (
 from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.terminal import Failure, answer
 
-APP_NAME = "remora"
 POLL_S = 0.2
 # Of Ray's own, when the user has said nothing: no phoning home, Serve's own errors in our shape,
 # token authentication (a file in ~/.ray), since Ray's ports listen on every interface and whoever
@@ -93,7 +92,7 @@ def serve(
 
 def _write_built_in_model(raw: dict[str, Any]) -> None:
     """Put the built-in model into the cache while there is a terminal to show progress on."""
-    path = _our_application(raw)["args"]["model"]["path"]
+    path = our_application(raw)["args"]["model"]["path"]
     if (
         path.lower() == BUILTIN_MODEL
         and not (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
@@ -101,13 +100,6 @@ def _write_built_in_model(raw: dict[str, Any]) -> None:
         from remora.engine.weights.source import resolve_model
 
         resolve_model(BUILTIN_MODEL, cache_dir())
-
-
-def _our_application(raw: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(
-        app for app in raw["applications"] if app["import_path"] == IMPORT_PATH
-    )
-    return found
 
 
 def serve_config(
@@ -127,8 +119,8 @@ def serve_config(
 
         raw = load_serve_file(Path(target), also=ServeDeploySchema).raw
     else:
-        raw = _config_of_model(target)
-    application = _our_application(raw)
+        raw = config_of_model(target)
+    application = our_application(raw)
     args = application.get("args") or {}
     given = {"served_name": model_name, "dtype": dtype}
     changed = {key: value for key, value in given.items() if value is not None}
@@ -147,28 +139,6 @@ def _quiet(raw: dict[str, Any]) -> None:
     raw.setdefault("logging_config", {"log_level": "WARNING"})
     for application in raw["applications"]:
         application.setdefault("logging_config", {"log_level": "INFO", "enable_access_log": False})
-
-
-def _config_of_model(target: str) -> dict[str, Any]:
-    if target != BUILTIN_MODEL:
-        if not Path(target).exists():
-            raise ConfigError(
-                f"{target}: no such file or folder; give a .yaml file, a Hugging Face folder, "
-                f"a .gguf file, or {BUILTIN_MODEL}"
-            )
-        # Replicas have a working folder of their own.
-        target = str(Path(target).absolute())
-    return {
-        "proxy_location": "HeadOnly",
-        "applications": [
-            {
-                "name": APP_NAME,
-                "route_prefix": "/",
-                "import_path": IMPORT_PATH,
-                "args": {"model": {"path": target}},
-            }
-        ],
-    }
 
 
 def check_port(host: str, port: int) -> None:

@@ -2,7 +2,7 @@
 
 Built once from a decoder whose weights are loaded. The residual stream is float32; what products
 read is rounded to the program's format. Covers every dense family of `DecoderConfig`. What a layer
-does stands in `_Builder._layer`, operation by operation.
+does stands in `StepProgramBuilder._layer`, operation by operation.
 
 Legend: T tokens of a step, R rows of logits.
 """
@@ -48,22 +48,23 @@ class StepProgram:
 
     def __init__(
         self,
-        model: DecoderModel,
-        team: Team,
-        shape: StepShape,
-        table: RowTable,
+        program: Program,
         *,
-        layer_format: Format,
-        head_format: Format,
+        head_start: int,
+        logits: Tensor,
+        cache: PagedCache,
+        weight_bytes: int,
     ) -> None:
-        """Pack the model's weights, which are given up: the model cannot run by itself after."""
-        built = _Builder(model, team, shape, table, layer_format, head_format).build()
-        self._program = built.program
-        self._head_start = built.head_start
-        self._logits = built.logits[:, : model.vocab_size]
-        self._team = team
-        self.cache = built.cache
-        self.weight_bytes = built.weight_bytes
+        """See `StepProgramBuilder`.
+
+        head_start:  the first operation that works on rows of logits
+        logits:      [most rows, vocab_size], where the program leaves them
+        """
+        self._program = program
+        self._head_start = head_start
+        self._logits = logits
+        self.cache = cache
+        self.weight_bytes = weight_bytes
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size], overwritten by the next call."""
@@ -89,20 +90,14 @@ class StepProgram:
 
     def close(self) -> None:
         """End the threads."""
-        self._team.close()
+        self._program.team.close()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Built:
-    program: Program
-    head_start: int
-    logits: Tensor
-    cache: PagedCache
-    weight_bytes: int
+class StepProgramBuilder:
+    """Goes through a model once, packing weights and adding operations.
 
-
-class _Builder:
-    """Goes through a model once, packing weights and adding operations."""
+    The model's weights are given up: it cannot run by itself after `build`.
+    """
 
     def __init__(
         self,
@@ -110,6 +105,7 @@ class _Builder:
         team: Team,
         shape: StepShape,
         table: RowTable,
+        *,
         layer_format: Format,
         head_format: Format,
     ) -> None:
@@ -140,7 +136,8 @@ class _Builder:
         cosines, sines = model.rotary.angles(positions, torch.float32)
         self._angles = (cosines.contiguous(), sines.contiguous())
 
-    def build(self) -> _Built:
+    def build(self) -> StepProgram:
+        """Pack everything; call it once."""
         model, program = self._model, self._program
         config = self._config
         stream = self._floats(config.hidden_size)
@@ -159,10 +156,10 @@ class _Builder:
         logits = buffer((self._max_logits, head.out_columns), torch.float32)
         program.norm(stream, model.norm.weight.float(), config.norm_eps, normal, on_logits=True)
         program.multiply(normal, head, logits, on_logits=True)
-        return _Built(
-            program=program,
+        return StepProgram(
+            program,
             head_start=head_start,
-            logits=logits,
+            logits=logits[:, : model.vocab_size],
             cache=self._cache,
             weight_bytes=self._weight_bytes,
         )

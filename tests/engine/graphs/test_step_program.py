@@ -15,7 +15,7 @@ from remora.configs.environment import cache_dir
 from remora.engine.attention import TorchAttention
 from remora.engine.eager import EagerForward
 from remora.engine.forward import QUANTIZED_FORMATS
-from remora.engine.graphs.step_program import StepProgram, StepShape
+from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.models.registry import load_model
@@ -109,9 +109,9 @@ def make_native(
         page_size=PAGE_SIZE,
         max_positions=MAX_TOKENS,
     )
-    program = StepProgram(
+    program = StepProgramBuilder(
         model, Team(library, 2), shape, table, layer_format=layers, head_format=head
-    )
+    ).build()
     return Stepper(program, table)
 
 

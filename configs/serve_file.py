@@ -1,0 +1,46 @@
+"""Serve config files as data: the one of a bare model, and our entry in any of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import IMPORT_PATH
+from remora.configs.schema import BUILTIN_MODEL
+
+APP_NAME = "remora"
+
+
+def our_application(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a Serve config that serves by remora."""
+    found: dict[str, Any] = next(
+        app for app in raw["applications"] if app["import_path"] == IMPORT_PATH
+    )
+    return found
+
+
+def config_of_model(name: str) -> dict[str, Any]:
+    """Return the Serve config that serves a folder, a .gguf file or the built-in model.
+
+    Raises ConfigError when there is no such file.
+    """
+    if name != BUILTIN_MODEL:
+        if not Path(name).exists():
+            raise ConfigError(
+                f"{name}: no such file or folder; give a .yaml file, a Hugging Face folder, "
+                f"a .gguf file, or {BUILTIN_MODEL}"
+            )
+        # Replicas have a working folder of their own.
+        name = str(Path(name).absolute())
+    return {
+        "proxy_location": "HeadOnly",
+        "applications": [
+            {
+                "name": APP_NAME,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": {"model": {"path": name}},
+            }
+        ],
+    }
