@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from remora.configs.fields import Section
 from remora.configs.messages import shown
-from remora.configs.schema import Section, ServeConfig
+from remora.configs.schema import ServeConfig
 
 
 @dataclass(frozen=True, slots=True)

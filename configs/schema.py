@@ -20,92 +20,13 @@ are refused. `messages.py` turns pydantic's errors into ours.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
+
+from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Secret, Section, conflict
 
 BUILTIN_MODEL = "smollm2-135m-instruct"
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)")
-_UNIT_BYTES = {
-    "B": 1,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-}
-
-
-def _parse_size(value: Any) -> Any:
-    """Turn "512MiB" into bytes; leave everything else to the integer check."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise PydanticCustomError(
-            "size", "expected bytes as a whole number, or a size such as 512MiB or 2GiB"
-        )
-    return int(float(match[1]) * _UNIT_BYTES[match[2]])
-
-
-def _check_power_of_two(value: int) -> int:
-    if value & (value - 1):
-        raise PydanticCustomError("power_of_two", "must be a power of two: 1, 2, 4, 8, 16, ...")
-    return value
-
-
-def _check_not_blank(value: str) -> str:
-    if not value.strip():
-        raise PydanticCustomError("blank", "must not be empty")
-    return value
-
-
-Bytes = Annotated[
-    int,
-    Field(gt=0, le=2**50),
-    BeforeValidator(_parse_size),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": f"^{_SIZE.pattern}$"},
-            ]
-        }
-    ),
-]
-Name = Annotated[str, AfterValidator(_check_not_blank)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-def conflict(key: str, why: str) -> PydanticCustomError:
-    """Return the error of a key whose value contradicts another key of the same section."""
-    return PydanticCustomError("conflict", "{why}", {"key": key, "why": why})
-
-
-class Section(BaseModel):
-    """What all sections have in common: strict types, no unknown keys, immutable."""
-
-    model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        use_attribute_docstrings=True,
-    )
 
 
 class ModelSection(Section):
@@ -151,7 +72,7 @@ class EngineSection(Section):
     """What computes on a CPU. native = step programs, which need a C++ compiler and pages of a
     multiple of 16 tokens; torch = the slower reference; auto = native where it can be had."""
 
-    page_size: Annotated[int, Field(ge=1, le=256), AfterValidator(_check_power_of_two)] = 16
+    page_size: Annotated[int, Field(ge=1, le=256), PowerOfTwo] = 16
     """Tokens per page of the KV cache, the unit of memory and of prefix reuse; a power of two."""
 
     kv_memory: Bytes | None = None
@@ -214,7 +135,42 @@ class LoraSection(Section):
 
 
 class GrammarSection(Section):
-    """Constrained output."""
+    """Constrained output: JSON schemas, regular expressions, grammars, tool calls by schema."""
+
+    backend: Literal["xgrammar", "outlines", "none"] = "xgrammar"
+    """What compiles constraints. xgrammar takes all kinds; outlines has no recursion, grammars or
+    structural tags; none = requests with a constraint are refused."""
+
+    json_compact: bool = False
+    """Whether JSON is written without any free whitespace."""
+
+    json_whitespace_pattern: Name | None = None
+    """Regular expression of the whitespace allowed between JSON tokens; backend outlines only."""
+
+    compile_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
+    """Seconds that compiling one constraint may take; beyond it HTTP 400."""
+
+    compile_memory: Bytes = 512 * 2**20
+    """Memory that compiling may take beside the compiler's own, in bytes or as 512MiB."""
+
+    cache_memory: Bytes = 64 * 2**20
+    """Memory of compiled constraints kept for later requests, in bytes or as 64MiB."""
+
+    first_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    """Token ids that an output may begin with; applies to every request. Default: any."""
+
+    token_healing: bool = False
+    """Whether the last token of a text prompt is taken back and written anew by the model, so that
+    a prompt that ends within a word goes on as if it had not."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.json_whitespace_pattern is not None:
+            if self.backend != "outlines":
+                raise conflict("json_whitespace_pattern", "needs backend outlines")
+            if self.json_compact:
+                raise conflict("json_compact", "json_whitespace_pattern is set too; keep one")
+        return self
 
 
 class SpecSection(Section):
@@ -248,6 +204,42 @@ class ApiSection(Section):
     request_timeout_s: Seconds | None = None
     """Seconds after which a request is aborted. Default: no limit."""
 
+    api_key: Secret | None = None
+    """Key that every route but health and metrics asks for: env:NAME or file:/path (one key a
+    line). Default: none is asked for."""
+
+    admin_api_key: Secret | None = None
+    """Key of the administrative routes (flush_cache, abort_request, ...), likewise. Default: they
+    answer callers on this machine only."""
+
+    tool_parser: str = "auto"
+    """Format in which the model writes tool calls: auto = told from the chat template, none, or a
+    name; `remora config parsers` lists them."""
+
+    reasoning_parser: str = "auto"
+    """Format in which the model writes its thought: auto, none, or a name, likewise."""
+
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
+    """Name of the field of a chat's answer that holds the model's thought."""
+
+    generate_dialect: Literal["auto", "sglang", "tgi", "lightllm"] = "auto"
+    """Whose bodies /generate takes; auto = told from each body (text or input_ids: SGLang, inputs:
+    TGI)."""
+
+    stream_text: Literal["cumulative", "delta"] = "cumulative"
+    """What an event of a /generate stream in SGLang's dialect holds: all text so far, or what is
+    new."""
+
+    response_store: Name = "memory"
+    """Where /v1/responses keeps answers for `previous_response_id`: memory (of one replica), none,
+    or file:/path of a database that the replicas of one machine share."""
+
+    response_ttl_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that a stored response is kept."""
+
+    batch_dir: Name | None = None
+    """Folder for the files of /v1/files and /v1/batches. Default: these routes are off."""
+
 
 class MetricsSection(Section):
     """Counters, traces, logs."""
@@ -266,7 +258,7 @@ class ServeConfig(Section):
     """Adapters; no keys yet."""
 
     grammar: GrammarSection = GrammarSection()
-    """Constrained output; no keys yet."""
+    """Constrained output."""
 
     spec: SpecSection = SpecSection()
     """Speculative decoding; no keys yet."""

@@ -85,6 +85,8 @@ def _row_init(seq: Sequence) -> RowInit:
         seed=seq.seed,
         sampling=seq.request.sampling,
         prompt_logprobs=seq.request.sampling.prompt_logprobs if seq.wants_prompt_logprobs else None,
+        grammar=seq.request.grammar,
+        thinking=seq.request.thinking,
     )
 
 

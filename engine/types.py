@@ -16,6 +16,7 @@ from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ IntArray = npt.NDArray[np.int32]
 TokenArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
+MaskWords = npt.NDArray[np.int32]
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 1024
@@ -51,6 +53,8 @@ class SamplingParams:
     top_k:            0 = off
     logit_bias:       token id -> number added to its logit
     stop:             output ends before (`include_stop_in_output`: after) the first of these texts
+    shown_special_ids: control tokens that the text holds even where `skip_special_tokens` leaves
+                      the others out: the marks by which tool calls and thought are told apart
     seed:             same seed, same tokens, whatever else is in the batch; None = drawn on arrival
     logprobs:         None = none; k = the chosen token's and the k most likely ones', of the raw
                       distribution (before bias, penalties and temperature)
@@ -74,6 +78,7 @@ class SamplingParams:
     include_stop_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: frozenset[int] = frozenset()
     seed: int | None = None
     n: int = 1
     logprobs: int | None = None
@@ -123,12 +128,58 @@ class SamplingParams:
         return self.temperature == 0.0
 
 
+class Matcher(Protocol):
+    """How far one sequence has come in its grammar."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing but an end-of-sequence token may follow."""
+        ...
+
+    def fill(self, words: MaskWords) -> None:
+        """Write which tokens may come next: bit i of `words` [ceil(vocab_size / 32)] is token i."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Go on by one token; False, and nothing changed, if the grammar does not allow it."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled constraint on output. Immutable, shared by the sequences that it guides."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        ...
+
+    def matcher(self) -> Matcher:
+        """Return a new matcher at the start of the grammar."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """The thought that an answer begins with. A grammar holds for what comes after it.
+
+    end:      text that ends it
+    end_ids:  its tokens, which are forced when the budget is used up
+    budget:   most tokens of thought; None = no limit
+    """
+
+    end: str
+    end_ids: tuple[int, ...]
+    budget: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One call from outside, tokenised: `sampling.n` sequences are made of it.
 
     priority:    the higher, the sooner
     cache_salt:  prefix-cache entries are shared only between requests of the same salt
+    grammar:     what the output must match, to its end
+    thinking:    set when the output begins within a thought
     """
 
     request_id: str
@@ -136,6 +187,8 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +212,7 @@ class RowInit:
     seed:               of this row's random numbers; drawn on arrival when the caller gave none
     prompt_logprobs:    how many most likely tokens to report beside each prompt token; None = the
                         prompt is not scored (or has been)
+    grammar, thinking:  as in Request
     """
 
     row: int
@@ -167,6 +221,8 @@ class RowInit:
     seed: int
     sampling: SamplingParams
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

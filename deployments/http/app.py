@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.http import ops
+from remora.deployments.http.dialects import dialect_of
 from remora.deployments.http.edge import Edge, error_answer
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
@@ -73,7 +74,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = InvalidRequest("A parameter of the URL is malformed.")
     log_error(error, request.state.request_id)
-    return error_answer(error)
+    dialect = getattr(request.state, "dialect", None) or dialect_of(request.url.path)
+    return error_answer(error, dialect)
 
 
 async def _body(served: Served, request: Request) -> Any:
@@ -86,6 +88,8 @@ def _handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
     async def handle(request: Request) -> Response:
         request_id = request.state.request_id
         body = await _body(served, request)
+        dialect = endpoint.dialect(body) if endpoint.dialect else dialect_of(request.url.path)
+        request.state.dialect = dialect  # for an error's answer
         job, headers = await endpoint.job(served, body, request_id)
         if not job.streams:
             answer = await while_connected(request, run(served, job))
@@ -93,8 +97,8 @@ def _handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
         # No header is sent before there is a first token to send with it.
         opening = served.calls.open(job.rid, job.requests)
         outputs = await while_connected(request, opening)
-        events = as_events(job.chunks(outputs), request_id)
-        return EventStream(events, close=outputs.aclose, headers=headers)
+        events = as_events(job.chunks(outputs), dialect, request_id)
+        return EventStream(events, dialect, close=outputs.aclose, headers=headers)
 
     return handle
 

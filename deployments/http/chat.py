@@ -9,19 +9,24 @@ from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
-from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import ChatBody
 from remora.deployments.http.prompts import check_room, encode, render
+from remora.deployments.http.reply import ParserMaker, Replies, Reply, ReplyPiece
 from remora.deployments.http.sampling import openai_sampling
 from remora.deployments.http.served import Served, check_together
-from remora.engine.types import Output, Request, SamplingParams
+from remora.deployments.parsers.events import Text
+from remora.engine.types import Grammar, Request, SamplingParams, Thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatJob:
-    """One validated chat request."""
+    """One validated chat request.
+
+    make_parser:   of one reply's text
+    counts_calls:  whether a reply that calls tools ends with `tool_calls`
+    """
 
     body: ChatBody
     rid: str
@@ -30,6 +35,10 @@ class ChatJob:
     prompt_ids: list[int]
     sampling: SamplingParams
     writer: LogprobWriter
+    make_parser: ParserMaker = lambda: None
+    counts_calls: bool = True
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
     @property
     def streams(self) -> bool:
@@ -45,19 +54,23 @@ class ChatJob:
             sampling=self.sampling,
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
+            grammar=self.grammar,
+            thinking=self.thinking,
         )
         return (request,)
 
+    def replies(self) -> Replies:
+        """Return a reader of the call's outputs."""
+        return Replies(self.sampling.n, self.make_parser, counts_calls=self.counts_calls)
+
     async def result(self, outputs: OpenCall) -> dict[str, Any]:
         """Return the whole answer."""
-        choices = Choices(1, self.sampling.n)
-        await choices.gather(outputs)
+        replies = self.replies()
         answer = self._envelope("chat.completion")
-        answer["choices"] = [self._choice(choice) async for choice in choices.each()]
-        answer["usage"] = choices.usage([len(self.prompt_ids)])
+        answer["choices"] = [self._choice(reply) for reply in await replies.gather(outputs)]
+        answer["usage"] = replies.usage(len(self.prompt_ids))
         if self.body.prompt_logprobs is not None:
-            lines = next(iter(choices)).prompt_logprobs or ()
-            answer["prompt_logprobs"] = self.writer.prompt(lines)
+            answer["prompt_logprobs"] = self.writer.prompt(replies.all[0].prompt_logprobs or ())
         if self.body.return_token_ids:
             answer["prompt_token_ids"] = self.prompt_ids
         return answer
@@ -65,27 +78,22 @@ class ChatJob:
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer piece by piece: role, text, finish reason; then usage, if asked for."""
         options = self.body.stream_options
-        choices = Choices(1, self.sampling.n)
-        begun: set[int] = set()
-        async for event in outputs:
-            _, output = event
-            choice = choices.add(event)
-            for piece in self._pieces(output, begins=output.index not in begun):
+        replies = self.replies()
+        is_first = True
+        async for piece in replies.read(outputs):
+            for choice in self._pieces(piece):
                 chunk = self._envelope("chat.completion.chunk")
-                chunk["choices"] = [piece]
-                if self.body.return_token_ids and not begun:
+                chunk["choices"] = [choice]
+                if self.body.return_token_ids and is_first:
                     chunk["prompt_token_ids"] = self.prompt_ids
                 if options and options.include_usage:
                     continuous = options.continuous_usage_stats
-                    chunk["usage"] = self._usage(choices) if continuous else None
-                begun.add(choice.index)
+                    chunk["usage"] = replies.usage(len(self.prompt_ids)) if continuous else None
+                is_first = False
                 yield chunk
         if options and options.include_usage:
-            usage = self._usage(choices)
+            usage = replies.usage(len(self.prompt_ids))
             yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage}
-
-    def _usage(self, choices: Choices) -> dict[str, Any]:
-        return choices.usage([len(self.prompt_ids)])
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {
@@ -95,36 +103,37 @@ class ChatJob:
             "model": self.model,
         }
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, reply: Reply) -> dict[str, Any]:
         value = {
-            "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
-            "logprobs": self.writer.chat(choice.logprobs) if self.body.logprobs else None,
-            "finish_reason": choice.finish_reason,
-            "stop_reason": choice.stop_reason,
+            "index": reply.index,
+            "message": {"role": "assistant", "content": reply.text or "", "refusal": None},
+            "logprobs": self.writer.chat(reply.logprobs) if self.body.logprobs else None,
+            "finish_reason": reply.finish_reason,
+            "stop_reason": reply.stop_reason,
         }
         if self.body.return_token_ids:
-            value["token_ids"] = choice.token_ids
+            value["token_ids"] = reply.token_ids
         return value
 
-    def _pieces(self, output: Output, *, begins: bool) -> list[dict[str, Any]]:
-        """Return the choice objects that one output becomes: up to three."""
-        pieces = []
-        if begins:
-            pieces.append(_piece(output.index, {"role": "assistant", "content": ""}))
+    def _pieces(self, piece: ReplyPiece) -> list[dict[str, Any]]:
+        """Return the choice objects that one output becomes."""
+        output = piece.output
+        deltas = [{"content": event.text} for event in piece.events if isinstance(event, Text)]
         shows_tokens = self.body.logprobs or self.body.return_token_ids
-        if output.text or (output.token_ids and shows_tokens):
-            piece = _piece(output.index, {"content": output.text})
-            if self.body.logprobs:
-                piece["logprobs"] = self.writer.chat(output.logprobs or ())
-            if self.body.return_token_ids:
-                piece["token_ids"] = output.token_ids
-            pieces.append(piece)
-        if output.finish_reason is not None:
-            piece = _piece(output.index, {})
-            piece["finish_reason"] = output.finish_reason
-            piece["stop_reason"] = output.stop_reason
-            pieces.append(piece)
+        if not deltas and output.token_ids and shows_tokens:
+            deltas = [{"content": ""}]
+        pieces = [_piece(output.index, delta) for delta in deltas]
+        if pieces and self.body.logprobs:
+            pieces[0]["logprobs"] = self.writer.chat(output.logprobs or ())
+        if pieces and self.body.return_token_ids:
+            pieces[0]["token_ids"] = output.token_ids
+        if piece.begins:
+            pieces.insert(0, _piece(output.index, {"role": "assistant", "content": ""}))
+        if piece.finish_reason is not None:
+            last = _piece(output.index, {})
+            last["finish_reason"] = piece.finish_reason
+            last["stop_reason"] = output.stop_reason
+            pieces.append(last)
         return pieces
 
 

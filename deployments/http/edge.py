@@ -13,7 +13,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remora.deployments.http.errors import answer_to, error_body, error_headers, log_error
+from remora.deployments.http.dialects import OPENAI, Dialect, dialect_of
+from remora.deployments.http.errors import error_headers, log_error
 from remora.deployments.http.wire import JSONAnswer
 
 MAX_HEADERS, MAX_HEADER_BYTES, MAX_URL_BYTES = 100, 32 * 1024, 8 * 1024
@@ -58,15 +59,16 @@ class Edge:
             # A boundary: nothing is left above that would answer in our shape.
             log_error(error, request_id)
             if status == 0:
-                await error_answer(error)(scope, receive, send_on)
+                answer = error_answer(error, dialect_of(scope["path"]))
+                await answer(scope, receive, send_on)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._count(route, status or 499)
 
 
-def error_answer(error: BaseException) -> JSONAnswer:
+def error_answer(error: BaseException, dialect: Dialect = OPENAI) -> JSONAnswer:
     """Return the response to an error."""
-    return JSONAnswer(error_body(error), answer_to(error).status, error_headers(error))
+    return JSONAnswer(dialect.error(error), dialect.status(error), error_headers(error))
 
 
 def _request_id(scope: Scope) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.chat import prepare_chat
 from remora.deployments.http.completions import prepare_completion
+from remora.deployments.http.dialects import Dialect
 from remora.deployments.http.fields import Body, BodyT, check_ignored, ignored_fields, parse
 from remora.deployments.http.native import prepare_generate
 from remora.deployments.http.native_bodies import parse_generate
@@ -51,10 +52,14 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[BodyT]):
-    """A way to ask for text: how a body is read, and how it becomes a job."""
+    """A way to ask for text: how a body is read, and how it becomes a job.
+
+    dialect:  in which a body is answered; None = by the path alone
+    """
 
     parse: Callable[[Any], BodyT]
     prepare: Callable[[Served, BodyT, str], Awaitable[Job]]
+    dialect: Callable[[Any], Dialect] | None = None
 
     async def job(self, served: Served, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
         """Return the job of a body, and headers that report fields left out of it.

@@ -1,4 +1,4 @@
-"""Server-sent events, and noticing that the client has gone.
+"""Streams of frames (mostly server-sent events), and noticing that the client has gone.
 
 Ray Serve cancels the handler when its client goes away; plain uvicorn only says so through
 `receive`. Both ways end in the same place: what was generating is closed.
@@ -17,13 +17,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from remora.deployments.http.errors import CLIENT_GONE, error_body, log_error
-from remora.deployments.http.wire import dumps
+from remora.deployments.http.dialects import Dialect
+from remora.deployments.http.errors import CLIENT_GONE, log_error
 
 KEEP_ALIVE_S = 15.0
 STALLED_S = 60.0  # a client that takes nothing for so long has given up its answer
-_KEEP_ALIVE = b": keep-alive\n\n"
-_DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 log = logging.getLogger(__name__)
@@ -56,18 +54,19 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def as_events(
-    chunks: AsyncGenerator[dict[str, Any], None], request_id: str
+    chunks: AsyncGenerator[dict[str, Any], None], dialect: Dialect, request_id: str
 ) -> AsyncGenerator[bytes, None]:
-    """Yield chunks as events; an error becomes an event too, since the status has been sent."""
+    """Yield chunks as frames; an error becomes a frame too, since the status has been sent."""
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield b"data: " + dumps(chunk) + b"\n\n"
+                yield dialect.frame(chunk)
     except Exception as error:
         # A boundary: past this point only the stream itself can tell the client.
         log_error(error, request_id)
-        yield b"data: " + dumps(error_body(error)) + b"\n\n"
-    yield _DONE
+        yield dialect.frame(dialect.late_error(error))
+    if dialect.last:
+        yield dialect.last
 
 
 def _part(body: bytes, *, more_body: bool = True) -> dict[str, Any]:
@@ -75,28 +74,28 @@ def _part(body: bytes, *, more_body: bool = True) -> dict[str, Any]:
 
 
 class EventStream(Response):
-    """Sends events as they come, a comment when none came for a while, and closes the source.
+    """Sends frames as they come, a sign of life when none came for a while, and closes the source.
 
     close:  called once the stream has ended for whatever reason
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
+        dialect: Dialect,
         *,
         close: Callable[[], Awaitable[None]],
         headers: Mapping[str, str],
     ) -> None:
-        super().__init__(headers={**_HEADERS, **headers})
+        super().__init__(headers={**_HEADERS, **headers}, media_type=dialect.media_type)
         del self.headers["content-length"]
         self._events = events
+        self._keep_alive = dialect.keep_alive
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
-        wire = _Wire(send)
+        wire = _Wire(send, self._keep_alive)
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         tasks: tuple[asyncio.Future[None], ...] = ()
         try:
@@ -132,8 +131,9 @@ class _Wire:
     the stream looks, now and then, how long the event on the way has been there.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, keep_alive: bytes) -> None:
         self._send = send
+        self._keep_alive = keep_alive
         self._time = asyncio.get_running_loop().time
         self._sent_at = self._time()
         self._sending_since: float | None = None
@@ -155,13 +155,15 @@ class _Wire:
         """Return when to look again, at the latest."""
         if self._sending_since is not None:
             return self._sending_since + STALLED_S - self._time()
+        if not self._keep_alive:
+            return STALLED_S
         return min(STALLED_S, self._sent_at + KEEP_ALIVE_S - self._time())
 
     async def keep_alive(self) -> None:
-        """Send a comment if nothing was sent for a while. Raises TimeoutError if all is stuck."""
+        """Send a sign of life after a while of nothing. Raises TimeoutError if all is stuck."""
         now = self._time()
         if self._sending_since is not None:
             if now - self._sending_since >= STALLED_S:
                 raise TimeoutError
-        elif now - self._sent_at >= KEEP_ALIVE_S:
-            await self.send_in_time(_KEEP_ALIVE)
+        elif now - self._sent_at >= KEEP_ALIVE_S and self._keep_alive:
+            await self.send_in_time(self._keep_alive)

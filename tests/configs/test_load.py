@@ -134,6 +134,7 @@ def flatten(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 def matches(schema: dict[str, Any], value: Any) -> bool:
     kinds: dict[str, Any] = {"integer": int, "number": (int, float), "string": str, "boolean": bool}
+    kinds["array"] = list
     kind = schema.get("type", "string")
     if kind == "null":
         return value is None
@@ -141,6 +142,8 @@ def matches(schema: dict[str, Any], value: Any) -> bool:
         return False
     if "enum" in schema:
         return value in schema["enum"]
+    if kind == "array":
+        return len(value) >= schema.get("minItems", 0)
     if kind in {"integer", "number"}:
         low, high = schema.get("minimum", 0), schema.get("maximum", 2**50)
         return bool(low <= value <= high and value > schema.get("exclusiveMinimum", -1))

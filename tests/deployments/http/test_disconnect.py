@@ -11,6 +11,7 @@ import orjson
 import pytest
 from starlette.types import Message
 
+from remora.deployments.http.dialects import OPENAI
 from remora.deployments.http.sse import EventStream
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
 
@@ -153,7 +154,7 @@ async def test_a_client_that_takes_nothing_loses_its_stream(
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    stream = EventStream(events(), close=close, headers={})
+    stream = EventStream(events(), OPENAI, close=close, headers={})
     async with asyncio.timeout(10):
         await stream({"type": "http"}, never, take_the_start_only)
 

@@ -1,0 +1,93 @@
+"""What the sections of a configuration are made of: types of values, and their common base."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)")
+_UNIT_BYTES = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+
+
+def _parse_size(value: Any) -> Any:
+    """Turn "512MiB" into bytes; leave everything else to the integer check."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise PydanticCustomError(
+            "size", "expected bytes as a whole number, or a size such as 512MiB or 2GiB"
+        )
+    return int(float(match[1]) * _UNIT_BYTES[match[2]])
+
+
+def _check_power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise PydanticCustomError("power_of_two", "must be a power of two: 1, 2, 4, 8, 16, ...")
+    return value
+
+
+def _check_not_blank(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("blank", "must not be empty")
+    return value
+
+
+Bytes = Annotated[
+    int,
+    Field(gt=0, le=2**50),
+    BeforeValidator(_parse_size),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "exclusiveMinimum": 0},
+                {"type": "string", "pattern": f"^{_SIZE.pattern}$"},
+            ]
+        }
+    ),
+]
+Name = Annotated[str, AfterValidator(_check_not_blank)]
+PowerOfTwo = AfterValidator(_check_power_of_two)
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+def _check_secret(value: str) -> str:
+    kind, _, rest = value.partition(":")
+    if kind not in ("env", "file") or not rest.strip():
+        raise PydanticCustomError(
+            "secret", "expected env:NAME or file:/path; secrets are never written here themselves"
+        )
+    return value
+
+
+Secret = Annotated[str, AfterValidator(_check_secret)]
+
+
+def conflict(key: str, why: str) -> PydanticCustomError:
+    """Return the error of a key whose value contradicts another key of the same section."""
+    return PydanticCustomError("conflict", "{why}", {"key": key, "why": why})
+
+
+class Section(BaseModel):
+    """What all sections have in common: strict types, no unknown keys, immutable."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )

@@ -1,0 +1,30 @@
+"""What an output can be held to, before anything has been compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ConstraintKind(StrEnum):
+    """How a constraint is written; the value is its name in messages."""
+
+    JSON_OBJECT = "json_object"
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """One constraint on a whole output.
+
+    source:  json_object: empty; json_schema, structural_tag: JSON text; choice: a JSON list of
+             texts; regex: the pattern, which the whole output must match; ebnf: a grammar in
+             GBNF's notation, with a rule `root`
+    """
+
+    kind: ConstraintKind
+    source: str = ""
