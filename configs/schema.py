@@ -234,7 +234,7 @@ class ApiSection(Section):
     """Where /v1/responses keeps answers for `previous_response_id`: memory (of one replica), none,
     or file:/path of a database that the replicas of one machine share."""
 
-    response_ttl_s: Annotated[float, Field(gt=0)] = 3600.0
+    response_ttl_s: Seconds = 3600.0
     """Seconds that a stored response is kept."""
 
     batch_dir: Name | None = None
