@@ -1,0 +1,67 @@
+"""From an endpoint to a route: read the body, run the job, answer whole or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from remora.deployments.http.dialects import dialect_of
+from remora.deployments.http.fields import Body
+from remora.deployments.http.jobs import Endpoint, run
+from remora.deployments.http.served import Served
+from remora.deployments.http.sse import EventStream, as_events, while_connected
+from remora.deployments.http.wire import JSONAnswer, read_json
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path at which text is made.
+
+    body:  what is sent there, for the description of the API
+    """
+
+    path: str
+    endpoint: Endpoint[Any]
+    body: type[Body]
+    methods: tuple[str, ...] = ("POST",)
+
+
+def generation_routes(served: Served, routes: Iterable[Route]) -> APIRouter:
+    """Return the router of endpoints that make text."""
+    router = APIRouter(tags=["generation"])
+    for route in routes:
+        for method in route.methods:
+            router.add_api_route(route.path, handler(served, route.endpoint), methods=[method])
+    return router
+
+
+async def read_body(served: Served, request: Request) -> Any:
+    """Return the parsed body. Raises InvalidRequest, or HTTPException 408, 413, 415."""
+    return await read_json(request, max_bytes=served.config.api.max_body_bytes)
+
+
+def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
+    """Return the route of an endpoint that makes text."""
+
+    async def handle(request: Request) -> Response:
+        request_id = request.state.request_id
+        body = await read_body(served, request)
+        dialect = endpoint.dialect(body) if endpoint.dialect else dialect_of(request.url.path)
+        request.state.dialect = dialect  # for an error's answer
+        job, headers = await endpoint.job(served, body, request_id)
+        if not job.streams:
+            answer = await while_connected(request, run(served, job))
+            return JSONAnswer(answer, headers=dict(headers))
+        # No header is sent before there is a first token to send with it.
+        opening = served.calls.open(job.rid, job.requests)
+        outputs = await while_connected(request, opening)
+        events = as_events(job.chunks(outputs), dialect, request_id)
+        return EventStream(events, dialect, close=outputs.aclose, headers=headers)
+
+    return handle

@@ -1,0 +1,106 @@
+"""Routes of what looks after the server: tokens, information, health, control."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from remora.deployments.http import ops
+from remora.deployments.http.handlers import read_body
+from remora.deployments.http.served import Served
+from remora.deployments.http.sse import while_connected
+from remora.deployments.http.wire import JSONAnswer
+
+
+def token_routes(served: Served) -> APIRouter:
+    """Return what turns text into ids and back."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/tokenize")
+    @router.post("/v1/tokenize")
+    async def tokenize(request: Request) -> Response:
+        answer, headers = await ops.tokenize(served, await read_body(served, request))
+        return JSONAnswer(answer, headers=headers)
+
+    @router.post("/detokenize")
+    @router.post("/v1/detokenize")
+    async def detokenize(request: Request) -> Response:
+        answer, headers = await ops.detokenize(served, await read_body(served, request))
+        return JSONAnswer(answer, headers=headers)
+
+    return router
+
+
+def information_routes(served: Served) -> APIRouter:
+    """Return what says which model is served, and how it is going."""
+    router = APIRouter(tags=["information"])
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        return JSONAnswer({"object": "list", "data": [ops.model_card(served)]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        served.check_model(name)
+        return JSONAnswer(ops.model_card(served))
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> Response:
+        return JSONAnswer(ops.model_info(served))
+
+    @router.get("/server_info")
+    @router.get("/get_server_info")
+    async def server_info() -> Response:
+        return JSONAnswer(ops.server_info(served))
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(served.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def health_routes(served: Served) -> APIRouter:
+    """Return what load balancers ask."""
+    router = APIRouter(tags=["health"])
+    asking = asyncio.Lock()
+
+    async def health() -> Response:
+        ops.check_health(served)
+        return Response()
+
+    for path in ("/health", "/healthz", "/ready"):
+        router.add_api_route(path, health, methods=["GET"])
+        router.add_api_route(path, health, methods=["HEAD"], include_in_schema=False)
+
+    async def token() -> None:
+        # One at a time: this is work that nobody needs a key for.
+        async with asking:
+            await ops.check_token(served)
+
+    @router.get("/health_generate")
+    async def health_generate(request: Request) -> Response:
+        await while_connected(request, token())
+        return Response()
+
+    return router
+
+
+def control_routes(served: Served) -> APIRouter:
+    """Return what changes how the server stands."""
+    router = APIRouter(tags=["control"])
+
+    @router.get("/flush_cache")
+    @router.post("/flush_cache")
+    async def flush_cache() -> Response:
+        return JSONAnswer(await ops.flush_cache(served))
+
+    @router.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        return JSONAnswer(await ops.abort(served, await read_body(served, request)))
+
+    return router
