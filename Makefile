@@ -6,13 +6,16 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FOLDERS := configs kernels engine lora deployments
 
-.PHONY: serve test check bench bench-peers setup clean
+.PHONY: serve test test-clients check bench bench-peers setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
 
 test: $(STAMP)  ## Run the tests
 	$(BIN)/python -m pytest
+
+test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
+	$(BIN)/python tests/deployments/clients/run.py
 
 check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
 	$(BIN)/ruff format --check .

@@ -27,10 +27,14 @@ class Cluster:
         return f"http://127.0.0.1:{self.port}/{name}"
 
 
-def make_deploy_config(smol: Path, tiny: Path) -> dict[str, Any]:
+def make_deploy_config(smol: Path, tiny: Path, batches: Path) -> dict[str, Any]:
     engine = {"kv_tokens": 8192, "num_threads": 1}
     args = {
-        SMOL: {"model": {"path": str(smol)}, "engine": engine},
+        SMOL: {
+            "model": {"path": str(smol)},
+            "engine": engine,
+            "api": {"tool_parser": "hermes", "batch_dir": str(batches)},
+        },
         TINY: {
             "model": {"path": str(tiny), "served_name": "tiny", "dtype": "float32"},
             "engine": engine | {"max_running_requests": 16, "max_queued_requests": 64},
@@ -50,7 +54,11 @@ def make_deploy_config(smol: Path, tiny: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def cluster(smollm2_path: Path, tiny_checkpoints: TinyCheckpoints) -> Iterator[Cluster]:
+def cluster(
+    smollm2_path: Path,
+    tiny_checkpoints: TinyCheckpoints,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
     """Start Ray and both applications; stop everything afterwards."""
     import ray
     from ray import serve
@@ -69,7 +77,9 @@ def cluster(smollm2_path: Path, tiny_checkpoints: TinyCheckpoints) -> Iterator[C
     )
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        config = make_deploy_config(smollm2_path, tiny_checkpoints("llama"))
+        config = make_deploy_config(
+            smollm2_path, tiny_checkpoints("llama"), tmp_path_factory.mktemp("batches")
+        )
         _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
         wait_until_running(SMOL, TINY)
         yield Cluster(port)

@@ -1,0 +1,54 @@
+"""Real clients against a real server: SmolLM2 behind Ray Serve.
+
+`make test` runs the official openai client here, on the Ray of the whole run. The other clients
+have requirements that contradict ours or each other's, so each has an environment of its own:
+`make test-clients` makes these, starts one server for all and runs every file
+(`run.py`). A file whose client is not installed is left out, so that no test is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+
+CLIENTS = {
+    "test_anthropic.py": "anthropic",
+    "test_ollama.py": "ollama",
+    "test_langchain.py": "langchain_openai",
+    "test_instructor.py": "instructor",
+    "test_pydantic_ai.py": "pydantic_ai",
+    "test_litellm.py": "litellm",
+    "test_lm_eval.py": "lm_eval",
+}
+ONLY = os.environ.get("REMORA_CLIENT")  # set by run.py: the module under test
+collect_ignore = [
+    name for name, module in CLIENTS.items() if module != ONLY or find_spec(module) is None
+]
+if ONLY:
+    collect_ignore.append("test_openai.py")
+
+
+@pytest.fixture(scope="session")
+def server_url(request: pytest.FixtureRequest) -> str:
+    """Address of the server, without /v1."""
+    given = os.environ.get("REMORA_URL")
+    if given:
+        return given
+    from tests.deployments.conftest import SMOL
+
+    url: str = request.getfixturevalue("cluster").url(SMOL)
+    return url
+
+
+@pytest.fixture(scope="session")
+def model() -> str:
+    """Name that the server gives its model."""
+    return "smollm2-135m-instruct"
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> str:
+    """Folder of the model's tokenizer, for clients that tokenise by themselves."""
+    return os.environ["REMORA_TOKENIZER"]

@@ -1,0 +1,135 @@
+"""Tries every client: makes each its own environment, starts one server, runs its tests.
+
+    python tests/deployments/clients/run.py [CLIENT ...]
+
+Environments stand in the user's cache (`~/.cache/remora/clients`) and are kept. With REMORA_URL and
+REMORA_TOKENIZER set, that server is used and none is started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from remora.configs.environment import cache_dir
+from remora.configs.schema import BUILTIN_MODEL
+from remora.engine.weights.source import resolve_model
+
+HERE = Path(__file__).parent
+PYTEST = ("pytest==9.2.0", "pytest-timeout==2.4.0")
+START_TIMEOUT_S = 180.0
+
+# Name of a test file -> (module that it tests, what its environment holds)
+CLIENTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "anthropic": ("anthropic", ("anthropic>=2.12,<3",)),
+    "ollama": ("ollama", ("ollama>=0.6.3,<0.7",)),
+    "langchain": ("langchain_openai", ("langchain-openai>=1.1,<2",)),
+    "instructor": ("instructor", ("instructor==1.17.0",)),
+    "pydantic_ai": ("pydantic_ai", ("pydantic-ai-slim[openai]==2.68.0",)),
+    "litellm": ("litellm", ("litellm>=1.100,<2", "mcp")),
+    "lm_eval": ("lm_eval", ("lm-eval[api]==0.4.13", "torch==2.13.0", "transformers==5.23.0")),
+}
+
+console = Console()
+
+
+def make_environment(name: str) -> Path:
+    """Return the interpreter of a client's environment, made on first use."""
+    folder = cache_dir() / "clients" / name.replace("_", "-")
+    python = folder / "bin" / "python"
+    _, requirements = CLIENTS[name]
+    wanted = "\n".join((*PYTEST, *requirements))
+    stamp = folder / "installed.txt"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    console.print(f"installing {name} ...")
+    venv.create(folder, with_pip=True)
+    pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, *PYTEST, *requirements], check=True)
+    stamp.write_text(wanted)
+    return python
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """Start a server on a free port; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    remora = shutil.which("remora", path=str(Path(sys.executable).parent))
+    if remora is None:
+        raise SystemExit("remora is not installed beside this interpreter; run `make setup`.")
+    command = [remora, "serve", str(HERE / "server.yaml"), "--port", str(port)]
+    server = subprocess.Popen(command)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(url, server)
+        yield url
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+
+
+def _wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit(f"The server was not ready after {START_TIMEOUT_S:g} s.")
+
+
+def run_tests(name: str, url: str, tokenizer: str) -> bool:
+    """Run one client's tests in its environment; return whether all passed."""
+    module, _ = CLIENTS[name]
+    console.rule(name)
+    command = [str(make_environment(name)), "-m", "pytest", "-c", str(HERE / "pytest.ini")]
+    command += [f"--confcutdir={HERE}", str(HERE / f"test_{name}.py")]
+    environment = {
+        "REMORA_CLIENT": module,
+        "REMORA_URL": url,
+        "REMORA_TOKENIZER": tokenizer,
+        "HF_HUB_OFFLINE": "1",
+        "ANONYMIZED_TELEMETRY": "false",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    }
+    return subprocess.run(command, env=os.environ | environment, check=False).returncode == 0
+
+
+def main(names: list[str]) -> int:
+    """Run the named clients, or all; return the exit status."""
+    unknown = set(names) - set(CLIENTS)
+    if unknown:
+        raise SystemExit(f"Unknown: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}.")
+    chosen = names or list(CLIENTS)
+    tokenizer = os.environ.get("REMORA_TOKENIZER") or str(resolve_model(BUILTIN_MODEL, cache_dir()))
+    for name in chosen:
+        make_environment(name)
+    given = os.environ.get("REMORA_URL")
+    if given:
+        passed = {name: run_tests(name, given, tokenizer) for name in chosen}
+    else:
+        with serving() as url:
+            passed = {name: run_tests(name, url, tokenizer) for name in chosen}
+    console.rule("clients")
+    for name, ok in passed.items():
+        console.print(f"{name:12} {'passed' if ok else 'FAILED'}")
+    return 0 if all(passed.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
