@@ -2,8 +2,8 @@
 
 A call is one HTTP request (or handle call) and may hold many prompts; their outputs interleave.
 Refusals are raised when a call is opened, before any header is sent. Closing a call, at any
-moment, aborts what it still has in the engine. Callers name their calls as they like, several
-alike if they want; the engine only ever sees ids of ours.
+moment, aborts what it still has in the engine. Callers name their calls, and the requests of a
+call, as they like, several alike if they want; the engine only ever sees ids of ours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -86,6 +86,8 @@ class Calls:
     async def open(self, rid: str, requests: Sequence[Request]) -> OpenCall:
         """Submit all requests and wait for the first output of any.
 
+        rid:  names the whole call; each request is also known under its own `request_id`
+
         Raises what the engine raises, InvalidRequest for a call that could never be taken, and
         RequestTimedOut.
         """
@@ -101,21 +103,27 @@ class Calls:
         except EngineError as error:
             # Not this request's failure: another replica, or this one's successor, can take it.
             raise Unavailable("The engine has stopped and is being replaced.") from error
-        named = [replace(r, request_id=f"{rid}#{next(self._numbers)}") for r in requests]
-        events = self._run(rid, named)
+        numbered = [replace(r, request_id=f"{rid}#{next(self._numbers)}") for r in requests]
+        names: dict[str, set[str]] = {rid: {request.request_id for request in numbered}}
+        for given, request in zip(requests, numbered, strict=True):
+            names.setdefault(given.request_id, set()).add(request.request_id)
+        events = self._run(names, numbered)
         # A cancelled or failing `anext` ends the generator, so nothing is left to close.
         return OpenCall(await anext(events), events)
 
     async def abort(self, rid: str) -> int:
-        """Abort all requests of the calls named `rid`; returns how many were found."""
+        """Abort all requests of the calls, and all requests, named `rid`; returns how many."""
         found = 0
         for request_id in tuple(self._open.get(rid, ())):
             found += await self._client.abort(request_id)
         return found
 
-    async def _run(self, rid: str, requests: Sequence[Request]) -> AsyncGenerator[Event, None]:
-        ids = {request.request_id for request in requests}
-        self._open.setdefault(rid, set()).update(ids)
+    async def _run(
+        self, names: Mapping[str, set[str]], requests: Sequence[Request]
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the outputs of requests that callers know by `names`."""
+        for name, ids in names.items():
+            self._open.setdefault(name, set()).update(ids)
         clock = _Clock(self._metrics, time.monotonic(), {})
         unfinished = sum(request.sampling.n for request in requests)
         reason = "disconnect"
@@ -132,9 +140,10 @@ class Calls:
         finally:
             if unfinished:
                 self._metrics.count_finish(reason, unfinished)
-            self._open[rid] -= ids
-            if not self._open[rid]:
-                del self._open[rid]
+            for name, ids in names.items():
+                self._open[name] -= ids
+                if not self._open[name]:
+                    del self._open[name]
 
     def _within_deadline(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
         return events if self._timeout_s is None else _limited(events, self._timeout_s)
