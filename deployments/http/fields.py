@@ -179,7 +179,8 @@ def parse(model: type[BodyT], body: Any, *, prefix: str = "") -> BodyT:
     if not isinstance(body, dict):
         name = prefix.removesuffix(".") or None
         raise InvalidRequest(f"{name or 'The body'} must be a JSON object.", name)
-    refuse_unsupported(body, prefix=prefix)
+    others = {name: value for name, value in body.items() if name not in model.model_fields}
+    refuse_unsupported(others, prefix=prefix)
     try:
         return model.model_validate(body)
     except ValidationError as error:
