@@ -1,0 +1,172 @@
+"""Thought and answer, however the text was cut."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.deployments.parsers.reasoning import (
+    REASONING_FORMATS,
+    Piece,
+    ReasoningFormat,
+    ThoughtSplitter,
+    ThoughtStart,
+    reasoning_format,
+)
+
+QWEN3 = ReasoningFormat(name="qwen3")
+R1 = ReasoningFormat(name="r1", assumed=True)
+TURNS = re.compile(r"<\|im_start\|>|<\|im_end\|>")
+CALL = "<tool_call>"
+
+
+def make_splitter(
+    start: ThoughtStart, form: ReasoningFormat = QWEN3, *interrupts: str
+) -> ThoughtSplitter:
+    return ThoughtSplitter(form, start, interrupts=interrupts)
+
+
+def split(splitter: ThoughtSplitter, *texts: str) -> list[Piece]:
+    pieces = [piece for text in texts for piece in splitter.push(text)]
+    return pieces + splitter.finish()
+
+
+def shown(pieces: list[Piece]) -> tuple[str, str]:
+    """Return thought and answer."""
+    thought = "".join(piece.text for piece in pieces if piece.is_thought)
+    return thought, "".join(piece.text for piece in pieces if not piece.is_thought)
+
+
+@pytest.mark.parametrize(
+    ("start", "text", "thought", "answer"),
+    [
+        (ThoughtStart.WITHIN, "hm\n</think>\n\nyes\n", "hm", "yes\n"),
+        (ThoughtStart.WITHIN, "<think>\nhm</think>yes", "hm", "yes"),
+        (ThoughtStart.WITHIN, "\n\nhm\n\nso</think>yes", "\nhm\n\nso", "yes"),
+        (ThoughtStart.WITHIN, "never ends\n", "never ends\n", ""),
+        (ThoughtStart.WITHIN, "</think>yes", "", "yes"),
+        (ThoughtStart.WITHIN, "a</think>b</think>c", "a", "b</think>c"),
+        (ThoughtStart.WITHIN, "ends in </thi", "ends in </thi", ""),
+        (ThoughtStart.WITHIN, "  ", "  ", ""),
+        (ThoughtStart.WITHIN, "", "", ""),
+        (ThoughtStart.OPEN, "\n<think>\n\n</think>\n\nyes", "", "yes"),
+        (ThoughtStart.OPEN, " <think>hm</think> yes", "hm", " yes"),
+        (ThoughtStart.OPEN, "  yes <think>no</think>", "", "  yes <think>no</think>"),
+        (ThoughtStart.OPEN, "<thin ice", "", "<thin ice"),
+        (ThoughtStart.OPEN, " <thi", "", " <thi"),
+        (ThoughtStart.OPEN, "<think>hm", "hm", ""),
+        (ThoughtStart.OVER, "<think>hm</think>", "", "<think>hm</think>"),
+        (ThoughtStart.WITHIN, "hm\n<tool_call>{}", "hm", "<tool_call>{}"),
+        (ThoughtStart.WITHIN, "<tool_call>{}", "", "<tool_call>{}"),
+        (ThoughtStart.WITHIN, "say <tool_call>", "say <tool_call>", ""),
+        (ThoughtStart.OPEN, "<think>\n<tool_call>{}</think>", "", "<tool_call>{}</think>"),
+    ],
+)
+def test_thought_is_told_from_the_answer(
+    start: ThoughtStart, text: str, thought: str, answer: str
+) -> None:
+    pieces = split(make_splitter(start, QWEN3, CALL), text)
+
+    assert shown(pieces) == (thought, answer)
+
+
+def test_a_thought_is_given_out_as_it_comes() -> None:
+    splitter = make_splitter(ThoughtStart.WITHIN)
+
+    assert shown(splitter.push("let me see <")) == ("let me see ", "")
+    assert shown(splitter.push("b>\n")) == ("<b>", "")
+    assert shown(splitter.push("\nso")) == ("\n\nso", "")
+
+
+def test_a_call_within_a_line_does_not_end_the_thought_wherever_the_text_is_cut() -> None:
+    pieces = split(make_splitter(ThoughtStart.WITHIN, QWEN3, CALL), "use ", "<tool_call>", "\n")
+
+    assert shown(pieces) == ("use <tool_call>\n", "")
+
+
+WORDS = st.sampled_from(
+    [
+        *("<think>", "</think>", "[THINK]", "[/THINK]", "◁think▷", "◁/think▷", CALL, "[TOOL"),
+        *("\n", "\n\n", " ", "<", "</", "think", ">", "a", "é🙂", "[", "◁", "<tool_"),
+    ]
+)
+TEXTS = st.lists(WORDS, max_size=14).map("".join)
+
+
+@given(
+    form=st.sampled_from(REASONING_FORMATS),
+    start=st.sampled_from(ThoughtStart),
+    text=TEXTS,
+    cuts=st.lists(st.integers(0, 80), max_size=20),
+    interrupts=st.sampled_from([(), (CALL,), (CALL, "[TOOL_CALLS]"), ("{", "<think>")]),
+)
+def test_any_cut_gives_the_same(
+    form: ReasoningFormat,
+    start: ThoughtStart,
+    text: str,
+    cuts: list[int],
+    interrupts: tuple[str, ...],
+) -> None:
+    places = sorted({0, *(cut for cut in cuts if cut < len(text)), len(text)})
+    cut = [text[first:last] for first, last in pairwise(places)]
+
+    whole = split(make_splitter(start, form, *interrupts), text)
+    parts = split(make_splitter(start, form, *interrupts), *cut)
+    chars = split(make_splitter(start, form, *interrupts), *text)
+
+    assert shown(parts) == shown(whole) == shown(chars)
+    assert raw_of(parts) == raw_of(whole) == raw_of(chars)
+    assert "".join(piece.raw for piece in chars) == text
+
+
+def raw_of(pieces: list[Piece]) -> tuple[str, str]:
+    """Return the raw text of thought and answer."""
+    thought = "".join(piece.raw for piece in pieces if piece.is_thought)
+    return thought, "".join(piece.raw for piece in pieces if not piece.is_thought)
+
+
+@pytest.mark.parametrize("unit", ["\n", " ", "<", "</think", "\n<tool_call", "ab\n"])
+@pytest.mark.parametrize("start", [ThoughtStart.WITHIN, ThoughtStart.OPEN])
+def test_hostile_texts_cost_no_more_than_their_length(unit: str, start: ThoughtStart) -> None:
+    """With work that grew by the square, the timeout of the tests would strike."""
+    text = (unit * (300_000 // len(unit) + 1))[:300_000]
+
+    whole = split(make_splitter(start, QWEN3, CALL), text)
+    chars = split(make_splitter(start, QWEN3, CALL), *text)
+
+    assert shown(chars) == shown(whole)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("<|im_start|>assistant\n", ThoughtStart.OPEN),
+        ("<|im_start|>assistant\n<think>\n", ThoughtStart.WITHIN),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ThoughtStart.OVER),
+        ("<|im_start|>assistant\n<think>\nhalf a thou", ThoughtStart.WITHIN),
+        ("<|im_start|>user\nwhat is <think>?<|im_end|>\n<|im_start|>", ThoughtStart.OPEN),
+        ("<think>old</think><|im_end|><|im_start|>a<think>", ThoughtStart.WITHIN),
+        ("<think>old<|im_end|><|im_start|>a</think>", ThoughtStart.OVER),
+        ("", ThoughtStart.OPEN),
+    ],
+)
+def test_the_prompt_tells_how_a_reply_begins(prompt: str, expected: ThoughtStart) -> None:
+    assert QWEN3.start(prompt, TURNS) is expected
+
+
+def test_a_silent_prompt_leaves_it_to_the_format() -> None:
+    assert R1.start("<|im_start|>assistant\n", TURNS) is ThoughtStart.WITHIN
+    assert R1.start("a</think>", None) is ThoughtStart.OVER
+    assert R1.start("an answer, half", TURNS, continues=True) is ThoughtStart.OVER
+    assert R1.start("<think>hm", TURNS, continues=True) is ThoughtStart.WITHIN
+
+
+def test_formats_are_found_by_all_their_names() -> None:
+    assert reasoning_format("deepseek_r1") is reasoning_format("deepseek-r1") is not None
+    assert reasoning_format("qwen3-thinking") is reasoning_format("deepseek-r1")
+    assert reasoning_format("glm45") is reasoning_format("qwen3") is not None
+    assert reasoning_format("hermes") is None
