@@ -13,6 +13,8 @@ Torch and the model are imported by the constructor, so that importing this modu
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import logging
 import time
 import uuid
@@ -27,6 +29,7 @@ from remora.configs.banner import banner
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan
 from remora.deployments.http.app import build_http_app
+from remora.deployments.http.auth import Access
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
 from remora.deployments.http.served import Served
 from remora.engine.protocols import EngineClient
@@ -59,6 +62,8 @@ class LLMServer:
         import_s = time.perf_counter() - started
         _log_through_serve()
         self.config = parse_args(args)
+        is_local = await asyncio.to_thread(_listens_locally)
+        self._access = Access.of(self.config.api, is_local=is_local)
         # On the event loop and not in a thread: the engine's client belongs to this loop.
         launched = start_engine(self.config, show_progress=False)
         self.client = launched.client
@@ -104,7 +109,7 @@ class LLMServer:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP application; Serve calls this once, after the constructor."""
-        return build_http_app(self._served, echo_request_id=False)
+        return build_http_app(self._served, access=self._access, echo_request_id=False)
 
     async def check_health(self) -> None:
         """Raise EngineError when the engine has stopped or hangs; Serve then replaces us."""
@@ -156,3 +161,24 @@ def _log_through_serve() -> None:
     ours, serves = logging.getLogger("remora"), logging.getLogger("ray.serve")
     ours.setLevel(serves.level or logging.INFO)
     ours.handlers = list(serves.handlers)
+
+
+def _listens_locally() -> bool:
+    """Return whether nothing but this machine can reach the HTTP server; False outside Serve.
+
+    The peer of a connection says nothing: between us and the client stands Serve's proxy. But
+    proxies and replicas alike listen at the host that Serve was started with.
+    """
+    from ray import serve
+    from ray.serve.context import _get_global_client
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        serve.get_replica_context()
+    except RayServeException:
+        return False
+    host = _get_global_client().http_config.host
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.http import ops
+from remora.deployments.http.auth import Access, Gate
 from remora.deployments.http.dialects import dialect_of
 from remora.deployments.http.edge import Edge, error_answer
 from remora.deployments.http.errors import log_error
@@ -37,6 +38,7 @@ from remora.deployments.http.ops_routes import (
     token_routes,
 )
 from remora.deployments.http.served import Served
+from remora.deployments.http.wire import route_path
 
 GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
@@ -58,16 +60,18 @@ BODIES: Mapping[str, type[Body]] = {
 }
 
 
-def build_http_app(served: Served, *, echo_request_id: bool = True) -> FastAPI:
+def build_http_app(served: Served, *, access: Access, echo_request_id: bool = True) -> FastAPI:
     """Return the application.
 
+    access:           who may do what
     echo_request_id:  False where a proxy in front already sends `x-request-id` back
     """
+    gate = Middleware(Gate, access=access)
     edge = Middleware(Edge, echo_request_id=echo_request_id, count=served.metrics.count_response)
     app = FastAPI(
         title="remora",
         summary=f"Serves {served.plan.served_model_name}",
-        middleware=[edge],
+        middleware=[edge, gate],
         exception_handlers={
             RemoraError: _answer_error,
             HTTPException: _answer_error,
@@ -86,5 +90,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = InvalidRequest("A parameter of the URL is malformed.")
     log_error(error, request.state.request_id)
-    dialect = getattr(request.state, "dialect", None) or dialect_of(request.url.path)
+    dialect = getattr(request.state, "dialect", None) or dialect_of(route_path(request.scope))
     return error_answer(error, dialect)

@@ -121,10 +121,13 @@ LIGHTLLM = Dialect(last=b"")
 _BY_PATH = (
     ("/v1/messages", ANTHROPIC),
     ("/v1/responses", RESPONSES),
-    ("/api/", OLLAMA),
+    ("/api", OLLAMA),
+    ("/generate_stream", TGI),
+    ("/info", TGI),
 )
 
 
 def dialect_of(path: str) -> Dialect:
     """Return the dialect in which a path answers, whether or not it exists."""
-    return next((dialect for prefix, dialect in _BY_PATH if path.startswith(prefix)), OPENAI)
+    below = f"{path}/"
+    return next((row for prefix, row in _BY_PATH if below.startswith(f"{prefix}/")), OPENAI)

@@ -6,6 +6,7 @@ Plain ASGI, so that streams and cancellation pass through untouched.
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from remora.deployments.http.dialects import OPENAI, Dialect, dialect_of
 from remora.deployments.http.errors import error_headers, log_error
-from remora.deployments.http.wire import JSONAnswer
+from remora.deployments.http.wire import JSONAnswer, route_path
 
 MAX_HEADERS, MAX_HEADER_BYTES, MAX_URL_BYTES = 100, 32 * 1024, 8 * 1024
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -43,13 +44,16 @@ class Edge:
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         status = 0
+        started = time.perf_counter()
 
         async def send_on(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["openai-processing-ms"] = f"{(time.perf_counter() - started) * 1000:.0f}"
                 if self._echo_request_id:
-                    MutableHeaders(scope=message)["x-request-id"] = request_id
+                    headers["x-request-id"] = request_id
             await send(message)
 
         try:
@@ -59,7 +63,7 @@ class Edge:
             # A boundary: nothing is left above that would answer in our shape.
             log_error(error, request_id)
             if status == 0:
-                answer = error_answer(error, dialect_of(scope["path"]))
+                answer = error_answer(error, dialect_of(route_path(scope)))
                 await answer(scope, receive, send_on)
         finally:
             route = getattr(scope.get("route"), "path", "other")

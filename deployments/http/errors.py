@@ -54,9 +54,12 @@ _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
 _INTERNAL = Answer(500, "server_error", "internal_error")
 _STATUSES: Mapping[int, Answer] = MappingProxyType(
     {
+        401: Answer(401, "authentication_error", "invalid_api_key"),
+        403: Answer(403, "permission_error", "permission_denied"),
         404: Answer(404, "not_found_error", "not_found"),
         405: Answer(405, "invalid_request_error", "method_not_allowed"),
         408: Answer(408, "timeout_error", "timeout"),
+        409: Answer(409, "conflict_error", "conflict"),
         413: Answer(413, "invalid_request_error", "body_too_large"),
         414: Answer(414, "invalid_request_error", "url_too_long"),
         415: Answer(415, "invalid_request_error", "unsupported_media_type"),

@@ -14,7 +14,7 @@ from remora.deployments.http.fields import Body
 from remora.deployments.http.jobs import Endpoint, run
 from remora.deployments.http.served import Served
 from remora.deployments.http.sse import EventStream, as_events, while_connected
-from remora.deployments.http.wire import JSONAnswer, read_json
+from remora.deployments.http.wire import JSONAnswer, read_json, route_path
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -52,7 +52,9 @@ def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
     async def handle(request: Request) -> Response:
         request_id = request.state.request_id
         body = await read_body(served, request)
-        dialect = endpoint.dialect(body) if endpoint.dialect else dialect_of(request.url.path)
+        dialect = (
+            endpoint.dialect(body) if endpoint.dialect else dialect_of(route_path(request.scope))
+        )
         request.state.dialect = dialect  # for an error's answer
         job, headers = await endpoint.job(served, body, request_id)
         if not job.streams:

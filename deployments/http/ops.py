@@ -18,6 +18,11 @@ from remora.deployments.http.served import Served
 from remora.engine.types import Request, SamplingParams
 
 HEALTH_TOKEN_TIMEOUT_S = 20.0
+# Of the configuration: what says where things are on the server.
+_UNSHOWN = {
+    "model": {"path"},
+    "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
+}
 
 
 def model_card(served: Served) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def server_info(served: Served) -> dict[str, Any]:
         "page_size": plan.page_size,
         "device": plan.device,
         "dtype": plan.dtype,
-        "config": served.config.model_dump(mode="json", exclude={"model": {"path"}}),
+        "config": served.config.model_dump(mode="json", exclude=_UNSHOWN),
         "internal_states": [
             {
                 "num_running_reqs": stats.num_running,
@@ -107,16 +112,15 @@ class AbortBody(Body):
     abort_all: bool | None = None
 
 
-async def abort(served: Served, body: Any) -> dict[str, Any]:
+async def abort(served: Served, body: AbortBody) -> dict[str, Any]:
     """Abort the calls of one name, or all. Raises InvalidRequest."""
-    parsed = parse(AbortBody, body)
-    if parsed.abort_all:
+    if body.abort_all:
         return {"num_aborted": await served.client.abort(None)}
-    if not parsed.rid:
+    if not body.rid:
         raise InvalidRequest("rid is required unless abort_all is true.", "rid")
     # The id of an answer is as good a name as the caller's own.
-    rid = parsed.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")
-    num = await served.calls.abort(parsed.rid)
+    rid = body.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    num = await served.calls.abort(body.rid)
     return {"num_aborted": num or await served.calls.abort(rid)}
 
 

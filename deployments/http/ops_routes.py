@@ -9,6 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from remora.deployments.http import ops
+from remora.deployments.http.auth import ADMIN, require_operator
+from remora.deployments.http.fields import parse
 from remora.deployments.http.handlers import read_body
 from remora.deployments.http.served import Served
 from remora.deployments.http.sse import while_connected
@@ -94,13 +96,16 @@ def control_routes(served: Served) -> APIRouter:
     """Return what changes how the server stands."""
     router = APIRouter(tags=["control"])
 
-    @router.get("/flush_cache")
-    @router.post("/flush_cache")
+    @router.get("/flush_cache", dependencies=ADMIN)
+    @router.post("/flush_cache", dependencies=ADMIN)
     async def flush_cache() -> Response:
         return JSONAnswer(await ops.flush_cache(served))
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
-        return JSONAnswer(await ops.abort(served, await read_body(served, request)))
+        body = parse(ops.AbortBody, await read_body(served, request))
+        if body.abort_all:
+            await require_operator(request)
+        return JSONAnswer(await ops.abort(served, body))
 
     return router

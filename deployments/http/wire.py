@@ -15,6 +15,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from remora.configs.errors import InvalidRequest
 
@@ -24,6 +25,12 @@ _PARSE_ON_LOOP_BYTES = 256 * 1024
 _LONG_NUMBER = re.compile(rb"[0-9]{65}")
 # Possessive: nothing is remembered to come back to, whatever the length of a string.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below the place where the application is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path[len(root) :] if path.startswith(f"{root}/") else path
 
 
 async def read_json(request: Request, *, max_bytes: int) -> Any:

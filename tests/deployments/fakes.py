@@ -21,6 +21,7 @@ from remora.configs.errors import InvalidRequest, QueueFull
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.app import build_http_app
+from remora.deployments.http.auth import Access
 from remora.deployments.http.served import Served
 from remora.engine.types import EngineStats, FinishReason, Output, Request, TokenLogprob
 
@@ -227,7 +228,7 @@ def make_config(**api: Any) -> ServeConfig:
 
 
 def make_app(server: FakeServer | None = None) -> FastAPI:
-    return build_http_app(Served.over(server or FakeServer()))
+    return build_http_app(Served.over(server or FakeServer()), access=Access(is_local=True))
 
 
 def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:

@@ -199,3 +199,12 @@ def replica_pid(app: str) -> int:
             except OSError:
                 continue
     raise AssertionError(f"no process of {app}")
+
+
+async def test_the_operators_routes_are_there_when_serve_listens_on_loopback(
+    cluster: Cluster,
+) -> None:
+    async with httpx.AsyncClient(base_url=cluster.url(TINY), timeout=WAIT) as client:
+        await until_idle(client)
+        response = await client.post("/flush_cache")
+    assert (response.status_code, response.json()["success"]) == (200, True)
