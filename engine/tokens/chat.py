@@ -1,11 +1,13 @@
 """From messages to text, by the chat template that comes with a model.
 
-Whatever a template raises on a caller's messages is the caller's InvalidRequest, with the words of
-the template.
+A template that knows no tools would drop them without a word; the model is told of them in plain
+words then. Whatever a template raises on a caller's messages is the caller's InvalidRequest, with
+the words of the template.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from jinja2 import TemplateError
 
 from remora.configs.errors import InvalidRequest
 from remora.engine.tokens.chat_template import ChatTemplate
+from remora.engine.tokens.plain_tools import in_plain_words
 
 # Arguments of the renderer itself: a caller's template variables may not replace them.
 RESERVED_KWARGS = frozenset(
@@ -56,6 +59,8 @@ def render_chat(
     add_generation_prompt: bool,
     continue_final_message: bool,
     template_kwargs: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """Return the conversation as the template writes it. Raises InvalidRequest."""
     _check(messages, template_kwargs)
@@ -70,17 +75,66 @@ def render_chat(
             "This model has no chat template. Send a finished prompt to the completions API.",
             "messages",
         )
+    chat = _with_read_calls(messages)
     try:
+        if _needs_plain_words(template, chat, tools):
+            chat, tools = in_plain_words(chat, tools), None
         return template.render(
-            messages,
+            chat,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             variables=template_kwargs,
+            tools=tools or None,
+            documents=documents or None,
         )
     except TEMPLATE_FAILURES as error:
         raise InvalidRequest(
             f"The model's chat template refuses these messages: {str(error)[:200]}", "messages"
         ) from error
+
+
+def _needs_plain_words(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> bool:
+    if "tools" in template.variables:
+        return False
+    holds_calls = any(m.get("tool_calls") or m.get("role") == "tool" for m in messages)
+    return bool(tools) or (holds_calls and "tool_calls" not in template.source)
+
+
+def _with_read_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copy messages with what templates expect of tools and clients leave out.
+
+    Arguments of calls, JSON text in OpenAI's form, become objects where they are; results get the
+    names of the functions that they are from.
+    """
+    chat: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for given in messages:
+        message = dict(given)
+        if message.get("tool_calls"):
+            message["tool_calls"] = [_with_read_arguments(call) for call in message["tool_calls"]]
+            for call in message["tool_calls"]:
+                names[str(call.get("id"))] = str(call.get("function", call).get("name"))
+        elif message.get("role") == "tool" and message.get("name") is None:
+            message["name"] = names.get(str(message.get("tool_call_id")))
+        chat.append(message)
+    return chat
+
+
+def _with_read_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return dict(call)
+    if not isinstance(arguments, dict):
+        return dict(call)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _check(messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> None:

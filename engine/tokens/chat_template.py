@@ -2,13 +2,16 @@
 
 Templates are written for transformers' renderer, so this one gives them the same: its settings and
 extensions of the language, its names beside the messages, its ways with what callers leave out.
-They are strangers' programs and run in Jinja's sandbox, over plain data only.
+They are strangers' programs and run in Jinja's sandbox, over plain data only, for a limited time:
+every loop looks at the clock, and what comes out is counted as it comes.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime
 from functools import cached_property
 from typing import Any, NoReturn
@@ -16,6 +19,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,13 +29,18 @@ from jinja2.utils import Namespace
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Ends the message that is to be continued. A template that trims messages takes the space away.
 OPEN_END = "\ue0f0OPEN-END\ue0f0 "
+# Of one rendering. Time is the thread's own: waiting for a busy machine costs nobody an answer.
+MAX_RENDER_S = 0.5
+MAX_RENDER_CHARS = 4 * 2**20
+
+_deadline: ContextVar[float] = ContextVar("_deadline")
 
 
 class ChatTemplate:
     """A template with the special tokens that it may name; compiled when first needed."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._source = source
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -41,35 +50,72 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
         variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Return the chat as text. Raises whatever the template raises; ValueError of its own."""
         chat = [_prepared(message) for message in messages]
         last_text = _leave_open(chat[-1]) if continue_final_message else None
-        text = self._compiled.render(
+        text = self._write(
             {
                 **self._special_tokens,
                 **_plain(variables),
                 "messages": chat,
-                "tools": None,
-                "documents": None,
+                "tools": None if tools is None else _plain(list(tools)),
+                "documents": None if documents is None else _plain(list(documents)),
                 "add_generation_prompt": add_generation_prompt,
             }
         )
         return text if last_text is None else _cut_open_end(text, last_text)
 
     @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names that the template looks for. Raises what a malformed template raises."""
+        return frozenset(find_undeclared_variables(_Environment().parse(self.source)))
+
+    def _write(self, names: dict[str, Any]) -> str:
+        template = self._compiled
+        pieces, num_chars = [], 0
+        limit = _deadline.set(time.thread_time() + MAX_RENDER_S)
+        try:
+            for piece in template.generate(names):
+                pieces.append(piece)
+                num_chars += len(piece)
+                if num_chars > MAX_RENDER_CHARS:
+                    raise ValueError(f"it writes more than {MAX_RENDER_CHARS} characters")
+        finally:
+            _deadline.reset(limit)
+        return "".join(pieces)
+
+    @cached_property
     def _compiled(self) -> Template:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment()
+        program = environment.parse(self.source)
+        for loop in program.find_all(nodes.For):
+            look = nodes.Call(nodes.EnvironmentAttribute("check_time"), [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(look, lineno=loop.lineno))
+        return environment.from_string(program)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """What templates run in."""
+
+    def __init__(self) -> None:
+        super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
-        environment.globals.update(
+        self.filters["tojson"] = _to_json
+        self.globals.update(
             raise_exception=_refuse,
             strftime_now=_time_now,
             dict=_DictMaker(),
             namespace=_SafeNamespace,
         )
-        return environment.from_string(self._source)
+
+    def check_time(self) -> None:
+        """Raise ValueError when the time of a rendering is over."""
+        if time.thread_time() > _deadline.get():
+            raise ValueError(f"it takes more than {MAX_RENDER_S:g} s")
 
 
 def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:

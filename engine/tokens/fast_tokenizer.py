@@ -46,13 +46,19 @@ WITHOUT_EFFECT = frozenset(
         "pad_to_multiple_of",
         "pad_token_type_id",
         "padding_side",
+        "response_schema",  # the form before response_template, which transformers leaves out too
         "stride",
         "tokenizer_class",
         "truncation_side",
         "truncation_strategy",
     }
 )
-UNDERSTOOD = WITHOUT_EFFECT | {*ROLES, "added_tokens_decoder", "chat_template"}
+UNDERSTOOD = WITHOUT_EFFECT | {
+    *ROLES,
+    "added_tokens_decoder",
+    "chat_template",
+    "response_template",
+}
 TOKEN_FLAGS = ("content", "special", "lstrip", "rstrip", "normalized", "single_word")
 # Files that say more about tokens or templates.
 LEGACY_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
@@ -85,11 +91,12 @@ class TokenizerParts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FastTokenizer:
-    """A tokenizer of the `tokenizers` library with its special tokens and chat template."""
+    """A tokenizer of the `tokenizers` library with its special tokens and templates."""
 
     backend_tokenizer: Backend
     special_tokens_map: Mapping[str, str]
     chat_template: str | None
+    response_template: Mapping[str, Any] | None = None
 
     @property
     def eos_token_id(self) -> int | None:
@@ -101,12 +108,14 @@ class FastTokenizer:
     def save(self, folder: Path) -> None:
         """Write the files that this module and transformers load it from."""
         self.backend_tokenizer.save(str(folder / "tokenizer.json"))
-        settings = {
+        settings: dict[str, Any] = {
             "tokenizer_class": "TokenizersBackend",
             "backend": "tokenizers",
             "clean_up_tokenization_spaces": False,
             **self.special_tokens_map,
         }
+        if self.response_template is not None:
+            settings["response_template"] = self.response_template
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
         if self.chat_template is not None:
@@ -142,6 +151,7 @@ def read_fast_tokenizer(folder: Path) -> FastTokenizer | None:
         chat_template=template.read_text(encoding="utf-8")
         if template.is_file()
         else settings.get("chat_template"),
+        response_template=settings.get("response_template"),
     )
 
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
+
+from jinja2 import TemplateError
 
 from remora.engine.tokens.chat import render_chat
 from remora.engine.tokens.chat_template import ChatTemplate
@@ -29,17 +32,24 @@ class Tokenizer:
     special_ids:      ids of control tokens, which `skip_special_tokens` leaves out
     eos_token_ids:    ids that end a sequence: the tokenizer's own first, then the checkpoint's
     max_token_chars:  no token stands for more characters of a text than this
+    added_tokens:     text of each token that is found in texts as it stands, control or not
+    response_template: how the checkpoint says its replies are to be read, in transformers' terms
     """
 
     def __init__(self, tokenizer: TokenizerParts, *, eos_token_ids: Sequence[int] = ()) -> None:
         """Wrap a fast tokenizer, ours or transformers'; `eos_token_ids` come beside its own."""
         self._backend = tokenizer.backend_tokenizer
-        self._template = _template_of(tokenizer)
+        self._templates = _templates_of(tokenizer)
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         vocabulary = self._backend.get_vocab(with_added_tokens=True)
-        self._added: dict[int, str] = {token_id: token.content for token_id, token in added.items()}
+        self.added_tokens: Mapping[int, str] = {
+            token_id: token.content for token_id, token in added.items()
+        }
+        self.response_template: Mapping[str, Any] | None = getattr(
+            tokenizer, "response_template", None
+        )
         self._spelling = spelling_of(self._backend)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
@@ -76,14 +86,27 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes that an id stands for within a text."""
-        if token_id in self._added:
-            return self._added[token_id].encode()
+        if token_id in self.added_tokens:
+            return self.added_tokens[token_id].encode()
         entry = self._backend.id_to_token(token_id)
         return b"" if entry is None else entry_bytes(entry, self._spelling)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of an id within a text; U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    @property
+    def template_source(self) -> str | None:
+        """Text of the chat template, of all of them if there are several."""
+        return "\n".join(template.source for template in self._templates.values()) or None
+
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """Names that the chat template looks for: messages, tools, switches of its own."""
+        try:
+            return frozenset[str]().union(*(each.variables for each in self._templates.values()))
+        except TemplateError:  # told to whoever has a chat written
+            return frozenset()
 
     def render_chat(
         self,
@@ -92,27 +115,35 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] = NO_KWARGS,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Write a conversation by the model's chat template; encode it without special tokens.
 
         add_generation_prompt:   end with the opening of the assistant's next message
         continue_final_message:  leave the last message open instead
         template_kwargs:         variables for the template
+        tools:                   functions that the model may call, in OpenAI's form; written in
+                                 plain words where the template knows none
+        documents:               texts to answer from, for templates that know them
 
         Raises InvalidRequest.
         """
+        template = self._templates.get("tool_use") if tools else None
         return render_chat(
-            self._template,
+            template or self._templates.get("default"),
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
+            tools=tools,
+            documents=documents,
         )
 
 
-def _template_of(tokenizer: TokenizerParts) -> ChatTemplate | None:
-    """Return the chat template; of several with names, the one that needs no tools."""
-    source = tokenizer.chat_template
-    if isinstance(source, Mapping):
-        source = source.get("default")
-    return ChatTemplate(source, tokenizer.special_tokens_map) if source else None
+def _templates_of(tokenizer: TokenizerParts) -> dict[str, ChatTemplate]:
+    """Return the chat templates by name; the only one is `default`."""
+    given = tokenizer.chat_template or {}
+    sources = {"default": given} if isinstance(given, str) else given
+    special_tokens = tokenizer.special_tokens_map
+    return {name: ChatTemplate(source, special_tokens) for name, source in sources.items()}

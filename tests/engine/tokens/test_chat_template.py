@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jinja2.exceptions import SecurityError
 
-from remora.engine.tokens.chat_template import ChatTemplate
+from remora.engine.tokens.chat_template import MAX_RENDER_CHARS, ChatTemplate
 from tests.tiny_models import CHAT_TEMPLATE, make_tiny_tokenizer
 
 USER = {"role": "user", "content": "What is 1 < 2 & 'so'?"}
@@ -59,6 +59,8 @@ def both(
     *,
     prompt: bool = True,
     continued: bool = False,
+    tools: list[dict[str, Any]] | None = None,
+    documents: list[dict[str, Any]] | None = None,
     **variables: Any,
 ) -> tuple[str, str]:
     """Return what we render, and what transformers does."""
@@ -69,12 +71,16 @@ def both(
         add_generation_prompt=prompt,
         continue_final_message=continued,
         variables=variables,
+        tools=tools,
+        documents=documents,
     )
     theirs = tokenizer.apply_chat_template(
         messages,
         tokenize=False,
         add_generation_prompt=prompt,
         continue_final_message=continued,
+        tools=tools,
+        documents=documents,
         **variables,
     )
     return ours, theirs
@@ -104,6 +110,79 @@ def test_parts_and_thoughts_come_out_as_under_transformers(messages: list[dict[s
     ours, theirs = both(BUSY, messages, mood="calm", eos_token="<END>")
 
     assert ours == theirs
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Sum <of> 'two'",
+            "parameters": {"type": "object", "properties": {"é": {"type": "integer"}}},
+        },
+    }
+]
+DOCUMENTS = [{"title": "One", "text": "first"}, {"title": "Two", "text": "second"}]
+WITH_TOOLS = """
+{%- if tools %}
+    {%- for tool in tools %}{{ tool | tojson }} {{ tool.function.parameters | tojson(indent=2) }}
+    {%- endfor %}
+{%- endif %}
+{%- for document in documents or [] %}<doc>{{ document.title }}: {{ document['text'] }}</doc>
+{% endfor %}
+{%- for m in messages %}<{{ m.role }}>{{ m.content or '' }}
+    {%- for call in m.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}
+    {%- if m.tool_call_id is defined %} {{ m.tool_call_id }}{% endif %}
+{% endfor %}"""
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS])
+def test_tools_and_documents_come_out_as_under_transformers(
+    tools: list[dict[str, Any]] | None, documents: list[dict[str, Any]] | None
+) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+
+    ours, theirs = both(WITH_TOOLS, [USER, TOOL_CALL, result], tools=tools, documents=documents)
+
+    assert ours == theirs
+
+
+def test_a_template_says_what_it_looks_for() -> None:
+    assert ChatTemplate(WITH_TOOLS, {}).variables == {"tools", "documents", "messages"}
+
+
+# Of a bad checkpoint: nothing that takes time or room goes on for ever.
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (ENDLESS, "more than 0.5 s"),
+        ("{% macro m() %}" + ENDLESS + "{% endmacro %}{% set x = m() %}", "more than 0.5 s"),
+        ("{% for i in range(99999) %}{{ 'long enough' * 100 }}{% endfor %}", "characters"),
+    ],
+)
+def test_a_rendering_has_limits(source: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ChatTemplate(source, {}).render(
+            [USER], add_generation_prompt=True, continue_final_message=False, variables={}
+        )
+
+
+def test_a_rendering_at_the_limit_of_its_length_comes_out() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    text = "a" * MAX_RENDER_CHARS
+
+    ours = template.render(
+        [{"role": "user", "content": text}],
+        add_generation_prompt=False,
+        continue_final_message=False,
+        variables={},
+    )
+
+    assert ours == text
 
 
 def test_calls_of_tools_come_out_as_under_transformers() -> None:

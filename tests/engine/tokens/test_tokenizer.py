@@ -204,6 +204,78 @@ def test_chats_that_make_no_sense_are_refused(
     assert caught.value.param == param
 
 
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALLED = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}],
+}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
+
+
+def test_tools_are_described_where_the_template_knows_none() -> None:
+    text = TINY.render_chat([USER], tools=[ADD])
+
+    assert text.startswith("<|im_start|>system\nYou can call these functions.")
+    assert '{"name": "add", "parameters": {"type": "object"}}' in text
+
+
+def test_earlier_calls_come_out_where_the_template_knows_none() -> None:
+    text = TINY.render_chat([USER, CALLED, RESULT])
+
+    assert '<|im_start|>assistant\n[{"name": "add", "parameters": {"a": 1}}]<|im_end|>' in text
+    assert "<|im_start|>user\nThe call of add (c1) returned: 3<|im_end|>" in text
+
+
+def test_arguments_of_earlier_calls_reach_the_template_as_objects() -> None:
+    tokenizer = make_with_template(
+        "{{ tools | length }}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.arguments.a }}{% endfor %}|{{ m.role }} {{ m.name }}{% endfor %}"
+    )
+
+    text = tokenizer.render_chat([USER, CALLED, RESULT], tools=[ADD])
+
+    assert text == "1|user 1|assistant |tool add"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "3"])
+def test_arguments_that_are_no_object_stay_as_they_are(arguments: str) -> None:
+    tokenizer = make_with_template(
+        "{% if tools %}{% endif %}{{ messages[0].tool_calls[0].function.arguments }}"
+    )
+    call = {"id": "c", "function": {"name": "add", "arguments": arguments}}
+
+    text = tokenizer.render_chat([{"role": "assistant", "tool_calls": [call]}])
+
+    assert text == arguments
+
+
+def test_a_template_for_tools_is_taken_when_there_are_some() -> None:
+    stored = make_tiny_tokenizer()
+    stored.chat_template = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
+    tokenizer = Tokenizer(stored)
+
+    assert tokenizer.render_chat([USER]) == "plain"
+    assert tokenizer.render_chat([USER], tools=[ADD]) == "add"
+    assert tokenizer.template_source == "plain\n{{ tools[0].function.name }}"
+    assert tokenizer.template_variables == {"tools"}
+
+
+def test_documents_reach_the_template() -> None:
+    tokenizer = make_with_template("{{ documents[0].text }}")
+
+    assert tokenizer.render_chat([USER], documents=[{"text": "so"}]) == "so"
+
+
+def test_a_response_template_is_read_from_the_folder(folder: Path) -> None:
+    file = folder / "tokenizer_config.json"
+    template = {"fields": {"content": {}}, "start_anchor": "assistant"}
+    settings = json.loads(file.read_text()) | {"response_template": template}
+    file.write_text(json.dumps(settings))
+
+    assert Tokenizer.load(folder).response_template == template
+
+
 def test_a_model_without_template_says_so() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         make_with_template(None).render_chat([USER])
