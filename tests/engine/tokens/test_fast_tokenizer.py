@@ -47,6 +47,7 @@ def assert_like_transformers(folder: Path) -> None:
     assert ours.special_tokens_map == theirs.special_tokens_map
     assert ours.eos_token_id == theirs.eos_token_id
     assert ours.chat_template == theirs.chat_template
+    assert ours.response_template == theirs.response_template
     for text in TEXTS:
         ids = backend.encode(text).ids
         assert ids == theirs.encode(text)
@@ -75,6 +76,7 @@ def test_the_built_in_model_is_read_like_transformers(smollm2_path: Path) -> Non
 @pytest.mark.parametrize(
     "settings",
     [
+        {"response_template": {"fields": {"content": {}}}, "response_schema": {"type": "object"}},
         {"add_bos_token": True},
         {"add_bos_token": False, "add_eos_token": True},
         {"clean_up_tokenization_spaces": False, "model_max_length": 3, "padding_side": "left"},
