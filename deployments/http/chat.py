@@ -1,22 +1,31 @@
-"""/v1/chat/completions: from a body to a job, and from outputs to OpenAI's objects."""
+"""/v1/chat/completions: from a body to a job, and from a job's outputs to an answer.
+
+Other chat dialects come this way too: they translate their body into a ChatBody, take the ChatJob
+of it, and write its replies in their own words.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
+from remora.deployments.http.chat_reasoning import thinking_of
+from remora.deployments.http.chat_writer import ChatWriter, reasoning_names
+from remora.deployments.http.constraints import constraint_of, grammar_of
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import ChatBody
-from remora.deployments.http.prompts import check_room, encode, render
-from remora.deployments.http.reply import ParserMaker, Replies, Reply, ReplyPiece
+from remora.deployments.http.prompts import check_room, cut_of, encode, render
+from remora.deployments.http.reply import ParserMaker, Replies
 from remora.deployments.http.sampling import openai_sampling
 from remora.deployments.http.served import Served, check_together
-from remora.deployments.parsers.events import Text
+from remora.deployments.http.tools_body import tool_use_of
+from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
 from remora.engine.types import Grammar, Request, SamplingParams, Thinking
 
 
@@ -24,6 +33,7 @@ from remora.engine.types import Grammar, Request, SamplingParams, Thinking
 class ChatJob:
     """One validated chat request.
 
+    prompt:        the conversation as the template wrote it
     make_parser:   of one reply's text
     counts_calls:  whether a reply that calls tools ends with `tool_calls`
     """
@@ -32,9 +42,11 @@ class ChatJob:
     rid: str
     model: str
     created: int
+    prompt: str
     prompt_ids: list[int]
     sampling: SamplingParams
-    writer: LogprobWriter
+    writer: ChatWriter
+    logprobs: LogprobWriter
     make_parser: ParserMaker = lambda: None
     counts_calls: bool = True
     grammar: Grammar | None = None
@@ -67,81 +79,51 @@ class ChatJob:
         """Return the whole answer."""
         replies = self.replies()
         answer = self._envelope("chat.completion")
-        answer["choices"] = [self._choice(reply) for reply in await replies.gather(outputs)]
+        answer["choices"] = [self.writer.choice(reply) for reply in await replies.gather(outputs)]
         answer["usage"] = replies.usage(len(self.prompt_ids))
         if self.body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self.writer.prompt(replies.all[0].prompt_logprobs or ())
-        if self.body.return_token_ids:
-            answer["prompt_token_ids"] = self.prompt_ids
-        return answer
+            answer["prompt_logprobs"] = self.logprobs.prompt(replies.all[0].prompt_logprobs or ())
+        return answer | self._prompt_fields()
 
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the answer piece by piece: role, text, finish reason; then usage, if asked for."""
+        """Yield the answer piece by piece; then usage, if asked for."""
         options = self.body.stream_options
         replies = self.replies()
-        is_first = True
+        told_once = self._prompt_fields()
         async for piece in replies.read(outputs):
-            for choice in self._pieces(piece):
-                chunk = self._envelope("chat.completion.chunk")
-                chunk["choices"] = [choice]
-                if self.body.return_token_ids and is_first:
-                    chunk["prompt_token_ids"] = self.prompt_ids
+            for choice in self.writer.pieces(piece):
+                chunk = self._envelope("chat.completion.chunk") | {"choices": [choice]} | told_once
                 if options and options.include_usage:
                     continuous = options.continuous_usage_stats
                     chunk["usage"] = replies.usage(len(self.prompt_ids)) if continuous else None
-                is_first = False
+                told_once = {}
                 yield chunk
         if options and options.include_usage:
             usage = replies.usage(len(self.prompt_ids))
             yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage}
 
     def _envelope(self, kind: str) -> dict[str, Any]:
-        return {
+        envelope: dict[str, Any] = {
             "id": f"chatcmpl-{self.rid}",
             "object": kind,
             "created": self.created,
             "model": self.model,
         }
+        return (
+            envelope if self.body.service_tier is None else envelope | {"service_tier": "default"}
+        )
 
-    def _choice(self, reply: Reply) -> dict[str, Any]:
-        value = {
-            "index": reply.index,
-            "message": {"role": "assistant", "content": reply.text or "", "refusal": None},
-            "logprobs": self.writer.chat(reply.logprobs) if self.body.logprobs else None,
-            "finish_reason": reply.finish_reason,
-            "stop_reason": reply.stop_reason,
-        }
+    def _prompt_fields(self) -> dict[str, Any]:
+        """Return what the answer tells of the prompt."""
+        fields: dict[str, Any] = {}
         if self.body.return_token_ids:
-            value["token_ids"] = reply.token_ids
-        return value
-
-    def _pieces(self, piece: ReplyPiece) -> list[dict[str, Any]]:
-        """Return the choice objects that one output becomes."""
-        output = piece.output
-        deltas = [{"content": event.text} for event in piece.events if isinstance(event, Text)]
-        shows_tokens = self.body.logprobs or self.body.return_token_ids
-        if not deltas and output.token_ids and shows_tokens:
-            deltas = [{"content": ""}]
-        pieces = [_piece(output.index, delta) for delta in deltas]
-        if pieces and self.body.logprobs:
-            pieces[0]["logprobs"] = self.writer.chat(output.logprobs or ())
-        if pieces and self.body.return_token_ids:
-            pieces[0]["token_ids"] = output.token_ids
-        if piece.begins:
-            pieces.insert(0, _piece(output.index, {"role": "assistant", "content": ""}))
-        if piece.finish_reason is not None:
-            last = _piece(output.index, {})
-            last["finish_reason"] = piece.finish_reason
-            last["stop_reason"] = output.stop_reason
-            pieces.append(last)
-        return pieces
+            fields["prompt_token_ids"] = self.prompt_ids
+        if self.body.return_prompt_text:
+            fields["prompt_text"] = self.prompt
+        return fields
 
 
-def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _check(served: Served, body: ChatBody) -> None:
+def _check(served: Served, body: ChatBody, use: ToolUse) -> None:
     served.check_model(body.model)
     check_together(
         stream=bool(body.stream),
@@ -152,18 +134,33 @@ def _check(served: Served, body: ChatBody) -> None:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "best_of is supported only when it equals n.")
+    if use.is_forced and (found := constraint_of(body)) is not None:
+        message = f"tool_choice {use.choice} cannot be combined with {found[1]}."
+        raise InvalidRequest(message, "tool_choice")
+    served.formats.check_tools(use)
 
 
-async def _prompt(served: Served, body: ChatBody) -> list[int]:
-    text = await render(served.tokenizer, served.plan, body.messages, body)
-    (ids,) = await encode(
-        served.tokenizer,
-        served.plan,
-        [text],
-        add_special_tokens=bool(body.add_special_tokens),
-        param="messages",
+def _sampling(
+    served: Served, body: ChatBody, use: ToolUse, max_tokens: int | None
+) -> SamplingParams:
+    is_new = body.max_completion_tokens is not None
+    return openai_sampling(
+        body,
+        served,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        names={"max_tokens": "max_completion_tokens" if is_new else "max_tokens"},
+        shown_special_ids=served.formats.shown_special_ids(use),
     )
-    return ids
+
+
+async def _grammar(served: Served, body: ChatBody, use: ToolUse) -> Grammar | None:
+    grammar = await grammar_of(served, body)
+    constraint = served.formats.tool_constraint(use)
+    if grammar is not None or constraint is None:
+        return grammar
+    return await served.grammars.compile(constraint, param="functions" if body.is_old else "tools")
 
 
 async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
@@ -171,20 +168,21 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    _check(served, body)
-    max_tokens, limit_name = body.max_completion_tokens, "max_completion_tokens"
+    use = tool_use_of(body)
+    _check(served, body, use)
+    max_tokens = body.max_completion_tokens
     if max_tokens is None:
-        max_tokens, limit_name = body.max_tokens, "max_tokens"
-    sampling = openai_sampling(
-        body,
-        defaults=served.generation_defaults,
-        vocab_size=served.tokenizer.vocab_size,
-        max_tokens=max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-        names={"max_tokens": limit_name},
+        max_tokens = body.max_tokens
+    sampling = _sampling(served, body, use, max_tokens)
+    prompt = await render(served.tokenizer, served.plan, body.messages, body)
+    (ids,) = await encode(
+        served.tokenizer,
+        served.plan,
+        [prompt],
+        add_special_tokens=bool(body.add_special_tokens),
+        param="messages",
+        cut=cut_of(body, served.plan, max_tokens),
     )
-    ids = await _prompt(served, body)
     if not body.stream:  # a stream is written bit by bit
         check_scored(sampling, len(ids), sampling.max_tokens or 0, "top_logprobs")
     check_room(len(ids), max_tokens, served.plan, "messages")
@@ -192,12 +190,27 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     if max_tokens is None and recommended is not None:
         room = served.plan.max_sequence_tokens - len(ids)
         sampling = replace(sampling, max_tokens=min(recommended, room))
+    has_constraint = constraint_of(body) is not None
+    logprobs = LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
     return ChatJob(
         body=body,
         rid=rid,
         model=served.plan.served_model_name,
         created=int(time.time()),
+        prompt=prompt,
         prompt_ids=ids,
         sampling=sampling,
-        writer=LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        writer=ChatWriter(body, logprobs, reasoning_names(served.config.api.reasoning_field)),
+        logprobs=logprobs,
+        make_parser=partial(
+            served.formats.make_parser,
+            prompt=prompt,
+            # What is held to something else is no call, whatever it looks like.
+            use=NO_TOOLS if has_constraint else use,
+            separate_reasoning=body.separate_reasoning is not False,
+            stream_reasoning=body.stream_reasoning is not False,
+        ),
+        counts_calls=use.choice is not ToolChoice.NAMED,
+        grammar=await _grammar(served, body, use),
+        thinking=thinking_of(served.formats, body, prompt),
     )

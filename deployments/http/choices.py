@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+import math
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from remora.deployments.http.calls import Event
 from remora.engine.types import FinishReason, Output, TokenLogprob
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +72,16 @@ class Choices:
 
     async def each(self) -> AsyncGenerator[Choice, None]:
         """Yield all choices, and let other calls go on in between: writing one may take long."""
-        for choice in self._choices:
+        async for choice in let_others_go_on(self._choices):
             yield choice
-            await asyncio.sleep(0)
+
+    def best(self, n: int) -> list[Choice]:
+        """Return the n choices of each prompt whose tokens are the likeliest, the best first."""
+        if n == self._n:
+            return self._choices
+        groups = (self._choices[at : at + self._n] for at in range(0, len(self._choices), self._n))
+        ranked = (sorted(group, key=_mean_logprob, reverse=True) for group in groups)
+        return [choice for group in ranked for choice in group[:n]]
 
     def __iter__(self) -> Iterator[Choice]:
         return iter(self._choices)
@@ -97,3 +107,15 @@ class Choices:
             "prompt_tokens_details": {"cached_tokens": num_cached},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
+
+
+def _mean_logprob(choice: Choice) -> float:
+    lines = choice.logprobs
+    return sum(line.logprob for line in lines) / len(lines) if lines else -math.inf
+
+
+async def let_others_go_on(items: Iterable[ItemT]) -> AsyncGenerator[ItemT, None]:
+    """Yield the items, with a chance for other calls after each."""
+    for item in items:
+        yield item
+        await asyncio.sleep(0)

@@ -8,6 +8,7 @@ token ids are checked where they turn into engine values (`sampling.py`, `prompt
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -34,6 +35,8 @@ MAX_SEQUENCES = 256
 MAX_BIASES = 1024
 MAX_METADATA = 16
 MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 64  # each is forbidden with a space before it, too
+MAX_ALLOWED_IDS = 2**18
 MAX_BIAS = 100.0
 _INT32 = 2**31 - 1
 _INT64 = 2**63
@@ -48,6 +51,17 @@ def fault(message: str, *, param: str = "") -> PydanticCustomError:
 def unsupported_part(message: str) -> PydanticCustomError:
     """Return the error of a validator that met something known and not served."""
     return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})
+
+
+def only(*values: Any) -> PlainValidator:
+    """Return the validator of a field of which only some values are served."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not any(type(value) is type(v) and value == v for v in values):
+            raise unsupported_part(f"only {' and '.join(map(json.dumps, values))} can be served")
+        return value
+
+    return PlainValidator(check)
 
 
 def is_token_list(value: Any) -> bool:
@@ -91,6 +105,11 @@ StopTexts = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
 ]
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+    Field(max_length=MAX_BAD_WORDS, fail_fast=True),
+]
+AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_IDS, fail_fast=True)]
 TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
 Biases = Annotated[
     dict[int, float] | None, PlainValidator(_check_biases), WithJsonSchema({"type": "object"})
@@ -121,10 +140,13 @@ class SamplingBody(Body):
     repetition_penalty: float | None = None
     logit_bias: Biases = None
     stop: Annotated[StopTexts | None, BeforeValidator(_as_list)] = None
+    stop_regex: Annotated[StopTexts | None, BeforeValidator(_as_list)] = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
+    # The tokenizers in use put no spaces there in any case.
+    spaces_between_special_tokens: bool | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
 
 
@@ -146,11 +168,16 @@ class OpenAIBody(SamplingBody):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedIds | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
     priority: Annotated[int, Field(ge=-_INT32, le=_INT32)] | None = None
     cache_salt: Label | None = None
     rid: Label | None = None
@@ -161,11 +188,8 @@ class OpenAIBody(SamplingBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     session_id: str | None = None
-    # There is no parser of reasoning, so there is nothing to separate or leave out.
-    include_reasoning: bool | None = None
-    separate_reasoning: bool | None = None
-    stream_reasoning: bool | None = None
-    parallel_tool_calls: bool | None = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
 
 
 BodyT = TypeVar("BodyT", bound=Body)

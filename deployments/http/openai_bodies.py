@@ -12,6 +12,7 @@ from pydantic import (
     model_validator,
 )
 
+from remora.deployments.http.constraints import ConstraintBody
 from remora.deployments.http.fields import (
     MAX_PROMPTS,
     MAX_TOP_LOGPROBS,
@@ -20,11 +21,13 @@ from remora.deployments.http.fields import (
     OpenAIBody,
     fault,
     is_token_list,
-    unsupported_part,
+    only,
 )
+from remora.deployments.http.messages import Messages
+from remora.deployments.http.tools_body import ToolsBody
 
-MAX_MESSAGES, MAX_PARTS = 2048, 512
 MAX_TEMPLATE_KWARGS = 32
+MAX_DOCUMENTS = 512
 
 PromptInput = str | list[int]
 
@@ -48,26 +51,6 @@ def check_prompt(value: Any) -> list[PromptInput]:
     raise fault("must hold only texts, only token ids, or only lists of token ids")
 
 
-def _check_content(value: Any) -> str | None:
-    """Return the text of a message; parts are joined by newlines."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value or len(value) > MAX_PARTS:
-        raise fault(f"must be a text or a list of 1 to {MAX_PARTS} parts")
-    return "\n".join(_check_part(part) for part in value)
-
-
-def _check_part(part: Any) -> str:
-    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-        raise fault('each part must be an object with a "type"')
-    if part["type"] in ("image_url", "input_audio", "video_url", "audio_url", "file", "image"):
-        raise unsupported_part("this model takes text only")
-    if part["type"] not in ("text", "input_text") or not isinstance(part.get("text"), str):
-        raise fault('each part must be {"type": "text", "text": ...}')
-    text: str = part["text"]
-    return text
-
-
 def _check_kwargs(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
@@ -81,69 +64,35 @@ def _check_kwargs(value: Any) -> dict[str, Any] | None:
     return value
 
 
-Content = Annotated[
-    str | None, PlainValidator(_check_content), WithJsonSchema({"type": ["string", "array"]})
-]
+def _check_documents(value: Any) -> list[dict[str, Any]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_DOCUMENTS:
+        raise fault(f"must be a list of up to {MAX_DOCUMENTS} objects")
+    if not all(isinstance(document, dict) for document in value):
+        raise fault("must hold objects, such as one with a title and a text")
+    return value
+
+
 TemplateKwargs = Annotated[
     dict[str, Any] | None, PlainValidator(_check_kwargs), WithJsonSchema({"type": "object"})
 ]
 
 
-class Message(Body):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content = None
-    name: Annotated[str, Field(max_length=256)] | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: Any = None
-    function_call: Any = None
-    tool_call_id: Any = None
-
-    @field_validator("role")
-    @classmethod
-    def _check_role(cls, role: str) -> str:
-        if role in ("tool", "function"):
-            raise unsupported_part("tool results are not supported yet")
-        return role
-
-    @field_validator("tool_calls", "function_call", "tool_call_id")
-    @classmethod
-    def _check_tools(cls, value: Any) -> Any:
-        if value not in (None, []):
-            raise unsupported_part("tool calls are not supported yet")
-        return value
-
-    @model_validator(mode="after")
-    def _check_text(self) -> Self:
-        if self.content is None and (self.role != "assistant" or self.refusal is None):
-            raise fault("is required", param="content")
-        return self
-
-    def as_template_message(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it."""
-        role = "system" if self.role == "developer" else self.role
-        text = self.content if self.content is not None else self.refusal
-        message: dict[str, Any] = {"role": role, "content": text}
-        if self.name is not None:
-            message["name"] = self.name
-        reasoning = self.reasoning_content or self.reasoning
-        if reasoning is not None:
-            message["reasoning_content"] = reasoning
-        return message
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Documents = Annotated[
+    list[dict[str, Any]] | None, PlainValidator(_check_documents), WithJsonSchema({"type": "array"})
+]
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-
-
-class TemplateBody(Body):
-    """How messages become a prompt."""
+class TemplateBody(ToolsBody):
+    """What a conversation becomes a prompt by, beside its messages."""
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: TemplateKwargs = None
+    documents: Documents = None
+    reasoning_effort: Effort | None = None
 
     @model_validator(mode="after")
     def _check_continuation(self) -> Self:
@@ -161,17 +110,22 @@ class TemplateBody(Body):
         return self.add_generation_prompt
 
 
-class ChatBody(OpenAIBody, TemplateBody):
+class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     """Body of /v1/chat/completions."""
 
     messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    echo: Literal[False] | None = None
+    echo: Annotated[Any, only(False)] = None
+    # Whether the thought is in the answer; whether apart from its text; whether piece by piece.
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    thinking_token_budget: Count | None = None
 
 
-class CompletionBody(OpenAIBody):
+class CompletionBody(OpenAIBody, ConstraintBody):
     """Body of /v1/completions."""
 
     prompt: Annotated[
@@ -179,6 +133,7 @@ class CompletionBody(OpenAIBody):
         PlainValidator(check_prompt),
         WithJsonSchema({"type": ["string", "array"]}),
     ]
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 

@@ -8,19 +8,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.plan import EnginePlan
-from remora.deployments.http.openai_bodies import Message, PromptInput, TemplateBody
+from remora.deployments.http.chat_reasoning import template_variables
+from remora.deployments.http.fields import OpenAIBody
+from remora.deployments.http.messages import Message
+from remora.deployments.http.openai_bodies import PromptInput, TemplateBody
 from remora.deployments.http.sampling import check_vocabulary
+from remora.deployments.http.tools_body import template_tools, tool_use_of
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
 OFF_LOOP_CHARS = 16_384
+# Tokens at a cut may differ from those of the whole text; so many more are made and then dropped.
+_CUT_MARGIN_TOKENS = 64
 
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How much of a prompt is kept: its last tokens, or with `keeps_start` its first."""
+
+    num_tokens: int
+    keeps_start: bool = False
+
+    def of(self, ids: list[int]) -> list[int]:
+        """Return what is kept."""
+        return ids[: self.num_tokens] if self.keeps_start else ids[-self.num_tokens :]
+
+    def of_text(self, text: str, tokenizer: Tokenizer) -> str:
+        """Return a part of a text that holds the tokens to be kept."""
+        num_chars = (self.num_tokens + _CUT_MARGIN_TOKENS) * tokenizer.max_token_chars
+        return text[:num_chars] if self.keeps_start else text[-num_chars:]
+
+
+def cut_of(body: OpenAIBody, plan: EnginePlan, max_tokens: int | None) -> Cut | None:
+    """Return how prompts are cut, if they are. Raises InvalidRequest."""
+    wanted = body.truncate_prompt_tokens
+    if wanted is None:
+        if body.truncation_side is not None:
+            message = "truncation_side needs truncate_prompt_tokens."
+            raise InvalidRequest(message, "truncation_side")
+        return None
+    room = max(1, plan.max_sequence_tokens - (1 if max_tokens is None else max_tokens))
+    if wanted == 0 or wanted > plan.max_sequence_tokens:
+        message = (
+            f"truncate_prompt_tokens is {wanted}; it must lie between 1 and "
+            f"{plan.max_sequence_tokens}, or be -1: as many as fit."
+        )
+        raise InvalidRequest(message, "truncate_prompt_tokens")
+    return Cut(room if wanted < 0 else wanted, keeps_start=body.truncation_side == "right")
 
 
 async def encode(
@@ -30,13 +72,18 @@ async def encode(
     *,
     add_special_tokens: bool,
     param: str,
+    cut: Cut | None = None,
 ) -> list[list[int]]:
     """Return the ids of each text. Raises PromptTooLong."""
-    for text in texts:
-        _check_chars(len(text), tokenizer, plan, param)
+    if cut is not None:
+        texts = [cut.of_text(text, tokenizer) for text in texts]
+    else:
+        for text in texts:
+            _check_chars(len(text), tokenizer, plan, param)
 
     def work() -> list[list[int]]:
-        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        all_ids = [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+        return all_ids if cut is None else [cut.of(ids) for ids in all_ids]
 
     return await _off_loop_if(sum(map(len, texts)) > OFF_LOOP_CHARS, work)
 
@@ -48,18 +95,21 @@ async def render(
 
     Raises InvalidRequest and PromptTooLong.
     """
-    written = [message.as_template_message() for message in messages]
-    num_chars = sum(
-        len(text) for message in written for text in message.values() if isinstance(text, str)
-    )
+    tools = template_tools(tool_use_of(options))
+    documents = options.documents or None
+    variables = template_variables(tokenizer, options)
+    num_chars = sum(message.num_chars for message in messages)
+    num_chars += sum(len(str(given)) for given in (tools, documents) if given)
     _check_chars(num_chars, tokenizer, plan, "messages")
 
     def work() -> str:
         return tokenizer.render_chat(
-            written,
+            [message.as_template_message() for message in messages],
             add_generation_prompt=options.wants_generation_prompt,
             continue_final_message=bool(options.continue_final_message),
-            template_kwargs=options.chat_template_kwargs or {},
+            tools=tools,
+            documents=documents,
+            template_kwargs=variables,
         )
 
     try:
@@ -75,6 +125,7 @@ async def prompt_ids(
     *,
     add_special_tokens: bool,
     param: str,
+    cut: Cut | None = None,
 ) -> list[list[int]]:
     """Return the ids of each prompt, given as text or ids.
 
@@ -82,9 +133,14 @@ async def prompt_ids(
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(
-        await encode(tokenizer, plan, texts, add_special_tokens=add_special_tokens, param=param)
+        await encode(
+            tokenizer, plan, texts, add_special_tokens=add_special_tokens, param=param, cut=cut
+        )
     )
-    all_ids = [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    all_ids = [
+        next(encoded) if isinstance(prompt, str) else prompt if cut is None else cut.of(prompt)
+        for prompt in prompts
+    ]
     for prompt, ids in zip(prompts, all_ids, strict=True):
         if not ids:
             raise InvalidRequest(f"{param} is empty; at least one token is needed.", param)

@@ -6,12 +6,16 @@ that the model's authors recommend in its generation_config.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from remora.configs.errors import InvalidRequest, InvalidSampling
 from remora.deployments.http.fields import OpenAIBody, SamplingBody
 from remora.engine.types import MAX_SEED, SamplingParams
+
+if TYPE_CHECKING:
+    from remora.deployments.http.served import Served
+    from remora.engine.tokens.tokenizer import Tokenizer
 
 
 def sampling_params(
@@ -52,11 +56,11 @@ def sampling_params(
             repetition_penalty=float(pick("repetition_penalty", 1.0)),
             logit_bias=biases,
             stop=tuple(fields.stop or ()),
+            stop_regex=tuple(fields.stop_regex or ()),
             stop_token_ids=tuple(stop_ids),
             ignore_eos=bool(fields.ignore_eos),
             skip_special_tokens=fields.skip_special_tokens is not False,
-            n=fields.n or 1,
-            **given,
+            **{"n": fields.n or 1, **given},
         )
     except InvalidSampling as error:
         param = (names or {}).get(error.param or "", prefix + (error.param or ""))
@@ -65,27 +69,41 @@ def sampling_params(
 
 def openai_sampling(
     fields: OpenAIBody,
+    served: Served,
     *,
-    defaults: Mapping[str, Any],
-    vocab_size: int,
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
     names: Mapping[str, str] | None = None,
+    **given: Any,
 ) -> SamplingParams:
-    """Return the SamplingParams of a chat or text completion."""
+    """Return the SamplingParams of a chat or text completion; `given` as in `sampling_params`."""
+    tokenizer = served.tokenizer
+    allowed = fields.allowed_token_ids or ()
+    check_vocabulary(allowed, tokenizer.vocab_size, "allowed_token_ids")
     return sampling_params(
         fields,
-        defaults=defaults,
-        vocab_size=vocab_size,
-        names=names,
+        defaults=served.generation_defaults,
+        vocab_size=tokenizer.vocab_size,
+        names={"bad_words_ids": "bad_words", **(names or {})},
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens or 0,
         seed=as_seed(fields.seed),
         include_stop_in_output=bool(fields.include_stop_str_in_output or fields.no_stop_trim),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        bad_words_ids=_runs(tokenizer, fields.bad_words or ()),
+        allowed_token_ids=tuple(allowed),
+        first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
+        **given,
     )
+
+
+def _runs(tokenizer: Tokenizer, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the runs of tokens by which words are written, at the start of a line and within."""
+    texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+    runs = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    return tuple(dict.fromkeys(run for run in runs if run))
 
 
 def as_seed(seed: int | None) -> int | None:

@@ -13,10 +13,21 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.http.calls import Calls
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.metrics import Metrics
+from remora.engine.grammar.constraint import Constraint
 from remora.engine.protocols import EngineClient
+from remora.engine.types import Grammar
 
 if TYPE_CHECKING:
+    from remora.deployments.parsers.replies import ReplyFormats
     from remora.engine.tokens.tokenizer import Tokenizer
+
+
+class GrammarMaker(Protocol):
+    """Compiles constraints; `engine.grammar.service` in earnest."""
+
+    async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
+        """Return the compiled constraint. Raises InvalidRequest, which names `param`."""
+        ...
 
 
 class ModelServer(Protocol):
@@ -43,6 +54,11 @@ class ModelServer(Protocol):
         ...
 
     @property
+    def grammars(self) -> GrammarMaker:
+        """What compiles constraints on output."""
+        ...
+
+    @property
     def generation_defaults(self) -> Mapping[str, Any]:
         """The model's generation_config."""
         ...
@@ -56,6 +72,8 @@ class Served:
     tokenizer: Tokenizer
     plan: EnginePlan
     config: ServeConfig
+    grammars: GrammarMaker
+    formats: ReplyFormats
     generation_defaults: Mapping[str, Any]
     metrics: Metrics
     calls: Calls
@@ -71,6 +89,8 @@ class Served:
             tokenizer=server.tokenizer,
             plan=server.plan,
             config=server.config,
+            grammars=getattr(server, "grammars", None),  # type: ignore[arg-type]
+            formats=_formats(server),
             generation_defaults=server.generation_defaults,
             metrics=metrics,
             calls=Calls(
@@ -106,3 +126,28 @@ def check_together(*, stream: bool, prompt_logprobs: int | None, has_stream_opti
         )
     if prompt_logprobs is not None and stream:
         raise InvalidRequest("prompt_logprobs is not available with stream.", "prompt_logprobs")
+
+
+def _formats(server: ModelServer) -> ReplyFormats:
+    try:
+        from remora.deployments.parsers.replies import ReplyFormats
+    except ImportError:
+        return _NoFormats()  # type: ignore[return-value]
+    return ReplyFormats(server.tokenizer, server.config.api)
+
+
+class _NoFormats:
+    def check_tools(self, use: Any) -> None:
+        pass
+
+    def shown_special_ids(self, use: Any) -> frozenset[int]:
+        return frozenset()
+
+    def thinking(self, prompt: str, *, budget: int | None = None) -> None:
+        pass
+
+    def make_parser(self, **options: Any) -> None:
+        pass
+
+    def tool_constraint(self, use: Any) -> None:
+        pass

@@ -1,5 +1,6 @@
 """Fields that are known and not served: their presence is answered, never passed over.
 
+A body's own fields are served there, whatever the table says of other bodies.
 A row holds the values that ask for nothing: a client that sends one of them gets what it expects.
 Any other value is a 400 with the field's name and the code `unsupported`. None always asks for
 nothing. Fields that stand in no table and no model are unknown: those are reported as ignored.
@@ -13,12 +14,12 @@ from typing import Any
 
 from remora.deployments.http.errors import unsupported
 
-_TOOLS = "Tool calls are not supported yet."
-_GRAMMAR = "Constrained output is not supported yet, so it would not be enforced."
+_TOOLS = "Tools belong to the bodies of chats."
+_GRAMMAR = "A constraint of this name cannot be held to here, so it would not be enforced."
 _ADAPTERS = "Adapters are not supported yet."
 _MEDIA = "Only text can be sent and received."
 _SAMPLING = "This way of choosing tokens is not supported."
-_TEMPLATE = "Templates and documents cannot be brought along by a request."
+_TEMPLATE = "This is not supported here; it belongs to chats, whose template is the model's own."
 _ROUTING = "This kind of routing is not supported."
 _OUTPUT = "This output is not available."
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
@@ -81,18 +82,24 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("logits_processors", _EMPTY),
             ("custom_logit_processor", ()),
             ("custom_params", _EMPTY),
-            ("thinking_token_budget", ()),
             ("typical_p", (1.0, 1)),
-            ("reasoning_effort", ("none",)),
-            ("reasoning", _EMPTY),
             ("verbosity", ("medium",)),
             ("suffix", ("",)),
             ("truncate_prompt_tokens", ()),
             ("truncation_side", ()),
-            ("spaces_between_special_tokens", (True,)),
+            ("spaces_between_special_tokens", (True, False)),
         ),
     ),
-    "template": (_TEMPLATE, (("chat_template", ()), ("documents", _EMPTY))),
+    "template": (
+        _TEMPLATE,
+        (
+            ("chat_template", ()),
+            ("documents", _EMPTY),
+            ("reasoning_effort", ("none",)),
+            ("reasoning", _EMPTY),
+            ("thinking_token_budget", ()),
+        ),
+    ),
     "routing": (
         _ROUTING,
         (
@@ -127,7 +134,10 @@ FIELDS: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
 
 
 def refuse_unsupported(body: Mapping[str, Any], *, prefix: str = "") -> None:
-    """Raise InvalidRequest for the first field that asks for something not served."""
+    """Raise InvalidRequest for the first field that asks for something not served.
+
+    body:  without the fields that its own model holds
+    """
     for name in filter(FIELDS.__contains__, body):
         message, harmless = FIELDS[name]
         if body[name] is not None and not _is_among(body[name], harmless):

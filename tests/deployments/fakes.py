@@ -7,6 +7,7 @@ answers every request with the script's text, one token per output, and records 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,19 +24,38 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access
 from remora.deployments.http.served import Served
-from remora.engine.types import EngineStats, FinishReason, Output, Request, TokenLogprob
+from remora.engine.grammar.constraint import Constraint
+from remora.engine.types import (
+    EngineStats,
+    FinishReason,
+    Matcher,
+    Output,
+    Request,
+    TokenLogprob,
+)
 
 EOS = 256
 MODEL = "tiny"
 
 
 class CharTokenizer:
-    """One token per character; `<|role|>` marks turns in chats."""
+    """One token per character; `<|role|>` marks turns in chats.
+
+    variables:  of the chat template, beside the usual ones
+    rendered:   what each chat was written from
+    """
 
     vocab_size = 257
     eos_token_ids = (EOS,)
     special_ids = frozenset({EOS})
     max_token_chars = 4
+    added_tokens: Mapping[int, str] = MappingProxyType({EOS: "</s>"})
+    response_template = None
+    template_source: str | None = None
+
+    def __init__(self, *variables: str) -> None:
+        self.template_variables = frozenset({"messages", "tools", *variables})
+        self.rendered: list[dict[str, Any]] = []
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [min(ord(char), 255) for char in text]
@@ -56,13 +76,43 @@ class CharTokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: None = None,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         if "messages" in template_kwargs:
             raise InvalidRequest("messages is reserved.", "chat_template_kwargs")
+        self.rendered.append(
+            {"messages": messages, "tools": tools, "documents": documents} | dict(template_kwargs)
+        )
+        head = "" if tools is None else f"<|tools|>{json.dumps(tools)}"
         text = "".join(f"<|{m['role']}|>{m['content']}" for m in messages)
-        return text + ("<|assistant|>" if add_generation_prompt else "")
+        return head + text + ("<|assistant|>" if add_generation_prompt else "")
+
+
+class FakeGrammar:
+    """A grammar that allows everything."""
+
+    num_bytes = 1
+
+    def __init__(self, constraint: Constraint) -> None:
+        self.constraint = constraint
+
+    def matcher(self) -> Matcher:
+        raise NotImplementedError
+
+
+@dataclass
+class FakeGrammars:
+    """Compiles anything but sources that hold `refused`, and records what it was asked."""
+
+    asked: list[tuple[Constraint, str]] = field(default_factory=list)
+
+    async def compile(self, constraint: Constraint, *, param: str) -> FakeGrammar:
+        self.asked.append((constraint, param))
+        if "refused" in constraint.source:
+            raise InvalidRequest("It cannot be compiled.", param)
+        return FakeGrammar(constraint)
 
 
 @dataclass
@@ -221,10 +271,15 @@ class FakeServer:
         default_factory=lambda: ServeConfig.model_validate({"model": {"path": "/secret/place"}})
     )
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
+    grammars: FakeGrammars = field(default_factory=FakeGrammars)
 
 
 def make_config(**api: Any) -> ServeConfig:
-    return ServeConfig.model_validate({"model": {"path": "tiny"}, "api": api})
+    return make_server_config(api=api)
+
+
+def make_server_config(**sections: Any) -> ServeConfig:
+    return ServeConfig.model_validate({"model": {"path": "tiny"}, **sections})
 
 
 def make_app(server: FakeServer | None = None) -> FastAPI:

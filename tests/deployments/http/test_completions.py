@@ -189,11 +189,14 @@ async def test_offsets_index_the_text_of_the_answer() -> None:
     assert [second - first, third - second] == widths
 
 
-async def test_best_of_is_taken_when_it_equals_n() -> None:
-    assert (await post(prompt="ab", best_of=1)).status_code == 200
-    refused = await post(prompt="ab", best_of=3, n=2)
-    assert refused.json()["error"]["param"] == "best_of"
-    assert refused.json()["error"]["code"] == "unsupported"
+@pytest.mark.parametrize(
+    "fields",
+    [{"best_of": 1, "n": 2}, {"best_of": 3, "stream": True}, {"best_of": 16, "prompt": ["a"] * 17}],
+)
+async def test_a_best_of_that_cannot_be_is_refused_by_name(fields: dict[str, Any]) -> None:
+    response = await post(**{"prompt": "ab"} | fields)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
 
 
 async def test_prompts_times_n_are_bounded() -> None:

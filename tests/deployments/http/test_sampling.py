@@ -9,15 +9,16 @@ import pytest
 from remora.configs.errors import InvalidRequest, InvalidSampling
 from remora.deployments.http.fields import OpenAIBody, parse
 from remora.deployments.http.sampling import as_seed, openai_sampling
+from remora.deployments.http.served import Served
 from remora.engine.types import MAX_SEED, SamplingParams
+from tests.deployments.fakes import FakeServer, make_server_config
 
 
 def make_sampling(defaults: dict[str, Any] | None = None, **fields: Any) -> SamplingParams:
     body = parse(OpenAIBody, fields)
     return openai_sampling(
         body,
-        defaults=defaults or {},
-        vocab_size=100,
+        Served.over(FakeServer(generation_defaults=defaults or {})),
         max_tokens=body.max_tokens,
         logprobs=None,
         prompt_logprobs=body.prompt_logprobs,
@@ -55,7 +56,10 @@ def test_every_field_arrives() -> None:
         repetition_penalty=1.2,
         logit_bias={"5": -100, "6": 1.5},
         stop="end",
+        stop_regex="e.d",
         stop_token_ids=[1, 2],
+        bad_words=["no", " or"],
+        allowed_token_ids=[5, 6],
         include_stop_str_in_output=True,
         ignore_eos=True,
         skip_special_tokens=False,
@@ -76,7 +80,10 @@ def test_every_field_arrives() -> None:
         repetition_penalty=1.2,
         logit_bias={5: -100.0, 6: 1.5},
         stop=("end",),
+        stop_regex=("e.d",),
         stop_token_ids=(1, 2),
+        bad_words_ids=((110, 111), (32, 110, 111), (32, 111, 114)),
+        allowed_token_ids=(5, 6),
         include_stop_in_output=True,
         ignore_eos=True,
         skip_special_tokens=False,
@@ -94,9 +101,12 @@ def test_seeds_of_any_sign_map_apart_and_alike_each_time() -> None:
     assert as_seed(-1) == MAX_SEED
 
 
-@pytest.mark.parametrize("fields", [{"logit_bias": {"100": 1}}, {"stop_token_ids": [100]}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"logit_bias": {"257": 1}}, {"stop_token_ids": [257]}, {"allowed_token_ids": [257]}],
+)
 def test_ids_outside_the_vocabulary_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequest, match="between 0 and 99") as caught:
+    with pytest.raises(InvalidRequest, match="between 0 and 256") as caught:
         make_sampling(**fields)
     assert caught.value.param == next(iter(fields))
 
@@ -105,3 +115,17 @@ def test_errors_use_the_callers_name_of_a_parameter() -> None:
     with pytest.raises(InvalidSampling) as caught:
         make_sampling(max_tokens=0)
     assert caught.value.param == "max_completion_tokens"
+
+
+def test_the_operators_first_tokens_hold_for_every_request() -> None:
+    config = make_server_config(grammar={"first_token_ids": [7, 8]})
+
+    params = openai_sampling(
+        parse(OpenAIBody, {}),
+        Served.over(FakeServer(config=config)),
+        max_tokens=1,
+        logprobs=None,
+        prompt_logprobs=None,
+    )
+
+    assert params.first_token_ids == (7, 8)
