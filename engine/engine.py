@@ -71,7 +71,8 @@ class Engine:
         seed = sampling.seed
         if seed is None:
             seed = self._random.randrange(_SEED_SPACE)
-        room = self.plan.max_sequence_tokens - len(request.prompt_ids)
+        prompt = request.kept_prompt_ids
+        room = self.plan.max_sequence_tokens - len(prompt)
         leader: Sequence | None = None
         sequences: dict[int, Sequence] = {}
         for index in range(sampling.n):
@@ -83,12 +84,12 @@ class Engine:
                 order=self._num_arrived,
                 priority=-request.priority if self.plan.low_priority_first else request.priority,
                 max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
-                token_ids=list(request.prompt_ids),
-                num_prompt_tokens=len(request.prompt_ids),
+                token_ids=list(prompt),
+                num_prompt_tokens=len(prompt),
                 namespace=Namespace(salt=request.cache_salt),
                 leader=leader,
             )
-            if self.plan.prefix_cache and len(request.prompt_ids) > self.plan.page_size:
+            if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
                 leader = sequences[0]  # the others borrow what it computes
             self._scheduler.add(sequences[index])
         self._open[request.request_id] = sequences
@@ -96,7 +97,17 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise PromptTooLong or InvalidRequest if the request can never run. From any thread."""
         check_fits(request, self.plan)
-        check_token_ids(request.sampling, self._vocab_size)
+        check_token_ids(request, self._vocab_size)
+        if request.heal and (
+            request.grammar is not None
+            or request.thinking is not None
+            or request.sampling.prompt_logprobs is not None
+        ):
+            raise InvalidRequest(
+                "Token healing does not work together with a constraint on the output, a thought "
+                "or prompt log-probabilities; leave one of them out.",
+                "token_healing",
+            )
         if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self._vocab_size:
             raise InvalidRequest(
                 f"The prompt holds token ids outside the model's: 0 to {self._vocab_size - 1}.",

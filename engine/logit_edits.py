@@ -1,4 +1,7 @@
-"""Changes to single logits of a row: bias, penalties, bans while min_tokens is not reached.
+"""Changes to single logits of a row: bias, penalties, bans.
+
+Banned are end-of-sequence and stop ids while min_tokens is not reached, and the token that would
+complete a run of bad words.
 
 Kept per row as short lists of token ids, so a step touches the few logits that change and not the
 vocabulary. Most rows have none of it. Knows nothing of temperature, seeds or drawing.
@@ -51,6 +54,36 @@ class TokenCounts:
         self._counts[place] += 1
 
 
+class BadWords:
+    """Runs of tokens that one row must not complete, and the output that they are compared with."""
+
+    def __init__(self, runs: Sequence[tuple[int, ...]], output_ids: TokenArray) -> None:
+        self._always = [run[0] for run in runs if len(run) == 1]
+        self._longest = max(map(len, runs), default=0) - 1
+        self._by_last: dict[int, list[tuple[int, ...]]] = {}
+        for run in runs:
+            if len(run) > 1:
+                self._by_last.setdefault(run[-2], []).append(run)
+        self._recent: list[int] = []
+        for token_id in output_ids.tolist():
+            self.add(token_id)
+
+    def add(self, token_id: int) -> None:
+        """Take note of a new output token."""
+        self._recent = [*self._recent, token_id][-self._longest :] if self._longest else []
+
+    def next_ids(self) -> list[int]:
+        """Return the tokens that would complete a run."""
+        if not self._recent:
+            return self._always
+        recent = tuple(self._recent)
+        return self._always + [
+            run[-1]
+            for run in self._by_last.get(recent[-1], ())
+            if recent[1 - len(run) :] == run[:-1]
+        ]
+
+
 class RowEdits:
     """The edits of one row; built from its known tokens, told of each new one."""
 
@@ -70,28 +103,56 @@ class RowEdits:
         self.counts: TokenCounts | None = None
         if self.penalties != (1.0, 0.0, 0.0):
             self.counts = TokenCounts(init.token_ids, init.num_prompt_tokens)
+        self.bad_words: BadWords | None = None
+        if sampling.bad_words_ids:
+            outputs = init.token_ids[init.num_prompt_tokens :]
+            self.bad_words = BadWords(sampling.bad_words_ids, outputs)
 
     @property
     def is_needed(self) -> bool:
         """Whether the row's logits are to be changed, in this step or a later one."""
-        return bool(len(self.bias_ids)) or self.num_missing > 0 or self.counts is not None
+        return (
+            len(self.bias_ids) > 0
+            or self.num_missing > 0
+            or self.counts is not None
+            or self.bad_words is not None
+        )
+
+    @property
+    def banned_ids(self) -> TokenArray:
+        """Tokens that must not come next, each once."""
+        stops = self.stop_ids if self.num_missing > 0 else self.stop_ids[:0]
+        if self.bad_words is None:
+            return stops
+        return np.union1d(stops, np.array(self.bad_words.next_ids(), np.int64))
 
     def add_token(self, token_id: int) -> None:
         """Take note of a new output token."""
         self.num_missing -= 1
         if self.counts is not None:
             self.counts.add(token_id)
+        if self.bad_words is not None:
+            self.bad_words.add(token_id)
 
 
-def apply_edits(logits: Tensor, edited: Sequence[tuple[int, RowEdits]]) -> None:
-    """Apply, in place and in this order, bias, penalties and bans to lines of logits [R, V]."""
+def apply_edits(
+    logits: Tensor,
+    edited: Sequence[tuple[int, RowEdits]],
+    *,
+    unbanned: frozenset[int] = frozenset(),
+) -> None:
+    """Apply, in place and in this order, bias, penalties and bans to lines of logits [R, V].
+
+    unbanned:  lines for which no ban holds
+    """
     biased = [(line, edits) for line, edits in edited if len(edits.bias_ids)]
     if biased:
         lines, ids = _places(logits, [(line, edits.bias_ids) for line, edits in biased])
         values = torch.from_numpy(np.concatenate([edits.bias for _, edits in biased]))
         kernels.add_at(logits, lines, ids, values.to(logits.device))
     _penalize(logits, edited)
-    banned = [(line, edits.stop_ids) for line, edits in edited if edits.num_missing > 0]
+    bans = [(line, edits.banned_ids) for line, edits in edited if line not in unbanned]
+    banned = [(line, ids) for line, ids in bans if len(ids)]
     if banned:
         lines, ids = _places(logits, banned)
         kernels.add_at(logits, lines, ids, logits.new_full((len(ids),), -torch.inf))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from remora.engine.logprobs import concat_logprobs, to_token_logprobs
 from remora.engine.tokens.detokenizer import Detokenizer
-from remora.engine.tokens.stops import StopStrings
+from remora.engine.tokens.stops import StopTexts
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import FinishReason, Output, Request, SequenceOutput, TokenLogprob
 
@@ -63,9 +63,15 @@ class _SequenceText:
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None:
             self._detokenizer = Detokenizer(
-                tokenizer, request.prompt_ids, skip_special_tokens=sampling.skip_special_tokens
+                tokenizer,
+                request.prompt_ids,
+                skip_special_tokens=sampling.skip_special_tokens,
+                shown_special_ids=sampling.shown_special_ids,
+                heals=request.healed_id is not None,
             )
-        self._stops = StopStrings(sampling.stop, sampling.include_stop_in_output)
+        self._stops = StopTexts(
+            sampling.stop, sampling.stop_regex, include=sampling.include_stop_in_output
+        )
         self._wants_prompt_logprobs = index == 0 and sampling.prompt_logprobs is not None
         self._num_tokens = 0
         self._num_cached_tokens = 0
@@ -132,7 +138,7 @@ class _SequenceText:
             self._stop_reason = event.stop_token_id
 
     def _show(self, text: str) -> None:
-        if not self._sampling.stop or self._num_tokens <= self._sampling.min_tokens:
+        if not self._stops.are_any or self._num_tokens <= self._sampling.min_tokens:
             self._text += text
             return
         shown, stop = self._stops.push(text)

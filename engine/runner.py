@@ -33,10 +33,11 @@ class LocalRunner:
         """Run one forward pass and sample the rows that the plan asks for."""
         self._update_rows(plan)
         inputs = self._table.inputs(plan)
+        rows = plan.rows[plan.samples]
         started = time.perf_counter()
+        self._sampler.begin(rows)
         logits = self._forward.forward(inputs)
         forwarded = time.perf_counter()
-        rows = plan.rows[plan.samples]
         sampled = NOTHING_SAMPLED
         if len(rows):
             sampled = self._sampler.sample(logits, rows)
@@ -48,13 +49,15 @@ class LocalRunner:
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             prompt_logprobs=scored,
-            bad_rows=dict.fromkeys(sampled.bad_rows, "the model's logits were not finite"),
+            bad_rows=sampled.bad_rows,
+            completed=sampled.completed,
             forward_s=forwarded - started,
             sample_s=time.perf_counter() - forwarded,
         )
 
     def close(self) -> None:
-        """Stop what the forward pass has started; its memory goes with the object."""
+        """Stop what forward pass and sampler have started; their memory goes with the object."""
+        self._sampler.close()
         self._forward.close()
 
     def _update_rows(self, plan: StepPlan) -> None:

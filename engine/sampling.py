@@ -1,7 +1,7 @@
 """The logit pipeline of a batch: what each row asks for, kept between steps, and its application.
 
-Order, for every row: bias, penalties, min_tokens' bans, temperature, top-k, top-p, min-p, draw.
-Greedy rows take the greatest logit after the bans. Log-probabilities are of the raw logits.
+Order, for every row: mask, bias, penalties, bans, temperature, top-k, top-p, min-p, draw. Greedy
+rows take the greatest logit after the bans. Log-probabilities are of the raw logits.
 
 A row's token depends on its own logits, parameters, seed and position (number of output tokens so
 far), never on its batch mates: the filters are batch-invariant (`kernels/sampling.py`) and the
@@ -22,13 +22,16 @@ from torch import Tensor
 
 from remora.configs.errors import InvalidSampling
 from remora.engine.logit_edits import RowEdits, apply_edits
+from remora.engine.row_masks import RowMasks
+from remora.engine.tokens.vocabulary import Vocabulary
 from remora.engine.types import (
     BoolArray,
     FloatArray,
     IntArray,
     LogprobRows,
+    MaskWords,
+    Request,
     RowInit,
-    SamplingParams,
     TokenArray,
 )
 from remora.kernels import sampling as torch_kernels
@@ -60,6 +63,10 @@ class SamplingKernels(Protocol):
         """Choose one id per row [R], and say which rows are good [R]; may overwrite the logits."""
         ...
 
+    def mask_tokens(self, logits: Tensor, lines: TokenArray, words: MaskWords) -> None:
+        """Take -inf from logits of lines [G], in place, where their words' bits are 0."""
+        ...
+
     def token_logprobs(
         self, logits: Tensor, token_ids: TokenArray, num_top: int
     ) -> tuple[FloatArray, IntArray, TokenArray, FloatArray]:
@@ -73,14 +80,16 @@ class SampledTokens:
 
     token_ids:  [R] in the order of the `rows` argument
     logprobs:   row -> one line; only rows that asked
-    bad_rows:   rows whose logits held a NaN or an infinity, or left no token to choose. Their
-                token and log-probabilities mean nothing; the engine ends these requests, and
-                only these, with an error.
+    bad_rows:   row -> why it has no token: its logits held a NaN or an infinity, nothing was left
+                to choose, or its constraint failed. Its token and log-probabilities mean nothing;
+                the engine ends these requests, and only these, with an error.
+    completed:  rows whose grammar is complete with this token
     """
 
     token_ids: TokenArray
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
-    bad_rows: frozenset[int] = frozenset()
+    bad_rows: Mapping[int, str] = field(default_factory=dict)
+    completed: frozenset[int] = frozenset()
 
 
 def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
@@ -108,11 +117,16 @@ def prompt_logprobs(
     return _describe(logits, target_ids, num_top, kernels)
 
 
-def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raise InvalidSampling if the parameters name a token that the model does not have."""
+def check_token_ids(request: Request, vocab_size: int) -> None:
+    """Raise InvalidSampling if a parameter names a token that the model does not have."""
+    sampling, thinking = request.sampling, request.thinking
     for name, ids in (
         ("logit_bias", sampling.logit_bias),
         ("stop_token_ids", sampling.stop_token_ids),
+        ("bad_words", [token_id for run in sampling.bad_words_ids for token_id in run]),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("first_token_ids", sampling.first_token_ids),
+        ("thinking", () if thinking is None else thinking.end_ids),
     ):
         foreign = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
         if foreign:
@@ -124,7 +138,8 @@ def check_token_ids(sampling: SamplingParams, vocab_size: int) -> None:
 class Sampler:
     """Chooses the next token of rows, whose parameters and output counts it keeps.
 
-    kernels:  by which tokens are chosen and described, here and for prompts
+    kernels:     by which tokens are chosen and described, here and for prompts
+    vocabulary:  what tokens stand for; None = no thought is watched and no prompt healed
     """
 
     def __init__(
@@ -134,6 +149,7 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         kernels: SamplingKernels = torch_kernels,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.kernels = kernels
         self._vocab_size = vocab_size
@@ -146,6 +162,12 @@ class Sampler:
         self._num_outputs = np.zeros(max_rows, np.int64)
         self._edits: dict[int, RowEdits] = {}
         self._num_logprobs: dict[int, int] = {}
+        self._masks = RowMasks(
+            max_rows=max_rows,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            vocabulary=vocabulary or Vocabulary(0, lambda _: b""),
+        )
 
     def add_row(self, init: RowInit) -> None:
         """Start a row, or resume one whose `token_ids` already hold output.
@@ -168,11 +190,21 @@ class Sampler:
             self._edits[row] = edits
         if sampling.logprobs is not None:
             self._num_logprobs[row] = sampling.logprobs
+        self._masks.add_row(init)
 
     def drop_row(self, row: int) -> None:
         """Forget a row; dropping an unknown one is harmless."""
         self._edits.pop(row, None)
         self._num_logprobs.pop(row, None)
+        self._masks.drop_row(row)
+
+    def begin(self, rows: IntArray) -> None:
+        """Do beforehand, in another thread, what `sample` of these rows needs no logits for."""
+        self._masks.begin(rows)
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        self._masks.close()
 
     def sample(self, logits: Tensor, rows: IntArray) -> SampledTokens:
         """Choose one token for each of `rows` [R], and advance each row's position by one.
@@ -180,6 +212,9 @@ class Sampler:
         logits: [R, V] float32, raw; overwritten
         """
         raw = self._raw_logits(logits, rows)
+        masks = self._masks.take(rows)
+        if masks is not None:
+            self.kernels.mask_tokens(logits, masks.lines, masks.words)
         if self._edits:
             apply_edits(
                 logits,
@@ -188,6 +223,7 @@ class Sampler:
                     for line, row in enumerate(rows.tolist())
                     if row in self._edits
                 ],
+                unbanned=frozenset() if masks is None else masks.overruling,
             )
         temperature = self._temperature[rows]
         if temperature.any():
@@ -201,11 +237,14 @@ class Sampler:
             )
         else:
             token_ids, is_good = self.kernels.greedy(logits)
+        bad_rows = {} if is_good.all() else _reasons(logits, rows, is_good)
+        ends = self._masks.accept(rows, token_ids)
         self._advance(rows, token_ids)
         return SampledTokens(
             token_ids=token_ids,
             logprobs=self._token_logprobs(raw, rows, token_ids),
-            bad_rows=frozenset() if is_good.all() else frozenset(rows[~is_good].tolist()),
+            bad_rows=bad_rows | ends.failed,
+            completed=ends.completed - bad_rows.keys(),
         )
 
     def _raw_logits(self, logits: Tensor, rows: IntArray) -> dict[int, tuple[TokenArray, Tensor]]:
@@ -244,6 +283,16 @@ class Sampler:
                     top_logprobs=together.top_logprobs[here],
                 )
         return described
+
+
+def _reasons(logits: Tensor, rows: IntArray, is_good: BoolArray) -> dict[int, str]:
+    """Say why rows have no token; logits [R, V] as they were when one was to be chosen."""
+    return {
+        int(rows[line]): "no token is left that may come next"
+        if bool((logits[line] == -torch.inf).all())
+        else "the model's logits were not finite"
+        for line in (~is_good).nonzero()[0].tolist()
+    }
 
 
 def _mix64(bits: SeedArray) -> SeedArray:

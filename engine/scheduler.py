@@ -230,19 +230,29 @@ class Scheduler:
             if count > 1 or seq.num_computed == seq.num_prompt_tokens:
                 self.kv.publish(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
             if row in sampled:
-                outputs.append(self._accept(seq, sampled[row], result.logprobs.get(row)))
+                outputs.append(
+                    self._accept(
+                        seq,
+                        sampled[row],
+                        result.logprobs.get(row),
+                        is_complete=row in result.completed,
+                    )
+                )
         self._in_step = {}
         return outputs
 
-    def _accept(self, seq: Sequence, token: int, logprobs: LogprobRows | None) -> SequenceOutput:
+    def _accept(
+        self, seq: Sequence, token: int, logprobs: LogprobRows | None, *, is_complete: bool
+    ) -> SequenceOutput:
         """Append a sampled token and end the sequence if that is its last."""
         sampling = seq.request.sampling
         is_first = seq.num_output_tokens == 0
         seq.token_ids.append(token)
         self.num_generated_tokens += 1
-        stopped = token in sampling.stop_token_ids or (
-            token in self._eos_token_ids and not sampling.ignore_eos
+        is_stop_token = token in sampling.stop_token_ids or (
+            token in self._eos_token_ids and (is_complete or not sampling.ignore_eos)
         )
+        stopped = is_complete or is_stop_token
         if stopped or seq.num_remaining == 0:
             self.num_finished += 1
             self._end(seq, FinishReason.STOP if stopped else FinishReason.LENGTH)
@@ -251,7 +261,7 @@ class Scheduler:
             token_ids=(token,),
             logprobs=logprobs,
             prompt_logprobs=tuple(seq.prompt_logprob_parts) if is_first else (),
-            stop_token_id=token if stopped else None,
+            stop_token_id=token if is_stop_token else None,
         )
 
     @staticmethod

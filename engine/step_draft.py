@@ -87,6 +87,7 @@ def _row_init(seq: Sequence) -> RowInit:
         prompt_logprobs=seq.request.sampling.prompt_logprobs if seq.wants_prompt_logprobs else None,
         grammar=seq.request.grammar,
         thinking=seq.request.thinking,
+        healed_id=seq.request.healed_id,
     )
 
 

@@ -10,29 +10,27 @@ loaded. Nothing here knows torch, Ray or HTTP.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from remora.configs.errors import InvalidSampling
+from remora.configs.errors import InvalidRequest
+from remora.engine.sampling_params import MAX_N as MAX_N
+from remora.engine.sampling_params import MAX_SEED as MAX_SEED
+from remora.engine.sampling_params import MAX_STOP_CHARS as MAX_STOP_CHARS
+from remora.engine.sampling_params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
+from remora.engine.sampling_params import SamplingParams as SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 TokenArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 MaskWords = npt.NDArray[np.int32]
-
-MAX_SEED = 2**64 - 1
-MAX_LOGPROBS = 1024
-MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
-MAX_N = 16
 
 
 class FinishReason(StrEnum):
@@ -41,91 +39,6 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the tokens of one request are chosen. Immutable and validated on construction.
-
-    max_tokens:       most output tokens; None = as many as context and KV memory allow
-    min_tokens:       end-of-sequence and stop ids are masked, stop strings not looked for, before
-    temperature:      0 = greedy
-    top_k:            0 = off
-    logit_bias:       token id -> number added to its logit
-    stop:             output ends before (`include_stop_in_output`: after) the first of these texts
-    shown_special_ids: control tokens that the text holds even where `skip_special_tokens` leaves
-                      the others out: the marks by which tool calls and thought are told apart
-    seed:             same seed, same tokens, whatever else is in the batch; None = drawn on arrival
-    logprobs:         None = none; k = the chosen token's and the k most likely ones', of the raw
-                      distribution (before bias, penalties and temperature)
-    prompt_logprobs:  likewise for each prompt token; switches prefix reuse off for the request
-
-    Raises InvalidSampling, which names the field.
-    """
-
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    shown_special_ids: frozenset[int] = frozenset()
-    seed: int | None = None
-    n: int = 1
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("max_tokens", self.max_tokens, 1, 2**31 - 1),
-            ("min_tokens", self.min_tokens, 0, 2**31 - 1),
-            ("temperature", self.temperature, 0.0, 100.0),
-            ("top_k", self.top_k, 0, 2**31 - 1),
-            ("top_p", self.top_p, 0.0, 1.0),
-            ("min_p", self.min_p, 0.0, 1.0),
-            ("presence_penalty", self.presence_penalty, -2.0, 2.0),
-            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
-            ("repetition_penalty", self.repetition_penalty, 0.0, 100.0),
-            ("seed", self.seed, 0, MAX_SEED),
-            ("n", self.n, 1, MAX_N),
-            ("logprobs", self.logprobs, 0, MAX_LOGPROBS),
-            ("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS),
-        ):
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise InvalidSampling(
-                    f"{name} is {value}; it must lie between {low} and {high}.", name
-                )
-        for name in ("top_p", "repetition_penalty"):
-            if getattr(self, name) <= 0:
-                raise InvalidSampling(f"{name} is 0; it must be greater than 0.", name)
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidSampling(
-                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
-                "min_tokens",
-            )
-        if len(self.stop) > MAX_STOP_STRINGS or any(
-            not 1 <= len(text) <= MAX_STOP_CHARS for text in self.stop
-        ):
-            raise InvalidSampling(
-                f"stop takes up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARS} characters.",
-                "stop",
-            )
-        if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
-            raise InvalidSampling("logit_bias holds a value that is not finite.", "logit_bias")
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0.0
 
 
 class Matcher(Protocol):
@@ -165,11 +78,22 @@ class Thinking:
     end:      text that ends it
     end_ids:  its tokens, which are forced when the budget is used up
     budget:   most tokens of thought; None = no limit
+
+    Raises InvalidRequest.
     """
 
     end: str
     end_ids: tuple[int, ...]
     budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.end or not self.end_ids:
+            raise InvalidRequest("The end of thought has no text or no tokens.", "thinking")
+        if self.budget is not None and self.budget < 0:
+            raise InvalidRequest(
+                f"The budget of thought is {self.budget} tokens; it must be 0 or more.",
+                "thinking_token_budget",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +104,9 @@ class Request:
     cache_salt:  prefix-cache entries are shared only between requests of the same salt
     grammar:     what the output must match, to its end
     thinking:    set when the output begins within a thought
+    heal:        take the last prompt token back and let the output begin by writing its text anew,
+                 perhaps as the beginning of a longer token; that text is not shown again. Not
+                 together with `grammar`, `thinking` or prompt log-probabilities.
     """
 
     request_id: str
@@ -189,6 +116,17 @@ class Request:
     cache_salt: str = ""
     grammar: Grammar | None = None
     thinking: Thinking | None = None
+    heal: bool = False
+
+    @property
+    def healed_id(self) -> int | None:
+        """The prompt token that is taken back, if any; a prompt keeps at least one."""
+        return self.prompt_ids[-1] if self.heal and len(self.prompt_ids) > 1 else None
+
+    @property
+    def kept_prompt_ids(self) -> SequenceABC[int]:
+        """The prompt as the model reads it: without a token that is healed."""
+        return self.prompt_ids if self.healed_id is None else self.prompt_ids[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +151,7 @@ class RowInit:
     prompt_logprobs:    how many most likely tokens to report beside each prompt token; None = the
                         prompt is not scored (or has been)
     grammar, thinking:  as in Request
+    healed_id:          token whose text the output must begin with
     """
 
     row: int
@@ -223,6 +162,7 @@ class RowInit:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
     thinking: Thinking | None = None
+    healed_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +216,9 @@ class StepResult:
     token_ids:        [num_sampled]
     logprobs:         row -> one line; only rows that asked
     prompt_logprobs:  row -> a line for each prompt token whose probability this step has computed
-    bad_rows:         row -> why no token could be sampled (its logits were not finite)
+    bad_rows:         row -> why it has no token: its logits were not finite, nothing was left to
+                      choose, or its constraint failed
+    completed:        rows whose grammar is complete with this token: they end here
     forward_s, sample_s:  seconds spent; what a plan says of rows is taken in before both
     """
 
@@ -286,6 +228,7 @@ class StepResult:
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     bad_rows: Mapping[int, str] = field(default_factory=dict)
+    completed: frozenset[int] = frozenset()
     forward_s: float = 0.0
     sample_s: float = 0.0
 

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remora.kernels.grammar_mask import mask_tokens as mask_tokens
+
 # Width of the blocks in which rows are reduced: a two-level search reads the vocabulary once, in
 # a form that vectorises (argmax over 8 x 49152 takes a tenth of torch's own).
 BLOCK = 128

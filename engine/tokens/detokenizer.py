@@ -29,20 +29,32 @@ REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Text of one sequence's output, in the context of its prompt.
 
+    shown_special_ids:  control tokens that are shown although `skip_special_tokens` hides others
+    heals:              the output begins by writing the prompt's last token anew
+
     The pieces of `push` and `finish` add up to text(prompt tail + output) less what it shares with
     text(prompt tail). No piece of `push` ends in U+FFFD: it may be a character yet to be completed.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, skip_special_tokens: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool,
+        shown_special_ids: frozenset[int] = frozenset(),
+        heals: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         # Left out here rather than by the decoder: a run of them would let the window grow.
-        self._hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._hidden_ids = frozenset[int]()
+        if skip_special_tokens:
+            self._hidden_ids = tokenizer.special_ids - shown_special_ids
         # Invariant: the text of _shown, and of nothing in _held, has been given out.
-        self._shown = self._visible(prompt_ids[-PROMPT_TAIL_TOKENS:])
+        tail = prompt_ids[-PROMPT_TAIL_TOKENS:]
+        self._shown = self._visible(tail[:-1] if heals else tail)
         self._held: list[int] = []
-        self._shown_text = self._text(self._shown)
+        self._shown_text = self._text(self._visible(tail))
         self._next_try = 0
 
     def push(self, ids: Iterable[int]) -> str:

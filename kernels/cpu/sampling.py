@@ -24,7 +24,8 @@ _LOGITS = (c_void_p, c_void_p, c_int64, c_int, c_int)  # team, logits, stride, R
 class NativeSampling:
     """What `kernels/sampling.py` does for `SamplingKernels`, on a team of threads.
 
-    Logits are float32 in the CPU's memory, their rows without gaps; they are left as they are.
+    Logits are float32 in the CPU's memory, their rows without gaps. They are left as they are, but
+    for `mask_tokens`.
     """
 
     def __init__(self, team: Team) -> None:
@@ -35,6 +36,9 @@ class NativeSampling:
         self._token_logprobs = team.library.handle.remora_token_logprobs
         self._token_logprobs.argtypes = (*_LOGITS, c_void_p, c_int, *[c_void_p] * 4)
         self._token_logprobs.restype = None
+        self._mask_tokens = team.library.handle.remora_mask_tokens
+        self._mask_tokens.argtypes = (*_LOGITS, c_void_p, c_void_p)
+        self._mask_tokens.restype = None
 
     def greedy(self, logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
         """Choose the greatest logit of each row; see `kernels/sampling.py`."""
@@ -98,6 +102,28 @@ class NativeSampling:
             top.ctypes.data,
         )
         return chosen, ranks, top_ids, top
+
+    def mask_tokens(
+        self, logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray[np.int32]
+    ) -> None:
+        """Take -inf from logits that are not allowed, in place; see `kernels/grammar_mask.py`."""
+        team, address, stride, num_rows, vocab_size = self._describe(logits)
+        if not len(lines):
+            return
+        if not 0 <= lines.min() <= lines.max() < num_rows:
+            raise IndexError(f"line {lines} of {num_rows} rows of logits")
+        num_words = -(-vocab_size // 32)
+        if words.shape != (len(lines), num_words) or not words.flags.c_contiguous:
+            raise TypeError(f"expected [{len(lines)}, {num_words}] words, got {words.shape}")
+        self._mask_tokens(
+            team,
+            address,
+            stride,
+            len(lines),
+            vocab_size,
+            _address(lines, np.int64, len(lines)),
+            _address(words.reshape(-1), np.int32, words.size),
+        )
 
     def _describe(self, logits: Tensor) -> tuple[int, int, int, int, int]:
         if logits.dtype != torch.float32 or not logits.is_cpu or logits.stride(1) != 1:

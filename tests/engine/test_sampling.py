@@ -20,7 +20,7 @@ from remora.engine.sampling import (
     prompt_logprobs,
     uniforms,
 )
-from remora.engine.types import RowInit, SamplingParams
+from remora.engine.types import Request, RowInit, SamplingParams
 from tests.sampling_kernels import NAMES, sampling_kernels
 
 MakeSampler = Callable[..., Sampler]
@@ -53,6 +53,10 @@ def make_row(
         seed=seed,
         sampling=SamplingParams(**params),
     )
+
+
+def make_request(**params: Any) -> Request:
+    return Request(request_id="r", prompt_ids=[1], sampling=SamplingParams(**params))
 
 
 def make_logits(seed: int, num_rows: int = 1, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
@@ -336,7 +340,7 @@ def test_a_row_that_is_not_finite_is_reported_and_harms_no_other(make_sampler: M
     sampled = sampler.sample(broken, rows(0, 1, 2, 3))
 
     expected = clean.sample(logits, rows(0, 1, 2, 3))
-    assert sampled.bad_rows == {1, 2}
+    assert sampled.bad_rows.keys() == {1, 2}
     assert sampled.token_ids[[0, 3]].tolist() == expected.token_ids[[0, 3]].tolist()
 
 
@@ -344,7 +348,9 @@ def test_a_row_with_every_token_banned_is_reported(make_sampler: MakeSampler) ->
     sampler = make_sampler()
     sampler.add_row(make_row(0, [1], min_tokens=1, stop_token_ids=tuple(range(VOCAB_SIZE))))
 
-    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {0}
+    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
+        0: "no token is left that may come next"
+    }
 
 
 def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked(
@@ -385,10 +391,16 @@ def test_prompt_logprobs_describe_the_tokens_that_follow(kernels: SamplingKernel
 
 @pytest.mark.parametrize(
     ("params", "field"),
-    [({"logit_bias": {96: 1.0}}, "logit_bias"), ({"stop_token_ids": (-1,)}, "stop_token_ids")],
+    [
+        ({"logit_bias": {96: 1.0}}, "logit_bias"),
+        ({"stop_token_ids": (-1,)}, "stop_token_ids"),
+        ({"bad_words_ids": ((3, 96),)}, "bad_words"),
+        ({"allowed_token_ids": (96,)}, "allowed_token_ids"),
+        ({"first_token_ids": (-2,)}, "first_token_ids"),
+    ],
 )
 def test_tokens_that_the_model_lacks_are_refused(params: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidSampling, match="0 to 95") as caught:
-        check_token_ids(SamplingParams(**params), VOCAB_SIZE)
+        check_token_ids(make_request(**params), VOCAB_SIZE)
 
     assert caught.value.param == field

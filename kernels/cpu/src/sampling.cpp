@@ -1,4 +1,7 @@
 // The sampling functions of the library: jobs over rows, one chunk each.
+#include <algorithm>
+#include <cmath>
+
 #include "logit_row.h"
 #include "team.h"
 
@@ -32,6 +35,17 @@ void for_each_row(void* team, int num_rows, Function function) {
     static_cast<Team*>(team)->run(job);
 }
 
+// Whole words are mostly alike: nothing in them is allowed, or everything.
+void mask_row(float* logits, int vocab_size, const uint32_t* words) {
+  for (int first = 0; first < vocab_size; first += 32) {
+    const uint32_t word = words[first / 32];
+    if (word == UINT32_MAX) continue;
+    const int end = std::min(first + 32, vocab_size);
+    for (int i = first; i < end; i++)
+      logits[i] += (word >> (i - first) & 1) ? 0.0f : -INFINITY;
+  }
+}
+
 }  // namespace
 
 }  // namespace remora
@@ -63,5 +77,15 @@ extern "C" void remora_token_logprobs(void* team, const float* logits, int64_t s
     LogitRow(logits + r * stride, vocab_size, scratch)
         .describe((int)token_ids[r], num_top, logprobs + r, ranks + r, top_ids + top,
                   top_logprobs + top);
+  });
+}
+
+// lines and words are [num_lines] and [num_lines, ceil(vocab_size / 32)].
+extern "C" void remora_mask_tokens(void* team, float* logits, int64_t stride, int num_lines,
+                                   int vocab_size, const int64_t* lines, const uint32_t* words) {
+  using namespace remora;
+  const int64_t num_words = (vocab_size + 31) / 32;
+  for_each_row(team, num_lines, [=](int g, SamplingScratch&) {
+    mask_row(logits + lines[g] * stride, vocab_size, words + g * num_words);
   });
 }

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.engine.tokens.stops import StopStrings
+from remora.engine.tokens.stops import StopTexts
 
 TEXTS = st.text("abc", max_size=40)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4).map(tuple)
@@ -30,7 +30,7 @@ def make_expected(text: str, stops: tuple[str, ...], include: bool) -> tuple[str
 
 
 def run(pieces: list[str], stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
-    finder, shown = StopStrings(stops, include), ""
+    finder, shown = StopTexts(stops, include=include), ""
     for piece in pieces:
         text, stop = finder.push(piece)
         shown += text
@@ -52,7 +52,7 @@ def test_any_cut_gives_the_first_match_of_the_whole_text(
 @settings(deadline=None)
 @given(text=TEXTS, stops=STOPS)
 def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: tuple[str, ...]) -> None:
-    finder, shown, stop = StopStrings(stops, False), "", None
+    finder, shown, stop = StopTexts(stops, include=False), "", None
 
     for place, char in enumerate(text):
         piece, stop = finder.push(char)
@@ -66,7 +66,7 @@ def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: tuple[
 
 
 def test_a_stop_string_across_pieces_is_never_shown() -> None:
-    finder = StopStrings(("<end>",), False)
+    finder = StopTexts(("<end>",), include=False)
 
     pieces = [finder.push(piece) for piece in ("Paris<", "e", "nd", "> and more")]
 
@@ -74,7 +74,7 @@ def test_a_stop_string_across_pieces_is_never_shown() -> None:
 
 
 def test_what_only_looked_like_a_stop_string_is_shown() -> None:
-    finder = StopStrings(("<end>",), False)
+    finder = StopTexts(("<end>",), include=False)
 
     assert finder.push("a<en") == ("a", None)
     assert finder.push("ough") == ("<enough", None)

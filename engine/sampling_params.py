@@ -1,0 +1,131 @@
+"""How the tokens of one request are chosen: every field, its limits, and what is wrong with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from remora.configs.errors import InvalidSampling
+from remora.engine.tokens.stop_regex import check_stop_regex
+
+MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 1024
+MAX_STOP_STRINGS, MAX_STOP_CHARS = 16, 256
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 128, 32
+MAX_N = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Immutable and validated on construction.
+
+    max_tokens:       most output tokens; None = as many as context and KV memory allow
+    min_tokens:       end-of-sequence and stop ids are masked, stop strings not looked for, before;
+                      a grammar that is complete ends the output all the same
+    temperature:      0 = greedy
+    top_k:            0 = off
+    logit_bias:       token id -> number added to its logit
+    bad_words_ids:    runs of output tokens that are never completed
+    allowed_token_ids:  only these are sampled; empty = all
+    first_token_ids:  only these are sampled as the first output token; empty = all
+    stop:             output ends before (`include_stop_in_output`: after) the first of these texts
+    stop_regex:       likewise, the first text that one of these expressions matches; their syntax
+                      is RE2's, without anchors, and no match may be longer than 256 characters
+    ignore_eos:       end-of-sequence ids do not end the output, unless a grammar says that they do
+    shown_special_ids: control tokens that the text holds even where `skip_special_tokens` leaves
+                      the others out: the marks by which tool calls and thought are told apart
+    seed:             same seed, same tokens, whatever else is in the batch; None = drawn on arrival
+    logprobs:         None = none; k = the chosen token's and the k most likely ones', of the raw
+                      distribution (before masks, bias, penalties and temperature)
+    prompt_logprobs:  likewise for each prompt token; switches prefix reuse off for the request
+
+    Raises InvalidSampling, which names the field.
+    """
+
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    first_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    shown_special_ids: frozenset[int] = frozenset()
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_texts()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidSampling(
+                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
+                "min_tokens",
+            )
+        if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
+            raise InvalidSampling("logit_bias holds a value that is not finite.", "logit_bias")
+        if len(self.bad_words_ids) > MAX_BAD_WORDS or any(
+            not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS for ids in self.bad_words_ids
+        ):
+            raise InvalidSampling(
+                f"bad_words takes up to {MAX_BAD_WORDS} texts of 1 to {MAX_BAD_WORD_TOKENS} "
+                "tokens.",
+                "bad_words",
+            )
+
+    def _check_numbers(self) -> None:
+        for name, value, low, high in (
+            ("max_tokens", self.max_tokens, 1, 2**31 - 1),
+            ("min_tokens", self.min_tokens, 0, 2**31 - 1),
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_k", self.top_k, 0, 2**31 - 1),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            ("repetition_penalty", self.repetition_penalty, 0.0, 100.0),
+            ("seed", self.seed, 0, MAX_SEED),
+            ("n", self.n, 1, MAX_N),
+            ("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+            ("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS),
+        ):
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise InvalidSampling(
+                    f"{name} is {value}; it must lie between {low} and {high}.", name
+                )
+        for name in ("top_p", "repetition_penalty"):
+            if getattr(self, name) <= 0:
+                raise InvalidSampling(f"{name} is 0; it must be greater than 0.", name)
+
+    def _check_texts(self) -> None:
+        for name, texts in (("stop", self.stop), ("stop_regex", self.stop_regex)):
+            if len(texts) > MAX_STOP_STRINGS or any(
+                not 1 <= len(text) <= MAX_STOP_CHARS for text in texts
+            ):
+                raise InvalidSampling(
+                    f"{name} takes up to {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_CHARS} "
+                    "characters.",
+                    name,
+                )
+        for pattern in self.stop_regex:
+            check_stop_regex(pattern, max_width=MAX_STOP_CHARS)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
