@@ -22,7 +22,7 @@ from remora.deployments.http.edge import Edge, error_answer
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
-from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE
+from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, RESPONSES
 from remora.deployments.http.native_bodies import GenerateBody
 from remora.deployments.http.openai_bodies import (
     ChatBody,
@@ -37,12 +37,15 @@ from remora.deployments.http.ops_routes import (
     information_routes,
     token_routes,
 )
+from remora.deployments.http.responses import responses_routes
+from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.served import Served
 from remora.deployments.http.wire import route_path
 
 GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
     Route("/v1/completions", COMPLETIONS, CompletionBody),
+    Route("/v1/responses", RESPONSES, ResponsesBody),
     Route("/generate", GENERATE, GenerateBody, ("GET", "POST", "PUT")),
 )
 ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
@@ -50,6 +53,7 @@ ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     information_routes,
     health_routes,
     control_routes,
+    responses_routes,
 )
 BODIES: Mapping[str, type[Body]] = {
     "/tokenize": TokenizeBody,

@@ -19,6 +19,8 @@ from remora.deployments.http.fields import Body, BodyT, check_ignored, ignored_f
 from remora.deployments.http.native import prepare_generate
 from remora.deployments.http.native_bodies import parse_generate
 from remora.deployments.http.openai_bodies import ChatBody, CompletionBody
+from remora.deployments.http.responses import prepare_response
+from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.served import Served
 from remora.engine.types import Request
 
@@ -79,6 +81,7 @@ def _own_name(body: Body) -> str | None:
 CHAT = Endpoint(partial(parse, ChatBody), prepare_chat)
 COMPLETIONS = Endpoint(partial(parse, CompletionBody), prepare_completion)
 GENERATE = Endpoint(parse_generate, prepare_generate)
+RESPONSES = Endpoint(partial(parse, ResponsesBody), prepare_response)
 
 
 async def run(served: Served, job: Job) -> Any:

@@ -13,6 +13,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.http.calls import Calls
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.metrics import Metrics
+from remora.deployments.http.responses_archive import Archive
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Grammar
@@ -77,6 +78,7 @@ class Served:
     generation_defaults: Mapping[str, Any]
     metrics: Metrics
     calls: Calls
+    responses: Archive
     created: int
 
     @classmethod
@@ -99,6 +101,7 @@ class Served:
                 timeout_s=timeout_s,
                 max_sequences=server.plan.max_open_sequences,
             ),
+            responses=Archive.configured(server.config),
             created=int(time.time()),
         )
 
