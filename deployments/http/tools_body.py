@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
@@ -113,7 +113,6 @@ class ToolsBody(Body):
     function_call: Annotated[
         Chosen | None, PlainValidator(_check_function_call), _CHOICE_SCHEMA
     ] = None
-    web_search_options: Literal[None] = None
 
     @property
     def is_old(self) -> bool:
