@@ -1,0 +1,268 @@
+"""The formats in which models write tool calls, by name.
+
+A format is an entry in a table: what its calls look like, and how a grammar holds them to schemas.
+How text is read is told in `json_calls`, `xml_calls` and `python_calls`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from remora.configs.errors import ConfigError
+from remora.deployments.parsers import structural_tags as tags
+from remora.deployments.parsers.call_parser import CallParser, CallSyntax, Desk
+from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.json_calls import Envelopes, NamedObjects
+from remora.deployments.parsers.python_calls import read_python_calls
+from remora.deployments.parsers.reader import BLANKS, Steps
+from remora.deployments.parsers.tools import Tool
+from remora.deployments.parsers.writer import MakeId
+from remora.deployments.parsers.xml_calls import Reading, XmlCalls
+
+_ALPHANUMERICS = string.ascii_letters + string.digits
+_KIMI_NAME = re.compile(r"(?:functions\.)?(.+):\d+")
+
+
+def random_id(number: int, name: str) -> str:
+    """Return an id such as OpenAI's."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def mistral_id(number: int, name: str) -> str:
+    """Return nine letters and digits, as Mistral's templates demand."""
+    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(9))
+
+
+def kimi_id(number: int, name: str) -> str:
+    """Return the id that the model would have given."""
+    return f"functions.{name}:{number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """One way to write tool calls.
+
+    syntax:        what calls look like
+    make_id:       makes the ids of calls that bring none
+    triggers:      what is written when a call opens, for the grammar
+    make_tags:     what may then follow; None: this cannot be told to a grammar
+    inner_markers: those of `markers` that only stand inside calls
+    """
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    syntax: CallSyntax
+    make_id: MakeId = random_id
+    triggers: tuple[str, ...] = ()
+    make_tags: tags.MakeTags | None = None
+    inner_markers: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that may be special tokens of a tokenizer and have to be visible to the parser."""
+        return (*self.syntax.markers, *self.inner_markers)
+
+    def parser(
+        self, tools: Sequence[Tool], *, parallel: bool = True, make_id: MakeId | None = None
+    ) -> ReplyParser:
+        """Return the parser of one reply. Without `parallel` only its first call is kept."""
+        return CallParser(self.syntax, tools, make_id or self.make_id, parallel=parallel)
+
+    def structural_tag(self, tools: Sequence[Tool]) -> tags.Tag | None:
+        """Return what holds the arguments of strict tools to their schemas.
+
+        None: no tool is strict, or the format cannot be told to a grammar.
+        """
+        if self.make_tags is None or not any(tool.strict for tool in tools):
+            return None
+        return tags.triggered(self.triggers, self.make_tags(tools))
+
+
+def tool_format(name: str) -> ToolFormat:
+    """Return the format of this name or alias.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in TOOL_FORMATS:
+        raise ConfigError(
+            f"unknown tool-call format {name!r}; choose one of {', '.join(sorted(TOOL_FORMATS))}"
+        )
+    return TOOL_FORMATS[name]
+
+
+def _kimi_name(name: str) -> tuple[str, str | None]:
+    found = _KIMI_NAME.fullmatch(name)
+    return (found[1], name) if found else (name, None)
+
+
+_MISTRAL_LIST = Envelopes()
+_MISTRAL_NAMED = NamedObjects(name_end="[ARGS]", id_mark="[CALL_ID]")
+
+
+def _read_mistral(desk: Desk) -> Steps[None]:
+    yield from desk.reader.run(BLANKS)
+    is_list = (yield from desk.reader.sees("[")) or (yield from desk.reader.sees("{"))
+    yield from (_MISTRAL_LIST if is_list else _MISTRAL_NAMED)(desk)
+
+
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+_DEEPSEEK_SEP = "<｜tool▁sep｜>"
+_DEEPSEEK_END = "<｜tool▁call▁end｜>"
+_DEEPSEEK_GROUP = ("<｜tool▁calls▁begin｜>",)
+_DEEPSEEK_CLOSES = (_DEEPSEEK_END, "<｜tool▁calls▁end｜>")
+_DSML = "｜DSML｜"
+
+_FORMATS = (
+    ToolFormat(
+        name="hermes",
+        aliases=("qwen25", "qwen", "qwen3_json"),
+        syntax=CallSyntax(
+            opens=("<tool_call>",), closes=("</tool_call>",), read=Envelopes("</tool_call>")
+        ),
+        triggers=("<tool_call>",),
+        make_tags=tags.tool_tags('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
+    ),
+    ToolFormat(
+        name="llama3",
+        aliases=("llama3_json", "llama4_json"),
+        syntax=CallSyntax(
+            opens=("<|python_tag|>",),
+            closes=("<|eom_id|>", "<|eot_id|>"),
+            read=Envelopes("<|eom_id|>", "<|eot_id|>"),
+            bare=Envelopes("<|eom_id|>", "<|eot_id|>", bare=True),
+        ),
+        triggers=('{"name": "',),
+        make_tags=tags.tool_tags('{"name": "NAME", "parameters": ', "}"),
+    ),
+    ToolFormat(
+        name="llama4",
+        aliases=("llama4_pythonic", "pythonic", "olmo3"),
+        syntax=CallSyntax(
+            opens=("<|python_start|>",),
+            closes=("<|python_end|>",),
+            read=read_python_calls,
+            bare=read_python_calls,
+        ),
+    ),
+    ToolFormat(
+        name="mistral",
+        syntax=CallSyntax(opens=("[TOOL_CALLS]",), read=_read_mistral),
+        make_id=mistral_id,
+        triggers=("[TOOL_CALLS]",),
+        make_tags=tags.mistral_tags,
+        inner_markers=("[CALL_ID]", "[ARGS]"),
+    ),
+    ToolFormat(
+        name="deepseek_v3",
+        aliases=("deepseek", "r1", "deepseek_r1"),
+        syntax=CallSyntax(
+            opens=(_DEEPSEEK_CALL,),
+            closes=_DEEPSEEK_CLOSES,
+            wrappers=_DEEPSEEK_GROUP,
+            read=NamedObjects(lead=f"function{_DEEPSEEK_SEP}", name_end="```json", tail="```"),
+        ),
+        triggers=(_DEEPSEEK_CALL,),
+        make_tags=tags.tool_tags(
+            f"{_DEEPSEEK_CALL}function{_DEEPSEEK_SEP}NAME\n```json\n", f"\n```{_DEEPSEEK_END}"
+        ),
+        inner_markers=(_DEEPSEEK_SEP,),
+    ),
+    ToolFormat(
+        name="deepseek_v31",
+        syntax=CallSyntax(
+            opens=(_DEEPSEEK_CALL,),
+            closes=_DEEPSEEK_CLOSES,
+            wrappers=_DEEPSEEK_GROUP,
+            read=NamedObjects(name_end=_DEEPSEEK_SEP),
+        ),
+        triggers=(_DEEPSEEK_CALL,),
+        make_tags=tags.tool_tags(f"{_DEEPSEEK_CALL}NAME{_DEEPSEEK_SEP}", _DEEPSEEK_END),
+        inner_markers=(_DEEPSEEK_SEP,),
+    ),
+    ToolFormat(
+        name="deepseek_v32",
+        aliases=("deepseek_v4",),
+        syntax=CallSyntax(
+            opens=(f'<{_DSML}invoke name="',),
+            closes=(f"</{_DSML}function_calls>", f"</{_DSML}tool_calls>"),
+            wrappers=(f"<{_DSML}function_calls>", f"<{_DSML}tool_calls>"),
+            read=XmlCalls(
+                name_end='">',
+                key_open=f'<{_DSML}parameter name="',
+                key_ends=MappingProxyType(
+                    {
+                        '" string="true">': Reading.TEXT,
+                        '" string="false">': Reading.VALUE,
+                        '">': Reading.BY_SCHEMA,
+                    }
+                ),
+                value_ends=(f"</{_DSML}parameter>",),
+                close=f"</{_DSML}invoke>",
+            ),
+        ),
+        triggers=(f'<{_DSML}invoke name="',),
+        make_tags=tags.tool_tags(
+            f'<{_DSML}invoke name="NAME">\n', f"</{_DSML}invoke>", "deepseek_xml"
+        ),
+        inner_markers=(_DSML,),
+    ),
+    ToolFormat(
+        name="qwen3_coder",
+        aliases=("qwen3_xml", "step3p5"),
+        syntax=CallSyntax(
+            opens=("<function=",),
+            closes=("</tool_call>",),
+            wrappers=("<tool_call>",),
+            read=XmlCalls(
+                name_end=">",
+                key_open="<parameter=",
+                key_ends=MappingProxyType({">": Reading.BY_SCHEMA}),
+                value_ends=("\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>"),
+                close="</function>",
+                trims=True,
+            ),
+        ),
+        triggers=("<function=",),
+        make_tags=tags.tool_tags("<function=NAME>\n", "\n</function>", "qwen_xml"),
+    ),
+    ToolFormat(
+        name="glm45",
+        aliases=("glm47",),
+        syntax=CallSyntax(
+            opens=("<tool_call>",),
+            read=XmlCalls(
+                key_open="<arg_key>",
+                key_ends=MappingProxyType({"</arg_key>": Reading.BY_SCHEMA}),
+                value_open="<arg_value>",
+                value_ends=("</arg_value>",),
+                close="</tool_call>",
+            ),
+        ),
+        triggers=("<tool_call>",),
+        make_tags=tags.tool_tags("<tool_call>NAME", "</tool_call>", "glm_xml"),
+        inner_markers=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    ),
+    ToolFormat(
+        name="kimi_k2",
+        syntax=CallSyntax(
+            opens=("<|tool_call_begin|>",),
+            closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+            wrappers=("<|tool_calls_section_begin|>",),
+            read=NamedObjects(name_end="<|tool_call_argument_begin|>", split=_kimi_name),
+        ),
+        make_id=kimi_id,
+        triggers=("<|tool_call_begin|>",),
+        make_tags=tags.kimi_tags,
+        inner_markers=("<|tool_call_argument_begin|>",),
+    ),
+)
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType(
+    {name: entry for entry in _FORMATS for name in (entry.name, *entry.aliases)}
+)
