@@ -1,0 +1,363 @@
+"""What each format's parser makes of good, broken and unfinished calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEvent, Text
+from remora.deployments.parsers.formats import TOOL_FORMATS, tool_format
+from remora.deployments.parsers.tools import Tool
+
+Calls = list[tuple[str, str]]
+
+ADD = Tool(
+    name="add",
+    parameters={
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer"},
+            "s": {"type": "string"},
+            "o": {"$ref": "#/$defs/Maybe"},
+            "any": {},
+        },
+        "$defs": {"Maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]}},
+    },
+)
+B, P, E = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+BS, ES = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+KB, KA, KE = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+KBS, KES = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+
+def make_id(number: int, name: str) -> str:
+    return f"id{number}"
+
+
+def make_events(name: str, text: str, *, parallel: bool = True) -> list[ReplyEvent]:
+    parser = tool_format(name).parser([ADD], parallel=parallel, make_id=make_id)
+    return parser.push(text) + parser.finish()
+
+
+def make_reply(events: Sequence[ReplyEvent]) -> tuple[str, Calls]:
+    """Return text and calls (name, arguments)."""
+    text, names, arguments = "", list[str](), list[str]()
+    for event in events:
+        match event:
+            case Text(piece):
+                text += piece
+            case CallBegun(number, _, name):
+                assert number == len(names)
+                names.append(name)
+                arguments.append("")
+            case CallArguments(number, piece):
+                arguments[number] += piece
+    return text, list(zip(names, arguments, strict=True))
+
+
+def read(name: str, text: str, *, parallel: bool = True) -> tuple[str, Calls]:
+    return make_reply(make_events(name, text, parallel=parallel))
+
+
+GOOD: list[tuple[str, str, str, Calls]] = [
+    (
+        "hermes",
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b":  2}}\n</tool_call>',
+        "",
+        [("add", '{"a": 1, "b":  2}')],
+    ),
+    ("hermes", '<tool_call>{"name":"now"}</tool_call>\nDone.', "\nDone.", [("now", "{}")]),
+    ("hermes", '<tool_call>{"arguments":{"a":1},"name":"x"}</tool_call>', "", [("x", '{"a":1}')]),
+    (
+        "hermes",
+        '<tool_call>{"name": "x", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        [("x", '{"a": 1}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "x", "arguments": null}</tool_call>'
+        '<tool_call>{"name": "y", "arguments": {"s": "</tool_call>}{\\""}}}</tool_call>',
+        "",
+        [("x", "{}"), ("y", '{"s": "</tool_call>}{\\""}')],
+    ),
+    ("llama3", '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
+    ("llama3", '\n{"parameters": {"a": 1}, "name": "add"}', "", [("add", '{"a": 1}')]),
+    ("llama3", '<|python_tag|>{"name": "now"}<|eom_id|>', "", [("now", "{}")]),
+    (
+        "llama3",
+        '{"name": "a", "parameters": {}}; {"name": "b", "arguments": {"x": [1]}},\n'
+        '{"type": "function", "name": "c", "parameters": {}}',
+        "",
+        [("a", "{}"), ("b", '{"x": [1]}'), ("c", "{}")],
+    ),
+    (
+        "llama3",
+        "{'name': 'add', 'parameters': {'a': True, 'b': \"it's\"}}",
+        "",
+        [("add", '{"a": true, "b": "it\'s"}')],
+    ),
+    (
+        "llama4",
+        '[add(a=1, b=-2.5), search(q="x\\n\\"y\\"")]',
+        "",
+        [("add", '{"a": 1, "b": -2.5}'), ("search", '{"q": "x\\n\\"y\\""}')],
+    ),
+    ("llama4", "<|python_start|>[now()]<|python_end|>", "", [("now", "{}")]),
+    (
+        "llama4",
+        "[f(a=[1, (2, None)], b={'k': True, 'l': '}'}, c=celsius, d='\\u00e9\\x41', e='')]",
+        "",
+        [
+            (
+                "f",
+                '{"a": [1, [2, null]], "b": {"k": true, "l": "}"}, "c": "celsius", "d": "éA",'
+                ' "e": ""}',
+            )
+        ],
+    ),
+    ("llama4", "[f(s='''a 'b'\n''',)]", "", [("f", '{"s": "a \'b\'\\n"}')]),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, {"name": "b", "arguments": {}}]',
+        "",
+        [("add", '{"a": 1}'), ("b", "{}")],
+    ),
+    (
+        "mistral",
+        'Well.[TOOL_CALLS]add[ARGS]{"a": "[TOOL_CALLS]"}[TOOL_CALLS]b[CALL_ID]abcdefgh1[ARGS]{}',
+        "Well.",
+        [("add", '{"a": "[TOOL_CALLS]"}'), ("b", "{}")],
+    ),
+    (
+        "deepseek_v3",
+        f'{BS}{B}function{P}add\n```json\n{{"a": 1}}\n```{E}\n'
+        f"{B}function{P}b\n```json\n{{}}\n```{E}{ES}",
+        "",
+        [("add", '{"a": 1}'), ("b", "{}")],
+    ),
+    (
+        "deepseek_v31",
+        f'Hm.{BS}{B}add{P}{{"a": 1}}{E}{B}b{P}{E}{ES}',
+        "Hm.",
+        [("add", '{"a": 1}'), ("b", "{}")],
+    ),
+    (
+        "deepseek_v32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="add">\n'
+        '<｜DSML｜parameter name="a" string="false">[1, 2]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="s" string="true">1\n"</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "",
+        [("add", '{"a": [1, 2], "s": "1\\n\\""}')],
+    ),
+    (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="x">{"a": 1}</｜DSML｜invoke>\n'
+        "</｜DSML｜tool_calls>",
+        "",
+        [("x", '{"a": 1}')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=s>\n1\n\n2\n"
+        "</parameter>\n<parameter=o>\nnull\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("add", '{"a": 1, "s": "1\\n\\n2", "o": null}')],
+    ),
+    (
+        "qwen3_coder",
+        "<function=add><parameter=any>{'x': True}</parameter>\n<parameter=a>\nlots\n"
+        "<parameter=o>12\n</function><tool_call><function=now></function></tool_call>",
+        "",
+        [("add", '{"any": {"x": true}, "a": "lots", "o": "12"}'), ("now", "{}")],
+    ),
+    (
+        "glm45",
+        "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n"
+        "<arg_key>s</arg_key><arg_value>1</arg_value></tool_call><tool_call>now</tool_call>",
+        "",
+        [("add", '{"a": 1, "s": "1"}'), ("now", "{}")],
+    ),
+    (
+        "kimi_k2",
+        f'{KBS}{KB}functions.add:0{KA}{{"a":1}}{KE}{KB}functions.b.c:1{KA}{{}}{KE}{KES}',
+        "",
+        [("add", '{"a":1}'), ("b.c", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
+def test_calls_are_read(name: str, text: str, answer: str, calls: Calls) -> None:
+    assert read(name, text) == (answer, calls)
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
+def test_whole_calls_have_json_objects_for_arguments(
+    name: str, text: str, answer: str, calls: Calls
+) -> None:
+    _, found = read(name, text)
+
+    assert found
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in found)
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
+def test_without_parallel_calls_only_the_first_is_kept(
+    name: str, text: str, answer: str, calls: Calls
+) -> None:
+    assert read(name, text, parallel=False) == (answer, calls[:1])
+
+
+NO_CALLS = [
+    ("hermes", "<tool_call> is how a call begins"),
+    ("hermes", '<tool_call>{"nome": "add"}'),
+    ("hermes", '<tool_call>{"name": 5, "arguments": {}}'),
+    ("hermes", '<tool_call>\n{"name": "ad'),
+    ("hermes", "a < b <tool_c"),
+    ("hermes", "</tool_call> alone"),
+    ("llama3", '{"name": "John", "age": 5}'),
+    ("llama3", '{"name": "John"}'),
+    ("llama3", '{"name": "John", "parameters": [1]}'),
+    ("llama3", '{"answer": {"name": "x", "parameters": {}}}'),
+    ("llama3", "{'a': 1} is a dictionary"),
+    ("llama3", '[{"a": 1}]'),
+    ("llama3", 'See: {"name": "add", "parameters": {}}'),
+    ("llama4", "[1, 2, 3]"),
+    ("llama4", "[link](http://x)"),
+    ("llama4", "[see(above)]"),
+    ("llama4", "[f(a==1)]"),
+    ("mistral", "[TOOL_CALLS] nothing here"),
+    ("mistral", "[TOOL_CALLS]add[ARG"),
+    ("deepseek_v3", f"{BS} no {B}tool{P}x"),
+    ("deepseek_v31", f"{B}add is a name"),
+    ("qwen3_coder", "<tool_call>\nfunction"),
+    ("qwen3_coder", "<function=add <b>"),
+    ("glm45", "<tool_call>hello world</tool_call>"),
+    ("kimi_k2", f"{KBS}{KB}functions.add:0{{}}"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), NO_CALLS)
+def test_what_turns_out_to_be_no_call_comes_back_unchanged(name: str, text: str) -> None:
+    assert read(name, text) == (text, [])
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+@pytest.mark.parametrize("text", ["", " \n", "Hello.\n\nWorld é 🎈  ", '{"a": [1, {"b": "}"}]}'])
+def test_an_ordinary_answer_is_unchanged(name: str, text: str) -> None:
+    assert read(name, text) == (text, [])
+
+
+UNFINISHED: list[tuple[str, str, Calls]] = [
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "x', [("add", '{"a": "x')]),
+    ("hermes", '<tool_call>{"name": "add"', [("add", "")]),
+    ("llama4", "[add(a=1, s='x", [("add", '{"a": 1, "s": "x')]),
+    ("qwen3_coder", "<function=add><parameter=s>x</par", [("add", '{"s": "x</par')]),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a"', [("add", '{"a"')]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "calls"), UNFINISHED)
+def test_a_call_whose_text_ends_early_stays_as_it_is(name: str, text: str, calls: Calls) -> None:
+    assert read(name, text) == ("", calls)
+
+
+def test_text_around_calls_is_kept_and_blanks_are_not() -> None:
+    call = '<tool_call>{"name": "now"}</tool_call>'
+
+    text, calls = read("hermes", f"\nOne.\n{call}\n\n{call}\n two {call} \n")
+
+    assert (text, len(calls)) == ("\nOne.\n\n two ", 3)
+
+
+def test_a_missing_or_superfluous_brace_does_not_spoil_a_call() -> None:
+    text = '<tool_call>{"name": "x", "arguments": {}</tool_call>'
+
+    assert read("hermes", text) == ("", [("x", "{}")])
+    assert read("hermes", text.replace("<", "}}}<").replace("}}}<", "<", 1)) == ("", [("x", "{}")])
+
+
+def test_a_broken_second_call_comes_back_as_text() -> None:
+    text = '<tool_call>{"name": "x"}{"nome": 1}</tool_call>Bye'
+
+    assert read("hermes", text) == ('{"nome": 1}Bye', [("x", "{}")])
+
+
+def test_text_between_tagged_arguments_is_not_lost() -> None:
+    text = "<function=x>\nso\n<parameter=a>1</parameter></function>"
+
+    assert read("qwen3_coder", text) == ("so\n", [("x", '{"a": 1}')])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = tool_format("hermes").parser([ADD], make_id=make_id)
+
+    pieces = ['<tool_call>{"name": "add", ', '"arguments": {"a"', ": 1", "}}</tool", "_call>"]
+    events = [parser.push(piece) for piece in pieces]
+
+    assert events == [
+        [CallBegun(0, "id0", "add")],
+        [CallArguments(0, '{"a"')],
+        [CallArguments(0, ": 1")],
+        [CallArguments(0, "}")],
+        [],
+    ]
+
+
+def test_text_arguments_come_as_they_are_written() -> None:
+    parser = tool_format("qwen3_coder").parser([ADD], make_id=make_id)
+
+    pieces = ["<function=add>", "<parameter=s>", "\none", '"two', "\n"]
+    events = [parser.push(piece) for piece in pieces]
+
+    assert [event for found in events[1:] for event in found] == [
+        CallArguments(0, '{"s": '),
+        CallArguments(0, '"one'),
+        CallArguments(0, '\\"two'),
+    ]
+
+
+def test_only_what_may_begin_a_marker_is_held_back() -> None:
+    parser = tool_format("hermes").parser([ADD])
+
+    assert parser.push("a <tool_") == [Text("a ")]
+    assert parser.push("box>") == [Text("<tool_box>")]
+
+
+def test_ids_are_made_as_each_family_wants_them() -> None:
+    def make_ids(name: str, text: str) -> list[str]:
+        parser = tool_format(name).parser([ADD])
+        events = parser.push(text) + parser.finish()
+        return [event.id for event in events if isinstance(event, CallBegun)]
+
+    (default,) = make_ids("hermes", '<tool_call>{"name": "x"}</tool_call>')
+    mistral = make_ids("mistral", "[TOOL_CALLS]x[ARGS]{}[TOOL_CALLS]x[CALL_ID]abcdefgh1[ARGS]{}")
+    kimi = make_ids("kimi_k2", f"{KB}functions.x:7{KA}{{}}{KE}{KB}functions.x:7{KA}{{}}{KE}")
+
+    assert default.startswith("call_")
+    assert len(default) == len("call_") + 24
+    assert len(mistral[0]) == 9
+    assert mistral[0].isalnum()
+    assert mistral[1] == "abcdefgh1"
+    assert kimi == ["functions.x:7", "functions.x:1"]
+
+
+def test_a_name_that_is_no_text_still_fits_utf8() -> None:
+    _, calls = read("hermes", '<tool_call>{"name": "x\\ud800"}</tool_call>')
+
+    assert calls == [("x?", "{}")]
+
+
+def test_markers_are_all_that_a_tokenizer_may_hide() -> None:
+    assert set(tool_format("mistral").markers) == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"}
+    assert {B, P, E, BS, ES} == set(tool_format("deepseek_v3").markers)
+
+
+def test_an_unknown_format_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"'qwen9'.*hermes.*mistral.*qwen25"):
+        tool_format("qwen9")
