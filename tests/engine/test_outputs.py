@@ -287,3 +287,44 @@ def test_without_tokenizer_there_are_ids_and_no_text() -> None:
 
     assert (output.text, output.token_ids) == ("", (8, 9))
     assert processor.is_finished
+
+
+def test_a_stop_expression_ends_the_output_before_what_it_matches() -> None:
+    processor = make_processor(stop_regex=("[0-9]{2}",))
+
+    outputs = processor.process([make_event(ids_of("chapter 1, chapter 23 and on"))])
+
+    assert "".join(output.text for output in outputs) == "chapter 1, chapter "
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].stop_reason == "23"
+    assert processor.take_stopped() == [0]
+
+
+def test_what_an_expression_held_back_is_shown_at_the_end() -> None:
+    processor = make_processor(stop_regex=("[0-9]{9}",), include_stop_in_output=True)
+    event = make_event(ids_of("only 123"), finish_reason=FinishReason.LENGTH)
+
+    assert "".join(output.text for output in processor.process([event])) == "only 123"
+
+
+def test_a_healed_prompt_is_not_repeated() -> None:
+    request = Request(
+        request_id="r", prompt_ids=ids_of("Say: wor"), sampling=SamplingParams(), heal=True
+    )
+    processor = OutputProcessor(request, TOKENIZER)
+    ids = [*ids_of("Say: wor")[-1:], *ids_of("ld")]
+
+    outputs = processor.process([make_event(ids, finish_reason=FinishReason.LENGTH)])
+
+    assert "".join(output.text for output in outputs) == "ld"
+    assert outputs[-1].num_output_tokens == len(ids)
+
+
+def test_a_complete_grammar_shows_its_last_token() -> None:
+    processor = make_processor()
+    event = make_event(ids_of("{}"), finish_reason=FinishReason.STOP, stop_token_id=None)
+
+    (output,) = processor.process([event])
+
+    assert output.text == "{}"
+    assert output.stop_reason is None

@@ -35,11 +35,24 @@ TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 IDS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=40)
 
 
+def ids_of(text: str) -> list[int]:
+    return TINY.encode(text, add_special_tokens=False)
+
+
+HELLO = ids_of("Hello")
+
+
 def stream(
-    tokenizer: Tokenizer, prompt: list[int], ids: list[int], *, step: int = 1, skip: bool = False
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    ids: list[int],
+    *,
+    step: int = 1,
+    skip: bool = False,
+    heals: bool = False,
 ) -> tuple[list[str], str]:
     """Return the pieces and what was flushed at the end."""
-    detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=skip)
+    detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=skip, heals=heals)
     pieces = [detokenizer.push(ids[start : start + step]) for start in range(0, len(ids), step)]
     return pieces, detokenizer.finish()
 
@@ -51,6 +64,43 @@ def test_pieces_of_any_ids_add_up(ids: list[int], step: int, skip: bool) -> None
 
     assert "".join(pieces) + rest == TINY.decode(ids, skip_special_tokens=skip)
     assert not any(piece.endswith(REPLACEMENT) for piece in pieces)
+
+
+@pytest.mark.parametrize("tokenizer", [TINY, make_sentencepiece()], ids=["bytes", "sentencepiece"])
+@given(prompt=TEXTS.filter(bool), text=TEXTS, step=st.integers(1, 3))
+def test_a_healed_token_is_not_shown_again(
+    tokenizer: Tokenizer, prompt: str, text: str, step: int
+) -> None:
+    prompt_ids = tokenizer.encode("a b" + prompt, add_special_tokens=False)
+    ids = [prompt_ids[-1], *tokenizer.encode(text, add_special_tokens=False)]
+
+    pieces, rest = stream(tokenizer, prompt_ids, ids, step=step, heals=True)
+
+    plain, plain_rest = stream(tokenizer, prompt_ids, ids[1:], step=step)
+    assert "".join(pieces) + rest == "".join(plain) + plain_rest
+
+
+def test_a_longer_token_in_place_of_a_healed_one_shows_the_difference() -> None:
+    detokenizer = Detokenizer(TINY, [*HELLO, *ids_of(" w")], skip_special_tokens=True, heals=True)
+
+    pieces = [detokenizer.push([token_id]) for token_id in ids_of(" world")]
+
+    assert "".join(pieces) + detokenizer.finish() == "orld"
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_control_tokens_that_are_to_be_shown_are_shown(shows: bool) -> None:
+    end, start = ids_of("<|im_end|>")[0], ids_of("<|im_start|>")[0]
+    detokenizer = Detokenizer(
+        TINY,
+        [],
+        skip_special_tokens=True,
+        shown_special_ids=frozenset({end}) if shows else frozenset(),
+    )
+
+    text = detokenizer.push([*HELLO, start, end]) + detokenizer.finish()
+
+    assert text == ("Hello<|im_end|>" if shows else "Hello")
 
 
 @settings(deadline=None)

@@ -1,7 +1,8 @@
-"""Stop strings: any cut of a text gives what the whole text gives."""
+"""Stop texts: any cut of a text gives what the whole text gives."""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -29,8 +30,10 @@ def make_expected(text: str, stops: tuple[str, ...], include: bool) -> tuple[str
     return text, None
 
 
-def run(pieces: list[str], stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
-    finder, shown = StopTexts(stops, include=include), ""
+def run(
+    pieces: list[str], stops: tuple[str, ...], include: bool, patterns: tuple[str, ...] = ()
+) -> tuple[str, str | None]:
+    finder, shown = StopTexts(stops, patterns, include=include), ""
     for piece in pieces:
         text, stop = finder.push(piece)
         shown += text
@@ -47,6 +50,37 @@ def test_any_cut_gives_the_first_match_of_the_whole_text(
     text: str, stops: tuple[str, ...], cuts: list[int], include: bool
 ) -> None:
     assert run(make_pieces(text, cuts), stops, include) == make_expected(text, stops, include)
+
+
+@given(
+    text=TEXTS,
+    stops=STOPS,
+    patterns=st.lists(st.sampled_from(["a[bc]{1,2}", "b{3}", "ca?b"]), max_size=2).map(tuple),
+    cuts=CUTS,
+    include=st.booleans(),
+)
+def test_expressions_give_the_same_for_any_cut_and_go_together_with_texts(
+    text: str, stops: tuple[str, ...], patterns: tuple[str, ...], cuts: list[int], include: bool
+) -> None:
+    matches = [
+        (end, start)
+        for end in range(len(text) + 1)
+        for start in range(end)
+        if text[start:end] in stops or any(re.fullmatch(p, text[start:end]) for p in patterns)
+    ]
+    end, start = min(matches, default=(len(text), None))
+
+    shown = run(make_pieces(text, cuts), stops, include, patterns)
+
+    expected = text if start is None else text[: end if include else start]
+    assert shown == (expected, None if start is None else text[start:end])
+
+
+def test_text_that_an_expression_may_still_reach_is_held_back() -> None:
+    finder = StopTexts((), ("[.!?]{2}",), include=False)
+
+    assert finder.push("Well.") == ("Well", None)
+    assert finder.push("..") == ("", "..")
 
 
 @settings(deadline=None)
