@@ -16,13 +16,15 @@ from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.http import ops
+from remora.deployments.http.anthropic import anthropic_routes
+from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBody
 from remora.deployments.http.auth import Access, Gate
 from remora.deployments.http.dialects import dialect_of
 from remora.deployments.http.edge import Edge, error_answer
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
-from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, RESPONSES
+from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 from remora.deployments.http.native_bodies import GenerateBody
 from remora.deployments.http.openai_bodies import (
     ChatBody,
@@ -46,6 +48,7 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
     Route("/v1/completions", COMPLETIONS, CompletionBody),
     Route("/v1/responses", RESPONSES, ResponsesBody),
+    Route("/v1/messages", MESSAGES, MessagesBody),
     Route("/generate", GENERATE, GenerateBody, ("GET", "POST", "PUT")),
 )
 ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
@@ -54,6 +57,7 @@ ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     health_routes,
     control_routes,
     responses_routes,
+    anthropic_routes,
 )
 BODIES: Mapping[str, type[Body]] = {
     "/tokenize": TokenizeBody,
@@ -61,6 +65,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
     "/v1/detokenize": DetokenizeBody,
     "/abort_request": ops.AbortBody,
+    "/v1/messages/count_tokens": CountTokensBody,
 }
 
 

@@ -105,7 +105,11 @@ def _tgi_error(error: BaseException) -> dict[str, Any]:
 OPENAI = Dialect()
 RESPONSES = Dialect(late_error=_responses_event, frame=_named_event, last=b"")
 ANTHROPIC = Dialect(
-    error=_anthropic_error, late_error=_anthropic_error, frame=_named_event, last=b""
+    error=_anthropic_error,
+    late_error=_anthropic_error,
+    frame=_named_event,
+    last=b"",
+    keep_alive=_named_event({"type": "ping"}),
 )
 OLLAMA = Dialect(
     error=_ollama_error,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol
 
+from remora.deployments.http.anthropic import prepare_message
+from remora.deployments.http.anthropic_bodies import MessagesBody
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.chat import prepare_chat
 from remora.deployments.http.completions import prepare_completion
@@ -82,6 +84,7 @@ CHAT = Endpoint(partial(parse, ChatBody), prepare_chat)
 COMPLETIONS = Endpoint(partial(parse, CompletionBody), prepare_completion)
 GENERATE = Endpoint(parse_generate, prepare_generate)
 RESPONSES = Endpoint(partial(parse, ResponsesBody), prepare_response)
+MESSAGES = Endpoint(partial(parse, MessagesBody), prepare_message)
 
 
 async def run(served: Served, job: Job) -> Any:

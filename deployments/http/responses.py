@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -67,8 +68,9 @@ class ResponseJob:
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer event by event."""
         numbers = itertools.count()
-        async for event in self._events(outputs):
-            yield event | {"sequence_number": next(numbers)}
+        async with aclosing(self._events(outputs)) as events:
+            async for event in events:
+                yield event | {"sequence_number": next(numbers)}
 
     async def _events(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
         replies, writer = self.chat.replies(), OutputWriter()
