@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
-from remora.deployments.http.chat_reasoning import thinking_of
+from remora.deployments.http.chat_reasoning import check_effort, opened
 from remora.deployments.http.chat_writer import ChatWriter, reasoning_names
 from remora.deployments.http.constraints import constraint_of, grammar_of
 from remora.deployments.http.errors import unsupported
@@ -169,12 +168,18 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     use = tool_use_of(body)
+    is_constrained = constraint_of(body) is not None
+    if is_constrained and not use.is_forced:
+        # What is held to something else is no call, whatever it looks like.
+        use = NO_TOOLS
     _check(served, body, use)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens
     sampling = _sampling(served, body, use, max_tokens)
     prompt = await render(served.tokenizer, served.plan, body.messages, body)
+    check_effort(served, body, prompt)
+    prompt = opened(served.formats, body, prompt, is_held=is_constrained or use.is_forced)
     (ids,) = await encode(
         served.tokenizer,
         served.plan,
@@ -183,15 +188,9 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
         param="messages",
         cut=cut_of(body, served.plan, max_tokens),
     )
-    if not body.stream:  # a stream is written bit by bit
-        check_scored(sampling, len(ids), sampling.max_tokens or 0, "top_logprobs")
-    check_room(len(ids), max_tokens, served.plan, "messages")
-    recommended = served.generation_defaults.get("max_tokens")
-    if max_tokens is None and recommended is not None:
-        room = served.plan.max_sequence_tokens - len(ids)
-        sampling = replace(sampling, max_tokens=min(recommended, room))
-    has_constraint = constraint_of(body) is not None
+    sampling = _with_room(served, body, sampling, len(ids))
     logprobs = LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    continues = bool(body.continue_final_message)
     return ChatJob(
         body=body,
         rid=rid,
@@ -202,15 +201,31 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
         sampling=sampling,
         writer=ChatWriter(body, logprobs, reasoning_names(served.config.api.reasoning_field)),
         logprobs=logprobs,
-        make_parser=partial(
-            served.formats.make_parser,
+        make_parser=served.formats.make_parser(
             prompt=prompt,
-            # What is held to something else is no call, whatever it looks like.
-            use=NO_TOOLS if has_constraint else use,
+            use=use,
             separate_reasoning=body.separate_reasoning is not False,
             stream_reasoning=body.stream_reasoning is not False,
+            continues=continues,
+            skip_special_tokens=sampling.skip_special_tokens,
         ),
         counts_calls=use.choice is not ToolChoice.NAMED,
         grammar=await _grammar(served, body, use),
-        thinking=thinking_of(served.formats, body, prompt),
+        thinking=served.formats.thinking(
+            prompt, budget=body.thinking_token_budget, continues=continues
+        ),
     )
+
+
+def _with_room(
+    served: Served, body: ChatBody, sampling: SamplingParams, num_prompt: int
+) -> SamplingParams:
+    """Return the params with the model's own limit of output. Raises PromptTooLong and others."""
+    if not body.stream:  # a stream is written bit by bit
+        check_scored(sampling, num_prompt, sampling.max_tokens or 0, "top_logprobs")
+    check_room(num_prompt, sampling.max_tokens, served.plan, "messages")
+    recommended = served.generation_defaults.get("max_tokens")
+    if sampling.max_tokens is not None or recommended is None:
+        return sampling
+    room = served.plan.max_sequence_tokens - num_prompt
+    return replace(sampling, max_tokens=min(recommended, room))

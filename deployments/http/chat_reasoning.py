@@ -10,9 +10,9 @@ from remora.deployments.http.errors import unsupported
 
 if TYPE_CHECKING:
     from remora.deployments.http.openai_bodies import ChatBody, TemplateBody
+    from remora.deployments.http.served import Served
     from remora.deployments.parsers.replies import ReplyFormats
     from remora.engine.tokens.tokenizer import Tokenizer
-    from remora.engine.types import Thinking
 
 EFFORT, EFFORT_OFF = "reasoning_effort", "none"
 # Names by which templates let thought be switched on and off.
@@ -49,15 +49,29 @@ def _check_documents(tokenizer: Tokenizer, body: TemplateBody) -> None:
         raise unsupported("documents", "documents: this model's chat template takes none.")
 
 
-def thinking_of(formats: ReplyFormats, body: ChatBody, prompt: str) -> Thinking | None:
-    """Return the thought that a reply to the prompt begins with, if it does.
-
-    Raises InvalidRequest where it was to be switched off, or limited, and cannot be.
-    """
-    thinking = formats.thinking(prompt, budget=body.thinking_token_budget)
-    if thinking is not None and body.reasoning_effort == EFFORT_OFF:
+def check_effort(served: Served, body: ChatBody, prompt: str) -> None:
+    """Raise InvalidRequest where thought was to be switched off and cannot be."""
+    if body.reasoning_effort != EFFORT_OFF:
+        return
+    formats, continues = served.formats, bool(body.continue_final_message)
+    has_switch = not served.tokenizer.template_variables.isdisjoint((EFFORT, *SWITCHES))
+    may_think = not has_switch and formats.opened(prompt, continues=continues) != prompt
+    if may_think or formats.thinking(prompt, continues=continues) is not None:
         raise unsupported(EFFORT, f"{EFFORT}: this model's thought cannot be switched off.")
-    if thinking is None and body.thinking_token_budget is not None:
-        message = "thinking_token_budget: the reply does not begin within a thought."
+
+
+def opened(formats: ReplyFormats, body: ChatBody, prompt: str, *, is_held: bool) -> str:
+    """Return the prompt with a thought opened where the request needs to know that there is one.
+
+    is_held:  whether what comes after the thought is held to a grammar
+
+    Raises InvalidRequest for a budget of thought where there is none.
+    """
+    budget, continues = body.thinking_token_budget, bool(body.continue_final_message)
+    if budget is None and not is_held:
+        return prompt
+    prompt = formats.opened(prompt, continues=continues)
+    if budget is not None and formats.reasoning_format_name is None:
+        message = "thinking_token_budget: this model is not known to think before it answers."
         raise unsupported("thinking_token_budget", message)
-    return thinking
+    return prompt

@@ -19,6 +19,7 @@ from remora.deployments.parsers.events import (
     Text,
     Thought,
 )
+from remora.deployments.parsers.reply_reader import ReplyReader
 from remora.engine.types import FinishReason, Output, TokenLogprob
 
 TOOL_CALLS = "tool_calls"
@@ -39,6 +40,7 @@ class Call:
 class Reply:
     """One of the n replies, as far as it has come.
 
+    num_thought_tokens: told once the reply has ended
     text, thought:  None until the model has written some
     finish_reason:  stop, length, abort, or tool_calls: the model has ended by calling tools
     """
@@ -114,6 +116,9 @@ class Replies:
             _apply(reply, event)
         if output.finish_reason is not None:
             reply.finish_reason = self._finish_reason(reply, output.finish_reason)
+            parser = self._parsers[output.index]
+            if isinstance(parser, ReplyReader):
+                reply.num_thought_tokens = parser.num_thought_tokens(reply.token_ids)
         return ReplyPiece(
             begins=begins,
             events=tuple(events),

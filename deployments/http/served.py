@@ -14,12 +14,12 @@ from remora.deployments.http.calls import Calls
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
+from remora.deployments.parsers.replies import ReplyFormats
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Grammar
 
 if TYPE_CHECKING:
-    from remora.deployments.parsers.replies import ReplyFormats
     from remora.engine.tokens.tokenizer import Tokenizer
 
 
@@ -85,20 +85,24 @@ class Served:
     def over(cls, server: ModelServer) -> Served:
         """Set up calls and metrics over a running engine."""
         metrics = Metrics(server.client.stats, server.plan.served_model_name)
-        timeout_s = server.config.api.request_timeout_s
+        api = server.config.api
         return cls(
             client=server.client,
             tokenizer=server.tokenizer,
             plan=server.plan,
             config=server.config,
             grammars=getattr(server, "grammars", None),  # type: ignore[arg-type]
-            formats=_formats(server),
+            formats=ReplyFormats.of(
+                server.tokenizer,
+                tool_parser=api.tool_parser,
+                reasoning_parser=api.reasoning_parser,
+            ),
             generation_defaults=server.generation_defaults,
             metrics=metrics,
             calls=Calls(
                 server.client,
                 metrics,
-                timeout_s=timeout_s,
+                timeout_s=api.request_timeout_s,
                 max_sequences=server.plan.max_open_sequences,
             ),
             responses=Archive.configured(server.config),
@@ -129,28 +133,3 @@ def check_together(*, stream: bool, prompt_logprobs: int | None, has_stream_opti
         )
     if prompt_logprobs is not None and stream:
         raise InvalidRequest("prompt_logprobs is not available with stream.", "prompt_logprobs")
-
-
-def _formats(server: ModelServer) -> ReplyFormats:
-    try:
-        from remora.deployments.parsers.replies import ReplyFormats
-    except ImportError:
-        return _NoFormats()  # type: ignore[return-value]
-    return ReplyFormats(server.tokenizer, server.config.api)
-
-
-class _NoFormats:
-    def check_tools(self, use: Any) -> None:
-        pass
-
-    def shown_special_ids(self, use: Any) -> frozenset[int]:
-        return frozenset()
-
-    def thinking(self, prompt: str, *, budget: int | None = None) -> None:
-        pass
-
-    def make_parser(self, **options: Any) -> None:
-        pass
-
-    def tool_constraint(self, use: Any) -> None:
-        pass
