@@ -87,6 +87,13 @@ class Access:
             return Role.STRANGER
         return Role.OPERATOR if self.admin_keys is None and self.is_local else Role.CALLER
 
+    def owner(self, headers: Headers) -> str:
+        """Return a name of the key among these headers; "" where callers are not told apart."""
+        held = [
+            key for key in _given_keys(headers) if self.keys is not None and self.keys.hold(key)
+        ]
+        return _digest(held[0]).hex()[:32] if held else ""
+
     def refusal(self, headers: Headers) -> HTTPException:
         """Return why a caller may not do what only the operator may."""
         if self.admin_keys is None:
@@ -131,7 +138,8 @@ class Gate:
             if role is Role.STRANGER and route_path(scope) not in OPEN_PATHS:
                 found = "is not one of this server's" if _given_keys(headers) else "is missing"
                 raise unauthorized(f"The API key {found}.")
-            scope.setdefault("state", {}).update(role=role, access=self._access)
+            state = scope.setdefault("state", {})
+            state.update(role=role, access=self._access, owner=self._access.owner(headers))
         await self._app(scope, receive, send)
 
 
@@ -139,6 +147,12 @@ async def require_operator(request: Request) -> None:
     """Raise HTTPException 401 or 403 unless the caller is the operator."""
     if request.state.role < Role.OPERATOR:
         raise request.state.access.refusal(request.headers)
+
+
+def viewer(request: Request) -> str | None:
+    """Return whose things the caller may see; None = everybody's."""
+    owner: str = request.state.owner
+    return None if request.state.role is Role.OPERATOR else owner
 
 
 ADMIN = [Depends(require_operator)]

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from remora.deployments.http.fields import Body
 
+_WITH_BODY = frozenset({"post", "put"})
 _REFERENCE = "#/components/schemas/{model}"
 
 
@@ -29,8 +30,9 @@ def describe_bodies(app: FastAPI, bodies: Mapping[str, type[Body]]) -> None:
             components = description.setdefault("components", {}).setdefault("schemas", {})
             components |= schemas["$defs"]
             for path, body in bodies.items():
-                for operation in description["paths"][path].values():
-                    operation["requestBody"] = _request_body(body)
+                operations = description["paths"].get(path, {})
+                for method in _WITH_BODY & operations.keys():
+                    operations[method]["requestBody"] = _request_body(body)
             app.openapi_schema = description
         return app.openapi_schema
 

@@ -86,22 +86,28 @@ def _check_media_type(request: Request) -> None:
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) < 20 and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
+    if declares_more_than(request, max_bytes):
+        raise too_large(max_bytes)
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > max_bytes:
-                    raise _too_large(max_bytes)
+                    raise too_large(max_bytes)
     except TimeoutError:
         raise HTTPException(408, f"The body did not arrive in {BODY_TIMEOUT_S:g} s.") from None
     return bytes(body)
 
 
-def _too_large(max_bytes: int) -> HTTPException:
+def declares_more_than(request: Request, max_bytes: int) -> bool:
+    """Return whether the body says of itself that it is longer."""
+    declared = request.headers.get("content-length", "")
+    return declared.isdecimal() and (len(declared) >= 20 or int(declared) > max_bytes)
+
+
+def too_large(max_bytes: int) -> HTTPException:
+    """Return the error of a body that is longer."""
     # The rest of the body is not read, so the connection cannot be used again.
     message = f"The body is larger than {max_bytes} bytes."
     return HTTPException(413, message, headers={"connection": "close", "x-should-retry": "false"})
