@@ -1,0 +1,47 @@
+"""Which formats a model writes in, told from its chat template.
+
+A template that writes a model's earlier calls and thought shows how the model writes new ones: by
+markers that no other family uses. The first row whose signs are all there decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Texts that a template of the format's family holds, all of them."""
+
+    format_name: str
+    texts: tuple[str, ...]
+
+
+TOOL_SIGNS: tuple[Sign, ...] = (
+    Sign("qwen3_coder", ("<tool_call>", "<function=")),
+    Sign("glm45", ("<arg_key>",)),
+    Sign("deepseek_v32", ("｜DSML｜",)),
+    Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    Sign("mistral", ("[TOOL_CALLS]",)),
+    Sign("llama4", ("<|python_start|>",)),
+    Sign("llama3", ("<|python_tag|>",)),
+    Sign("llama3", ("parameters", "dictionary of argument name and its value")),
+    Sign("hermes", ("<tool_call>", "arguments")),
+)
+REASONING_SIGNS: tuple[Sign, ...] = (
+    Sign("mistral", ("[THINK]",)),
+    Sign("kimi", ("◁think▷",)),
+    # One that writes opening tags says in each prompt whether there is a thought; one that only
+    # cuts thought off at its end leaves replies to begin with it.
+    Sign("qwen3", ("<think>",)),
+    Sign("deepseek-r1", ("</think>",)),
+)
+
+
+def told_format(template_source: str | None, signs: tuple[Sign, ...]) -> str | None:
+    """Return the name of the format that a template is of, None if it shows none."""
+    source = template_source or ""
+    found = (sign for sign in signs if all(text in source for text in sign.texts))
+    return next((sign.format_name for sign in found), None)

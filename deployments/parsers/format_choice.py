@@ -1,0 +1,108 @@
+"""Which formats a model's replies are read by: told by name, or from what came with it.
+
+The order of `auto`: the checkpoint's own response template, then the signs in its chat template,
+then none.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from remora.configs.errors import ConfigError
+from remora.deployments.parsers.fingerprints import REASONING_SIGNS, TOOL_SIGNS, told_format
+from remora.deployments.parsers.formats import TOOL_FORMATS, ToolFormat
+from remora.deployments.parsers.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    reasoning_format,
+)
+from remora.deployments.parsers.response_template import CheckpointFormat
+
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+AUTO, NONE, CHECKPOINT = "auto", "none", "response_template"
+
+
+class Chosen(NamedTuple):
+    """The formats of a model. Calls, thought or both may be read by `checkpoint`."""
+
+    tools: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    checkpoint: CheckpointFormat | None
+
+
+def choose_formats(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> Chosen:
+    """Choose by `auto`, `none`, `response_template` or a name for each. Raises ConfigError."""
+    source = tokenizer.template_source
+    form = _checkpoint_format(tokenizer, tool_parser, reasoning_parser)
+    tools: str | None = tool_parser
+    reasoning: str | None = reasoning_parser
+    if tool_parser in (AUTO, CHECKPOINT):
+        is_read = form is not None and form.has_calls
+        tools = None if is_read else told_format(source, TOOL_SIGNS)
+    if reasoning_parser in (AUTO, CHECKPOINT):
+        reasoning = told_format(source, REASONING_SIGNS) if form is None else None
+    return Chosen(_named_tool_format(tools), _named_reasoning_format(reasoning), form)
+
+
+def tool_parser_names() -> tuple[str, ...]:
+    """Return every name, aliases too, that `api.tool_parser` takes beside auto and none."""
+    return (*TOOL_FORMATS, CHECKPOINT)
+
+
+def reasoning_parser_names() -> tuple[str, ...]:
+    """Return every name, aliases too, that `api.reasoning_parser` takes beside auto and none."""
+    return (*(n for form in REASONING_FORMATS for n in (form.name, *form.aliases)), CHECKPOINT)
+
+
+def _checkpoint_format(
+    tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str
+) -> CheckpointFormat | None:
+    """Return the checkpoint's own format where nothing else is asked for. Raises ConfigError."""
+    asked = (tool_parser, reasoning_parser)
+    source: Any = tokenizer.response_template
+    if CHECKPOINT in asked:
+        if source is None:
+            raise ConfigError(
+                "api.tool_parser or api.reasoning_parser is response_template, but the checkpoint "
+                "has none in its tokenizer_config.json; set them to auto, none or a name"
+            )
+        if not {*asked} <= {AUTO, CHECKPOINT}:
+            raise ConfigError(
+                f"api.tool_parser is {tool_parser} and api.reasoning_parser {reasoning_parser}: a "
+                "response_template reads both; set both to response_template, or neither"
+            )
+        return CheckpointFormat(source)
+    if source is None or {*asked} != {AUTO}:
+        return None
+    try:
+        return CheckpointFormat(source)
+    except ConfigError as error:
+        logger.warning("formats are told from the chat template instead: %s", error)
+        return None
+
+
+def _named_tool_format(name: str | None) -> ToolFormat | None:
+    if name is None or name == NONE:
+        return None
+    if name not in TOOL_FORMATS:
+        raise _unknown("api.tool_parser", name, tool_parser_names())
+    return TOOL_FORMATS[name]
+
+
+def _named_reasoning_format(name: str | None) -> ReasoningFormat | None:
+    if name is None or name == NONE:
+        return None
+    form = reasoning_format(name)
+    if form is None:
+        raise _unknown("api.reasoning_parser", name, reasoning_parser_names())
+    return form
+
+
+def _unknown(key: str, name: str, names: tuple[str, ...]) -> ConfigError:
+    known = ", ".join((AUTO, NONE, *names))
+    return ConfigError(f"{key} = {name!r} is not known; it must be one of {known}")

@@ -1,0 +1,286 @@
+"""What a served model's replies look like, and what reads them.
+
+Formats are chosen once, when a replica starts: by name, or told from what came with the
+checkpoint. From then on a request's prompt and tools say what its replies are read by. Knows
+nothing of HTTP and of any dialect.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.forced import forced_parser, forced_schema
+from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
+from remora.deployments.parsers.formats import ToolFormat, random_id
+from remora.deployments.parsers.reasoning import (
+    ReasoningFormat,
+    ThoughtSplitter,
+    ThoughtStart,
+)
+from remora.deployments.parsers.reply_reader import (
+    PartReader,
+    ReplyReader,
+    TellsThought,
+    ThoughtReader,
+)
+from remora.deployments.parsers.response_template import CheckpointFormat
+from remora.deployments.parsers.tools import ToolChoice, ToolUse
+from remora.engine.grammar.constraint import Constraint, ConstraintKind
+from remora.engine.types import Thinking
+
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+# Tokens that stand between the turns of a conversation, where the tokenizer does not call them
+# special; and what stands there in templates without such tokens.
+_TURN_TOKEN = re.compile(r"<[|｜].+[|｜]>")
+_TURN_TEXTS = ("[/INST]",)
+
+MakeParser = Callable[[], ReplyParser | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyFormats:
+    """The formats of one served model.
+
+    tool_format:       how it writes tool calls; None: not known, or read by the checkpoint's own
+    reasoning_format:  likewise its thought
+    checkpoint_format: the checkpoint's response template, where it is what replies are read by
+    """
+
+    tokenizer: Tokenizer
+    tool_format: ToolFormat | None = None
+    reasoning_format: ReasoningFormat | None = None
+    checkpoint_format: CheckpointFormat | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, *, tool_parser: str, reasoning_parser: str) -> Self:
+        """Choose the formats of a model: `auto`, `none`, `response_template` or a name for each.
+
+        Raises ConfigError, which lists the names.
+        """
+        chosen = choose_formats(tokenizer, tool_parser, reasoning_parser)
+        return cls(
+            tokenizer=tokenizer,
+            tool_format=chosen.tools,
+            reasoning_format=chosen.reasoning,
+            checkpoint_format=chosen.checkpoint,
+        )
+
+    @property
+    def tool_format_name(self) -> str | None:
+        """Name of what tool calls are read by."""
+        if self.tool_format is not None:
+            return self.tool_format.name
+        form = self.checkpoint_format
+        return form.name if form is not None and form.has_calls else None
+
+    @property
+    def reasoning_format_name(self) -> str | None:
+        """Name of what thought is read by."""
+        if self.reasoning_format is not None:
+            return self.reasoning_format.name
+        form = self.checkpoint_format
+        return form.name if form is not None and form.has_thought else None
+
+    def check_tools(self, use: ToolUse) -> None:
+        """Raise InvalidRequest where the model may call tools and its calls could not be told."""
+        if use.choice is ToolChoice.AUTO and use.tools and self.tool_format_name is None:
+            raise InvalidRequest(
+                "tool_choice auto needs to know how this model writes tool calls, and its chat "
+                "template does not show it. Start the server with api.tool_parser set to one of "
+                f"{', '.join(tool_parser_names())}; or send tool_choice required, none, or the "
+                "name of a tool, which work with any model.",
+                "tool_choice",
+            )
+
+    def shown_special_ids(self, use: ToolUse) -> frozenset[int]:
+        """Return the control tokens that have to be in the text for replies to be read."""
+        shown = self._thought_marks
+        return shown | self._call_marks if self._reads_calls(use) else shown
+
+    def thinking(
+        self, prompt: str, *, budget: int | None = None, continues: bool = False
+    ) -> Thinking | None:
+        """Return the thought that the reply to a prompt begins within; None if it does not.
+
+        budget:     most tokens of thought
+        continues:  whether the reply goes on with the prompt's last message
+
+        A reply that only may open a thought by itself has none here, for a grammar that waited for
+        its end might wait for ever; see `opened`.
+        """
+        end = self._thought_end(prompt, continues=continues)
+        if end is None:
+            return None
+        ids = self.tokenizer.encode(end, add_special_tokens=False)
+        return Thinking(end=end, end_ids=tuple(ids), budget=budget)
+
+    def opened(self, prompt: str, *, continues: bool = False) -> str:
+        """Return the prompt with a thought opened at its end, if the model would open it itself.
+
+        For requests that want thought and have a grammar, or a budget of thought: both need to
+        know that the reply begins with a thought. The prompt is returned as it is where a thought
+        is open or over already, or the model has none.
+        """
+        form = self.reasoning_format
+        if form is None or form.start(prompt, self._turn_marks, continues=continues) is not (
+            ThoughtStart.OPEN
+        ):
+            return prompt
+        return f"{prompt}{form.opening}\n"
+
+    def make_parser(
+        self,
+        *,
+        prompt: str,
+        use: ToolUse,
+        separate_reasoning: bool = True,
+        stream_reasoning: bool = True,
+        continues: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> MakeParser:
+        """Return what makes the parser of each reply to a prompt.
+
+        It makes None where all text is the answer, a `ReplyReader` where there may be thought, and
+        else a parser of tool calls.
+
+        separate_reasoning:   whether thought is told from the answer; else it is part of the text
+        stream_reasoning:     whether thought comes as it is written, or in one piece at its end
+        skip_special_tokens:  as in the request's sampling
+        """
+        hidden = frozenset[int]()
+        if skip_special_tokens:
+            hidden = self.tokenizer.special_ids - self.shown_special_ids(use)
+        styles = {"separate": separate_reasoning, "stream": stream_reasoning}
+
+        def read(parser: TellsThought) -> ReplyReader:
+            return ReplyReader(
+                parser, lambda i: b"" if i in hidden else self.tokenizer.token_bytes(i)
+            )
+
+        checkpoint, form = self.checkpoint_format, self.reasoning_format
+        if checkpoint is not None:
+            tools = _as_dicts(use) if self._reads_calls(use) and checkpoint.has_calls else None
+            return lambda: read(
+                PartReader(
+                    checkpoint,
+                    prompt,
+                    tools=tools,
+                    after=self._call_parser(use),
+                    make_id=random_id,
+                    parallel=use.parallel,
+                    **styles,
+                )
+            )
+        start = ThoughtStart.OVER
+        if form is not None:
+            start = form.start(prompt, self._turn_marks, continues=continues)
+        if form is None or start is ThoughtStart.OVER:
+            return lambda: self._call_parser(use)
+        interrupts = self._call_openers(use)
+        return lambda: read(
+            ThoughtReader(
+                ThoughtSplitter(form, start, interrupts=interrupts),
+                self._call_parser(use),
+                **styles,
+            )
+        )
+
+    def tool_constraint(self, use: ToolUse) -> Constraint | None:
+        """Return what holds replies to a request's tools, if anything does.
+
+        A forced choice is held to its schema whatever the model's format. A free choice with
+        strict tools is held to their schemas from where a call opens, in formats that a grammar
+        can be told of; in others `strict` is a wish.
+        """
+        if use.is_forced:
+            return Constraint(
+                kind=ConstraintKind.JSON_SCHEMA, source=json.dumps(forced_schema(use))
+            )
+        if not self._reads_calls(use) or self.tool_format is None:
+            return None
+        tag = self.tool_format.structural_tag(use.tools)
+        if tag is None:
+            return None
+        return Constraint(kind=ConstraintKind.STRUCTURAL_TAG, source=json.dumps(tag))
+
+    def _reads_calls(self, use: ToolUse) -> bool:
+        """Whether replies are looked through for calls in the model's own format."""
+        has_format = self.tool_format_name is not None
+        return has_format and use.choice is ToolChoice.AUTO and bool(use.tools)
+
+    def _call_parser(self, use: ToolUse) -> ReplyParser | None:
+        if use.is_forced:
+            make_id = random_id if self.tool_format is None else self.tool_format.make_id
+            return forced_parser(use, make_id)
+        if not self._reads_calls(use) or self.tool_format is None:
+            return None
+        return self.tool_format.parser(use.tools, parallel=use.parallel)
+
+    def _call_openers(self, use: ToolUse) -> tuple[str, ...]:
+        if not self._reads_calls(use) or self.tool_format is None:
+            return ()
+        syntax = self.tool_format.syntax
+        return (*syntax.opens, *syntax.wrappers)
+
+    def _thought_end(self, prompt: str, *, continues: bool) -> str | None:
+        if self.checkpoint_format is not None:
+            return self.checkpoint_format.thought_end(prompt)
+        form = self.reasoning_format
+        if form is None:
+            return None
+        start = form.start(prompt, self._turn_marks, continues=continues)
+        return form.closing if start is ThoughtStart.WITHIN else None
+
+    @cached_property
+    def _special_tokens(self) -> dict[int, str]:
+        added, special = self.tokenizer.added_tokens, self.tokenizer.special_ids
+        return {token_id: added[token_id] for token_id in special if token_id in added}
+
+    @cached_property
+    def _thought_marks(self) -> frozenset[int]:
+        form, checkpoint = self.reasoning_format, self.checkpoint_format
+        tags = (form.opening, form.closing) if form is not None else ()
+        return frozenset(
+            token_id
+            for token_id, text in self._special_tokens.items()
+            if text in tags or (checkpoint is not None and checkpoint.names_mark(text))
+        )
+
+    @cached_property
+    def _call_marks(self) -> frozenset[int]:
+        marks = () if self.tool_format is None else self.tool_format.markers
+        special = self._special_tokens.items()
+        return frozenset(
+            token_id for token_id, text in special if any(text in mark for mark in marks)
+        )
+
+    @cached_property
+    def _turn_marks(self) -> re.Pattern[str]:
+        """What stands between turns: control tokens, but not those within a reply."""
+        form = self.reasoning_format
+        inner = set() if self.tool_format is None else set(self.tool_format.markers)
+        if form is not None:
+            inner |= {form.opening, form.closing}
+        texts = {
+            text
+            for token_id, text in self.tokenizer.added_tokens.items()
+            if token_id in self.tokenizer.special_ids or _TURN_TOKEN.fullmatch(text)
+        }
+        return re.compile("|".join(map(re.escape, sorted((texts | {*_TURN_TEXTS}) - inner))))
+
+
+def _as_dicts(use: ToolUse) -> list[dict[str, Any]]:
+    """Return tools in OpenAI's form."""
+    return [
+        {"type": "function", "function": {"name": tool.name, "parameters": dict(tool.parameters)}}
+        for tool in use.tools
+    ]

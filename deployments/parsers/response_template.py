@@ -1,0 +1,267 @@
+"""Replies read as the checkpoint itself says: by its `response_template`.
+
+Such a template lists the parts of a reply (content, reasoning, tool calls) with what opens and
+closes each. transformers, which defines it, reads the template and turns the text of a call into
+name and arguments; it is imported only when a checkpoint has one. Where parts begin and end is
+found here, because transformers' own incremental parser keeps all text and looks through it again
+at each piece, and gives no text back when a call is malformed.
+
+Text is passed on as it comes, less blanks at both ends if the part says so; a call when it is
+whole. Parts of other names come back as text, with their marks. Patterns are the checkpoint's, a
+stranger's, so each search has a time limit; beyond it the rest of a reply is given as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from enum import Enum
+from typing import Any, NamedTuple
+
+from remora.configs.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SEARCH_TIMEOUT_S = 0.2
+MAX_CALL_CHARS = 2**18  # longer calls are given as text
+THOUGHT_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
+_WINDOW = 1024  # marks are looked for in so many characters at a time
+CALLS_FIELD, TEXT_FIELD = "tool_calls", "content"
+
+
+class PartKind(Enum):
+    """What becomes of a part's text."""
+
+    TEXT = "text"
+    THOUGHT = "thought"
+    CALLS = "calls"
+    OTHER = "other"
+    NOTHING = "nothing"
+
+
+class Part(NamedTuple):
+    """A stretch of a reply: its kind, its text and whether it is a mark rather than content."""
+
+    kind: PartKind
+    text: str
+    is_mark: bool = False
+    ends: bool = False
+
+
+class CheckpointFormat:
+    """A checkpoint's response template, read once."""
+
+    name = "response_template"
+
+    def __init__(self, source: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a template that transformers does not take."""
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        self._source = deepcopy(dict(source))
+        try:
+            for field in self._source["fields"].values():
+                field["optional"] = True  # what a reply lacks is no failure
+            self.template: Any = load_response_template(self._source)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(
+                f"the checkpoint's response_template cannot be used: {error}; set api.tool_parser "
+                "and api.reasoning_parser to the name of a format, or to none"
+            ) from error
+        self.kinds = {name: _kind(name, field) for name, field in self.template.fields.items()}
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether replies may hold tool calls."""
+        return PartKind.CALLS in self.kinds.values()
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether replies may hold thought."""
+        return PartKind.THOUGHT in self.kinds.values()
+
+    def names_mark(self, text: str) -> bool:
+        """Whether a text is, or may be, part of a mark."""
+        fields = self._source["fields"].values()
+        keys = ("open", "close", "open_pattern", "close_pattern")
+        marks = (field.get(key) or () for field in fields for key in keys)
+        texts = [each for mark in marks for each in ([mark] if isinstance(mark, str) else mark)]
+        return any(text in each or text in each.replace("\\", "") for each in texts)
+
+    def thought_end(self, prompt: str) -> str | None:
+        """Return the mark that ends the thought that a reply begins within, if it does."""
+        field = PartFinder(self, prompt).field
+        if field is None or self.kinds[field.name] is not PartKind.THOUGHT:
+            return None
+        return field.close_literals[0] if field.close_literals else None
+
+    def read_calls(
+        self, text: str, tools: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, str]] | None:
+        """Return names and arguments (JSON) of the calls in a part; None if there are none."""
+        from transformers.utils.chat_parsing import parse_response
+
+        if len(text) > MAX_CALL_CHARS:
+            return None
+        try:
+            message = parse_response(text, self.template, prefix="", tools=[dict(t) for t in tools])
+            calls = [_name_and_arguments(call) for call in message[CALLS_FIELD]]
+        except Exception as error:  # a stranger's patterns on a model's text: it raises anything
+            logger.debug("a call is malformed: %s", type(error).__name__)
+            return None
+        return calls or None
+
+
+class PartFinder:
+    """Cuts one reply into parts, by the marks of a template. Never raises.
+
+    The parts' texts, marks included, are the text that was pushed.
+    """
+
+    def __init__(self, form: CheckpointFormat, prompt: str) -> None:
+        self._form = form
+        self._template = form.template
+        self.field: Any = self._implicit
+        self._buffer = ""
+        self._waiting: list[str] = []
+        self._num_waiting = 0
+        self._is_lost = False
+        self._num_of_prompt = 0
+        self.push(self._start_of_reply(prompt))
+        self._num_of_prompt = len(self._buffer) + self._num_waiting
+
+    def push(self, text: str) -> list[Part]:
+        """Take the next piece of text; return the parts that are certain now."""
+        parts: list[Part] = []
+        for start in range(0, len(text), _WINDOW):
+            self._waiting.append(text[start : start + _WINDOW])
+            self._num_waiting += len(self._waiting[-1])
+            # A mark that may still grow is looked at again at growing distances only.
+            if self._num_waiting * 4 >= len(self._buffer) - _WINDOW:
+                parts += self._cut(at_end=False)
+        return self._of_reply(parts)
+
+    def finish(self) -> list[Part]:
+        """Return what was held back, and the end of the last part."""
+        return [*self._of_reply(self._cut(at_end=True)), Part(self._kind, "", ends=True)]
+
+    @property
+    def _implicit(self) -> Any:
+        name = self._template.implicit
+        return None if name is None else self._template.fields[name]
+
+    @property
+    def _kind(self) -> PartKind:
+        return PartKind.NOTHING if self.field is None else self._form.kinds[self.field.name]
+
+    def _start_of_reply(self, prompt: str) -> str:
+        """Return what the prompt holds of the reply already."""
+        end = 0
+        try:
+            for anchor in self._template.start_anchor_re.finditer(prompt, timeout=SEARCH_TIMEOUT_S):
+                end = anchor.end()
+        except TimeoutError:
+            return ""
+        return prompt[end:]
+
+    def _of_reply(self, parts: list[Part]) -> list[Part]:
+        """Cut off what was held back of the prompt."""
+        kept: list[Part] = []
+        for part in parts:
+            num_dropped = min(self._num_of_prompt, len(part.text))
+            self._num_of_prompt -= num_dropped
+            kept.append(part._replace(text=part.text[num_dropped:]))
+        return kept
+
+    def _cut(self, *, at_end: bool) -> list[Part]:
+        text = self._buffer + "".join(self._waiting)
+        self._waiting.clear()
+        self._num_waiting = 0
+        parts: list[Part] = []
+        position, last_empty = 0, -1
+        while not self._is_lost:
+            mark, opened, held = self._next_mark(text, position, at_end=at_end)
+            if mark is None:
+                break
+            start, end = mark.span()
+            if start == end == last_empty:  # neither moves on by itself
+                end += 1
+                parts.append(Part(self._kind, text[position:end]))
+                position = end
+                continue
+            last_empty = start if start == end else -1
+            parts.append(Part(self._kind, text[position:start]))
+            position = end
+            parts += self._switch(mark.group(), opened)
+        stop = len(text) if at_end or self._is_lost else held
+        parts.append(Part(self._kind, text[position:stop]))
+        self._buffer = text[stop:]
+        return parts
+
+    def _switch(self, mark: str, opened: Any) -> list[Part]:
+        """Go on after a mark: into the part that it opens, or out of the one that it closes."""
+        if opened is None:
+            parts = [Part(self._kind, mark, is_mark=True, ends=True)]
+            self.field = self._implicit
+            return parts
+        before = Part(self._kind, "", ends=True)
+        self.field = opened
+        return [before, Part(self._kind, mark, is_mark=True)]
+
+    def _next_mark(self, text: str, start: int, *, at_end: bool) -> tuple[Any, Any, int]:
+        """Return the next mark, the field that it opens (None: it closes), and what is certain."""
+        held = len(text)
+        best: tuple[tuple[int, int, bool], Any, Any] | None = None
+        for pattern, may_grow, opened in self._watched():
+            try:
+                found = pattern.search(text, start, partial=not at_end, timeout=SEARCH_TIMEOUT_S)
+            except TimeoutError:
+                self._is_lost = True
+                return None, None, held
+            if found is None or found.start() == len(text):
+                continue
+            if not at_end and (found.partial or (may_grow and found.end() == len(text))):
+                held = min(held, found.start())
+                continue
+            key = (found.start(), -found.end(), opened is None)
+            if best is None or key < best[0]:
+                best = (key, found, opened)
+        if best is None or best[1].start() >= held:
+            return None, None, held
+        return best[1], best[2], held
+
+    def _watched(self) -> list[tuple[Any, bool, Any]]:
+        """Return the marks that count now: pattern, whether more text may lengthen it, field."""
+        field, implicit = self.field, self._implicit
+        closes = [] if field is None or field.close_re is None else [field]
+        watched = [
+            (f.close_re, f.close_literals is None or f.close_literal_can_extend, None)
+            for f in closes
+        ]
+        if field is implicit:
+            watched += [
+                (f.open_re, f.open_literals is None or f.open_literal_can_extend, f)
+                for f in self._template.fields.values()
+                if f.open_re is not None
+            ]
+        return watched
+
+
+def _kind(name: str, field: Any) -> PartKind:
+    if name == CALLS_FIELD:
+        return PartKind.CALLS
+    if field.content == "text" and (name == TEXT_FIELD or name in THOUGHT_FIELDS):
+        return PartKind.TEXT if name == TEXT_FIELD else PartKind.THOUGHT
+    return PartKind.OTHER
+
+
+def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a call's name and arguments. Raises whatever one without them raises."""
+    function = call.get("function", call)
+    name, arguments = function["name"], function.get("arguments", function.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments or "{}")
+    if not (isinstance(name, str) and name and isinstance(arguments, dict)):
+        raise ValueError("a call needs a name and an object of arguments")
+    return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)

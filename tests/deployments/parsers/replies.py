@@ -1,0 +1,48 @@
+"""Helpers of tests that read replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from remora.deployments.parsers.events import (
+    CallArguments,
+    CallBegun,
+    ReplyEvent,
+    ReplyParser,
+    Text,
+    Thought,
+)
+
+Read = tuple[str, str, list[tuple[str, str]]]
+
+
+def events_of(parser: ReplyParser, texts: Iterable[str]) -> list[ReplyEvent]:
+    events = [event for text in texts for event in parser.push(text)]
+    return events + parser.finish()
+
+
+def merged(events: Iterable[ReplyEvent]) -> Read:
+    """Return thought, answer, and the names and arguments of the calls."""
+    thought, answer, calls = "", "", []
+    for event in events:
+        match event:
+            case Thought(text):
+                thought += text
+            case Text(text):
+                answer += text
+            case CallBegun(number, _, name):
+                assert number == len(calls)
+                calls.append([name, ""])
+            case CallArguments(number, text):
+                calls[number][1] += text
+    return thought, answer, [(name, arguments) for name, arguments in calls]
+
+
+def read(parser: ReplyParser, *texts: str) -> Read:
+    return merged(events_of(parser, texts))
+
+
+def cut(text: str, places: Iterable[int]) -> list[str]:
+    bounds = sorted({0, *(place for place in places if place < len(text)), len(text)})
+    return [text[first:last] for first, last in pairwise(bounds)]

@@ -1,0 +1,231 @@
+"""Replies read by a checkpoint's own response template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.utils.chat_parsing import parse_response
+
+from remora.configs.errors import ConfigError
+from remora.deployments.parsers.formats import random_id
+from remora.deployments.parsers.reply_reader import PartReader
+from remora.deployments.parsers.response_template import MAX_CALL_CHARS, CheckpointFormat
+from tests.deployments.parsers.replies import cut, read
+
+START = "<|im_start|>assistant\n"
+TAGGED: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": START,
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close": "</think>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"\s*<\|im_end\|>", "content": "text"},
+    },
+}
+NAMED: dict[str, Any] = {
+    "start_anchor": START,
+    "fields": {
+        "thinking": {"open": "[T]", "close": ["[/T]", "[/T]\n"], "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"<f=(?P<name>\w+)>",
+            "close": "</f>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<p=(?P<key>\w+)>(?P<value>.*?)</p>"},
+            "transform": {
+                "type": "function",
+                "function": {"name": "{name}", "arguments": "{content}"},
+            },
+        },
+        "content": {"open": "[A]", "close": "[/A]", "content": "text"},
+    },
+}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    }
+]
+
+
+def make_reader(source: dict[str, Any], prompt: str = START, **options: Any) -> PartReader:
+    options = {"tools": TOOLS, "after": None, "make_id": random_id} | options
+    return PartReader(CheckpointFormat(source), prompt, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "answer", "calls"),
+    [
+        ("Hello ", "", "Hello", []),
+        ("<think>\nhm\n</think>\n\nyes<|im_end|>", "hm", "yes", []),
+        ("<think>hm", "hm", "", []),
+        (
+            'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+            "",
+            "Let me see.",
+            [("add", '{"a": 1}')],
+        ),
+        ('<tool_call>{"name": "add", "arguments": {}}', "", "", [("add", "{}")]),
+        ("<tool_call>oops</tool_call>", "", "<tool_call>oops</tool_call>", []),
+        ('<tool_call>{"name": 3}</tool_call>', "", '<tool_call>{"name": 3}</tool_call>', []),
+        ("a <tool_cal", "", "a <tool_cal", []),
+        ("", "", "", []),
+    ],
+)
+def test_parts_become_what_they_are_called(
+    text: str, thought: str, answer: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read(make_reader(TAGGED), text) == (thought, answer, calls)
+
+
+def test_arguments_have_the_types_of_the_tool() -> None:
+    text = "[T]hm[/T]\n[A]one[/A]<f=add><p=a>7</p><p=b>x</p></f>[A] two[/A]"
+
+    assert read(make_reader(NAMED), text) == ("hm", "one two", [("add", '{"a": 7, "b": "x"}')])
+
+
+def test_text_is_given_out_as_it_comes() -> None:
+    reader = make_reader(TAGGED)
+
+    assert read_now(reader, "<think>\nlet me") == ("let me", "")
+    assert read_now(reader, " see</thi") == (" see", "")
+    assert read_now(reader, "nk>\nyes") == ("", "yes")
+
+
+def read_now(reader: PartReader, text: str) -> tuple[str, str]:
+    from tests.deployments.parsers.replies import merged
+
+    thought, answer, _ = merged(reader.push(text))
+    return thought, answer
+
+
+def test_a_thought_that_the_prompt_opened_goes_on() -> None:
+    prompt = f"<|im_start|>user\n<think><|im_end|>\n{START}<think>\n"
+
+    assert read(make_reader(TAGGED, prompt), "hm</think>yes") == ("hm", "yes", [])
+    assert CheckpointFormat(TAGGED).thought_end(prompt) == "</think>"
+    assert CheckpointFormat(TAGGED).thought_end(START) is None
+
+
+def test_what_the_prompt_holds_of_a_mark_is_no_part_of_the_reply() -> None:
+    assert read(make_reader(TAGGED, f"{START}Hello \n<to"), "ol_call>x") == ("", "ol_call>x", [])
+    assert read(make_reader(TAGGED, f"{START}Hello <th"), "ree") == ("", "ree", [])
+
+
+def test_calls_are_text_where_no_tools_are_in_play() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+
+    assert read(make_reader(TAGGED, tools=None), text) == ("", text, [])
+
+
+def test_only_the_first_call_is_kept_without_parallel() -> None:
+    text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' * 2
+
+    assert read(make_reader(TAGGED, parallel=False), text) == ("", "", [("add", '{"a": 1}')])
+
+
+def test_thought_can_be_left_in_the_text() -> None:
+    text = "<think>hm</think>yes"
+
+    assert read(make_reader(TAGGED, separate=False), text) == ("", text, [])
+
+
+def test_calls_beyond_a_length_are_text() -> None:
+    long = "a" * MAX_CALL_CHARS
+    text = f'<tool_call>{{"name": "add", "arguments": {{"a": "{long}"}}}}</tool_call>'
+
+    assert read(make_reader(TAGGED), text) == ("", text, [])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {},
+        {"fields": {"content": {}}},
+        {"fields": {"content": {"close_pattern": "("}}, "start_anchor": "a"},
+        {"fields": {"content": 3}, "start_anchor": "a"},
+        {"version": 9, "fields": {"content": {}}, "start_anchor": "a"},
+    ],
+)
+def test_a_malformed_template_is_refused(source: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="response_template"):
+        CheckpointFormat(source)
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+WORDS = st.sampled_from(
+    [
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", CALL, "[T]", "[/T]"),
+        *("[A]", "[/A]", "<f=add>", "<p=a>1</p>", "</f>", "\n", "  ", "a", "é🙂", "<", "[/T", "{}"),
+    ]
+)
+TEXTS = st.lists(WORDS, max_size=12).map("".join)
+
+
+@given(
+    source=st.sampled_from([TAGGED, NAMED]),
+    prompt=st.sampled_from([START, START + "<think>\n", START + "[T]", "no anchor\n<"]),
+    text=TEXTS,
+    places=st.lists(st.integers(0, 150), max_size=12),
+    separate=st.booleans(),
+)
+def test_any_cut_gives_the_same(
+    source: dict[str, Any], prompt: str, text: str, places: list[int], separate: bool
+) -> None:
+    def make() -> PartReader:
+        return make_reader(source, prompt, separate=separate)
+
+    whole_reader, char_reader = make(), make()
+    whole = read(whole_reader, text)
+
+    assert read(make(), *cut(text, places)) == whole
+    assert read(char_reader, *text) == whole
+    assert list(char_reader.thought_spans) == list(whole_reader.thought_spans)
+
+
+@given(thought=st.text(max_size=9), answer=st.text(max_size=9), num_calls=st.integers(0, 3))
+def test_plain_replies_are_read_as_by_transformers(
+    thought: str, answer: str, num_calls: int
+) -> None:
+    text = f"<think>\n{thought}</think>\n\n{answer}{CALL * num_calls}"
+
+    message = parse_response(text, TAGGED, prefix=START, tools=TOOLS)
+
+    expected = (message.get("reasoning_content", ""), message.get("content", ""))
+    assert read(make_reader(TAGGED), text)[:2] == expected
+    assert len(read(make_reader(TAGGED), text)[2]) == len(message.get("tool_calls", []))
+
+
+@pytest.mark.parametrize(
+    "unit", ["\n", "a", "<", "<think>a</think>", "<tool_call>", CALL, "<tool_call>x</tool_call>"]
+)
+def test_hostile_texts_cost_no_more_than_their_length(unit: str) -> None:
+    """With work that grew by the square, the timeout of the tests would strike."""
+    text = (unit * (60_000 // len(unit) + 1))[:60_000]
+
+    assert read(make_reader(TAGGED), text) == read(make_reader(TAGGED), *text)
+
+
+def test_a_pattern_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.deployments.parsers.response_template.SEARCH_TIMEOUT_S", 0.05)
+    source = {
+        "start_anchor": START,
+        "fields": {
+            "thinking": {"open_pattern": r"(a|a|aa)+!", "close": "</t>"},
+            "content": {"content": "text"},
+        },
+    }
+
+    assert read(make_reader(source), "a" * 200, "b")[1] == "a" * 200 + "b"
