@@ -1,0 +1,149 @@
+"""Thought: how a chat asks for it, and where the answer holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deployments.fakes import (
+    CharTokenizer,
+    FakeEngine,
+    FakeServer,
+    make_client,
+    make_config,
+)
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hi"}]
+TEXT = "2 and 2</think>4"
+
+
+def make_server(text: str = TEXT, *variables: str, **api: Any) -> FakeServer:
+    return FakeServer(
+        FakeEngine(text=text),
+        tokenizer=CharTokenizer(*variables),
+        config=make_config(**{"reasoning_parser": "deepseek-r1"} | api),
+    )
+
+
+async def post(server: FakeServer | None = None, **fields: Any) -> httpx.Response:
+    async with make_client(server or make_server()) as client:
+        return await client.post(PATH, json={"messages": HELLO} | fields)
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [
+        ("both", {"reasoning", "reasoning_content"}),
+        ("reasoning", {"reasoning"}),
+        ("reasoning_content", {"reasoning_content"}),
+    ],
+)
+async def test_thought_has_the_names_that_the_operator_chose(field: str, names: set[str]) -> None:
+    body = (await post(make_server(reasoning_field=field))).json()
+
+    message = body["choices"][0]["message"]
+    assert {name for name in message if name.startswith("reasoning")} == names
+    assert {message[name] for name in names} == {"2 and 2"}
+    assert message["content"] == "4"
+
+
+async def test_tokens_of_thought_are_counted_its_tags_included() -> None:
+    usage = (await post()).json()["usage"]
+
+    assert usage["completion_tokens"] == len(TEXT)
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("2 and 2</think>")}
+
+
+async def test_thought_without_an_end_leaves_no_content() -> None:
+    message = (await post(max_tokens=5)).json()["choices"][0]["message"]
+
+    assert (message["reasoning"], message["content"]) == ("2 and", None)
+
+
+async def test_thought_can_be_left_in_the_text_or_out_of_the_answer() -> None:
+    raw = (await post(separate_reasoning=False)).json()["choices"][0]["message"]
+    none = (await post(include_reasoning=False)).json()["choices"][0]["message"]
+
+    assert raw["content"] == TEXT
+    assert none == {"role": "assistant", "content": "4", "refusal": None}
+
+
+async def test_the_engine_is_told_of_the_thought_and_of_its_budget() -> None:
+    server = make_server()
+
+    await post(server)
+    await post(server, thinking_token_budget=7)
+
+    budgets = [r.thinking.budget for r in server.client.requests if r.thinking is not None]
+    assert budgets == [None, 7]
+
+
+async def test_a_budget_opens_a_thought_that_the_model_would_open_itself() -> None:
+    server = make_server(reasoning_parser="qwen3")
+
+    await post(server)
+    await post(server, thinking_token_budget=7)
+    await post(server, regex="a")
+
+    free, limited, held = server.client.requests
+    assert free.thinking is None
+    for request in (limited, held):
+        assert request.thinking is not None
+        assert "".join(map(chr, request.prompt_ids)).endswith("<|assistant|><think>\n")
+
+
+async def test_a_budget_for_a_model_without_thought_is_refused() -> None:
+    error = (await post(make_server(reasoning_parser="none"), thinking_token_budget=7)).json()
+
+    assert error["error"]["param"] == "thinking_token_budget"
+
+
+@pytest.mark.parametrize(
+    ("variables", "effort", "expected"),
+    [
+        (("reasoning_effort",), "low", {"reasoning_effort": "low"}),
+        (("enable_thinking",), "none", {"enable_thinking": False}),
+        (("enable_thinking",), "high", {"enable_thinking": True}),
+        (("thinking",), "none", {"thinking": False}),
+        (
+            ("reasoning_effort", "thinking"),
+            "max",
+            {"reasoning_effort": "max", "thinking": True},
+        ),
+        ((), "none", {}),
+    ],
+)
+async def test_an_effort_is_told_in_the_templates_words(
+    variables: tuple[str, ...], effort: str, expected: dict[str, Any]
+) -> None:
+    server = make_server("4", *variables, reasoning_parser="none")
+
+    response = await post(server, reasoning_effort=effort)
+
+    assert response.status_code == 200, response.text
+    told = server.tokenizer.rendered[0]
+    assert {k: v for k, v in told.items() if k not in ("messages", "tools", "documents")} == (
+        expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "fields"),
+    [
+        ((), {"reasoning_effort": "high"}),
+        ((), {"reasoning_effort": "none"}),
+        (
+            ("enable_thinking",),
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+        ),
+    ],
+)
+async def test_an_effort_that_would_change_nothing_is_refused(
+    variables: tuple[str, ...], fields: dict[str, Any]
+) -> None:
+    error = (await post(make_server(TEXT, *variables), **fields)).json()["error"]
+
+    assert error["param"] == "reasoning_effort"

@@ -1,0 +1,238 @@
+"""Tools of a chat: what may be asked, what the engine is held to, and what comes back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.deployments.http.openai_bodies import MAX_DOCUMENTS
+from remora.deployments.http.tools_body import MAX_TOOLS
+from remora.engine.grammar.constraint import ConstraintKind
+from tests.deployments.fakes import (
+    CharTokenizer,
+    FakeEngine,
+    FakeGrammar,
+    FakeServer,
+    make_client,
+    make_config,
+)
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hi"}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def make_tool(name: str = "add", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": PARAMETERS, **fields}}
+
+
+def make_server(text: str = "Paris.", **api: Any) -> FakeServer:
+    return FakeServer(FakeEngine(text=text), config=make_config(**{"tool_parser": "hermes"} | api))
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+async def post(server: FakeServer | None = None, **fields: Any) -> httpx.Response:
+    async with make_client(server or make_server()) as client:
+        return await client.post(PATH, json={"messages": HELLO} | fields)
+
+
+def grammar_kind(server: FakeServer) -> ConstraintKind | None:
+    grammar = server.client.requests[0].grammar
+    assert grammar is None or isinstance(grammar, FakeGrammar)
+    return grammar.constraint.kind if grammar else None
+
+
+CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+async def test_a_call_has_no_content_and_ends_with_tool_calls() -> None:
+    server = make_server(CALL_TEXT)
+
+    (choice,) = (await post(server, tools=[make_tool()])).json()["choices"]
+
+    (call,) = choice["message"].pop("tool_calls")
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_that_was_cut_off_ends_with_length() -> None:
+    response = await post(make_server(CALL_TEXT), tools=[make_tool()], max_tokens=45)
+
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_without_a_known_format_auto_is_refused_by_name_and_the_others_work() -> None:
+    def server() -> FakeServer:
+        return make_server('{"a": 1}', tool_parser="none")
+
+    auto = await post(server(), tools=[make_tool()])
+    forced = await post(server(), tools=[make_tool()], tool_choice=named("add"))
+
+    error = auto.json()["error"]
+    assert (auto.status_code, error["param"]) == (400, "tool_choice")
+    assert "tool_parser" in error["message"]
+    assert forced.status_code == 200
+
+
+async def test_a_named_tool_is_held_to_its_schema_and_ends_with_stop() -> None:
+    server = make_server('{"a": 1}')
+
+    body = (await post(server, tools=[make_tool()], tool_choice=named("add"))).json()
+
+    (choice,) = body["choices"]
+    assert grammar_kind(server) is ConstraintKind.JSON_SCHEMA
+    assert choice["finish_reason"] == "stop"
+    function = choice["message"]["tool_calls"][0]["function"]
+    assert function == {"name": "add", "arguments": '{"a": 1}'}
+
+
+async def test_a_required_call_is_held_to_the_tools_and_ends_with_tool_calls() -> None:
+    text = '[{"name": "add", "parameters": {"a": 1}}, {"name": "sub", "parameters": {"a": 2}}]'
+    server = make_server(text)
+    tools = [make_tool(), make_tool("sub")]
+
+    (choice,) = (await post(server, tools=tools, tool_choice="required")).json()["choices"]
+
+    assert grammar_kind(server) is ConstraintKind.JSON_SCHEMA
+    assert choice["finish_reason"] == "tool_calls"
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add", "sub"]
+
+
+async def test_a_strict_tool_is_held_to_its_schema_where_calling_is_free() -> None:
+    strict, loose = make_server(), make_server()
+
+    await post(strict, tools=[make_tool(strict=True)])
+    await post(loose, tools=[make_tool(strict=False)])
+
+    assert grammar_kind(strict) is ConstraintKind.STRUCTURAL_TAG
+    assert grammar_kind(loose) is None
+
+
+async def test_one_call_at_a_time_where_parallel_calls_are_not_wanted() -> None:
+    server = make_server(CALL_TEXT * 2)
+
+    body = (await post(server, tools=[make_tool()], parallel_tool_calls=False)).json()
+
+    assert len(body["choices"][0]["message"]["tool_calls"]) == 1
+
+
+async def test_the_template_sees_tools_unless_none_may_be_called() -> None:
+    server = make_server()
+
+    await post(server, tools=[make_tool()])
+    await post(server, tools=[make_tool()], tool_choice="none")
+    await post(server, tools=[])
+
+    assert isinstance(server.tokenizer, CharTokenizer)
+    assert [call["tools"] for call in server.tokenizer.rendered] == [[make_tool()], None, None]
+
+
+async def test_text_that_looks_like_a_call_is_text_where_none_may_be_called() -> None:
+    server = make_server(CALL_TEXT)
+
+    body = (await post(server, tools=[make_tool()], tool_choice="none")).json()
+
+    assert body["choices"][0]["message"]["content"] == CALL_TEXT
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [make_tool()], "tool_choice": named("other")}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": named("add")}, "tool_choice"),
+        ({"tools": [make_tool()], "functions": [{"name": "f"}]}, "functions"),
+        ({"tools": [make_tool()], "tool_choice": "required", "regex": "a"}, "tool_choice"),
+        ({"tools": [make_tool()], "tool_choice": named("add"), "guided_json": {}}, "tool_choice"),
+        ({"tools": [make_tool()], "tool_choice": "auto", "function_call": "auto"}, "function_call"),
+    ],
+)
+async def test_what_contradicts_itself_is_refused(fields: dict[str, Any], param: str) -> None:
+    response = await post(**fields)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_constraint_beside_free_tools_wins() -> None:
+    server = make_server('{"name": "add", "arguments": {}}')
+
+    body = (await post(server, tools=[make_tool()], response_format={"type": "json_object"})).json()
+
+    assert grammar_kind(server) is ConstraintKind.JSON_OBJECT
+    assert json.loads(body["choices"][0]["message"]["content"])["name"] == "add"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_allowed_tools_are_all_that_the_model_may_call(mode: str) -> None:
+    server = make_server()
+    allowed = {"mode": mode, "tools": [named("sub")]}
+    tools = [make_tool(), make_tool("sub")]
+
+    response = await post(
+        server, tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}
+    )
+
+    assert response.status_code == 200
+    assert isinstance(server.tokenizer, CharTokenizer)
+    assert server.tokenizer.rendered[0]["tools"] == [make_tool("sub")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_functions_of_the_old_way_are_answered_in_the_old_way(stream: bool) -> None:
+    functions = [{"name": "add", "parameters": PARAMETERS}]
+
+    response = await post(make_server(CALL_TEXT), functions=functions, stream=stream)
+
+    if not stream:
+        (choice,) = response.json()["choices"]
+        assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a": 1}'}
+        assert choice["finish_reason"] == "function_call"
+        return
+    lines = response.text.split("\n\n")[:-2]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    deltas = [c["delta"]["function_call"] for c in choices if "function_call" in c["delta"]]
+    assert deltas[0] == {"name": "add", "arguments": ""}
+    assert "".join(delta["arguments"] for delta in deltas) == '{"a": 1}'
+    assert choices[-1]["finish_reason"] == "function_call"
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 64, "mcp.server-1_x"])
+async def test_names_of_tools_are_taken_up_to_64_characters(name: str) -> None:
+    assert (await post(tools=[make_tool(name)])).status_code == 200
+
+
+async def test_as_many_tools_as_allowed_are_taken_and_one_more_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(MAX_TOOLS + 1)]
+
+    taken, refused = await post(tools=tools[:-1]), await post(tools=tools)
+
+    # So many do not fit the small context of the fake, which is another matter.
+    assert taken.json().get("error", {}).get("code") in (None, "context_length_exceeded")
+    assert refused.json()["error"]["param"] == "tools"
+
+
+async def test_documents_are_for_templates_that_know_them() -> None:
+    knows = FakeServer(tokenizer=CharTokenizer("documents"))
+    documents = [{"title": "t", "text": "x"}]
+
+    taken = await post(knows, documents=documents)
+    unknown = await post(documents=documents)
+    too_many = await post(knows, documents=[{}] * (MAX_DOCUMENTS + 1))
+
+    assert (taken.status_code, unknown.status_code) == (200, 400)
+    assert knows.tokenizer.rendered[0]["documents"] == documents
+    assert unknown.json()["error"]["code"] == "unsupported"
+    assert too_many.json()["error"]["param"] == "documents"
