@@ -21,6 +21,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -30,6 +31,8 @@ from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access
+from remora.deployments.http.batches import BatchStore
+from remora.deployments.http.batches_runner import BatchRunner
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
 from remora.deployments.http.served import Served
 from remora.engine.protocols import EngineClient
@@ -72,6 +75,7 @@ class LLMServer:
         self.generation_defaults = launched.built.generation_defaults
         self._served = Served.over(self)
         await self._warm_up(launched.built, import_s)
+        self._batches = _run_batches(self._served)
 
     async def _warm_up(self, built: BuiltEngine, import_s: float) -> None:
         """Make some tokens, so that no caller pays for first-time work, and say what is served."""
@@ -117,6 +121,9 @@ class LLMServer:
 
     def __del__(self) -> None:
         """Stop the engine. Serve has let the running requests finish before it comes here."""
+        batches = getattr(self, "_batches", None)
+        if batches is not None and not batches.get_loop().is_closed():
+            batches.get_loop().call_soon_threadsafe(batches.cancel)
         client = getattr(self, "client", None)
         if client is not None:
             client.close()
@@ -161,6 +168,14 @@ def _log_through_serve() -> None:
     ours, serves = logging.getLogger("remora"), logging.getLogger("ray.serve")
     ours.setLevel(serves.level or logging.INFO)
     ours.handlers = list(serves.handlers)
+
+
+def _run_batches(served: Served) -> asyncio.Task[None] | None:
+    """Begin to run batches, if this server takes any. Raises ConfigError."""
+    folder = served.config.api.batch_dir
+    if folder is None:
+        return None
+    return asyncio.create_task(BatchRunner(served, BatchStore(Path(folder))).run())
 
 
 def _listens_locally() -> bool:

@@ -13,11 +13,15 @@ from typing import Any, Literal
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.fields import Body, Label, parse
-from remora.deployments.http.jobs import CHAT, COMPLETIONS, Endpoint
+from remora.deployments.http.jobs import CHAT, COMPLETIONS, RESPONSES, Endpoint
 from remora.deployments.http.wire import parse_json
 
 ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
-    {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETIONS}
+    {
+        "/v1/chat/completions": CHAT,
+        "/v1/completions": COMPLETIONS,
+        "/v1/responses": RESPONSES,
+    }
 )
 MAX_LINES = 50_000
 MAX_SHOWN_FAULTS = 100

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 import logging
 import pickle
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from remora.configs.errors import ConfigError, EngineError, InvalidRequest
+from remora.deployments.http.batches import BatchStore
 from remora.deployments.llm_server import LLMServer
 from tests.conftest import TinyCheckpoints
 
@@ -98,6 +103,28 @@ async def test_warming_up_leaves_nothing_behind(tiny_checkpoints: TinyCheckpoint
     async with running(tiny_checkpoints("llama")) as server:
         stats = server.client.stats()
     assert (stats.num_cached_pages, stats.num_held_pages, stats.num_running) == (0, 0, 0)
+
+
+async def test_a_replica_runs_the_batches_that_it_finds(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    store = BatchStore(tmp_path)
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+    source = io.BytesIO(json.dumps(line).encode())
+    given = store.files.add(source, filename="in.jsonl", purpose="batch", owner="")
+    made = store.add(endpoint="/v1/completions", input_file_id=given.id, owner="", metadata=None)
+    async with running(tiny_checkpoints("llama"), batch_dir=str(tmp_path)) as server:
+        while not (batch := store.find(made.id, None)).has_ended:
+            await asyncio.sleep(0.01)
+        server.__del__()
+        await asyncio.sleep(0)
+    assert (batch.status, batch.completed) == ("completed", 1)
+
+
+async def test_a_key_that_is_not_there_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"api\.api_key"):
+        async with running("/no/such/model", api_key=f"file:{tmp_path}/none"):
+            pass
 
 
 async def test_a_model_that_is_not_there_is_a_config_error() -> None:
