@@ -2,6 +2,8 @@
 
 REMORA_CACHE  folder for what is made once and kept, such as the built-in model;
               default: remora/ in the user's cache folder (XDG_CACHE_HOME or ~/.cache)
+
+The commands that ask a server read REMORA_API_KEY, the key that it wants, as an option.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ Json = Annotated[str | None, typer.Option("--json", help="Write the report here;
 Html = Annotated[Path | None, typer.Option("--html", help="Write it as one HTML file, with plots.")]
 Url = Annotated[str | None, typer.Option(help="Measure this server instead of starting ours.")]
 ServedModel = Annotated[str | None, typer.Option("--model", help="Model (default: first served).")]
-ApiKey = Annotated[str | None, typer.Option(help="Sent as bearer token.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="REMORA_API_KEY", help="Key that the server asks for.")
+]
 Names = Annotated[str, typer.Option("--workload", help="Names with commas between, or all.")]
 Repeats = Annotated[int, typer.Option(min=1, help="Times that each workload runs.")]
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same prompts.")]

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from remora.deployments.cli.bench_options import ApiKey
 from remora.deployments.cli.server_client import DEFAULT_URL, ServerClient
 from remora.deployments.cli.terminal import Failure, answer, complain
 
@@ -62,13 +63,14 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 = always the likeliest.")] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Talk to a running server in the terminal."""
     with suppress(ImportError):
         pass  # gives input() line editing and history
     console = Console(stderr=True, highlight=False)
     conversation = Conversation(system)
-    with ServerClient(url) as server:
+    with ServerClient(url, api_key=api_key) as server:
         name = server.pick_model(model)
         console.print(f"[dim]{escape(name)} at {escape(server.url)}; /help lists the commands[/]")
         while (line := _read_line(console)) is not None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.cli.bench_options import ApiKey
 from remora.deployments.cli.server_client import ServerClient
 from remora.deployments.cli.terminal import Failure, answer
 
@@ -39,6 +40,7 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; repeat for more.")
     ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Continue PROMPT and print what comes."""
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -58,7 +60,7 @@ def generate(
     if url is None:
         answer(_generate_offline(text, model or BUILTIN_MODEL, given))
         return
-    with ServerClient(url) as server:
+    with ServerClient(url, api_key=api_key) as server:
         for piece in server.stream_completion(text, model=server.pick_model(model), **given):
             answer(piece, end="")
     answer("")

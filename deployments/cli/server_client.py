@@ -20,13 +20,22 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 class ServerClient:
     """Talks to one server. Every fault is a Failure that says what to do."""
 
-    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        api_key: str | None = None,
+    ) -> None:
         """`transport` replaces the network in tests."""
         self.url = url.rstrip("/").removesuffix("/v1")
         try:
             # Tokens may be long in coming on a busy server; only connecting has a limit.
             timeout = httpx.Timeout(None, connect=5.0)
-            self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
+            headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+            self._http = httpx.Client(
+                base_url=self.url, timeout=timeout, transport=transport, headers=headers
+            )
         except httpx.InvalidURL as error:
             raise Failure(f"{url}: not an address ({error}); write http://HOST:PORT") from None
 

@@ -28,6 +28,7 @@ class FakeServer:
     answers: list[tuple[int, str]]
     models: tuple[str, ...] = ("tiny",)
     received: list[dict[str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     url: str = ""
 
 
@@ -35,9 +36,11 @@ class FakeServer:
 def running(fake: FakeServer) -> Iterator[FakeServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            fake.keys.append(self.headers["authorization"])
             self._reply(200, json.dumps({"data": [{"id": name} for name in fake.models]}))
 
         def do_POST(self) -> None:
+            fake.keys.append(self.headers["authorization"])
             body = self.rfile.read(int(self.headers["Content-Length"]))
             fake.received.append({"path": self.path, **json.loads(body)})
             self._reply(*fake.answers.pop(0))

@@ -188,3 +188,14 @@ def test_an_address_may_end_in_v1(make_server: MakeServer) -> None:
     result = CliRunner().invoke(app, ["chat", "--url", server.url + "/v1/"], input="a\n")
 
     assert result.stdout == "Paris\n"
+
+
+def test_the_key_is_taken_from_the_environment(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(PARIS)
+    monkeypatch.setenv("REMORA_API_KEY", "sk-one")
+
+    talk(server, "France?\n")
+
+    assert server.keys == ["Bearer sk-one"] * 2
