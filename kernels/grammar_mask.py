@@ -12,8 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-WORD_BITS = 32
-
 
 def mask_tokens(logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray[np.int32]) -> None:
     """Take -inf from the logits that are not allowed, in place. A NaN stays one, to be noticed.
@@ -22,9 +20,7 @@ def mask_tokens(logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray
     lines:   [G] the rows that are restricted, each at most once
     words:   [G, W] bit i of a row's words, from the lowest of the first on, allows token i
     """
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]
+    is_banned = torch.from_numpy(bits == 0).to(logits.device)
     index = torch.from_numpy(lines).to(logits.device)
-    bits = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)
-    masks = torch.from_numpy(words).to(logits.device)
-    is_allowed = (masks[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]] == 1
-    old = logits[index]
-    logits[index] = torch.where(is_allowed, old, old - torch.inf)
+    logits[index] += torch.where(is_banned, -torch.inf, 0.0)

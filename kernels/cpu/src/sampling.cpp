@@ -1,5 +1,4 @@
 // The sampling functions of the library: jobs over rows, one chunk each.
-#include <algorithm>
 #include <cmath>
 
 #include "logit_row.h"
@@ -35,15 +34,17 @@ void for_each_row(void* team, int num_rows, Function function) {
     static_cast<Team*>(team)->run(job);
 }
 
-// Whole words are mostly alike: nothing in them is allowed, or everything.
+// A word at a time, of a length that the compiler knows: it then takes many logits at once.
 void mask_row(float* logits, int vocab_size, const uint32_t* words) {
-  for (int first = 0; first < vocab_size; first += 32) {
-    const uint32_t word = words[first / 32];
+  const auto addend = [](uint32_t word, int i) { return word >> i & 1 ? 0.0f : -INFINITY; };
+  const int num_whole = vocab_size / 32;
+  for (int w = 0; w < num_whole; w++) {
+    const uint32_t word = words[w];
     if (word == UINT32_MAX) continue;
-    const int end = std::min(first + 32, vocab_size);
-    for (int i = first; i < end; i++)
-      logits[i] += (word >> (i - first) & 1) ? 0.0f : -INFINITY;
+    for (int i = 0; i < 32; i++) logits[w * 32 + i] += addend(word, i);
   }
+  for (int i = num_whole * 32; i < vocab_size; i++)
+    logits[i] += addend(words[num_whole], i - num_whole * 32);
 }
 
 }  // namespace
