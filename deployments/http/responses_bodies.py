@@ -240,7 +240,7 @@ class ResponsesBody(Body):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     text: TextConfig | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[

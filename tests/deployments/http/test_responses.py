@@ -1,0 +1,325 @@
+"""What /v1/responses answers, what the model is asked, and what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_config, make_plan
+
+ADD: dict[str, Any] = {
+    "type": "function",
+    "name": "add",
+    "description": "Adds",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+THOUGHT_AND_CALL = (
+    "<think>\nHm.\n</think>\n\nLook:\n"
+    '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+)
+
+
+def make_parsing_server(text: str, **api: Any) -> FakeServer:
+    config = make_config(tool_parser="hermes", reasoning_parser="deepseek-r1", **api)
+    return FakeServer(FakeEngine(text=text), config=config)
+
+
+async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
+    async with make_client(server) as client:
+        return await client.post("/v1/responses", json={"input": "Hi"} | body)
+
+
+async def messages_of(**body: Any) -> Any:
+    """Return what the chat template is given for a body."""
+    server = FakeServer()
+    response = await post(server, **body)
+    assert response.status_code == 200, response.text
+    return server.tokenizer.rendered[-1]["messages"]
+
+
+async def test_a_response_holds_a_message_and_the_usage() -> None:
+    body = (await post(temperature=0.5, metadata={"k": "v"}, instructions="Be brief.")).json()
+
+    (item,) = body["output"]
+    assert body["id"].startswith("resp_")
+    assert item.pop("id").startswith("msg_")
+    assert item == {
+        "type": "message",
+        "status": "completed",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "Paris.", "annotations": [], "logprobs": []}],
+    }
+    assert body["usage"] == {
+        "input_tokens": 42,
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+        "output_tokens": 6,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 48,
+    }
+    told = ("object", "status", "model", "temperature", "metadata", "instructions", "error")
+    assert [body[name] for name in told] == [
+        *("response", "completed", "tiny", 0.5, {"k": "v"}, "Be brief.", None)
+    ]
+
+
+async def test_the_limit_makes_a_response_incomplete() -> None:
+    body = (await post(max_output_tokens=3)).json()
+
+    assert body["status"] == "incomplete"
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["output"][0]["status"] == "incomplete"
+    assert body["output"][0]["content"][0]["text"] == "Par"
+
+
+async def test_thought_text_and_calls_are_items_in_order() -> None:
+    body = (await post(make_parsing_server(THOUGHT_AND_CALL), tools=[ADD])).json()
+
+    thought, message, call = body["output"]
+    assert thought["type"] == "reasoning"
+    assert thought["content"] == [{"type": "reasoning_text", "text": "Hm."}]
+    assert message["content"][0]["text"].startswith("Look:")
+    assert (call["type"], call["name"], call["arguments"]) == ("function_call", "add", '{"a": 1}')
+    assert call["call_id"] != call["id"]
+    assert body["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert body["tools"] == [{**ADD, "strict": None}]
+
+
+async def test_log_probabilities_are_those_of_the_texts_tokens() -> None:
+    body = (await post(include=["message.output_text.logprobs"], top_logprobs=1)).json()
+
+    entries = body["output"][0]["content"][0]["logprobs"]
+    assert [entry["token"] for entry in entries] == list("Paris.")
+    assert entries[0]["top_logprobs"][0]["token"] == "P"
+
+
+async def test_log_probabilities_of_a_thought_are_not_those_of_the_text() -> None:
+    server = make_parsing_server("<think>a</think>bc")
+    body = (await post(server, top_logprobs=0)).json()
+
+    entries = body["output"][1]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in entries).endswith("bc")
+    assert len(entries) < len("<think>a</think>bc")
+
+
+async def test_items_become_messages() -> None:
+    messages = await messages_of(
+        instructions="Be brief.",
+        input=[
+            {"role": "developer", "content": "And kind."},
+            {"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [
+                {"type": "reasoning_text", "text": "Hm."}]},
+            {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed",
+             "content": [{"type": "output_text", "text": "Look:", "annotations": []}]},
+            {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call", "call_id": "c2", "name": "add", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "2"},
+            {"type": "function_call_output", "call_id": "c2", "output": [
+                {"type": "input_text", "text": "3"}]},
+            {"role": "assistant", "content": "2"},
+            {"role": "assistant", "content": "or 3"},
+        ],
+    )  # fmt: skip
+
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}},
+        {"id": "c2", "type": "function", "function": {"name": "add", "arguments": {}}},
+    ]
+    assert messages == [
+        {"role": "system", "content": "Be brief.\n\nAnd kind."},
+        {"role": "user", "content": "1 + 1?"},
+        {
+            "role": "assistant",
+            "content": "Look:",
+            "reasoning_content": "Hm.",
+            "tool_calls": calls,
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        {"role": "tool", "content": "3", "tool_call_id": "c2"},
+        {"role": "assistant", "content": "2\nor 3"},
+    ]
+
+
+async def test_a_thought_after_a_call_begins_another_turn() -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
+    thought = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [{"type": "summary_text", "text": "H"}],
+    }
+
+    messages = await messages_of(input=[{"role": "user", "content": "x"}, call, thought])
+
+    assert [message["role"] for message in messages] == ["user", "assistant", "assistant"]
+    assert messages[2] == {"role": "assistant", "content": "", "reasoning_content": "H"}
+
+
+async def test_an_answer_sent_back_as_it_came_is_understood() -> None:
+    output = (await post(make_parsing_server(THOUGHT_AND_CALL), tools=[ADD])).json()["output"]
+    result = {"type": "function_call_output", "call_id": output[2]["call_id"], "output": "2"}
+
+    messages = await messages_of(input=[{"role": "user", "content": "x"}, *output, result])
+
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["reasoning_content"] == "Hm."
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text_format", "source"),
+    [
+        ({"type": "json_object"}, "json_object"),
+        ({"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}, "json_schema"),
+    ],
+)
+async def test_a_text_format_becomes_a_grammar(text_format: Any, source: str) -> None:
+    server = FakeServer()
+    response = await post(server, text={"format": text_format})
+
+    ((constraint, _),) = server.grammars.asked
+    assert constraint.kind == source
+    assert response.json()["text"]["format"] == text_format
+
+
+async def test_a_named_tool_must_be_called() -> None:
+    server = make_parsing_server("x")
+    choice = {"type": "function", "name": "add"}
+    response = await post(server, tools=[ADD], tool_choice=choice)
+
+    assert len(server.grammars.asked) == 1
+    assert response.json()["tool_choice"] == choice
+
+
+async def test_a_response_continues_another() -> None:
+    server = FakeServer()
+    async with make_client(server) as client:
+        first = await client.post(
+            "/v1/responses", json={"input": "One", "instructions": "Be brief."}
+        )
+        body = {"input": "Two", "previous_response_id": first.json()["id"]}
+        second = await client.post("/v1/responses", json=body)
+        body = {"input": "Three", "previous_response_id": second.json()["id"], "stream": True}
+        await client.post("/v1/responses", json=body)
+
+    assert server.tokenizer.rendered[-1]["messages"] == [
+        {"role": "user", "content": "One"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "Two"},
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "Three"},
+    ]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_response_can_be_read_and_deleted(stream: bool) -> None:
+    async with make_client() as client:
+        made = await client.post("/v1/responses", json={"input": "Hi", "stream": stream})
+        id_ = made.text.split('"id":"', 1)[1].split('"', 1)[0]
+        read = await client.get(f"/v1/responses/{id_}")
+        cancelled = await client.post(f"/v1/responses/{id_}/cancel")
+        deleted = await client.delete(f"/v1/responses/{id_}")
+        gone = await client.get(f"/v1/responses/{id_}")
+
+    assert read.json()["status"] == "completed"
+    assert read.json()["output"][0]["content"][0]["text"] == "Paris."
+    assert cancelled.status_code == 400
+    assert deleted.json() == {"id": id_, "object": "response", "deleted": True}
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "response_not_found")
+
+
+async def test_input_items_come_in_pages() -> None:
+    items = [{"role": "user", "content": str(number)} for number in range(5)]
+    async with make_client() as client:
+        id_ = (await client.post("/v1/responses", json={"input": items})).json()["id"]
+        path = f"/v1/responses/{id_}/input_items"
+        newest = (await client.get(path, params={"limit": 2})).json()
+        after = {"limit": 3, "after": newest["last_id"]}
+        rest = (await client.get(path, params=after)).json()
+        ordered = (await client.get(path, params={"order": "asc"})).json()
+        faults = [
+            (await client.get(path, params=params)).status_code
+            for params in ({"limit": 0}, {"limit": 101}, {"order": "x"}, {"after": "x"})
+        ]
+
+    assert [item["content"][0]["text"] for item in newest["data"]] == ["4", "3"]
+    assert [item["content"][0]["text"] for item in rest["data"]] == ["2", "1", "0"]
+    assert (newest["has_more"], rest["has_more"]) == (True, False)
+    assert len(ordered["data"]) == 5
+    assert faults == [400] * 4
+
+
+async def test_a_response_that_is_not_to_be_stored_is_not() -> None:
+    async with make_client() as client:
+        made = (await client.post("/v1/responses", json={"input": "Hi", "store": False})).json()
+        read = await client.get(f"/v1/responses/{made['id']}")
+    assert made["store"] is False
+    assert read.status_code == 404
+
+
+@pytest.mark.parametrize("path", ["", "/input_items", "/cancel"])
+async def test_an_unknown_response_is_not_found(path: str) -> None:
+    async with make_client() as client:
+        method = "POST" if path == "/cancel" else "GET"
+        response = await client.request(method, f"/v1/responses/resp_x{path}")
+    assert response.status_code == 404
+
+
+async def test_an_unknown_previous_response_is_not_found_by_name() -> None:
+    response = await post(previous_response_id="resp_x")
+    assert (response.status_code, response.json()["error"]["param"]) == (
+        404,
+        "previous_response_id",
+    )
+
+
+async def test_without_a_store_nothing_can_be_continued() -> None:
+    server = FakeServer(config=make_config(response_store="none"))
+    made = await post(server, store=True)
+    refused = await post(server, previous_response_id="resp_x")
+
+    error = refused.json()["error"]
+    assert made.json()["store"] is False
+    assert (refused.status_code, error["param"]) == (400, "previous_response_id")
+    assert error["code"] == "unsupported"
+    assert "api.response_store" in error["message"]
+
+
+async def test_a_running_response_can_be_read_and_cancelled() -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+    async with make_client(server) as client:
+        making = asyncio.create_task(client.post("/v1/responses", json={"input": "Hi"}))
+        async with asyncio.timeout(10):
+            while not server.client.running:
+                await asyncio.sleep(0)
+            for _ in range(50):
+                await asyncio.sleep(0)
+        (id_,) = {request.request_id.partition("#")[0] for request in server.client.requests}
+        running = await client.get(f"/v1/responses/{id_}")
+        cancelled = await client.post(f"/v1/responses/{id_}/cancel")
+        made = await making
+        read = await client.get(f"/v1/responses/{id_}")
+
+    assert running.json()["status"] == "in_progress"
+    assert cancelled.json()["status"] == "cancelled"
+    assert made.json()["status"] == "cancelled"
+    assert read.json()["output"][0]["content"][0]["text"] == "P"
+
+
+async def test_faults_of_the_chat_are_told_in_the_bodys_own_words() -> None:
+    server = FakeServer(plan=make_plan(max_model_len=10))
+    too_long = (await post(server)).json()["error"]
+    no_output = (await post(max_output_tokens=0)).json()["error"]
+    effort = (await post(reasoning={"effort": "high"})).json()["error"]
+    tool = (await post(tools=[{**ADD, "parameters": {"type": "array"}}])).json()["error"]
+    schema = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": "yes"}
+    strict = (await post(text={"format": schema})).json()["error"]
+
+    assert (too_long["param"], too_long["code"]) == ("input", "context_length_exceeded")
+    assert no_output["param"] == "max_output_tokens"
+    assert effort["param"] == "reasoning.effort"
+    assert tool["param"].startswith("tools")
+    assert strict["param"] == "text.format.strict"
