@@ -57,6 +57,20 @@ def explain(file: File) -> None:
         console.print(escape(f"    {setting.description}"), style="dim")
 
 
+@app.command()
+def parsers() -> None:
+    """List the formats of tool calls and of thought that api.*_parser may name."""
+    from remora.deployments.parsers.formats import TOOL_FORMATS
+    from remora.deployments.parsers.reasoning import REASONING_FORMATS
+
+    tools = {form.name: form.aliases for form in TOOL_FORMATS.values()}
+    reasoning = {form.name: form.aliases for form in REASONING_FORMATS}
+    for key, formats in (("api.tool_parser", tools), ("api.reasoning_parser", reasoning)):
+        answer(f"{key}: auto (default), none, response_template, or")
+        for name, aliases in formats.items():
+            answer(f"  {name:<14} {', '.join(aliases)}".rstrip())
+
+
 def _load(file: Path) -> ServeFile:
     """Read FILE; remora's part is checked by our schema, the rest by Ray Serve's own."""
     from ray.serve.schema import ServeDeploySchema

@@ -130,12 +130,8 @@ class ReplyFormats:
         know that the reply begins with a thought. The prompt is returned as it is where a thought
         is open or over already, or the model has none.
         """
-        form = self.reasoning_format
-        if form is None or form.start(prompt, self._turn_marks, continues=continues) is not (
-            ThoughtStart.OPEN
-        ):
-            return prompt
-        return f"{prompt}{form.opening}\n"
+        opening = self._thought_opening(prompt, continues=continues)
+        return prompt if opening is None else f"{prompt}{opening}\n"
 
     def make_parser(
         self,
@@ -230,6 +226,15 @@ class ReplyFormats:
             return ()
         syntax = self.tool_format.syntax
         return (*syntax.opens, *syntax.wrappers)
+
+    def _thought_opening(self, prompt: str, *, continues: bool) -> str | None:
+        if self.checkpoint_format is not None:
+            return None if continues else self.checkpoint_format.thought_opening(prompt)
+        form = self.reasoning_format
+        if form is None:
+            return None
+        start = form.start(prompt, self._turn_marks, continues=continues)
+        return form.opening if start is ThoughtStart.OPEN else None
 
     def _thought_end(self, prompt: str, *, continues: bool) -> str | None:
         if self.checkpoint_format is not None:

@@ -92,9 +92,21 @@ class CheckpointFormat:
     def thought_end(self, prompt: str) -> str | None:
         """Return the mark that ends the thought that a reply begins within, if it does."""
         field = PartFinder(self, prompt).field
-        if field is None or self.kinds[field.name] is not PartKind.THOUGHT:
+        if field is None or not self._is_thought(field.name):
             return None
         return field.close_literals[0] if field.close_literals else None
+
+    def thought_opening(self, prompt: str) -> str | None:
+        """Return the mark that opens a thought, if the reply to a prompt may begin with it."""
+        fields = [f for name, f in self.template.fields.items() if self._is_thought(name)]
+        finder = PartFinder(self, prompt)
+        if not finder.is_at_start or not fields or not fields[0].open_literals:
+            return None
+        mark: str = fields[0].open_literals[0]
+        return mark
+
+    def _is_thought(self, name: str) -> bool:
+        return self.kinds[name] is PartKind.THOUGHT
 
     def read_calls(
         self, text: str, tools: Sequence[Mapping[str, Any]]
@@ -117,6 +129,9 @@ class PartFinder:
     """Cuts one reply into parts, by the marks of a template. Never raises.
 
     The parts' texts, marks included, are the text that was pushed.
+
+    field:        of the template, that the text is in now; None = in none
+    is_at_start:  whether the prompt holds nothing of the reply
     """
 
     def __init__(self, form: CheckpointFormat, prompt: str) -> None:
@@ -128,7 +143,9 @@ class PartFinder:
         self._num_waiting = 0
         self._is_lost = False
         self._num_of_prompt = 0
-        self.push(self._start_of_reply(prompt))
+        start = self._start_of_reply(prompt)
+        self.push(start)
+        self.is_at_start = not start.strip()
         self._num_of_prompt = len(self._buffer) + self._num_waiting
 
     def push(self, text: str) -> list[Part]:

@@ -82,3 +82,13 @@ def test_explain_tells_written_values_from_defaults(tmp_path: Path) -> None:
     lines = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.strip()}
     assert lines["engine.page_size"][1:4] == ["8", "line", "5"]
     assert lines["engine.device"][1:3] == ["'auto'", "default"]
+
+
+def test_the_formats_of_replies_are_listed_with_their_other_names() -> None:
+    result = CliRunner().invoke(app, ["config", "parsers"])
+
+    assert result.exit_code == 0, result.stderr
+    tools, reasoning = result.stdout.split("api.reasoning_parser")
+    assert tools.startswith("api.tool_parser: auto")
+    assert "hermes         qwen25, qwen" in tools
+    assert "deepseek-r1    deepseek_r1" in reasoning

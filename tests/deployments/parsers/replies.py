@@ -24,7 +24,8 @@ def events_of(parser: ReplyParser, texts: Iterable[str]) -> list[ReplyEvent]:
 
 def merged(events: Iterable[ReplyEvent]) -> Read:
     """Return thought, answer, and the names and arguments of the calls."""
-    thought, answer, calls = "", "", []
+    thought, answer = "", ""
+    calls: list[list[str]] = []
     for event in events:
         match event:
             case Thought(text):

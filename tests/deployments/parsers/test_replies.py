@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError, InvalidRequest
-from remora.deployments.parsers.events import CallBegun, Thought
+from remora.deployments.parsers.events import CallBegun, ReplyParser, Thought
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.parsers.reply_reader import ReplyReader
 from remora.deployments.parsers.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
@@ -54,6 +54,12 @@ def make_formats(
     return ReplyFormats.of(
         tokenizer or make_tokenizer(), tool_parser=tools, reasoning_parser=reasoning
     )
+
+
+def make_parser(formats: ReplyFormats, use: ToolUse = NO_TOOLS, **options: Any) -> ReplyParser:
+    parser = formats.make_parser(prompt=PROMPT, use=use, **options)()
+    assert parser is not None
+    return parser
 
 
 def read_reply(
@@ -161,9 +167,10 @@ def test_a_call_at_the_start_of_a_line_ends_the_thought_if_calls_are_looked_for(
 
 
 def test_thought_in_one_piece_comes_when_it_ends() -> None:
-    make = make_formats().make_parser(prompt=PROMPT, use=NO_TOOLS, stream_reasoning=False)
+    formats = make_formats()
 
-    ended, open_end = events_of(make(), "<think>a b</think>c"), events_of(make(), "<think>a b")
+    ended = events_of(make_parser(formats, stream_reasoning=False), "<think>a b</think>c")
+    open_end = events_of(make_parser(formats, stream_reasoning=False), "<think>a b")
 
     assert [event for event in ended if isinstance(event, Thought)] == [Thought("a b")]
     assert open_end == [Thought("a b")]
@@ -273,6 +280,18 @@ def test_a_thought_can_be_opened_for_the_model() -> None:
     assert make_formats(reasoning="none").opened(PROMPT) == PROMPT
 
 
+def test_a_thought_can_be_opened_as_the_checkpoint_says() -> None:
+    formats = make_formats(make_tokenizer(response=TAGGED))
+
+    opened = formats.opened(PROMPT)
+
+    assert opened == f"{PROMPT}<think>\n"
+    assert formats.thinking(opened) is not None
+    assert formats.thinking(PROMPT) is None
+    assert formats.opened(opened) == opened
+    assert formats.opened(f"{PROMPT}Hel", continues=True) == f"{PROMPT}Hel"
+
+
 @pytest.mark.parametrize("response", [None, TAGGED])
 @pytest.mark.parametrize("separate", [True, False])
 @given(
@@ -305,9 +324,10 @@ def test_replies_without_thought_have_no_thought_tokens() -> None:
 
 
 def test_ids_of_calls_are_unique() -> None:
-    make = make_formats().make_parser(prompt=PROMPT, use=AUTO)
+    formats = make_formats()
 
-    events = events_of(make(), [CALL, CALL]) + events_of(make(), [CALL])
+    events = events_of(make_parser(formats, AUTO), [CALL, CALL])
+    events += events_of(make_parser(formats, AUTO), [CALL])
 
     ids = [event.id for event in events if isinstance(event, CallBegun)]
     assert len(set(ids)) == len(ids) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from remora.engine.tokens.plain_tools import INSTRUCTION, describe_tools, in_plain_words
 
@@ -10,13 +11,13 @@ ADD = {
     "type": "function",
     "function": {"name": "add", "parameters": {"type": "object"}, "strict": True},
 }
-USER = {"role": "user", "content": "1 + 2?"}
-CALL = {
+USER: dict[str, Any] = {"role": "user", "content": "1 + 2?"}
+CALL: dict[str, Any] = {
     "role": "assistant",
     "content": "Let me see.",
     "tool_calls": [{"id": "call_1", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}],
 }
-RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
+RESULT: dict[str, Any] = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 
 
 def test_the_model_is_told_of_its_tools() -> None:
