@@ -85,7 +85,7 @@ class RowMasks:
 
     def begin(self, rows: IntArray) -> None:
         """Begin to fill the masks of rows [R] that will be sampled; `take` must follow."""
-        if not (self._guides or self._failed):
+        if not (self._guides or self._failed) or not len(rows):
             return
         if self._executor is None:
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="remora-masks")

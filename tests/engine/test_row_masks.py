@@ -1,0 +1,121 @@
+"""Masks are made beside the forward pass, in one thread, only when somebody is guided."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from remora.engine.row_masks import RowMasks
+from remora.engine.types import MaskWords, RowInit, SamplingParams
+from tests.engine.guided import EOS, VOCAB, VOCABULARY, BrokenGrammar, ToyGrammar, ids
+
+ROWS = np.array([0, 1], np.int32)
+
+
+class SlowMatcher:
+    """Waits, in whichever thread it is asked, until it is let go."""
+
+    is_complete = False
+
+    def __init__(self, let_go: threading.Event) -> None:
+        self.let_go = let_go
+        self.threads: list[str] = []
+
+    def fill(self, words: MaskWords) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.let_go.wait(30)
+        words.fill(1)
+
+    def accept(self, token_id: int) -> bool:
+        return True
+
+
+class OneMatcher:
+    num_bytes = 0
+
+    def __init__(self, matcher: SlowMatcher) -> None:
+        self._matcher = matcher
+
+    def matcher(self) -> SlowMatcher:
+        return self._matcher
+
+
+def make_masks(*grammars: object) -> RowMasks:
+    masks = RowMasks(max_rows=4, vocab_size=VOCAB, eos_token_ids=[EOS], vocabulary=VOCABULARY)
+    for row, grammar in enumerate(grammars):
+        masks.add_row(
+            RowInit(
+                row=row,
+                token_ids=np.array([10], np.int64),
+                num_prompt_tokens=1,
+                seed=0,
+                sampling=SamplingParams(),
+                grammar=grammar,  # type: ignore[arg-type]
+            )
+        )
+    return masks
+
+
+def test_masks_are_filled_in_another_thread_while_the_caller_goes_on() -> None:
+    let_go = threading.Event()
+    matcher = SlowMatcher(let_go)
+    masks = make_masks(OneMatcher(matcher))
+
+    masks.begin(ROWS[:1])
+    let_go.set()  # the caller got here, so it was not kept waiting
+    taken = masks.take(ROWS[:1])
+    masks.close()
+
+    assert matcher.threads == ["remora-masks_0"]
+    assert taken is not None
+    assert taken.words.tolist() == [[1] * len(taken.words[0])]
+
+
+def test_where_nobody_is_guided_nothing_is_begun() -> None:
+    masks = make_masks(None, None)
+    before = threading.active_count()
+
+    masks.begin(ROWS)
+
+    assert masks.take(ROWS) is None
+    assert threading.active_count() == before
+
+
+def test_lines_are_those_of_the_rows_that_are_restricted() -> None:
+    masks = make_masks(None, ToyGrammar(("a",)))
+
+    taken = masks.take(np.array([1, 0], np.int32))
+
+    assert taken is not None
+    assert taken.lines.tolist() == [0]
+    assert not taken.overruling
+
+
+def test_a_row_that_failed_when_it_started_has_no_token_until_it_is_dropped() -> None:
+    class Unmatched:
+        num_bytes = 0
+
+        def matcher(self) -> SlowMatcher:
+            raise RuntimeError("no matcher")
+
+    masks = make_masks(None, Unmatched())
+
+    taken = masks.take(ROWS)
+    ends = masks.accept(ROWS, np.array([10, 11]))
+    masks.drop_row(1)
+
+    assert taken is not None
+    assert taken.lines.tolist() == [1]
+    assert not taken.words.any()
+    assert ends.failed == {1: "its constraint failed: no matcher"}
+    assert masks.take(ROWS) is None
+
+
+def test_a_grammar_that_is_complete_is_told_once_with_its_token() -> None:
+    masks = make_masks(ToyGrammar(("a",)), BrokenGrammar(after=5))
+
+    ends = masks.accept(ROWS, np.array([ids("a")[0], 10]))
+
+    assert ends.completed == {0}
+    assert not ends.failed
