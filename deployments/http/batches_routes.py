@@ -37,6 +37,17 @@ class BatchBody(Body):
     metadata: Metadata = None
 
 
+_FORM = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
+}
+_UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
+
+
 class Shown(Protocol):
     """What a list shows."""
 
@@ -80,7 +91,7 @@ def _add_files(router: APIRouter, served: Served, store: BatchStore) -> None:
     files = store.files
     uploading = asyncio.Semaphore(MAX_PARALLEL_UPLOADS)
 
-    @router.post("/v1/files")
+    @router.post("/v1/files", openapi_extra=_UPLOAD)
     async def create(request: Request) -> Response:
         async with uploading:
             upload = await read_upload(request)
