@@ -19,6 +19,7 @@ from remora.deployments.http import ops
 from remora.deployments.http.anthropic import anthropic_routes
 from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBody
 from remora.deployments.http.auth import Access, Gate
+from remora.deployments.http.batches_routes import BatchBody, batch_routes
 from remora.deployments.http.dialects import dialect_of
 from remora.deployments.http.edge import Edge, error_answer
 from remora.deployments.http.errors import log_error
@@ -58,6 +59,7 @@ ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     control_routes,
     responses_routes,
     anthropic_routes,
+    batch_routes,
 )
 BODIES: Mapping[str, type[Body]] = {
     "/tokenize": TokenizeBody,
@@ -65,6 +67,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
     "/v1/detokenize": DetokenizeBody,
     "/abort_request": ops.AbortBody,
+    "/v1/batches": BatchBody,
     "/v1/messages/count_tokens": CountTokensBody,
 }
 
