@@ -16,9 +16,11 @@ from remora.deployments.http.sse import EventStream
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
 BODIES = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"stream": True, "n": 2}),
+    ("/v1/chat/completions", CHAT | {"stream": True, "tools": TOOLS, "tool_choice": "required"}),
     ("/v1/completions", {"prompt": ["a", "b", "c"]}),
     ("/v1/completions", {"prompt": ["a", "b", "c"], "stream": True}),
     ("/generate", {"text": "a", "stream": True}),
