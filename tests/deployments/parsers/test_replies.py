@@ -201,6 +201,13 @@ def test_forced_calls_are_read_after_the_thought(
     )
 
 
+def test_the_form_that_models_without_tools_are_told_of_is_read_as_llama3() -> None:
+    formats = make_formats(make_tokenizer(CHAT_TEMPLATE), tools="llama3")
+    text = '[{"name": "add", "parameters": {"a": 1}}]'
+
+    assert read_reply(formats, text, AUTO) == ("", "", [("add", '{"a": 1}')])
+
+
 def test_forced_calls_are_held_to_a_schema() -> None:
     constraint = make_formats(make_tokenizer(CHAT_TEMPLATE)).tool_constraint(REQUIRED)
 
