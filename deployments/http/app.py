@@ -25,8 +25,9 @@ from remora.deployments.http.edge import Edge, error_answer
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
-from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
-from remora.deployments.http.native_bodies import GenerateBody
+from remora.deployments.http.jobs import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from remora.deployments.http.native_routes import GENERATE_BODIES, generate_routes
+from remora.deployments.http.ollama_routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.openai_bodies import (
     ChatBody,
     CompletionBody,
@@ -40,6 +41,7 @@ from remora.deployments.http.ops_routes import (
     information_routes,
     token_routes,
 )
+from remora.deployments.http.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.served import Served
@@ -50,7 +52,6 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/completions", COMPLETIONS, CompletionBody),
     Route("/v1/responses", RESPONSES, ResponsesBody),
     Route("/v1/messages", MESSAGES, MessagesBody),
-    Route("/generate", GENERATE, GenerateBody, ("GET", "POST", "PUT")),
 )
 ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     token_routes,
@@ -59,6 +60,9 @@ ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     control_routes,
     responses_routes,
     anthropic_routes,
+    generate_routes,
+    ollama_routes,
+    parse_routes,
     batch_routes,
 )
 BODIES: Mapping[str, type[Body]] = {
@@ -67,8 +71,11 @@ BODIES: Mapping[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
     "/v1/detokenize": DetokenizeBody,
     "/abort_request": ops.AbortBody,
-    "/v1/batches": BatchBody,
+    **GENERATE_BODIES,
+    **OLLAMA_BODIES,
+    **PARSE_BODIES,
     "/v1/messages/count_tokens": CountTokensBody,
+    "/v1/batches": BatchBody,
 }
 
 

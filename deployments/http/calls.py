@@ -26,8 +26,8 @@ Event = tuple[int, Output]
 class OpenCall:
     """Outputs of a running call, as (index of the prompt, output). Must be closed."""
 
-    def __init__(self, first: Event, rest: AsyncGenerator[Event, None]) -> None:
-        self._first: Event | None = first
+    def __init__(self, first: Event | None, rest: AsyncGenerator[Event, None]) -> None:
+        self._first = first
         self._rest = rest
 
     def __aiter__(self) -> OpenCall:
@@ -84,7 +84,7 @@ class Calls:
         self._open: dict[str, set[str]] = {}
 
     async def open(self, rid: str, requests: Sequence[Request]) -> OpenCall:
-        """Submit all requests and wait for the first output of any.
+        """Submit all requests and wait for the first output of any; without requests, of none.
 
         rid:  names the whole call; each request is also known under its own `request_id`
 
@@ -109,7 +109,7 @@ class Calls:
             names.setdefault(given.request_id, set()).add(request.request_id)
         events = self._run(names, numbered)
         # A cancelled or failing `anext` ends the generator, so nothing is left to close.
-        return OpenCall(await anext(events), events)
+        return OpenCall(await anext(events, None), events)
 
     async def abort(self, rid: str) -> int:
         """Abort all requests of the calls, and all requests, named `rid`; returns how many."""

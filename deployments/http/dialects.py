@@ -26,6 +26,11 @@ def _named_event(chunk: Mapping[str, Any]) -> bytes:
     return b"event: " + str(chunk["type"]).encode() + b"\n" + _event(chunk)
 
 
+def _bare_event(chunk: Mapping[str, Any]) -> bytes:
+    """Frame a chunk for clients that cut off `data:` and nothing more."""
+    return b"data:" + dumps(chunk) + b"\n\n"
+
+
 def _line(chunk: Mapping[str, Any]) -> bytes:
     return dumps(chunk) + b"\n"
 
@@ -120,7 +125,7 @@ OLLAMA = Dialect(
     media_type="application/x-ndjson",
 )
 TGI = Dialect(error=_tgi_error, late_error=_tgi_error, status=_tgi_status, last=b"")
-LIGHTLLM = Dialect(last=b"")
+LIGHTLLM = Dialect(frame=_bare_event, last=b"")
 
 _BY_PATH = (
     ("/v1/messages", ANTHROPIC),

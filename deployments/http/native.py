@@ -1,7 +1,8 @@
-"""/generate in SGLang's shape: its body, and its objects with `text`, `output_ids`, `meta_info`.
+"""/generate in SGLang's shape: from a body to a job.
 
-A stream's events hold everything since the start, not only what is new. One text gives an object,
-a list of texts (or n > 1) gives a list; events of a stream over several have an `index`.
+One text gives an object, a list of texts (or n > 1) gives a list; events of a stream over several
+have an `index`. An event holds everything since the start, or with `api.stream_text: delta` what
+is new.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
-from remora.deployments.http.choices import Choice, Choices
+from remora.deployments.http.choices import Choices
+from remora.deployments.http.constraints import grammar_of
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.fields import MAX_SEQUENCES
-from remora.deployments.http.logprobs import Line, LogprobWriter, check_num_entries
-from remora.deployments.http.native_bodies import GenerateBody, NativeSampling
+from remora.deployments.http.logprobs import LogprobWriter, check_num_entries
+from remora.deployments.http.native_answers import AnswerWriter, Prompt
+from remora.deployments.http.native_bodies import GenerateBody, PromptOptions
 from remora.deployments.http.prompts import check_room, prompt_ids
 from remora.deployments.http.sampling import as_seed, sampling_params
 from remora.deployments.http.served import Served
-from remora.engine.types import FinishReason, Request, SamplingParams
+from remora.engine.types import Grammar, Request, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
+PREFIX = "sampling_params."
 _NAMES = {
     "max_tokens": "sampling_params.max_new_tokens",
     "min_tokens": "sampling_params.min_new_tokens",
@@ -38,14 +42,19 @@ _NAMES = {
 class GenerateJob:
     """One validated /generate request, of one or many prompts.
 
-    is_list:  whether the answer is a list
+    heals:     for each prompt, whether its last token is taken back and written anew
+    is_list:   whether the answer is a list
+    is_delta:  whether an event of a stream holds only what is new
     """
 
     body: GenerateBody
     rid: str
-    prompts: list[list[int]]
+    prompts: list[Prompt]
     samplings: list[SamplingParams]
+    grammars: list[Grammar | None]
+    heals: list[bool]
     is_list: bool
+    is_delta: bool
     started: float
     writer: LogprobWriter
 
@@ -59,28 +68,36 @@ class GenerateJob:
         """What the engine gets."""
         return tuple(
             Request(
-                request_id=self.rid,
-                prompt_ids=ids,
+                request_id=prompt.name,
+                prompt_ids=prompt.ids,
                 sampling=sampling,
                 priority=self.body.priority or 0,
                 cache_salt=self.body.cache_salt or "",
+                grammar=grammar,
+                heal=heal,
             )
-            for ids, sampling in zip(self.prompts, self.samplings, strict=True)
+            for prompt, sampling, grammar, heal in zip(
+                self.prompts, self.samplings, self.grammars, self.heals, strict=True
+            )
         )
 
     async def result(self, outputs: OpenCall) -> Any:
         """Return the whole answer."""
         choices = self._choices()
         await choices.gather(outputs)
-        answers = [self._answer(choices, choice) async for choice in choices.each()]
+        writer = self._answers(choices, is_delta=False)
+        answers = [writer.write(choice) async for choice in choices.each()]
         return answers if self.is_list else answers[0]
 
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
         """Yield what each choice has become, whenever one has grown."""
         choices = self._choices()
+        writer = self._answers(choices, is_delta=self.is_delta)
         async for event in outputs:
             choice = choices.add(event)
-            answer = self._answer(choices, choice)
+            if not writer.is_due(choice):
+                continue
+            answer = writer.write(choice)
             if self.is_list:
                 answer["index"] = choices.number(choice)
             yield answer
@@ -88,102 +105,69 @@ class GenerateJob:
     def _choices(self) -> Choices:
         return Choices(len(self.prompts), self.samplings[0].n)
 
-    def _answer(self, choices: Choices, choice: Choice) -> dict[str, Any]:
-        meta = {
-            "id": self.rid,
-            "finish_reason": self._finish_reason(choice),
-            "prompt_tokens": len(self.prompts[choice.prompt]),
-            "completion_tokens": choice.num_output_tokens,
-            "cached_tokens": choice.num_cached_tokens,
-            "weight_version": "default",
-            "e2e_latency": time.monotonic() - self.started,
-        }
-        if self.body.return_logprob:
-            meta |= self._logprobs(choices, choice)
-        return {"text": choice.text, "output_ids": list(choice.token_ids), "meta_info": meta}
-
-    def _finish_reason(self, choice: Choice) -> dict[str, Any] | None:
-        if choice.finish_reason is None:
-            return None
-        if choice.finish_reason is FinishReason.LENGTH:
-            return {"type": "length", "length": choice.num_output_tokens}
-        if choice.finish_reason is FinishReason.ABORT:
-            return {"type": "abort", "message": "Aborted."}
-        matched = choice.stop_reason
-        if matched is None and choice.token_ids:
-            matched = choice.token_ids[-1]  # the model's own end
-        return {"type": "stop", "matched": matched}
-
-    def _logprobs(self, choices: Choices, choice: Choice) -> dict[str, Any]:
-        """Return all log-probabilities of a choice so far; only the new ones are written."""
-        write, write_top = self.writer.native, self.writer.native_top
-        with_text, has_top = bool(self.body.return_text_in_logprobs), self.body.top_logprobs_num
-        written = choice.written
-        # The prompt's come with the first output of any of its choices.
-        if not written.get("input_token_logprobs"):
-            ids, lines = self._prompt_lines(choices, choice)
-            written["input_token_logprobs"] = write(ids, lines, with_text=with_text)
-            if has_top:
-                written["input_top_logprobs"] = write_top(lines, with_text=with_text)
-        output = written.setdefault("output_token_logprobs", [])
-        new = slice(len(output), None)
-        ids, lines = choice.token_ids[new], [*choice.logprobs[new]]
-        output += write(ids, lines, with_text=with_text)
-        if has_top:
-            top = written.setdefault("output_top_logprobs", [])
-            top += write_top(lines, with_text=with_text)
-        # Copies: an event stays as it is while the choice goes on.
-        return {name: list(values) for name, values in written.items()}
-
-    def _prompt_lines(self, choices: Choices, choice: Choice) -> tuple[list[int], list[Line]]:
-        """Return ids and log-probabilities of the prompt from `logprob_start_len` on."""
-        start = self.body.logprob_start_len
-        if start is None or start < 0:
-            return [], []
-        lines = list(choices.prompt_logprobs(choice) or ())[start:]
-        return (self.prompts[choice.prompt][start:], lines) if lines else ([], [])
+    def _answers(self, choices: Choices, *, is_delta: bool) -> AnswerWriter:
+        return AnswerWriter(
+            self.prompts,
+            choices,
+            self.writer,
+            started=self.started,
+            with_text=bool(self.body.return_text_in_logprobs),
+            is_delta=is_delta,
+        )
 
 
-def _check_n(bodies: Sequence[NativeSampling], num_prompts: int) -> None:
-    if any(body.n != bodies[0].n for body in bodies):
+def _check_n(options: Sequence[PromptOptions]) -> None:
+    n = options[0].sampling.n or 1
+    if any((one.sampling.n or 1) != n for one in options):
         message = "n must be the same for all prompts of a batch."
         raise unsupported("sampling_params.n", message)
-    if (bodies[0].n or 1) * num_prompts > MAX_SEQUENCES:
+    if n * len(options) > MAX_SEQUENCES:
         message = f"n times the number of prompts must not exceed {MAX_SEQUENCES}."
         raise InvalidRequest(message, "sampling_params.n")
 
 
-def _sampling(served: Served, body: GenerateBody, fields: NativeSampling) -> SamplingParams:
+def _sampling(served: Served, options: PromptOptions) -> SamplingParams:
+    fields = options.sampling
     max_tokens = fields.max_new_tokens
-    top = (body.top_logprobs_num or 0) if body.return_logprob else None
-    wants_prompt = body.logprob_start_len is not None and body.logprob_start_len >= 0
+    min_tokens = fields.min_new_tokens or 0
+    top = options.top_logprobs_num if options.return_logprob else None
+    if max_tokens == 0 and min_tokens:
+        param = "sampling_params.min_new_tokens"
+        raise InvalidRequest(f"{param} must be 0 where max_new_tokens is.", param)
     return sampling_params(
         fields,
         defaults=served.generation_defaults,
         vocab_size=served.tokenizer.vocab_size,
         names=_NAMES,
-        prefix="sampling_params.",
-        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
-        min_tokens=fields.min_new_tokens or 0,
+        prefix=PREFIX,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max(1, max_tokens),
+        min_tokens=min_tokens,
         seed=as_seed(fields.sampling_seed),
         include_stop_in_output=bool(fields.no_stop_trim),
         logprobs=top,
-        prompt_logprobs=top if wants_prompt else None,
+        prompt_logprobs=top if options.logprob_start_len >= 0 else None,
+        first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
     )
 
 
 def _check_logprobs(
-    body: GenerateBody, prompts: Sequence[list[int]], samplings: Sequence[SamplingParams]
+    prompts: Sequence[Prompt], samplings: Sequence[SamplingParams], *, is_repeated: bool
 ) -> None:
-    if not body.return_logprob:
-        return
-    num_tokens = sum(
-        sampling.n
-        * ((sampling.max_tokens or 0) + (0 if sampling.prompt_logprobs is None else len(ids)))
-        for ids, sampling in zip(prompts, samplings, strict=True)
-    )
-    top = body.top_logprobs_num or 0
-    check_num_entries(num_tokens, top, "top_logprobs_num", is_repeated=bool(body.stream))
+    """Raise InvalidRequest if the answer, or one event of a stream, may be too large."""
+    num_tokens = 0
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        if sampling.logprobs is not None:
+            num_tokens += sampling.n * (sampling.max_tokens or 0)
+        if sampling.prompt_logprobs is not None:
+            num_tokens += sampling.n * len(prompt.ids)
+    top = max(sampling.logprobs or 0 for sampling in samplings)
+    check_num_entries(num_tokens, top, "top_logprobs_num", is_repeated=is_repeated)
+
+
+def heals(served: Served, sampling: SamplingParams, grammar: Grammar | None) -> bool:
+    """Whether the last token of a prompt that came as text is taken back and written anew."""
+    is_free = grammar is None and sampling.prompt_logprobs is None
+    return served.config.grammar.token_healing and is_free
 
 
 async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> GenerateJob:
@@ -194,22 +178,38 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     started = time.monotonic()
     served.check_model(body.model)
     given, param = body.given
-    _check_n(body.sampling_params, body.num_prompts)
-    samplings = [_sampling(served, body, entry) for entry in body.sampling_params]
-    if len(samplings) < body.num_prompts:
-        samplings *= body.num_prompts
-    prompts = await prompt_ids(
+    options = body.options
+    _check_n(options)
+    samplings = [_sampling(served, one) for one in options]
+    ids = await prompt_ids(
         served.tokenizer, served.plan, given.prompts, add_special_tokens=True, param=param
     )
-    for ids, sampling in zip(prompts, samplings, strict=True):
-        check_room(len(ids), sampling.max_tokens, served.plan, param)
-    _check_logprobs(body, prompts, samplings)
+    prompts = [
+        Prompt(
+            name=one.rid or (f"{rid}_{number}" if len(options) > 1 else rid),
+            ids=ids[number],
+            options=one,
+            is_dry=one.sampling.max_new_tokens == 0,
+        )
+        for number, one in enumerate(options)
+    ]
+    for prompt, sampling in zip(prompts, samplings, strict=True):
+        check_room(len(prompt.ids), sampling.max_tokens, served.plan, param)
+    is_delta = served.config.api.stream_text == "delta"
+    _check_logprobs(prompts, samplings, is_repeated=bool(body.stream) and not is_delta)
+    grammars = [await grammar_of(served, one.sampling, prefix=PREFIX) for one in options]
     return GenerateJob(
         body=body,
         rid=rid,
         prompts=prompts,
         samplings=samplings,
+        grammars=grammars,
+        heals=[
+            isinstance(prompt, str) and heals(served, sampling, grammar)
+            for prompt, sampling, grammar in zip(given.prompts, samplings, grammars, strict=True)
+        ],
         is_list=given.is_list or samplings[0].n > 1,
+        is_delta=is_delta,
         started=started,
         writer=LogprobWriter(served.tokenizer),
     )

@@ -1,9 +1,10 @@
-"""Body of /generate in SGLang's shape."""
+"""Body of /generate in SGLang's shape: one prompt or many, with options for all or for each."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
@@ -23,6 +24,11 @@ from remora.deployments.http.fields import (
 )
 from remora.deployments.http.openai_bodies import PromptInput, check_prompt
 
+MAX_STREAM_INTERVAL = 4096
+_MAX_LOGPROB_START = 2**31 - 1
+
+ValueT = TypeVar("ValueT")
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -30,6 +36,21 @@ class Given:
 
     prompts: list[PromptInput]
     is_list: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptOptions:
+    """What is asked of one prompt of a call.
+
+    rid:                names it; None = it is named after the call
+    logprob_start_len:  place in the prompt from which on its tokens are scored; -1 = none is
+    """
+
+    rid: str | None
+    sampling: NativeSampling
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs_num: int
 
 
 def _check_text(value: Any) -> Given | None:
@@ -62,12 +83,47 @@ def _check_rid(value: Any) -> str | list[str | None] | None:
     return checked
 
 
+def _check_flags(value: Any) -> bool | list[bool | None] | None:
+    flags = value if isinstance(value, list) else [value]
+    if len(flags) > MAX_PROMPTS or not all(flag is None or type(flag) is bool for flag in flags):
+        raise fault("must be true or false, or a list of these")
+    checked: bool | list[bool | None] | None = value
+    return checked
+
+
+def _check_ints(value: Any, low: int, high: int) -> int | list[int | None] | None:
+    numbers = value if isinstance(value, list) else [value]
+    if len(numbers) > MAX_PROMPTS or not all(
+        number is None or (type(number) is int and low <= number <= high) for number in numbers
+    ):
+        raise fault(f"must be a whole number from {low} to {high}, or a list of these")
+    checked: int | list[int | None] | None = value
+    return checked
+
+
+def _check_start(value: Any) -> int | list[int | None] | None:
+    return _check_ints(value, -1, _MAX_LOGPROB_START)
+
+
+def _check_top(value: Any) -> int | list[int | None] | None:
+    return _check_ints(value, 0, MAX_TOP_LOGPROBS)
+
+
+Ints = int | list[int | None] | None
+_INTS = WithJsonSchema({"type": ["integer", "array"]})
+
+
 class NativeSampling(SamplingBody):
     """`sampling_params` of /generate."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
     sampling_seed: Seed | None = None
+    stream_interval: Annotated[int, Field(ge=1, le=MAX_STREAM_INTERVAL)] | None = None
+    json_schema: Annotated[Any, WithJsonSchema({"type": ["string", "object"]})] = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: Annotated[Any, WithJsonSchema({"type": ["string", "object"]})] = None
 
 
 class GenerateBody(Body):
@@ -86,11 +142,15 @@ class GenerateBody(Body):
     rid: Annotated[
         str | list[str | None] | None,
         PlainValidator(_check_rid),
-        WithJsonSchema({"type": "string"}),
+        WithJsonSchema({"type": ["string", "array"]}),
     ] = None
-    return_logprob: bool | None = None
-    logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    top_logprobs_num: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    return_logprob: Annotated[
+        bool | list[bool | None] | None,
+        PlainValidator(_check_flags),
+        WithJsonSchema({"type": ["boolean", "array"]}),
+    ] = None
+    logprob_start_len: Annotated[Ints, PlainValidator(_check_start), _INTS] = None
+    top_logprobs_num: Annotated[Ints, PlainValidator(_check_top), _INTS] = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
@@ -118,56 +178,69 @@ class GenerateBody(Body):
         """How many prompts there are."""
         return len(self.given[0].prompts)
 
+    @property
+    def options(self) -> list[PromptOptions]:
+        """What is asked of each prompt. `parse_generate` has seen that the lists are as long."""
+        rids = self.rid if isinstance(self.rid, list) else [None]
+        columns = (
+            rids,
+            self.sampling_params or [NativeSampling()],
+            _as_list(self.return_logprob),
+            _as_list(self.logprob_start_len),
+            _as_list(self.top_logprobs_num),
+        )
+        rows = zip(*(_each(column, self.num_prompts) for column in columns), strict=True)
+        return [
+            PromptOptions(
+                rid=rid,
+                sampling=sampling,
+                return_logprob=bool(flag),
+                logprob_start_len=-1 if start is None else start,
+                top_logprobs_num=top or 0,
+            )
+            for rid, sampling, flag, start, top in rows
+        ]
 
-_OTHER_DIALECTS = {"inputs": "TGI or LightLLM", "prompt": "an old vLLM"}
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _each(values: Sequence[ValueT], num: int) -> Sequence[ValueT]:
+    return values if len(values) == num else [values[0]] * num
 
 
 def parse_generate(body: Any) -> GenerateBody:
-    """Validate a body of /generate.
+    """Validate a body of /generate. Its `sampling_params` become a list: one for all or one each.
 
-    Its `sampling_params` become a list, one for all or one each, and its `rid` becomes one name.
     Raises InvalidRequest.
     """
-    _refuse_other_dialects(body)
+    _refuse_old_dialect(body)
     if not isinstance(body, dict):
         return parse(GenerateBody, body)
     outer = {name: value for name, value in body.items() if name != "sampling_params"}
     parsed = parse(GenerateBody, outer)
     given = body.get("sampling_params")
-    entries = given if isinstance(given, list) else [given]
     sampling = [
         parse(NativeSampling, {} if entry is None else entry, prefix="sampling_params.")
-        for entry in entries[:MAX_PROMPTS]
+        for entry in _as_list(given)[:MAX_PROMPTS]
     ]
-    if isinstance(given, list) and len(given) != parsed.num_prompts:
-        message = f"sampling_params holds {len(given)} entries for {parsed.num_prompts} prompts."
-        raise InvalidRequest(message, "sampling_params")
-    return parsed.model_copy(update={"sampling_params": sampling, "rid": _name(parsed)})
+    for name in ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num"):
+        _check_length(name, getattr(parsed, name), parsed.num_prompts)
+    _check_length("sampling_params", given, parsed.num_prompts)
+    return parsed.model_copy(update={"sampling_params": sampling})
 
 
-def _name(body: GenerateBody) -> str | None:
-    """Return the name of the whole call. Raises InvalidRequest."""
-    if not isinstance(body.rid, list):
-        return body.rid
-    if len(body.rid) != body.num_prompts:
-        message = f"rid holds {len(body.rid)} names for {body.num_prompts} prompts."
-        raise InvalidRequest(message, "rid")
-    if len(body.rid) > 1 and any(name is not None for name in body.rid):
+def _check_length(name: str, values: Any, num_prompts: int) -> None:
+    if isinstance(values, list) and len(values) != num_prompts:
+        message = f"{name} holds {len(values)} entries for {num_prompts} prompts."
+        raise InvalidRequest(message, name)
+
+
+def _refuse_old_dialect(body: Any) -> None:
+    if isinstance(body, dict) and "prompt" in body and not {"text", "input_ids"} & body.keys():
         message = (
-            "A call has one name here, under which all of it is aborted; send rid as a text, "
-            "or the prompts one by one."
+            "prompt belongs to the /generate of an old vLLM, which is not served; send text or "
+            "input_ids, or use /v1/completions."
         )
-        raise unsupported("rid", message)
-    return body.rid[0]
-
-
-def _refuse_other_dialects(body: Any) -> None:
-    if not isinstance(body, dict) or "text" in body or "input_ids" in body:
-        return
-    for name, who in _OTHER_DIALECTS.items():
-        if name in body:
-            message = (
-                f"{name} belongs to the /generate of {who}, which is not served; "
-                "send text or input_ids, or use /v1/completions."
-            )
-            raise unsupported(name, message)
+        raise unsupported("prompt", message)

@@ -156,24 +156,18 @@ async def test_a_list_of_one_name_names_the_call() -> None:
     assert [answer["meta_info"]["id"] for answer in body] == ["mine"]
 
 
-async def test_names_that_are_all_null_name_nothing() -> None:
-    body = (await post(text=["ab", "cd"], rid=[None, None])).json()
-    assert [answer["meta_info"]["id"] for answer in body] == ["r1", "r1"]
+async def test_prompts_without_names_are_named_after_the_call() -> None:
+    body = (await post(text=["ab", "cd"], rid=[None, "mine"])).json()
+    assert [answer["meta_info"]["id"] for answer in body] == ["r1_0", "mine"]
 
 
 @pytest.mark.parametrize(
-    ("rids", "code"),
-    [
-        ([], "invalid_value"),
-        (["a"], "invalid_value"),
-        (["a", "b", "c"], "invalid_value"),
-        (["a", "b"], "unsupported"),
-    ],
+    "field", ["rid", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num"]
 )
-async def test_no_name_is_dropped_in_silence(rids: list[str], code: str) -> None:
-    response = await post(text=["ab", "cd"], rid=rids)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, "rid", code)
+@pytest.mark.parametrize("length", [0, 1, 3])
+async def test_a_list_is_as_long_as_the_prompts_are_many(field: str, length: int) -> None:
+    response = await post(text=["ab", "cd"], **{field: [None] * length})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
 @pytest.mark.parametrize(
@@ -197,19 +191,22 @@ async def test_get_works_like_post() -> None:
     assert response.json()["text"] == "Paris."
 
 
-@pytest.mark.parametrize("name", ["inputs", "prompt"])
-async def test_bodies_of_other_servers_are_told_so(name: str) -> None:
-    error = (await post(None, **{name: "ab"})).json()["error"]
-    assert (error["param"], error["code"]) == (name, "unsupported")
+async def test_a_body_of_an_old_vllm_is_told_so() -> None:
+    error = (await post(None, prompt="ab")).json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "unsupported")
 
 
 @pytest.mark.parametrize(
     ("params", "param"),
     [
-        ({"max_new_tokens": 0}, "sampling_params.max_new_tokens"),
+        ({"max_new_tokens": -1}, "sampling_params.max_new_tokens"),
+        ({"max_new_tokens": 0, "min_new_tokens": 1}, "sampling_params.min_new_tokens"),
         ({"temperature": "hot"}, "sampling_params.temperature"),
         ({"top_p": 2}, "sampling_params.top_p"),
-        ({"regex": "a+"}, "sampling_params.regex"),
+        ({"regex": "a+", "ebnf": "root ::= \"a\""}, "sampling_params.ebnf"),
+        ({"regex": ""}, "sampling_params.regex"),
+        ({"stream_interval": 0}, "sampling_params.stream_interval"),
+        ({"custom_params": {"a": 1}}, "sampling_params.custom_params"),
         ({"stop_token_ids": [999]}, "sampling_params.stop_token_ids"),
         ([], "sampling_params"),
         ("x", "sampling_params"),

@@ -1,0 +1,126 @@
+"""Paths that several servers share: /generate in three dialects, and what goes with it.
+
+`api.generate_dialect` says whose bodies /generate takes; by default each body says so itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from remora.deployments.http.dialects import LIGHTLLM, OPENAI, TGI, Dialect
+from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.handlers import Route, generation_routes, read_body
+from remora.deployments.http.jobs import GENERATE, Endpoint, Job
+from remora.deployments.http.lightllm import count_tokens, prepare_light, token_load
+from remora.deployments.http.lightllm_bodies import LightBody, TokensBody, parse_light
+from remora.deployments.http.native import prepare_generate
+from remora.deployments.http.native_bodies import GenerateBody, parse_generate
+from remora.deployments.http.served import Served
+from remora.deployments.http.tgi import prepare_tgi
+from remora.deployments.http.tgi_bodies import TgiBody, parse_tgi
+from remora.deployments.http.tgi_info import tgi_info
+from remora.deployments.http.wire import JSONAnswer
+
+
+def _always(dialect: Dialect) -> Callable[[Any], Dialect]:
+    return lambda _: dialect
+
+
+def _tgi(*, stream: bool | None, wraps: bool = False) -> Endpoint[TgiBody]:
+    return Endpoint(
+        partial(parse_tgi, stream=stream), partial(_prepare_tgi, wraps=wraps), _always(TGI)
+    )
+
+
+async def _prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool) -> Job:
+    return await prepare_tgi(served, body, rid, wraps=wraps)
+
+
+def _light(*, stream: bool | None) -> Endpoint[LightBody]:
+    return Endpoint(partial(parse_light, stream=stream), prepare_light, _always(LIGHTLLM))
+
+
+def _is_tgi(body: Any) -> bool:
+    return isinstance(body, dict) and "inputs" in body and not {"text", "input_ids"} & body.keys()
+
+
+def _parse_either(body: Any) -> Body:
+    return parse_tgi(body, stream=False) if _is_tgi(body) else parse_generate(body)
+
+
+async def _prepare_either(served: Served, body: Body, rid: str) -> Job:
+    if isinstance(body, TgiBody):
+        return await prepare_tgi(served, body, rid)
+    assert isinstance(body, GenerateBody)
+    return await prepare_generate(served, body, rid)
+
+
+_EITHER: Endpoint[Body] = Endpoint(
+    _parse_either, _prepare_either, lambda body: TGI if _is_tgi(body) else OPENAI
+)
+_GENERATE: Mapping[str, Endpoint[Any]] = {
+    "auto": _EITHER,
+    "sglang": GENERATE,
+    "tgi": _tgi(stream=False),
+    "lightllm": _light(stream=False),
+}
+
+
+def generate_routes(served: Served) -> APIRouter:
+    """Return the router of /generate and its like, in the dialect that is configured."""
+    dialect = served.config.api.generate_dialect
+    is_light = dialect == "lightllm"
+    routes = (
+        Route("/generate", _GENERATE[dialect], GenerateBody, ("GET", "POST", "PUT")),
+        Route("/generate_stream", _light(stream=True) if is_light else _tgi(stream=True), TgiBody),
+        Route("/", _light(stream=None) if is_light else _tgi(stream=None, wraps=True), TgiBody),
+    )
+    router = generation_routes(served, routes)
+    router.include_router(_tgi_information(served))
+    router.include_router(_light_information(served))
+    return router
+
+
+# What the paths above are sent, for the description of the API.
+GENERATE_BODIES: Mapping[str, type[Body]] = {
+    "/generate": GenerateBody,
+    "/generate_stream": TgiBody,
+    "/": TgiBody,
+    "/tokens": TokensBody,
+}
+
+
+def _tgi_information(served: Served) -> APIRouter:
+    router = APIRouter(tags=["information"])
+
+    @router.get("/info")
+    async def info() -> Response:
+        return JSONAnswer(tgi_info(served))
+
+    return router
+
+
+def _light_information(served: Served) -> APIRouter:
+    router = APIRouter(tags=["information"])
+
+    @router.get("/get_model_name")
+    async def get_model_name() -> Response:
+        return JSONAnswer({"model_name": served.plan.served_model_name})
+
+    @router.get("/token_load")
+    async def get_token_load() -> Response:
+        return JSONAnswer(token_load(served))
+
+    @router.get("/tokens")
+    @router.post("/tokens")
+    async def tokens(request: Request) -> Response:
+        body = parse(TokensBody, await read_body(served, request))
+        headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
+        return JSONAnswer(await count_tokens(served, body), headers=dict(headers))
+
+    return router

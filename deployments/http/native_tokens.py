@@ -1,0 +1,48 @@
+"""Tokens one by one, as the dialects show them that stream tokens and not pieces of text."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextToken:
+    """A token and what it adds to the text. `is_special`: it is no part of the text."""
+
+    id: int
+    text: str
+    is_special: bool
+
+
+def tokens_of(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[TextToken]:
+    """Return tokens whose texts, special ones left out, make up `text` when put together.
+
+    A character belongs to the token that completes it, and text that was held back to the last of
+    the tokens. A special token's text is its name.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    tokens: list[TextToken] = []
+    start = 0
+    plain = [place for place, id_ in enumerate(token_ids) if not _is_special(tokenizer, id_)]
+    last = plain[-1] if plain else -1
+    for place, token_id in enumerate(token_ids):
+        if _is_special(tokenizer, token_id):
+            tokens.append(TextToken(token_id, tokenizer.token_text(token_id), is_special=True))
+            continue
+        end = start + len(decoder.decode(tokenizer.token_bytes(token_id)))
+        part = text[start:] if place == last else text[start:end]
+        tokens.append(TextToken(token_id, part, is_special=False))
+        start = end
+    if text and last < 0 and tokens:
+        tokens[0] = TextToken(tokens[0].id, text, is_special=False)
+    return tokens
+
+
+def _is_special(tokenizer: Tokenizer, token_id: int) -> bool:
+    return token_id in tokenizer.special_ids

@@ -1,0 +1,70 @@
+"""Routes under /api, which Ollama's clients ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NoReturn
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from remora.deployments.http import ollama_info
+from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.handlers import Route, generation_routes, read_body
+from remora.deployments.http.jobs import Endpoint
+from remora.deployments.http.ollama import prepare_ollama_chat, prepare_ollama_generate
+from remora.deployments.http.ollama_bodies import (
+    EmbedBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    ShowBody,
+)
+from remora.deployments.http.served import Served
+from remora.deployments.http.wire import JSONAnswer
+
+OLLAMA_CHAT = Endpoint(partial(parse, OllamaChatBody), prepare_ollama_chat)
+OLLAMA_GENERATE = Endpoint(partial(parse, OllamaGenerateBody), prepare_ollama_generate)
+
+_ROUTES = (
+    Route("/api/chat", OLLAMA_CHAT, OllamaChatBody),
+    Route("/api/generate", OLLAMA_GENERATE, OllamaGenerateBody),
+)
+# What the paths below /api are sent, for the description of the API.
+OLLAMA_BODIES: Mapping[str, type[Body]] = {
+    **{route.path: route.body for route in _ROUTES},
+    "/api/show": ShowBody,
+    "/api/embed": EmbedBody,
+    "/api/embeddings": EmbedBody,
+}
+
+
+def ollama_routes(served: Served) -> APIRouter:
+    """Return the router of all of them."""
+    router = generation_routes(served, _ROUTES)
+
+    @router.get("/api/tags")
+    async def tags() -> Response:
+        return JSONAnswer(ollama_info.tags(served))
+
+    @router.get("/api/ps")
+    async def running() -> Response:
+        return JSONAnswer(ollama_info.running(served))
+
+    @router.get("/api/version")
+    async def server_version() -> Response:
+        return JSONAnswer(ollama_info.server_version())
+
+    @router.post("/api/show")
+    async def show(request: Request) -> Response:
+        body = parse(ShowBody, await read_body(served, request))
+        headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
+        return JSONAnswer(ollama_info.show(served, body), headers=dict(headers))
+
+    @router.post("/api/embed", response_model=None)
+    @router.post("/api/embeddings", response_model=None)
+    async def embed(request: Request) -> NoReturn:
+        parse(EmbedBody, await read_body(served, request))
+        ollama_info.refuse_embedding(served)
+
+    return router
