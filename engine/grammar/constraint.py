@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+class ConstraintError(ValueError):
+    """A constraint that cannot be held to; the message is for the caller."""
+
+
 class ConstraintKind(StrEnum):
     """How a constraint is written; the value is its name in messages."""
 

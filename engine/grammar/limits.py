@@ -1,0 +1,97 @@
+"""What is looked at before anything is compiled: sizes, nesting, and JSON that is JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
+
+MAX_SOURCE_BYTES = 64 * 1024
+MAX_DEPTH = 32
+MAX_NODES = 2000
+MAX_CHOICES = 1024
+MAX_INTEGER_DIGITS = 64
+MAX_EBNF_COPIES = 10_000
+_JSON_KINDS = (ConstraintKind.JSON_SCHEMA, ConstraintKind.STRUCTURAL_TAG, ConstraintKind.CHOICE)
+_EBNF_REPEAT = re.compile(r"\{[0-9, ]*\}")
+
+
+def check_size(constraint: Constraint) -> None:
+    """Raise ConstraintError where the source is longer than any that is read."""
+    try:
+        size = len(constraint.source.encode())
+    except UnicodeEncodeError:
+        raise ConstraintError("it holds half of a surrogate pair") from None
+    if size > MAX_SOURCE_BYTES:
+        raise ConstraintError(f"it has {size} bytes; at most {MAX_SOURCE_BYTES} are taken")
+
+
+def parse_json(constraint: Constraint) -> Any:
+    """Parse the source of a constraint that is JSON. Raises ConstraintError."""
+    if constraint.kind not in _JSON_KINDS:
+        return None
+    try:
+        value = json.loads(constraint.source, parse_constant=_refuse_constant, parse_int=_integer)
+    except ConstraintError:
+        raise
+    except RecursionError:
+        raise ConstraintError(f"it nests deeper than {MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise ConstraintError(f"it is not JSON: {error}") from None
+    _check_tree(value)
+    return value
+
+
+def check_choices(value: Any) -> list[str]:
+    """Return the texts of a choice. Raises ConstraintError."""
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise ConstraintError("it must be a list of texts of at least one character")
+    if not 1 <= len(value) <= MAX_CHOICES:
+        raise ConstraintError(f"it has {len(value)} choices; 1 to {MAX_CHOICES} are taken")
+    return list(dict.fromkeys(value))
+
+
+def check_ebnf(source: str) -> None:
+    """Raise ConstraintError where a grammar repeats more than compilers should be asked to."""
+    product = 1
+    for repeat in _EBNF_REPEAT.findall(source):
+        counts = [int(digits[:9]) for digits in re.findall("[0-9]+", repeat)]
+        product = max(product, *counts) if counts else product
+    if product > MAX_EBNF_COPIES:
+        raise ConstraintError(f"it repeats {product} times; at most {MAX_EBNF_COPIES} are taken")
+
+
+def _check_tree(root: Any) -> None:
+    num_nodes, level, depth = 0, [root], 0
+    while level:
+        containers = [value for value in level if isinstance(value, dict | list)]
+        num_nodes += len(containers)
+        depth += bool(containers)
+        if depth > MAX_DEPTH:
+            raise ConstraintError(f"it nests deeper than {MAX_DEPTH} levels")
+        if num_nodes > MAX_NODES:
+            raise ConstraintError(f"it has more than {MAX_NODES} objects and lists")
+        for text in (*(v for v in level if isinstance(v, str)), *_keys(containers)):
+            if any("\ud800" <= char <= "\udfff" for char in text):
+                raise ConstraintError("it holds half of a surrogate pair")
+        level = [
+            inner
+            for value in containers
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+
+
+def _keys(containers: list[Any]) -> list[str]:
+    return [key for value in containers if isinstance(value, dict) for key in value]
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ConstraintError(f"it is not JSON: {name}")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_INTEGER_DIGITS:
+        raise ConstraintError(f"it holds an integer of more than {MAX_INTEGER_DIGITS} digits")
+    return int(digits)

@@ -1,0 +1,88 @@
+"""From a caller's constraint to the source that a compiler process is given.
+
+Here is decided what can be held to and what is refused; what comes out is small, canonical (equal
+constraints give equal sources) and within what the compilers were tried on. The order of an
+object's properties is kept: it is the order in which they are written.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from remora.configs.schema import GrammarSection
+from remora.engine.grammar import limits
+from remora.engine.grammar.characters import union
+from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
+from remora.engine.grammar.regex import Chars, Choice, Node, Repeat, Series, literal, render
+from remora.engine.grammar.regex_reader import read_pattern
+from remora.engine.grammar.schema import plain_schema
+from remora.engine.grammar.schema_regex import schema_regex
+from remora.engine.grammar.structural_tag import plain_tag
+
+# Unlimited whitespace lets small models write nothing else.
+MAX_SPACES = 8
+_ONLY_XGRAMMAR = (ConstraintKind.JSON_OBJECT, ConstraintKind.EBNF, ConstraintKind.STRUCTURAL_TAG)
+
+
+class SourceKind(StrEnum):
+    """What a compiler is given."""
+
+    SCHEMA = "schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    TAG = "tag"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One thing to compile.
+
+    text:  schema, tag: JSON in the plain form; regex: as `regex.render` writes it
+    """
+
+    kind: SourceKind
+    text: str
+
+
+def prepare(constraint: Constraint, section: GrammarSection) -> Source:
+    """Check a constraint and rewrite it. Raises ConstraintError."""
+    is_outlines = section.backend == "outlines"
+    kind = constraint.kind
+    if is_outlines and kind in _ONLY_XGRAMMAR:
+        raise ConstraintError(
+            f"a constraint of the kind {kind} cannot be enforced by the backend outlines; set"
+            " grammar.backend to xgrammar"
+        )
+    limits.check_size(constraint)
+    value = limits.parse_json(constraint)
+    if kind is ConstraintKind.REGEX:
+        return Source(SourceKind.REGEX, render(read_pattern(constraint.source, "the pattern")))
+    if kind is ConstraintKind.CHOICE:
+        texts = [literal(text) for text in limits.check_choices(value)]
+        return Source(SourceKind.REGEX, render(Choice(tuple(texts))))
+    if kind is ConstraintKind.EBNF:
+        limits.check_ebnf(constraint.source)
+        return Source(SourceKind.EBNF, constraint.source)
+    if kind is ConstraintKind.STRUCTURAL_TAG:
+        spaces = 1 if section.json_compact else MAX_SPACES
+        return Source(SourceKind.TAG, _json(plain_tag(value, max_spaces=spaces)))
+    plain = plain_schema({"type": "object"} if kind is ConstraintKind.JSON_OBJECT else value)
+    if is_outlines:
+        return Source(SourceKind.REGEX, render(schema_regex(plain, _space(section))))
+    return Source(SourceKind.SCHEMA, _json(plain))
+
+
+def _space(section: GrammarSection) -> Node:
+    """Return what may stand between the parts of a JSON text."""
+    if section.json_compact:
+        return Series(())
+    if section.json_whitespace_pattern is not None:
+        return read_pattern(section.json_whitespace_pattern, "grammar.json_whitespace_pattern")
+    return Repeat(Chars(union(((9, 10), (13, 13), (32, 32)))), 0, MAX_SPACES)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

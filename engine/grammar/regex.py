@@ -1,0 +1,150 @@
+"""Regular expressions as a tree: measured, and written out for compilers.
+
+They are written in a spelling that all compilers read alike: groups, repeats, alternatives, and
+character classes of literal ranges. `regex_reader.py` reads callers' patterns into trees. Knows no
+compiler and no JSON schema.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remora.engine.grammar.characters import JSON_PLAIN, Ranges, intersection
+
+
+@dataclass(frozen=True, slots=True)
+class Chars:
+    """One character of these ranges."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One part after the other; none: the empty text."""
+
+    parts: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Any of the options."""
+
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`low` to `high` copies of the body; high None = any number."""
+
+    body: Node
+    low: int
+    high: int | None
+
+
+Node = Chars | Series | Choice | Repeat
+
+
+def num_copies(node: Node) -> int:
+    """Return the largest product of nested repeat counts (an open end counts as its low end)."""
+    if isinstance(node, Repeat):
+        return max(node.low, node.high or 1, 1) * num_copies(node.body)
+    if isinstance(node, Chars):
+        return 1
+    return max(map(num_copies, _parts(node)), default=1)
+
+
+def num_nodes(node: Node) -> int:
+    """Return how many nodes a tree has, counting a shared one as often as it is written."""
+    counted: dict[int, int] = {}
+
+    def count(part: Node) -> int:
+        if id(part) not in counted:
+            inner = () if isinstance(part, Chars) else _parts(part)
+            counted[id(part)] = 1 + sum(map(count, inner))
+        return counted[id(part)]
+
+    return count(node)
+
+
+def lengths(node: Node) -> tuple[int, int | None]:
+    """Return the fewest and the most characters of a match; None = no end."""
+    if isinstance(node, Chars):
+        return 1, 1
+    if isinstance(node, Repeat):
+        low, high = lengths(node.body)
+        most = 0 if 0 in (high, node.high) else None
+        if high and node.high:
+            most = high * node.high
+        return low * node.low, most
+    pairs = [lengths(part) for part in _parts(node)]
+    lows, highs = [low for low, _ in pairs], [high for _, high in pairs]
+    known = [high for high in highs if high is not None]
+    gather = (sum, sum) if isinstance(node, Series) else (min, max)
+    return gather[0](lows), gather[1](known) if len(known) == len(highs) else None
+
+
+def render(node: Node) -> str:
+    """Write a tree out in the spelling that every compiler reads alike."""
+    if isinstance(node, Chars):
+        return _render_chars(node.ranges)
+    if isinstance(node, Series):
+        return "".join(
+            f"(?:{render(part)})" if isinstance(part, Choice) else render(part)
+            for part in node.parts
+        )
+    if isinstance(node, Choice):
+        return "|".join(render(option) for option in node.options)
+    body = render(node.body) if isinstance(node.body, Chars) else f"(?:{render(node.body)})"
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((node.low, node.high))
+    if short is not None:
+        return body + short
+    if node.low == node.high:
+        return f"{body}{{{node.low}}}"
+    return f"{body}{{{node.low},{'' if node.high is None else node.high}}}"
+
+
+def within_json(node: Node) -> Node | None:
+    """Return the tree without the characters that a JSON string spells by an escape; None when
+    nothing is left to match.
+    """
+    if isinstance(node, Chars):
+        ranges = intersection(node.ranges, JSON_PLAIN)
+        return Chars(ranges) if ranges else None
+    if isinstance(node, Repeat):
+        body = within_json(node.body)
+        if body is None:
+            return Series(()) if node.low == 0 else None
+        return Repeat(body, node.low, node.high)
+    parts = [within_json(part) for part in _parts(node)]
+    kept = tuple(part for part in parts if part is not None)
+    if isinstance(node, Series):
+        return Series(kept) if len(kept) == len(parts) else None
+    return Choice(kept) if kept else None
+
+
+def literal(text: str) -> Node:
+    """Return the tree that matches exactly this text."""
+    return Series(tuple(Chars(((ord(char), ord(char)),)) for char in text))
+
+
+def _parts(node: Series | Choice | Repeat) -> tuple[Node, ...]:
+    if isinstance(node, Repeat):
+        return (node.body,)
+    return node.parts if isinstance(node, Series) else node.options
+
+
+def _render_chars(ranges: Ranges) -> str:
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return _render_char(ranges[0][0])
+    pieces = (
+        _render_char(low) if low == high else f"{_render_char(low)}-{_render_char(high)}"
+        for low, high in ranges
+    )
+    return f"[{''.join(pieces)}]"
+
+
+def _render_char(code: int) -> str:
+    """Spell ASCII other than letters and digits in hex: no compiler takes that for syntax."""
+    char = chr(code)
+    return char if code > 0x7F or char.isalnum() else f"\\u{code:04x}"

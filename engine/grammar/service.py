@@ -1,0 +1,216 @@
+"""Constraints in, compiled grammars out, for the requests of one model.
+
+Checked here, compiled in another process, loaded in a thread: the event loop waits for nothing.
+Equal constraints are compiled once, grammars and failures are kept within bounds. One thread talks
+to the compiler, so requests are served in the order in which they came. Backends are imported on
+first use: they bring torch along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from remora.configs.errors import EngineError, InvalidRequest, QueueFull
+from remora.configs.schema import GrammarSection
+from remora.engine.grammar.cache import BoundedCache
+from remora.engine.grammar.compiler_process import CompilerProcess
+from remora.engine.grammar.constraint import Constraint, ConstraintError
+from remora.engine.grammar.prepare import Source, prepare
+from remora.engine.grammar.vocabulary import Vocabulary
+from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.types import Grammar
+
+MAX_WAITING = 256
+FAILURE_CACHE_BYTES = 256 * 1024
+
+
+class Loader(Protocol):
+    """What a backend has in this process."""
+
+    def load(self, data: bytes) -> Grammar:
+        """Read what the compiler process wrote."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarStats:
+    """What the service has done so far. `*_total` only grow."""
+
+    num_cached: int
+    cached_bytes: int
+    num_waiting: int
+    hits_total: int
+    misses_total: int
+    failures_total: int
+
+
+class GrammarService:
+    """Compiles constraints for one model. `compile` may be awaited on any event loop."""
+
+    def __init__(
+        self,
+        section: GrammarSection,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        marker_ids: Collection[int] = (),
+    ) -> None:
+        """Prepare; nothing is started yet.
+
+        vocab_size:  of the model, not of the tokenizer
+        marker_ids:  control tokens that a grammar may spell by their text
+        """
+        self._section = section
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._end_ids = tuple(dict.fromkeys(i for i in eos_token_ids if 0 <= i < vocab_size))
+        self._marker_ids = tuple(marker_ids)
+        self._lock = threading.Lock()
+        self._grammars: BoundedCache[Grammar] = BoundedCache(section.cache_memory)
+        self._failures: BoundedCache[str] = BoundedCache(FAILURE_CACHE_BYTES)
+        self._running: dict[bytes, Future[Grammar]] = {}
+        self._hits = self._misses = self._num_failures = 0
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="grammar-checks")
+        self._compiles = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiles")
+        self._backend: tuple[CompilerProcess, Loader] | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start the compiler in the background, so that the first request need not wait for it."""
+        if self._section.backend != "none" and self._end_ids:
+            self._compiles.submit(self._warm)
+
+    async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
+        """Return the compiled constraint; it may be shared with other requests.
+
+        Raises InvalidRequest, which names `param`, where it cannot be held to, and QueueFull.
+        """
+        self._check_enabled(param)
+        try:
+            check = self._checks.submit(prepare, constraint, self._section)
+            source = await asyncio.wrap_future(check)
+            # Others may wait for the same grammar: it is compiled even if this call is cancelled.
+            return await asyncio.shield(asyncio.wrap_future(self._grammar(source)))
+        except ConstraintError as error:
+            message = f"{param} cannot be enforced: {error}."
+            raise InvalidRequest(message, param, "invalid_grammar") from None
+
+    def stats(self) -> GrammarStats:
+        """Return what has been done so far."""
+        with self._lock:
+            return GrammarStats(
+                num_cached=len(self._grammars),
+                cached_bytes=self._grammars.num_bytes,
+                num_waiting=len(self._running),
+                hits_total=self._hits,
+                misses_total=self._misses,
+                failures_total=self._num_failures,
+            )
+
+    def close(self) -> None:
+        """End the compiler. Calls that wait for it fail."""
+        self._is_closed = True
+        backend = self._backend
+        if backend is not None:
+            backend[0].close()
+        for pool in (self._checks, self._compiles):
+            pool.shutdown(wait=True, cancel_futures=True)
+        if self._backend is not None:
+            self._backend[0].close()
+
+    def _check_enabled(self, param: str) -> None:
+        if self._section.backend == "none":
+            message = f"{param} needs constrained output, which is off: set grammar.backend."
+            raise InvalidRequest(message, param, "unsupported")
+        if not self._end_ids:
+            message = f"{param} cannot be enforced: the model has no end-of-sequence token."
+            raise InvalidRequest(message, param, "unsupported")
+
+    def _grammar(self, source: Source) -> Future[Grammar]:
+        """Return the grammar of a source: known, on its way, or on its way from now on."""
+        key = hashlib.sha256(f"{source.kind}\0{source.text}".encode()).digest()
+        done: Future[Grammar] = Future()
+        with self._lock:
+            grammar, failure = self._grammars.get(key), self._failures.get(key)
+            running = self._running.get(key)
+            if grammar is None and failure is None and running is None:
+                return self._begin(key, source)
+            self._hits += 1
+        if grammar is not None:
+            done.set_result(grammar)
+        elif failure is not None:
+            done.set_exception(ConstraintError(failure))
+        return running or done
+
+    def _begin(self, key: bytes, source: Source) -> Future[Grammar]:
+        self._misses += 1
+        if len(self._running) >= MAX_WAITING:
+            raise QueueFull("too many constraints are waiting to be compiled")
+        running = self._compiles.submit(self._make, key, source)
+        self._running[key] = running
+        return running
+
+    def _make(self, key: bytes, source: Source) -> Grammar:
+        """Compile and load one source, and keep what came of it. Runs in the compiles' thread."""
+        try:
+            process, loader = self._ready()
+            grammar = loader.load(process.compile(source))
+            _check_matches(grammar, self._vocab_size)
+        except ConstraintError as error:
+            with self._lock:
+                self._num_failures += 1
+                if not self._is_closed:
+                    self._failures.put(key, str(error), len(key) + len(str(error)))
+            raise
+        else:
+            with self._lock:
+                self._grammars.put(key, grammar, grammar.num_bytes)
+            return grammar
+        finally:
+            with self._lock:
+                self._running.pop(key, None)
+
+    def _warm(self) -> None:
+        self._ready()[0].start()
+
+    def _ready(self) -> tuple[CompilerProcess, Loader]:
+        """Return the compiler and the loader, made on first use."""
+        if self._is_closed:
+            raise EngineError("the grammar compiler has been closed")
+        if self._backend is None:
+            vocabulary = Vocabulary.of(
+                self._tokenizer,
+                vocab_size=self._vocab_size,
+                end_ids=self._end_ids,
+                marker_ids=self._marker_ids,
+            )
+            process = CompilerProcess(self._section, vocabulary)
+            self._backend = (process, _loader(self._section, vocabulary))
+        return self._backend
+
+
+def _loader(section: GrammarSection, vocabulary: Vocabulary) -> Loader:
+    if section.backend == "outlines":
+        from remora.engine.grammar.outlines_backend import OutlinesLoader
+
+        return OutlinesLoader(vocabulary)
+    from remora.engine.grammar.xgrammar_backend import XgrammarLoader
+
+    return XgrammarLoader(vocabulary)
+
+
+def _check_matches(grammar: Grammar, vocab_size: int) -> None:
+    """Refuse a grammar that allows no first token at all."""
+    words = np.zeros((vocab_size + 31) // 32, np.int32)
+    grammar.matcher().fill(words)
+    if not words.any():
+        raise ConstraintError("no text of this model's tokens matches it")

@@ -1,0 +1,91 @@
+"""The model's tokens as the compilers of grammars see them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from remora.configs.errors import EngineError
+from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.types import MaskWords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What each id of a model stands for.
+
+    tokens:   [vocab_size] bytes; empty for ids that no grammar allows: control tokens, the ends,
+              and ids that only pad the model's matrix
+    end_ids:  ids that end a sequence
+    """
+
+    tokens: tuple[bytes, ...]
+    end_ids: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        end_ids: Collection[int],
+        marker_ids: Collection[int] = (),
+    ) -> Self:
+        """Read it from a tokenizer.
+
+        vocab_size:  of the model; the tokenizer's may be smaller or larger
+        marker_ids:  control tokens that a grammar may spell by their text nevertheless
+        """
+        hidden = (tokenizer.special_ids - frozenset(marker_ids)) | frozenset(end_ids)
+        tokens = tuple(
+            b""
+            if token_id in hidden or token_id >= tokenizer.vocab_size
+            else tokenizer.token_bytes(token_id)
+            for token_id in range(vocab_size)
+        )
+        return cls(tokens=tokens, end_ids=tuple(i for i in end_ids if 0 <= i < vocab_size))
+
+    @property
+    def size(self) -> int:
+        """Ids are below this."""
+        return len(self.tokens)
+
+    @property
+    def num_words(self) -> int:
+        """Words of 32 bits in a mask."""
+        return (self.size + 31) // 32
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON that `from_json` reads."""
+        tokens = [base64.b64encode(token).decode() for token in self.tokens]
+        return {"tokens": tokens, "end_ids": list(self.end_ids)}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """Read what `to_json` returned."""
+        tokens = tuple(base64.b64decode(token) for token in value["tokens"])
+        return cls(tokens=tokens, end_ids=tuple(value["end_ids"]))
+
+
+class EndMask:
+    """Which ids end a sequence, as mask words. Shared by the matchers of one vocabulary."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        if not vocabulary.end_ids:
+            raise EngineError("a grammar needs a model with an end-of-sequence token")
+        self.ids = frozenset(vocabulary.end_ids)
+        self.vocab_size = vocabulary.size
+        flags = np.zeros(vocabulary.num_words * 32, np.bool_)
+        flags[list(vocabulary.end_ids)] = True
+        self.words: MaskWords = np.packbits(flags, bitorder="little").view(np.int32)
+        flags[:] = False
+        flags[: vocabulary.size] = True
+        self._known: MaskWords = np.packbits(flags, bitorder="little").view(np.int32)
+
+    def trim(self, words: MaskWords) -> None:
+        """Clear the bits of ids that the model does not have."""
+        words[-1] &= self._known[-1]

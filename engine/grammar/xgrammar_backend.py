@@ -1,0 +1,109 @@
+"""Grammars compiled and matched by xgrammar. Takes every kind of source."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import xgrammar
+
+from remora.engine.grammar.constraint import ConstraintError
+from remora.engine.grammar.matching import BaseMatcher
+from remora.engine.grammar.prepare import MAX_SPACES, Source, SourceKind
+from remora.engine.grammar.vocabulary import EndMask, Vocabulary
+from remora.engine.types import MaskWords
+
+
+def _tokenizer_info(vocabulary: Vocabulary) -> xgrammar.TokenizerInfo:
+    return xgrammar.TokenizerInfo(
+        list(vocabulary.tokens),
+        xgrammar.VocabType.RAW,
+        vocab_size=vocabulary.size,
+        stop_token_ids=list(vocabulary.end_ids),
+    )
+
+
+class XgrammarCompiler:
+    """Turns sources into bytes that XgrammarLoader reads. Lives in the compiler process."""
+
+    def __init__(self, vocabulary: Vocabulary, *, is_compact: bool) -> None:
+        self._compiler = xgrammar.GrammarCompiler(
+            _tokenizer_info(vocabulary), max_threads=1, cache_enabled=False
+        )
+        self._is_compact = is_compact
+
+    def compile(self, source: Source) -> bytes:
+        """Compile one source. Raises ConstraintError."""
+        try:
+            compiled = self._compile(source)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ConstraintError(_reason(error)) from None
+        return str(compiled.serialize_json()).encode()
+
+    def _compile(self, source: Source) -> xgrammar.CompiledGrammar:
+        if source.kind is SourceKind.REGEX:
+            return self._compiler.compile_regex(source.text)
+        if source.kind is SourceKind.EBNF:
+            return self._compiler.compile_grammar(source.text)
+        if source.kind is SourceKind.TAG:
+            return self._compiler.compile_structural_tag(source.text)
+        spacing: dict[str, Any] = {"any_whitespace": True, "max_whitespace_cnt": MAX_SPACES}
+        if self._is_compact:
+            spacing = {"any_whitespace": False, "separators": (",", ":")}
+        return self._compiler.compile_json_schema(source.text, strict_mode=False, **spacing)
+
+
+class XgrammarLoader:
+    """Makes grammars of what XgrammarCompiler wrote. May be used from any thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._info = _tokenizer_info(vocabulary)
+        self._ends = EndMask(vocabulary)
+
+    def load(self, data: bytes) -> XgrammarGrammar:
+        """Read one compiled grammar."""
+        compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info)
+        return XgrammarGrammar(compiled, self._ends)
+
+
+class XgrammarGrammar:
+    """A compiled grammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, ends: EndMask) -> None:
+        self._compiled = compiled
+        self._ends = ends
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return int(self._compiled.memory_size_bytes)
+
+    def matcher(self) -> XgrammarMatcher:
+        """Return a new matcher at the start of the grammar."""
+        return XgrammarMatcher(self._compiled, self._ends)
+
+
+class XgrammarMatcher(BaseMatcher):
+    """How far one sequence has come in a grammar."""
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, ends: EndMask) -> None:
+        super().__init__(ends)
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+
+    def _may_end(self) -> bool:
+        return bool(self._matcher.is_completed())
+
+    def _advance(self, token_id: int) -> bool:
+        return bool(self._matcher.accept_token(token_id))
+
+    def _write(self, words: MaskWords) -> None:
+        words.fill(-1)  # xgrammar writes nothing where every token fits
+        self._matcher.fill_next_token_bitmask(words.reshape(1, -1))
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, without the native source's place and clock."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["it does not compile"]
+    text = lines[0].partition("] ")[2] if lines[0].startswith("[") else lines[0]
+    place, _, message = text.partition(": ")
+    return json.dumps((message if ".cc" in place else text).strip()[:300], ensure_ascii=False)
