@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from remora.engine.tokens.vocabulary import Vocabulary
+from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import MaskWords, Matcher, RowInit, Thinking
 
 
@@ -46,16 +46,16 @@ class RowGuide:
     """
 
     def __init__(
-        self, init: RowInit, eos_token_ids: Sequence[int], vocab_size: int, vocabulary: Vocabulary
+        self, init: RowInit, eos_token_ids: Sequence[int], vocab_size: int, spellings: Spellings
     ) -> None:
         sampling = init.sampling
         self.is_complete = False
         self._vocab_size = vocab_size
-        self._vocabulary = vocabulary
+        self._spellings = spellings
         self._eos_ids = frozenset(eos_token_ids)
         self._stop_ids = self._eos_ids.union(sampling.stop_token_ids)
         self._matcher = None if init.grammar is None else init.grammar.matcher()
-        self._healing = None if init.healed_id is None else _Healing(init.healed_id, vocabulary)
+        self._healing = None if init.healed_id is None else _Healing(init.healed_id, spellings)
         self._thought = None if init.thinking is None else _Thought(init.thinking)
         self._allowed = self._words_of(sampling.allowed_token_ids)
         self._first = self._words_of(sampling.first_token_ids)
@@ -108,7 +108,7 @@ class RowGuide:
             if not self._healing.goes_on(token_id):
                 self._healing = None
         elif self._thought is not None:
-            rest = self._thought.accept(token_id, self._vocabulary.token_bytes(token_id))
+            rest = self._thought.accept(token_id, self._spellings.token_bytes(token_id))
             if rest is not None:
                 self._thought = None
                 self._begin_answer(rest)
@@ -128,7 +128,7 @@ class RowGuide:
         text = rest.lstrip()
         if self._matcher is None or not text:
             return
-        token_ids = self._vocabulary.spell(text)
+        token_ids = self._spellings.spell(text)
         if token_ids is None or not all(map(self._matcher.accept, token_ids)):
             raise GuideFailed(
                 "the token that ended its thought also began an answer that its constraint does "
@@ -143,19 +143,19 @@ class RowGuide:
 class _Healing:
     """The part of the prompt's last token that has not been written anew yet."""
 
-    def __init__(self, healed_id: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, healed_id: int, spellings: Spellings) -> None:
         self._healed_id = healed_id
-        self._vocabulary = vocabulary
-        self._missing = vocabulary.token_bytes(healed_id)
+        self._spellings = spellings
+        self._missing = spellings.token_bytes(healed_id)
 
     def next_ids(self) -> list[int]:
-        if self._healed_id in self._vocabulary.special_ids:
+        if self._healed_id in self._spellings.special_ids:
             return [self._healed_id]
-        return self._vocabulary.starting(self._missing)
+        return self._spellings.starting(self._missing)
 
     def goes_on(self, token_id: int) -> bool:
         """Take the next token; return whether something is still missing."""
-        self._missing = self._missing[len(self._vocabulary.token_bytes(token_id)) :]
+        self._missing = self._missing[len(self._spellings.token_bytes(token_id)) :]
         return bool(self._missing)
 
 

@@ -27,8 +27,8 @@ from remora.engine.models.registry import load_model
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
 from remora.engine.tokens.generation_config import read_generation_defaults
+from remora.engine.tokens.spellings import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.tokens.vocabulary import Vocabulary
 from remora.engine.weights.source import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -106,15 +106,15 @@ def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEng
     with phases.timed("prepare kernels and KV cache"):
         forward = build_forward(model, plan, table, cache_dir() / "kernels")
     torch.set_num_threads(forward.torch_threads)
-    vocabulary = Vocabulary(tokenizer.vocab_size, tokenizer.token_bytes, tokenizer.special_ids)
+    spellings = Spellings(tokenizer.vocab_size, tokenizer.token_bytes, tokenizer.special_ids)
     if config.grammar.token_healing:
-        vocabulary.prepare()
+        spellings.prepare()
     sampler = Sampler(
         max_rows=plan.max_running_requests,
         vocab_size=facts.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
         kernels=forward.sampling,
-        vocabulary=vocabulary,
+        spellings=spellings,
     )
     runner = LocalRunner(forward.forward, sampler, table)
     return BuiltEngine(

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from remora.engine.guides import GuideFailed, RowGuide, needs_guide
-from remora.engine.tokens.vocabulary import Vocabulary
+from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import IntArray, MaskWords, RowInit, TokenArray
 
 logger = logging.getLogger(__name__)
@@ -60,11 +60,11 @@ class RowMasks:
         max_rows: int,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        vocabulary: Vocabulary,
+        spellings: Spellings,
     ) -> None:
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
-        self._vocabulary = vocabulary
+        self._spellings = spellings
         self._max_rows = max_rows
         self._guides: dict[int, RowGuide] = {}
         self._failed: dict[int, str] = {}
@@ -123,7 +123,7 @@ class RowMasks:
 
     def _guide(self, init: RowInit) -> None:
         self._guides[init.row] = RowGuide(
-            init, self._eos_token_ids, self._vocab_size, self._vocabulary
+            init, self._eos_token_ids, self._vocab_size, self._spellings
         )
 
     def _fill(self, rows: IntArray) -> StepMasks:

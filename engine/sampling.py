@@ -23,7 +23,7 @@ from torch import Tensor
 from remora.configs.errors import InvalidSampling
 from remora.engine.logit_edits import RowEdits, apply_edits
 from remora.engine.row_masks import RowMasks
-from remora.engine.tokens.vocabulary import Vocabulary
+from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import (
     BoolArray,
     FloatArray,
@@ -138,8 +138,8 @@ def check_token_ids(request: Request, vocab_size: int) -> None:
 class Sampler:
     """Chooses the next token of rows, whose parameters and output counts it keeps.
 
-    kernels:     by which tokens are chosen and described, here and for prompts
-    vocabulary:  what tokens stand for; None = no thought is watched and no prompt healed
+    kernels:    by which tokens are chosen and described, here and for prompts
+    spellings:  what tokens stand for; None = no thought is watched and no prompt healed
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Sampler:
         vocab_size: int,
         eos_token_ids: Sequence[int],
         kernels: SamplingKernels = torch_kernels,
-        vocabulary: Vocabulary | None = None,
+        spellings: Spellings | None = None,
     ) -> None:
         self.kernels = kernels
         self._vocab_size = vocab_size
@@ -166,7 +166,7 @@ class Sampler:
             max_rows=max_rows,
             vocab_size=vocab_size,
             eos_token_ids=eos_token_ids,
-            vocabulary=vocabulary or Vocabulary(0, lambda _: b""),
+            spellings=spellings or Spellings(0, lambda _: b""),
         )
 
     def add_row(self, init: RowInit) -> None:

@@ -18,7 +18,7 @@ from remora.engine.engine import Engine
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
-from remora.engine.tokens.vocabulary import Vocabulary
+from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import (
     FinishReason,
     MaskWords,
@@ -36,7 +36,7 @@ TEXTS = (
     *("ab", "abc", "the", "then", "there", "th", " ", "\n", "?", "!", "é", "zz", "<en", "d>"),
 )
 VOCAB = len(TEXTS)
-VOCABULARY = Vocabulary(VOCAB, lambda token_id: TEXTS[token_id].encode(), frozenset({EOS, MARK}))
+SPELLINGS = Spellings(VOCAB, lambda token_id: TEXTS[token_id].encode(), frozenset({EOS, MARK}))
 
 
 def ids(*texts: str) -> list[int]:
@@ -163,7 +163,7 @@ class GuidedEngine:
             max_rows=self.plan.max_running_requests,
             vocab_size=VOCAB,
             eos_token_ids=[EOS],
-            vocabulary=VOCABULARY,
+            spellings=SPELLINGS,
         )
         runner = LocalRunner(MarkovForward(), sampler, table)
         self.engine = Engine(self.plan, runner, eos_token_ids=[EOS], vocab_size=VOCAB)

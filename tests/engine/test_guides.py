@@ -10,7 +10,7 @@ import pytest
 from remora.configs.errors import InvalidRequest
 from remora.engine.guides import GuideFailed, RowGuide, mask_words, needs_guide
 from remora.engine.types import RowInit, SamplingParams, Thinking
-from tests.engine.guided import EOS, MARK, VOCAB, VOCABULARY, ToyGrammar, ids
+from tests.engine.guided import EOS, MARK, SPELLINGS, VOCAB, ToyGrammar, ids
 
 WORD = ToyGrammar(("ab", "b", "c"))
 
@@ -29,7 +29,7 @@ def make_init(outputs: list[int] | None = None, **fields: Any) -> RowInit:
 
 
 def make_guide(outputs: list[int] | None = None, **fields: Any) -> RowGuide:
-    return RowGuide(make_init(outputs, **fields), [EOS], VOCAB, VOCABULARY)
+    return RowGuide(make_init(outputs, **fields), [EOS], VOCAB, SPELLINGS)
 
 
 def think(budget: int | None = None) -> Thinking:

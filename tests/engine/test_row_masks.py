@@ -8,7 +8,7 @@ import numpy as np
 
 from remora.engine.row_masks import RowMasks
 from remora.engine.types import MaskWords, RowInit, SamplingParams
-from tests.engine.guided import EOS, VOCAB, VOCABULARY, BrokenGrammar, ToyGrammar, ids
+from tests.engine.guided import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
 
 ROWS = np.array([0, 1], np.int32)
 
@@ -42,7 +42,7 @@ class OneMatcher:
 
 
 def make_masks(*grammars: object) -> RowMasks:
-    masks = RowMasks(max_rows=4, vocab_size=VOCAB, eos_token_ids=[EOS], vocabulary=VOCABULARY)
+    masks = RowMasks(max_rows=4, vocab_size=VOCAB, eos_token_ids=[EOS], spellings=SPELLINGS)
     for row, grammar in enumerate(grammars):
         masks.add_row(
             RowInit(

@@ -1,7 +1,7 @@
-"""A vocabulary by the bytes of its tokens: which ones begin with these, which ones spell them.
+"""Tokens by their bytes: which ones begin with these, which ones together spell those.
 
 Sorted once, on first use, so that tokens with a common beginning lie side by side. Control tokens
-have no place in it: no text continues into one. Knows nothing of models or rows.
+have no place among them: no text continues into one. Knows nothing of models or rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 
-class Vocabulary:
+class Spellings:
     """What the tokens of a model stand for.
 
     token_bytes:  the bytes of an id; none for ids without text

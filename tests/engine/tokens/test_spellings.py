@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.engine.tokens.vocabulary import Vocabulary
+from remora.engine.tokens.spellings import Spellings
 
 SPELLINGS = st.lists(st.binary(max_size=4) | st.sampled_from([b"a", b"ab", b"\xff"]), max_size=30)
 
@@ -14,7 +14,7 @@ SPELLINGS = st.lists(st.binary(max_size=4) | st.sampled_from([b"a", b"ab", b"\xf
 def test_tokens_that_start_a_text_are_those_that_agree_with_its_beginning(
     spellings: list[bytes], prefix: bytes, special: int
 ) -> None:
-    vocabulary = Vocabulary(len(spellings), spellings.__getitem__, frozenset({special}))
+    vocabulary = Spellings(len(spellings), spellings.__getitem__, frozenset({special}))
 
     found = vocabulary.starting(prefix)
 
@@ -30,7 +30,7 @@ def test_tokens_that_start_a_text_are_those_that_agree_with_its_beginning(
 @given(data=st.binary(min_size=1, max_size=12))
 def test_any_bytes_are_spelled_where_there_is_a_token_for_each(data: bytes) -> None:
     spellings = [bytes([byte]) for byte in range(256)] + [data[:3], data[1:4], b"\x00\x00"]
-    vocabulary = Vocabulary(len(spellings), spellings.__getitem__)
+    vocabulary = Spellings(len(spellings), spellings.__getitem__)
 
     token_ids = vocabulary.spell(data)
 
@@ -39,20 +39,20 @@ def test_any_bytes_are_spelled_where_there_is_a_token_for_each(data: bytes) -> N
 
 
 def test_what_has_no_spelling_is_not_spelled() -> None:
-    vocabulary = Vocabulary(2, [b"a", b"b"].__getitem__)
+    vocabulary = Spellings(2, [b"a", b"b"].__getitem__)
 
     assert vocabulary.spell(b"abc") is None
     assert vocabulary.spell(b"aba") == [0, 1, 0]
 
 
-def test_vocabularies_are_sorted_once() -> None:
+def test_tokens_are_sorted_once() -> None:
     asked: list[int] = []
 
     def token_bytes(token_id: int) -> bytes:
         asked.append(token_id)
         return b"a"
 
-    vocabulary = Vocabulary(3, token_bytes)
+    vocabulary = Spellings(3, token_bytes)
     vocabulary.prepare()
     vocabulary.starting(b"a")
 
