@@ -90,6 +90,7 @@ class MessageJob:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": reply.num_cached_tokens,
             "output_tokens": reply.num_output_tokens,
+            "output_tokens_details": {"thinking_tokens": reply.num_thought_tokens},
         }
 
 

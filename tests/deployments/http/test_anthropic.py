@@ -27,7 +27,6 @@ ADD: dict[str, Any] = {
     "description": "Adds",
     "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
 }
-USAGE = {"input_tokens": 21, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 2}
 
 
 async def post(server: FakeServer | None = None, path: str = "", **body: Any) -> httpx.Response:
@@ -35,6 +34,17 @@ async def post(server: FakeServer | None = None, path: str = "", **body: Any) ->
     fields = {"messages": HELLO} | ({} if path else {"max_tokens": 500}) | body
     async with make_client(server) as client:
         return await client.post(f"/v1/messages{path}", json=fields, headers=headers)
+
+
+def make_usage(num_output: int) -> dict[str, Any]:
+    """Return the usage of a plain prompt, of which two tokens were cached."""
+    return {
+        "input_tokens": 21,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 2,
+        "output_tokens": num_output,
+        "output_tokens_details": {"thinking_tokens": 0},
+    }
 
 
 async def messages_of(**body: Any) -> Any:
@@ -75,7 +85,7 @@ async def test_a_message_holds_a_text_and_the_usage() -> None:
         "content": [{"type": "text", "text": "Paris."}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
-        "usage": USAGE | {"output_tokens": 6},
+        "usage": make_usage(6),
     }
 
 
@@ -87,6 +97,7 @@ async def test_thought_text_and_calls_are_blocks_in_order() -> None:
     assert text["text"].startswith("Look:")
     assert (call["type"], call["name"], call["input"]) == ("tool_use", "add", {"a": 1})
     assert body["stop_reason"] == "tool_use"
+    assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 0
 
 
 @pytest.mark.parametrize(
@@ -251,10 +262,10 @@ async def test_the_events_of_a_text() -> None:
         *("message_delta", "message_stop"),
     ]
     assert events[0]["message"]["content"] == []
-    assert events[0]["message"]["usage"] == USAGE | {"output_tokens": 1}
+    assert events[0]["message"]["usage"] == make_usage(1)
     assert events[1]["content_block"] == {"type": "text", "text": ""}
     assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert events[-2]["usage"] == USAGE | {"output_tokens": 6}
+    assert events[-2]["usage"] == make_usage(6)
 
 
 async def test_the_events_of_thought_text_and_call() -> None:
