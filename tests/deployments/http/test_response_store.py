@@ -7,6 +7,7 @@ import sqlite3
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,7 +136,11 @@ def test_a_file_that_is_no_database_is_a_fault_of_the_configuration(tmp_path: Pa
 
 
 def make_record(previous: str | None = None) -> Record:
-    response = {"id": new_response_id(), "previous_response_id": previous, "output": []}
+    response: dict[str, Any] = {
+        "id": new_response_id(),
+        "previous_response_id": previous,
+        "output": [],
+    }
     return Record(response, [{"type": "message"}])
 
 
