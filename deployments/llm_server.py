@@ -35,6 +35,7 @@ from remora.deployments.http.batches import BatchStore
 from remora.deployments.http.batches_runner import BatchRunner
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
 from remora.deployments.http.served import Served
+from remora.engine.grammar.service import GrammarService
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Request, SamplingParams
 
@@ -73,8 +74,15 @@ class LLMServer:
         self.tokenizer = launched.built.tokenizer
         self.plan = launched.built.plan
         self.generation_defaults = launched.built.generation_defaults
+        self.grammars = GrammarService(
+            self.config.grammar,
+            self.tokenizer,
+            vocab_size=launched.built.facts.vocab_size,
+            eos_token_ids=self.tokenizer.eos_token_ids,
+        )
         self._served = Served.over(self)
         await self._warm_up(launched.built, import_s)
+        self.grammars.start()
         self._batches = _run_batches(self._served)
 
     async def _warm_up(self, built: BuiltEngine, import_s: float) -> None:
@@ -127,6 +135,9 @@ class LLMServer:
         client = getattr(self, "client", None)
         if client is not None:
             client.close()
+        grammars = getattr(self, "grammars", None)
+        if grammars is not None:
+            grammars.close()
 
     # -- for Python handles --------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class Served:
             tokenizer=server.tokenizer,
             plan=server.plan,
             config=server.config,
-            grammars=getattr(server, "grammars", None),  # type: ignore[arg-type]
+            grammars=server.grammars,
             formats=ReplyFormats.of(
                 server.tokenizer,
                 tool_parser=api.tool_parser,
