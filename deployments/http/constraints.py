@@ -83,7 +83,8 @@ _Reader = Callable[[Any, str], Constraint | None]
 def _response_format(value: Any, param: str) -> Constraint | None:
     kind = value.get("type")
     if kind == "text":
-        return _refuse_beside(value, param, "type")
+        _refuse_beside(value, param, "type")
+        return None
     if kind == "json_object":
         _refuse_beside(value, param, "type", "schema")
         if value.get("schema") is None:

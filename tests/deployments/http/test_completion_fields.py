@@ -129,7 +129,12 @@ async def test_a_prompt_too_long_for_the_context_can_be_cut_to_what_fits() -> No
 
 
 async def test_an_echo_of_a_cut_prompt_is_what_was_kept() -> None:
-    fields = {"prompt": "abcdef", "echo": True, "logprobs": 1, "truncate_prompt_tokens": 2}
+    fields: dict[str, Any] = {
+        "prompt": "abcdef",
+        "echo": True,
+        "logprobs": 1,
+        "truncate_prompt_tokens": 2,
+    }
 
     (choice,) = (await post(**fields, max_tokens=1)).json()["choices"]
 

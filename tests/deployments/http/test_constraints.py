@@ -13,7 +13,10 @@ from tests.deployments.fakes import FakeGrammar, FakeServer, make_client, make_s
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 HELLO = [{"role": "user", "content": "Hi"}]
-BODIES = {"/v1/chat/completions": {"messages": HELLO}, "/v1/completions": {"prompt": "a"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "a"},
+}
 TAG = {"begin": "<f>", "schema": SCHEMA, "end": "</f>"}
 OLD_TAGS = {"type": "structural_tag", "structures": [TAG], "triggers": ["<f"]}
 NEW_TAGS = {"type": "structural_tag", "format": {"type": "any_text"}}
