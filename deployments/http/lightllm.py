@@ -25,6 +25,7 @@ from remora.deployments.http.logprobs import check_scored, finite
 from remora.deployments.http.native import heals
 from remora.deployments.http.native_tokens import TextToken, tokens_of
 from remora.deployments.http.prompts import check_room, encode, prompt_ids
+from remora.deployments.http.renames import in_callers_words, renames
 from remora.deployments.http.sampling import as_seed, check_vocabulary, sampling_params
 from remora.deployments.http.served import Served
 from remora.engine.types import FinishReason, Grammar, Request, SamplingParams, TokenLogprob
@@ -39,6 +40,7 @@ _NAMES = {
     "stop": "parameters.stop_sequences",
     "n": "parameters.best_of",
 }
+_RENAMES = renames((r"^parameters\.guided_regex", "parameters.regular_constraint"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +199,8 @@ async def _grammar(served: Served, parameters: LightParameters) -> Grammar | Non
     if given and parameters.allowed_token_ids:
         name = f"{PREFIX}allowed_token_ids"
         raise unsupported(name, f"{name} cannot be combined with a constraint on the output.")
-    return await grammar_of(served, _Constraints(**found), prefix=PREFIX)
+    with in_callers_words(_RENAMES):
+        return await grammar_of(served, _Constraints(**found), prefix=PREFIX)
 
 
 async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 
 from remora.deployments.http.jobs import GENERATE, stream
 from remora.deployments.http.served import Served
-from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
+from tests.deployments.fakes import (
+    FakeEngine,
+    FakeServer,
+    make_client,
+    make_config,
+    make_plan,
+    make_server_config,
+)
 
 
 async def post(server: FakeServer | None = None, **body: Any) -> httpx.Response:
@@ -203,7 +211,7 @@ async def test_a_body_of_an_old_vllm_is_told_so() -> None:
         ({"max_new_tokens": 0, "min_new_tokens": 1}, "sampling_params.min_new_tokens"),
         ({"temperature": "hot"}, "sampling_params.temperature"),
         ({"top_p": 2}, "sampling_params.top_p"),
-        ({"regex": "a+", "ebnf": "root ::= \"a\""}, "sampling_params.ebnf"),
+        ({"regex": "a+", "ebnf": 'root ::= "a"'}, "sampling_params.ebnf"),
         ({"regex": ""}, "sampling_params.regex"),
         ({"stream_interval": 0}, "sampling_params.stream_interval"),
         ({"custom_params": {"a": 1}}, "sampling_params.custom_params"),
@@ -221,3 +229,165 @@ async def test_ignored_fields_of_sampling_params_are_reported() -> None:
     response = await post(text="ab", sampling_params={"temprature": 1}, foo=2)
     ignored = response.headers["x-remora-ignored-fields"].split(", ")
     assert set(ignored) == {"sampling_params[0].temprature", "foo"}
+
+
+async def test_no_new_tokens_give_what_is_known_of_the_prompt() -> None:
+    fields: dict[str, Any] = {
+        "text": "ab",
+        "sampling_params": {"max_new_tokens": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+
+    whole = (await post(**fields)).json()
+    (event,) = events(await post(**fields, stream=True))
+
+    for answer in (whole, event):
+        meta = answer["meta_info"]
+        assert (answer["text"], answer["output_ids"]) == ("", [])
+        assert (meta["completion_tokens"], meta["output_token_logprobs"]) == (0, [])
+        assert meta["finish_reason"] == {"type": "length", "length": 0}
+        assert meta["input_token_logprobs"] == [[None, 97, None], [-2.0, 98, None]]
+
+
+async def test_a_stream_of_deltas_holds_each_thing_once() -> None:
+    server = FakeServer(config=make_config(stream_text="delta"))
+    chunks = events(
+        await post(
+            server,
+            text="ab",
+            stream=True,
+            return_logprob=True,
+            logprob_start_len=1,
+            top_logprobs_num=1,
+            sampling_params={"max_new_tokens": 3},
+        )
+    )
+
+    metas = [chunk["meta_info"] for chunk in chunks]
+    assert [chunk["text"] for chunk in chunks] == ["P", "a", "r"]
+    assert [chunk["output_ids"] for chunk in chunks] == [[80], [97], [114]]
+    assert [meta["completion_tokens"] for meta in metas] == [1, 2, 3]
+    assert [len(meta["output_token_logprobs"]) for meta in metas] == [1, 1, 1]
+    assert [len(meta["output_top_logprobs"]) for meta in metas] == [1, 1, 1]
+    assert [len(meta["input_token_logprobs"]) for meta in metas] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("stream_text", "texts"),
+    [("cumulative", ["P", "Pari", "Paris."]), ("delta", ["P", "ari", "s."])],
+)
+async def test_a_stream_interval_leaves_events_out_but_no_text(
+    stream_text: str, texts: list[str]
+) -> None:
+    server = FakeServer(config=make_config(stream_text=stream_text))
+    fields = {"text": "ab", "sampling_params": {"stream_interval": 3}}
+
+    chunks = events(await post(server, **fields, stream=True))
+
+    assert [chunk["text"] for chunk in chunks] == texts
+
+
+async def test_each_prompt_may_have_logprobs_of_its_own() -> None:
+    body = await post(
+        text=["ab", "cd"],
+        sampling_params={"max_new_tokens": 1},
+        return_logprob=[False, True],
+        logprob_start_len=[None, 1],
+        top_logprobs_num=[0, 2],
+    )
+
+    first, second = (answer["meta_info"] for answer in body.json())
+    assert "output_token_logprobs" not in first
+    assert len(second["input_token_logprobs"]) == 1
+    assert len(second["output_top_logprobs"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("json_schema", '{"type": "object"}', "json_schema"),
+        ("json_schema", {"type": "object"}, "json_schema"),
+        ("regex", "a+", "regex"),
+        ("ebnf", 'root ::= "a"', "ebnf"),
+        ("structural_tag", '{"triggers": []}', "structural_tag"),
+    ],
+)
+async def test_a_constraint_reaches_the_engine(field: str, value: Any, kind: str) -> None:
+    server = FakeServer()
+
+    await post(server, text="ab", sampling_params={field: value})
+
+    ((constraint, param),) = server.grammars.asked
+    assert (constraint.kind, param) == (kind, f"sampling_params.{field}")
+    assert server.client.requests[0].grammar is not None
+
+
+async def test_prompts_of_one_call_have_constraints_of_their_own() -> None:
+    server = FakeServer()
+
+    await post(server, text=["ab", "cd"], sampling_params=[{"regex": "a+"}, {}])
+
+    by_prompt = {tuple(r.prompt_ids): r.grammar is None for r in server.client.requests}
+    assert by_prompt == {(97, 98): False, (99, 100): True}
+
+
+async def test_stop_expressions_and_the_least_length_reach_the_engine() -> None:
+    server = FakeServer()
+
+    await post(server, text="ab", sampling_params={"stop_regex": "x{1,3}", "min_new_tokens": 3})
+
+    sampling = server.client.requests[0].sampling
+    assert (sampling.stop_regex, sampling.min_tokens) == (("x{1,3}",), 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "heals"),
+    [
+        ({"text": "ab"}, True),
+        ({"input_ids": [97, 98]}, False),
+        ({"text": "ab", "sampling_params": {"regex": "a+"}}, False),
+        ({"text": "ab", "return_logprob": True, "logprob_start_len": 0}, False),
+    ],
+)
+async def test_only_a_text_that_nothing_else_is_asked_of_is_healed(
+    fields: dict[str, Any], heals: bool
+) -> None:
+    server = FakeServer(config=make_server_config(grammar={"token_healing": True}))
+    await post(server, **fields)
+    assert server.client.requests[0].heal is heals
+
+
+@pytest.mark.parametrize(("name", "num_aborted"), [("one", 1), ("call", 2), ("other", 0)])
+async def test_a_prompt_is_aborted_by_its_name_and_all_by_the_calls(
+    name: str, num_aborted: int
+) -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+    body = {"text": ["ab", "cd"], "rid": ["one", "two"], "stream": True}
+    served = Served.over(server)
+    job, _ = await GENERATE.job(served, body, "call")
+    outputs = await served.calls.open(job.rid, job.requests)
+    while len(server.client.running) < 2:
+        await asyncio.sleep(0)
+
+    found = await served.calls.abort(name)
+    await outputs.aclose()
+
+    assert found == num_aborted
+    assert await served.calls.abort(name) == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"session_params": {"id": "a"}},
+        {"extra_key": "a"},
+        {"data_parallel_rank": 1},
+        {"token_ids_logprob": [1]},
+        {"lora_path": "x"},
+        {"image_data": ["x"]},
+    ],
+)
+async def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
+    error = (await post(text="ab", **fields)).json()["error"]
+    assert (error["param"], error["code"]) == (next(iter(fields)), "unsupported")

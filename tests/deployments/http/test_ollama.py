@@ -1,0 +1,359 @@
+"""What the routes under /api answer, in Ollama's shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.configs.errors import EngineError, QueueFull
+from tests.deployments.fakes import (
+    CharTokenizer,
+    FakeEngine,
+    FakeServer,
+    make_client,
+    make_config,
+)
+
+HELLO = [{"role": "user", "content": "Hi"}]
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
+CALLS = (
+    'Hm.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+)
+TIMES = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
+
+
+def make_server(text: str = "Paris.", **engine: Any) -> FakeServer:
+    config = make_config(tool_parser="hermes", reasoning_parser="qwen3")
+    tokenizer = CharTokenizer("enable_thinking")
+    return FakeServer(FakeEngine(text=text, **engine), tokenizer=tokenizer, config=config)
+
+
+async def post(path: str, server: FakeServer | None = None, **body: Any) -> httpx.Response:
+    async with make_client(server or make_server()) as client:
+        return await client.post(path, json=body)
+
+
+async def chat(server: FakeServer | None = None, **body: Any) -> Any:
+    response = await post("/api/chat", server, **{"messages": HELLO, "stream": False} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def lines(response: httpx.Response) -> list[Any]:
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def said(all_lines: list[Any]) -> list[Any]:
+    """Return what the lines say, without model, times and counts."""
+    return [line.get("message", line.get("response")) for line in all_lines]
+
+
+async def test_a_whole_answer_of_a_chat() -> None:
+    answer = await chat(model="tiny")
+
+    assert all(isinstance(answer.pop(name), int) for name in TIMES)
+    assert answer.pop("created_at").endswith("Z")
+    assert answer == {
+        "model": "tiny",
+        "message": {"role": "assistant", "content": "Paris."},
+        "done": True,
+        "done_reason": "stop",
+        "prompt_eval_count": 23,
+        "eval_count": 6,
+    }
+
+
+async def test_a_chat_streams_unless_it_is_told_not_to() -> None:
+    response = await post("/api/chat", make_server("ab"), messages=HELLO)
+
+    found = lines(response)
+    assert said(found) == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "assistant", "content": ""},
+    ]
+    assert [line["done"] for line in found] == [False, False, True]
+    assert (found[-1]["done_reason"], found[-1]["eval_count"]) == ("stop", 2)
+    assert found[-1]["eval_duration"] > 0
+
+
+async def test_generate_puts_a_prompt_into_a_chat() -> None:
+    server = make_server("ab")
+
+    found = lines(await post("/api/generate", server, prompt="Hi", system="Be."))
+
+    assert said(found) == ["a", "b", ""]
+    (rendered,) = server.tokenizer.rendered
+    assert [(m["role"], m["content"]) for m in rendered["messages"]] == [
+        ("system", "Be."),
+        ("user", "Hi"),
+    ]
+
+
+async def test_a_raw_prompt_has_no_template_and_no_limit() -> None:
+    server = make_server()
+
+    response = await post("/api/generate", server, prompt="Hi", raw=True, stream=False)
+
+    assert response.json()["response"] == "Paris."
+    (request,) = server.client.requests
+    assert (request.prompt_ids, request.sampling.max_tokens) == ([72, 105], None)
+
+
+async def test_a_raw_prompt_has_the_limit_that_is_given() -> None:
+    answer = await post(
+        "/api/generate", prompt="Hi", raw=True, stream=False, options={"num_predict": 2}
+    )
+    assert (answer.json()["response"], answer.json()["done_reason"]) == ("Pa", "length")
+
+
+async def test_options_reach_the_engine() -> None:
+    server = make_server()
+    options = {
+        "num_predict": 5,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.5,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ["x"],
+        "repeat_penalty": 1.5,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "num_ctx": 4096,
+    }
+
+    await chat(server, options=options)
+
+    sampling = server.client.requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_k) == (5, 0.5, 3)
+    assert (sampling.top_p, sampling.min_p, sampling.seed) == (0.5, 0.1, 7)
+    assert (sampling.stop, sampling.repetition_penalty) == (("x",), 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("num_predict", [-2, -1, 0])
+async def test_no_limit_has_several_names(num_predict: int) -> None:
+    server = make_server()
+    await chat(server, options={"num_predict": num_predict})
+    assert server.client.requests[0].sampling.max_tokens is None
+
+
+async def test_a_whole_answer_with_calls() -> None:
+    message = (await chat(make_server(CALLS), tools=[ADD]))["message"]
+
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert message["content"].strip() == "Hm."
+    assert functions == [
+        {"index": 0, "name": "add", "arguments": {"a": 1}},
+        {"index": 1, "name": "add", "arguments": {}},
+    ]
+
+
+async def test_a_streamed_call_is_told_once_and_whole() -> None:
+    found = lines(await post("/api/chat", make_server(CALLS), messages=HELLO, tools=[ADD]))
+
+    calls = [call for line in found for call in line["message"].get("tool_calls", ())]
+    text = "".join(line["message"]["content"] for line in found)
+    assert [call["function"]["arguments"] for call in calls] == [{"a": 1}, {}]
+    assert len({call["id"] for call in calls}) == 2
+    assert text.strip() == "Hm."
+    assert found[-1]["done_reason"] == "stop"
+
+
+async def test_a_call_that_was_cut_off_is_text() -> None:
+    server = make_server(CALLS)
+
+    streamed = lines(
+        await post("/api/chat", server, messages=HELLO, tools=[ADD], options={"num_predict": 51})
+    )
+    whole = await chat(make_server(CALLS), tools=[ADD], options={"num_predict": 51})
+
+    assert "tool_calls" not in whole["message"]
+    assert all("tool_calls" not in line["message"] for line in streamed)
+    assert "".join(m["content"] for m in said(streamed)) == whole["message"]["content"]
+    assert whole["done_reason"] == "length"
+
+
+async def test_calls_and_their_results_reach_the_template() -> None:
+    server = make_server()
+    messages: list[Any] = [
+        *HELLO,
+        {
+            "role": "assistant",
+            "content": "",
+            "thinking": "Hm.",
+            "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}],
+        },
+        {"role": "tool", "content": "2", "tool_name": "add"},
+    ]
+
+    await chat(server, messages=messages, tools=[ADD])
+
+    _, assistant, tool = server.tokenizer.rendered[0]["messages"]
+    assert assistant["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    assert assistant["reasoning_content"] == "Hm."
+    assert (tool["role"], tool["name"], tool["content"]) == ("tool", "add", "2")
+
+
+async def test_thought_is_told_apart() -> None:
+    text = "<think>\n2+2\n</think>\n\n4"
+
+    whole = await chat(make_server(text))
+    streamed = lines(await post("/api/chat", make_server(text), messages=HELLO))
+
+    assert (whole["message"]["thinking"], whole["message"]["content"]) == ("2+2", "4")
+    thoughts = "".join(m.get("thinking", "") for m in said(streamed))
+    assert (thoughts, "".join(m["content"] for m in said(streamed))) == ("2+2", "4")
+
+
+async def test_thought_of_a_prompt_stands_beside_its_response() -> None:
+    server = make_server("<think>x</think>4")
+    answer = (await post("/api/generate", server, prompt="Hi", stream=False)).json()
+    assert (answer["thinking"], answer["response"]) == ("x", "4")
+
+
+@pytest.mark.parametrize("think", [True, False])
+async def test_thought_is_switched_by_the_templates_variable(think: bool) -> None:
+    server = make_server()
+    await chat(server, think=think)
+    assert server.tokenizer.rendered[0]["enable_thinking"] is think
+
+
+async def test_a_model_that_cannot_think_is_not_asked_to() -> None:
+    response = await post("/api/chat", FakeServer(), messages=HELLO, think=True)
+    assert response.status_code == 400
+    assert response.json() == {"error": "tiny does not support thinking."}
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("json", "json_object"), ({"type": "object"}, "json_schema")]
+)
+async def test_a_format_reaches_the_engine(form: Any, kind: str) -> None:
+    server = FakeServer()
+
+    await chat(server, format=form)
+
+    assert server.grammars.asked[0][0].kind == kind
+    assert server.client.requests[0].grammar is not None
+
+
+async def test_log_probabilities() -> None:
+    answer = await chat(make_server("a"), logprobs=True, top_logprobs=1)
+    streamed = lines(
+        await post("/api/chat", make_server("a"), messages=HELLO, logprobs=True, top_logprobs=1)
+    )
+
+    entry = {"token": "a", "logprob": -0.5, "bytes": [97]}
+    assert answer["logprobs"] == [entry | {"top_logprobs": [entry]}]
+    assert streamed[0]["logprobs"] == answer["logprobs"]
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize(("keep_alive", "reason"), [("5m", "load"), (0, "unload")])
+async def test_a_body_that_asks_nothing_is_answered_at_once(
+    path: str, keep_alive: Any, reason: str
+) -> None:
+    server = make_server()
+
+    whole = await post(path, server, model="tiny", stream=False, keep_alive=keep_alive)
+    (line,) = lines(await post(path, server, model="tiny", keep_alive=keep_alive))
+
+    assert (whole.json()["done"], whole.json()["done_reason"]) == (True, reason)
+    assert line["done_reason"] == reason
+    assert server.client.requests == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny:latest", None])
+async def test_names_of_the_model(name: str | None) -> None:
+    assert (await chat(model=name))["model"] == (name or "tiny")
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/show"])
+async def test_another_model_is_not_found(path: str) -> None:
+    response = await post(path, model="other")
+    assert response.status_code == 404
+    assert "'other' does not exist" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/api/chat", {"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        ("/api/chat", {"messages": HELLO, "format": "yaml"}, "format"),
+        ("/api/chat", {"messages": HELLO, "format": {"x": "refused"}}, "compiled"),
+        ("/api/chat", {"messages": HELLO, "options": {"temperature": -1}}, "temperature is -1"),
+        ("/api/chat", {"messages": HELLO, "options": {"mirostat": 1}}, "options.mirostat"),
+        ("/api/chat", {"messages": HELLO, "options": {"top_k": 1.5}}, "options.top_k"),
+        ("/api/chat", {"messages": HELLO, "think": "deeply"}, "think"),
+        ("/api/chat", {"messages": HELLO, "keep_alive": []}, "keep_alive"),
+        ("/api/chat", {"messages": HELLO, "tools": [{"type": "x"}]}, "tools"),
+        (
+            "/api/chat",
+            {"messages": [{"role": "user", "content": "x", "images": ["eA=="]}]},
+            "messages[0].images",
+        ),
+        ("/api/generate", {"prompt": "x", "images": ["eA=="]}, "images"),
+        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}, "template"),
+        ("/api/generate", {"prompt": "x", "context": [1]}, "context"),
+        ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/api/generate", {"prompt": "x", "raw": True, "system": "y"}, "system"),
+        ("/api/show", {}, "model"),
+    ],
+)
+async def test_faults_are_one_text(path: str, body: dict[str, Any], named: str) -> None:
+    response = await post(path, FakeServer(), **body)
+    assert response.status_code == 400
+    assert set(response.json()) == {"error"}
+    assert named in response.json()["error"]
+
+
+async def test_a_fault_of_a_translated_field_is_told_by_the_name_that_was_sent() -> None:
+    response = await post("/api/chat", messages=HELLO, options={"repeat_penalty": 0})
+    assert response.json()["error"].startswith("options.repeat_penalty")
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+async def test_a_model_that_writes_does_not_embed(path: str) -> None:
+    response = await post(path, model="tiny", input="x")
+    assert response.status_code == 400
+    assert response.json() == {"error": "tiny is not an embedding model."}
+
+
+async def test_errors_before_and_after_the_first_token() -> None:
+    early = await post("/api/chat", make_server(error=QueueFull("Full.", 2.0)), messages=HELLO)
+    late = lines(
+        await post("/api/chat", make_server(error=EngineError("x"), fail_at=1), messages=HELLO)
+    )
+
+    assert (early.status_code, early.json()) == (429, {"error": "Full."})
+    assert set(late[-1]) == {"error"}
+
+
+async def test_the_model_is_listed() -> None:
+    async with make_client(make_server()) as client:
+        (listed,) = (await client.get("/api/tags")).json()["models"]
+        (running,) = (await client.get("/api/ps")).json()["models"]
+        found = (await client.get("/api/version")).json()
+
+    assert listed["name"] == listed["model"] == running["name"] == "tiny"
+    assert running["context_length"] == 1000
+    assert set(found) == {"version"}
+
+
+async def test_what_the_model_can_do_is_shown() -> None:
+    shown = (await post("/api/show", model="tiny")).json()
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown["model_info"]["remora.context_length"] == 1000
