@@ -21,6 +21,7 @@ import typer
 from remora.configs.environment import cache_dir
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, load_serve_file, parse_args
 from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.secrets import read_keys
 from remora.configs.serve_file import config_of_model, our_application
 from remora.deployments.cli.haproxy import (
     SWITCH,
@@ -125,7 +126,11 @@ def serve_config(
     given = {"served_name": model_name, "dtype": dtype}
     changed = {key: value for key, value in given.items() if value is not None}
     application["args"] = {**args, "model": {**args.get("model", {}), **changed}}
-    parse_args(application["args"])
+    # Before Ray starts: what is wrong with a key is better said at once. Replicas read them anew.
+    api = parse_args(application["args"]).api
+    for key, reference in (("api_key", api.api_key), ("admin_api_key", api.admin_api_key)):
+        if reference is not None:
+            read_keys(reference, f"api.{key}")
     _quiet(raw)
     http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(raw.get("http_options") or {})}
     raw["http_options"] = http | {

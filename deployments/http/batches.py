@@ -138,7 +138,7 @@ class BatchStore:
             batch.status = "cancelling"
         return batch
 
-    def list(self, viewer: str | None) -> list[Batch]:
+    def seen_by(self, viewer: str | None) -> list[Batch]:
         """Return batches, the newest first."""
         batches = [batch for batch in map(self.read, self._records.ids()) if batch]
         seen = [batch for batch in batches if viewer in (None, batch.owner)]

@@ -51,7 +51,10 @@ _UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": 
 class Shown(Protocol):
     """What a list shows."""
 
-    id: str
+    @property
+    def id(self) -> str:
+        """Its name."""
+        ...
 
     def show(self) -> dict[str, Any]:
         """Return OpenAI's object."""
@@ -113,7 +116,7 @@ def _add_files(router: APIRouter, served: Served, store: BatchStore) -> None:
         order: Literal["asc", "desc"] = "desc",
         after: After = None,
     ) -> Response:
-        found = await asyncio.to_thread(files.list, viewer(request), purpose)
+        found = await asyncio.to_thread(files.seen_by, viewer(request), purpose)
         return JSONAnswer(_page(found if order == "desc" else found[::-1], after, limit))
 
     @router.get("/v1/files/{file_id}")
@@ -154,7 +157,7 @@ def _add_batches(router: APIRouter, served: Served, store: BatchStore) -> None:
     async def list_batches(
         request: Request, limit: Annotated[int, Query(ge=1, le=100)] = 20, after: After = None
     ) -> Response:
-        found = await asyncio.to_thread(store.list, viewer(request))
+        found = await asyncio.to_thread(store.seen_by, viewer(request))
         return JSONAnswer(_page(found, after, limit))
 
     @router.get("/v1/batches/{batch_id}")

@@ -92,7 +92,7 @@ class FileStore:
             raise HTTPException(404, f"There is no file {file_id[:64]!r}.")
         return file
 
-    def list(self, viewer: str | None, purpose: str | None = None) -> list[StoredFile]:
+    def seen_by(self, viewer: str | None, purpose: str | None = None) -> list[StoredFile]:
         """Return files, the newest first. Those whose time is over are removed."""
         now, kept = time.time(), []
         for file in self._all():
@@ -112,7 +112,7 @@ class FileStore:
         return [StoredFile(**record) for record in records if record]
 
     def _check_room(self) -> None:
-        files = self.list(None)
+        files = self.seen_by(None)
         if len(files) >= MAX_FILES or sum(file.bytes for file in files) >= MAX_STORE_BYTES:
             raise InvalidRequest(
                 "The server's store of files is full; delete files that nobody needs any more.",

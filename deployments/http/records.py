@@ -28,6 +28,11 @@ class Records:
         self.folder = folder
         self._prefix = prefix
         self._is_id = re.compile(f"{re.escape(prefix)}[0-9a-f]{{32}}").fullmatch
+        if not folder.is_absolute():
+            raise ConfigError(
+                f"api.batch_dir: {folder} is relative, and replicas have a working folder of their "
+                "own; write the whole path"
+            )
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

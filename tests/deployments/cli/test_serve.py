@@ -53,6 +53,14 @@ def test_a_folder_becomes_a_config_with_an_absolute_path(
     assert application["import_path"] == IMPORT_PATH
 
 
+def test_a_key_that_is_not_there_is_told_before_ray_starts(tmp_path: Path) -> None:
+    path = make_file(tmp_path)
+    text = path.read_text().replace("args:", "args:\n    api: {api_key: 'env:NO_SUCH_KEY'}")
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"api\.api_key: .* NO_SUCH_KEY is not set"):
+        make_config(path)
+
+
 def test_the_built_in_model_has_a_name_only() -> None:
     (application,) = make_config("smollm2-135m-instruct")["applications"]
     assert application["args"] == {"model": {"path": "smollm2-135m-instruct"}}

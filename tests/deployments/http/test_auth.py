@@ -13,7 +13,6 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 
-from remora.deployments.http import auth
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import OPEN_PATHS, Access, Keys
 from remora.deployments.http.served import Served
@@ -106,11 +105,8 @@ async def test_anything_else_does_not(value: str) -> None:
 
 async def test_the_openai_client_sees_an_authentication_error() -> None:
     transport = httpx.ASGITransport(app=make_guarded_app(CALLERS))
-    client = openai.AsyncOpenAI(
-        base_url="http://remora/v1",
-        api_key="sk-wrong",
-        http_client=httpx.AsyncClient(transport=transport),
-    )
+    http: Any = httpx.AsyncClient(transport=transport)
+    client = openai.AsyncOpenAI(base_url="http://remora/v1", api_key="sk-wrong", http_client=http)
     with pytest.raises(openai.AuthenticationError) as caught:
         await client.models.list()
     await client.close()
@@ -139,7 +135,7 @@ async def test_every_key_is_compared_whichever_is_right(monkeypatch: pytest.Monk
         compared.append(known)
         return known == given
 
-    monkeypatch.setattr(auth.hmac, "compare_digest", compare)
+    monkeypatch.setattr("remora.deployments.http.auth.hmac.compare_digest", compare)
     keys = Keys(["first", "second", "third"])
 
     assert [keys.hold(key) for key in (b"first", b"third", b"none")] == [True, True, False]

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from remora.configs.errors import EngineError, QueueFull
+from remora.configs.errors import ConfigError, EngineError, QueueFull
 from remora.deployments.http import batches, batches_runner, files, files_upload
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access, Keys
@@ -43,8 +43,8 @@ async def opened(
 ) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     app = build_http_app(Served.over(server), access=access or Access(is_local=True))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    http: Any = httpx.AsyncClient(transport=transport)
     async with (
-        httpx.AsyncClient(transport=transport) as http,
         openai.AsyncOpenAI(base_url="http://remora/v1", api_key=key, http_client=http) as client,
     ):
         yield client
@@ -219,6 +219,12 @@ async def test_without_a_folder_the_routes_say_what_is_missing() -> None:
             await client.batches.list()
         with pytest.raises(openai.NotFoundError, match=r"api\.batch_dir"):
             await client.files.create(file=b"{}", purpose="batch")
+
+
+@pytest.mark.parametrize("folder", ["batches", "/dev/null/batches"])
+def test_a_folder_that_cannot_be_kept_is_a_config_error(folder: str) -> None:
+    with pytest.raises(ConfigError, match=r"api\.batch_dir"):
+        BatchStore(Path(folder))
 
 
 # -- batches ---------------------------------------------------------------------------------------
@@ -458,7 +464,7 @@ async def test_too_many_batches_are_refused_for_now(
 async def test_batches_are_listed_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     clock = iter(range(100))
-    monkeypatch.setattr(batches.time, "time", lambda: now + next(clock))
+    monkeypatch.setattr("remora.deployments.http.batches.time.time", lambda: now + next(clock))
     async with opened(make_server(tmp_path)) as client:
         made = [(await start(client, make_line("x"))).id for _ in range(3)]
         first = await client.batches.list(limit=2)
