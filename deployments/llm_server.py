@@ -35,6 +35,7 @@ from remora.deployments.http.batches import BatchStore
 from remora.deployments.http.batches_runner import BatchRunner
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
 from remora.deployments.http.served import Served
+from remora.deployments.parsers.replies import ReplyFormats
 from remora.engine.grammar.service import GrammarService
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Request, SamplingParams
@@ -79,11 +80,18 @@ class LLMServer:
             self.tokenizer,
             vocab_size=launched.built.facts.vocab_size,
             eos_token_ids=self.tokenizer.eos_token_ids,
+            marker_ids=self._formats().call_mark_ids,
         )
         self._served = Served.over(self)
         await self._warm_up(launched.built, import_s)
         self.grammars.start()
         self._batches = _run_batches(self._served)
+
+    def _formats(self) -> ReplyFormats:
+        api = self.config.api
+        return ReplyFormats.of(
+            self.tokenizer, tool_parser=api.tool_parser, reasoning_parser=api.reasoning_parser
+        )
 
     async def _warm_up(self, built: BuiltEngine, import_s: float) -> None:
         """Make some tokens, so that no caller pays for first-time work, and say what is served."""

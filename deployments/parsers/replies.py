@@ -106,6 +106,11 @@ class ReplyFormats:
         shown = self._thought_marks
         return shown | self._call_marks if self._reads_calls(use) else shown
 
+    @property
+    def call_mark_ids(self) -> frozenset[int]:
+        """Control tokens that the model writes tool calls with."""
+        return self._call_marks
+
     def thinking(
         self, prompt: str, *, budget: int | None = None, continues: bool = False
     ) -> Thinking | None:
