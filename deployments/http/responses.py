@@ -16,6 +16,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.chat import ChatJob, prepare_chat
 from remora.deployments.http.errors import error_body, unsupported
+from remora.deployments.http.fields import parse
 from remora.deployments.http.renames import in_callers_words
 from remora.deployments.http.reply import Replies, ReplyPiece
 from remora.deployments.http.responses_archive import Archive, Record, new_response_id
@@ -27,6 +28,8 @@ from remora.deployments.http.wire import JSONAnswer
 from remora.engine.types import Request
 
 _LENGTH, _ABORT = "length", "abort"
+_CUT_CALL = ("function_call", "incomplete")
+_PREVIOUS = "previous_response_id"
 MAX_LISTED = 100
 
 
@@ -187,18 +190,30 @@ def _tools(body: ResponsesBody) -> list[dict[str, Any]]:
     return [{name: getattr(tool, name) for name in names} for tool in body.tools or ()]
 
 
+def _items(record: Record) -> list[Item]:
+    """Return what a response adds to a conversation; calls that were cut off have no part in it.
+
+    Raises InvalidRequest where the model wrote what no input may hold, such as a tool's name.
+    """
+    written = [*record.items, *record.response["output"]]
+    whole = [item for item in written if (item["type"], item.get("status")) != _CUT_CALL]
+    try:
+        return [parse(Item, item) for item in whole]
+    except InvalidRequest as error:
+        id_ = record.response["id"]
+        message = f"The response {id_!r} cannot be continued: {error.message}"
+        raise InvalidRequest(message, _PREVIOUS) from None
+
+
 async def prepare_response(served: Served, body: ResponsesBody, rid: str) -> ResponseJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse.
     """
-    earlier: list[Item] = []
+    records: list[Record] = []
     if body.previous_response_id is not None:
-        chain = await served.responses.chain(body.previous_response_id, "previous_response_id")
-        for record in chain:
-            items = [*record.items, *record.response["output"]]
-            earlier += [Item.model_validate(item) for item in items]
-    chat = chat_body(body, earlier)
+        records = await served.responses.chain(body.previous_response_id, _PREVIOUS)
+    chat = chat_body(body, [item for record in records for item in _items(record)])
     with in_callers_words(RENAMES):
         job = await prepare_chat(served, chat, new_response_id())
     return ResponseJob(body=body, chat=job, archive=served.responses)

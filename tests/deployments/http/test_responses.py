@@ -214,6 +214,33 @@ async def test_a_response_continues_another() -> None:
     ]
 
 
+async def continue_after(text: str, **body: Any) -> tuple[FakeServer, httpx.Response]:
+    """Continue a response in which the model said `text`."""
+    server = make_parsing_server(text)
+    async with make_client(server) as client:
+        first = await client.post("/v1/responses", json={"input": "Hi", "tools": [ADD]} | body)
+        body = {"input": "And?", "previous_response_id": first.json()["id"]}
+        return server, await client.post("/v1/responses", json=body)
+
+
+async def test_a_call_that_was_cut_off_is_not_carried_on() -> None:
+    room = len(THOUGHT_AND_CALL.removesuffix("1}}\n</tool_call>"))
+    server, response = await continue_after(THOUGHT_AND_CALL, max_output_tokens=room)
+
+    assert response.status_code == 200
+    roles = [message["role"] for message in server.tokenizer.rendered[-1]["messages"]]
+    assert roles == ["user", "assistant", "user"]
+    assert "tool_calls" not in server.tokenizer.rendered[-1]["messages"][1]
+
+
+async def test_a_call_of_a_tool_that_cannot_be_is_said_to_end_the_conversation() -> None:
+    text = THOUGHT_AND_CALL.replace("add", "add me")
+    _, response = await continue_after(text)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "previous_response_id")
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_response_can_be_read_and_deleted(stream: bool) -> None:
     async with make_client() as client:
