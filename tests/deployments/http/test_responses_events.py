@@ -3,7 +3,9 @@ of them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import aclosing
 from typing import Any
 
 import httpx
@@ -12,7 +14,11 @@ import pytest
 from pydantic import BaseModel
 
 from remora.configs.errors import EngineError, QueueFull
+from remora.deployments.http import jobs
+from remora.deployments.http.jobs import RESPONSES
+from remora.deployments.http.served import Served
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
+from tests.deployments.http.test_disconnect import running
 from tests.deployments.http.test_openai_client import openai_client
 from tests.deployments.http.test_responses import ADD, THOUGHT_AND_CALL, make_parsing_server
 
@@ -218,3 +224,35 @@ async def test_the_client_parses_what_it_asked_for(streams: bool) -> None:
     assert answer.output_parsed == City(name="Paris")
     ((constraint, _),) = server.grammars.asked
     assert "name" in constraint.source
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}),
+    ],
+)
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_client_that_leaves_ends_its_request(path: str, body: Any, streams: bool) -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+
+    async with running(server, path, body | {"stream": streams}) as connection:
+        connection.leave()
+        await connection.task
+
+    assert server.client.running == set()
+    assert server.client.closed == [request.request_id for request in server.client.requests]
+
+
+async def test_a_response_that_nobody_waits_for_is_not_running() -> None:
+    served = Served.over(FakeServer(FakeEngine(gate=asyncio.Event())))
+    job, _ = await RESPONSES.job(served, {"input": "Hi", "stream": True}, "r1")
+
+    async with aclosing(jobs.stream(served, job)) as events:
+        created = await anext(events)
+        id_ = created["response"]["id"]
+        while_it_runs = served.responses.running(id_)
+
+    assert while_it_runs is not None
+    assert served.responses.running(id_) is None
