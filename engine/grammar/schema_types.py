@@ -78,8 +78,8 @@ def plain_number(name: str, flat: Schema, path: str) -> Schema:
         if all(keyword in bounds for keyword in names):
             inclusive, exclusive = (bounds[keyword] for keyword in names)
             del bounds[names[0] if tighter(inclusive, exclusive) == exclusive else names[1]]
-    low = bounds.get("minimum", bounds.get("exclusiveMinimum", -math.inf))
-    high = bounds.get("maximum", bounds.get("exclusiveMaximum", math.inf))
+    low: Any = bounds.get("minimum", bounds.get("exclusiveMinimum", -math.inf))
+    high: Any = bounds.get("maximum", bounds.get("exclusiveMaximum", math.inf))
     if low > high or (low == high and len(bounds.keys() & {"minimum", "maximum"}) < 2):
         raise ConstraintError(f"{path}: no number lies within the bounds")
     return {"type": name, **bounds}

@@ -143,7 +143,7 @@ def matches(schema: dict[str, Any], value: Any) -> bool:
     if "enum" in schema:
         return value in schema["enum"]
     if kind == "array":
-        return len(value) >= schema.get("minItems", 0)
+        return bool(len(value) >= schema.get("minItems", 0))
     if kind in {"integer", "number"}:
         low, high = schema.get("minimum", 0), schema.get("maximum", 2**50)
         return bool(low <= value <= high and value > schema.get("exclusiveMinimum", -1))

@@ -174,7 +174,8 @@ async def test_prompts_without_names_are_named_after_the_call() -> None:
 )
 @pytest.mark.parametrize("length", [0, 1, 3])
 async def test_a_list_is_as_long_as_the_prompts_are_many(field: str, length: int) -> None:
-    response = await post(text=["ab", "cd"], **{field: [None] * length})
+    fields: dict[str, Any] = {field: [None] * length}
+    response = await post(text=["ab", "cd"], **fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
 
