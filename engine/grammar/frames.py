@@ -32,7 +32,8 @@ def frame_size(received: bytes | bytearray) -> int | None:
     """Return how long the message is that begins here, once that is known."""
     if len(received) < _LENGTHS.size:
         return None
-    return _LENGTHS.size + sum(_LENGTHS.unpack_from(received))
+    head_size, body_size = _LENGTHS.unpack_from(received)
+    return _LENGTHS.size + int(head_size) + int(body_size)
 
 
 def _whole(data: bytes, size: int) -> bytes:

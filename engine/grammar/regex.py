@@ -96,7 +96,8 @@ def render(node: Node) -> str:
     if isinstance(node, Choice):
         return "|".join(render(option) for option in node.options)
     body = render(node.body) if isinstance(node.body, Chars) else f"(?:{render(node.body)})"
-    short = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((node.low, node.high))
+    # Not "?", which xgrammar gets wrong around repeats.
+    short = {(0, None): "*", (1, None): "+", (1, 1): ""}.get((node.low, node.high))
     if short is not None:
         return body + short
     if node.low == node.high:

@@ -184,11 +184,12 @@ class _Reader:
         if kinds != {"object"} or other_kinds != {"object"}:
             return False
         shared = set(one.get("required", ())) & set(other.get("required", ()))
-        properties = (one.get("properties", {}), other.get("properties", {}))
+        here, there = one.get("properties", {}), other.get("properties", {})
         return any(
-            self._are_disjoint(*(self._flat(p[name], path) for p in properties), path, depth + 1)
-            for name in shared
-            if all(name in p for p in properties)
+            self._are_disjoint(
+                self._flat(here[name], path), self._flat(there[name], path), path, depth + 1
+            )
+            for name in shared & here.keys() & there.keys()
         )
 
     def _solid(self, flat: Schema, path: str) -> Schema:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.engine.grammar.constraint import ConstraintError
+from remora.engine.grammar.ebnf import has_patterns
 from remora.engine.grammar.regex import render
 from remora.engine.grammar.regex_reader import read_pattern
 from remora.engine.grammar.schema import plain_schema
@@ -110,13 +111,14 @@ def _json_format(node: dict[str, Any], path: str, max_spaces: int) -> dict[str, 
         plain = plain_schema(schema)
     except ConstraintError as error:
         raise ConstraintError(f"{path}/json_schema: {error}") from None
-    style = "qwen_xml" if node["type"] == "qwen_xml_parameter" else node.get("style", "json")
-    return {
-        "type": "json_schema",
-        "json_schema": plain,
-        "style": style,
-        "max_whitespace_cnt": max_spaces,
-    }
+    style = str(node.get("style", "json"))
+    style = "qwen_xml" if node["type"] == "qwen_xml_parameter" else style
+    if style != "json" and has_patterns(plain):
+        raise ConstraintError(
+            f"{path}: patterns and formats cannot be enforced in the style {style!r}"
+        )
+    spaces = {} if style == "json" else {"max_whitespace_cnt": max_spaces}
+    return {"type": "json_schema", "json_schema": plain, "style": style, **spaces}
 
 
 def _check_repeat(node: dict[str, Any], path: str) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 import xgrammar
 
 from remora.engine.grammar.constraint import ConstraintError
+from remora.engine.grammar.ebnf import StringRules, render_ebnf, with_named_strings
 from remora.engine.grammar.matching import BaseMatcher
+from remora.engine.grammar.merge import Schema
 from remora.engine.grammar.prepare import MAX_SPACES, Source, SourceKind
+from remora.engine.grammar.regex_reader import read_pattern
 from remora.engine.grammar.vocabulary import EndMask, Vocabulary
 from remora.engine.types import MaskWords
 
@@ -41,16 +44,40 @@ class XgrammarCompiler:
         return str(compiled.serialize_json()).encode()
 
     def _compile(self, source: Source) -> xgrammar.CompiledGrammar:
-        if source.kind is SourceKind.REGEX:
-            return self._compiler.compile_regex(source.text)
-        if source.kind is SourceKind.EBNF:
-            return self._compiler.compile_grammar(source.text)
         if source.kind is SourceKind.TAG:
-            return self._compiler.compile_structural_tag(source.text)
+            tag = self._with_grammars(json.loads(source.text))
+            return self._compiler.compile_structural_tag(json.dumps(tag))
+        if source.kind is SourceKind.REGEX:
+            grammar = _pattern_grammar(source.text)
+        elif source.kind is SourceKind.SCHEMA:
+            grammar = self._schema_grammar(json.loads(source.text))
+        else:
+            grammar = source.text
+        return self._compiler.compile_grammar(grammar)
+
+    def _schema_grammar(self, schema: Schema) -> str:
+        """Return the grammar of a plain schema."""
+        rules = StringRules()
+        named = json.dumps(with_named_strings(schema, rules))
         spacing: dict[str, Any] = {"any_whitespace": True, "max_whitespace_cnt": MAX_SPACES}
         if self._is_compact:
             spacing = {"any_whitespace": False, "separators": (",", ":")}
-        return self._compiler.compile_json_schema(source.text, strict_mode=False, **spacing)
+        grammar = xgrammar.Grammar.from_json_schema(named, strict_mode=False, **spacing)
+        return rules.put_into(str(grammar))
+
+    def _with_grammars(self, node: Any) -> Any:
+        """Return a structural tag with grammars of ours in the place of schemas and patterns."""
+        if isinstance(node, list):
+            return [self._with_grammars(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if node.get("type") == "regex":
+            return {"type": "grammar", "grammar": _pattern_grammar(node["pattern"])}
+        if node.get("type") == "json_schema":
+            if node["style"] != "json":
+                return node
+            return {"type": "grammar", "grammar": self._schema_grammar(node["json_schema"])}
+        return {key: self._with_grammars(value) for key, value in node.items()}
 
 
 class XgrammarLoader:
@@ -99,6 +126,11 @@ class XgrammarMatcher(BaseMatcher):
     def _write(self, words: MaskWords) -> None:
         words.fill(-1)  # xgrammar writes nothing where every token fits
         self._matcher.fill_next_token_bitmask(words.reshape(1, -1))
+
+
+def _pattern_grammar(pattern: str) -> str:
+    node = read_pattern(pattern, "pattern", is_ours=True)
+    return f"root ::= {render_ebnf(node)}\n"
 
 
 def _reason(error: Exception) -> str:

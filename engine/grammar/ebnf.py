@@ -1,0 +1,155 @@
+"""Patterns and plain schemas as grammars in xgrammar's EBNF.
+
+xgrammar's own reading of patterns within schemas builds automata that let wrong texts through
+(`b{1,2}|b|c` matches "bbb"), and its strings of bounded length may hold control characters. Its
+EBNF is read right. So a schema is converted with a name in the place of each such string, and the
+names become rules written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from remora.engine.grammar.characters import JSON_PLAIN
+from remora.engine.grammar.merge import Schema
+from remora.engine.grammar.regex import Chars, Choice, Node, Repeat
+from remora.engine.grammar.regex_reader import read_pattern
+
+# xgrammar prints "ß" as \xdf, and reads what follows as more digits of it.
+_PRINTED_HEX = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)")
+
+
+class StringRules:
+    """The strings of one schema that have a rule of their own."""
+
+    def __init__(self) -> None:
+        self._bodies: list[str] = []
+
+    def name(self, node: Node) -> str:
+        """Return the name of a new rule for the inside of a string."""
+        self._bodies.append(render_ebnf(node))
+        return _rule_name(len(self._bodies) - 1)
+
+    def put_into(self, grammar: str) -> str:
+        """Return a grammar that xgrammar printed, with the rules where their names stand."""
+        grammar = _PRINTED_HEX.sub(_four_digits, grammar)
+        for index in range(len(self._bodies)):
+            name = _rule_name(index)
+            grammar = grammar.replace(f'Regex("{name}", json_string=true)', name)
+        rules = (f"{_rule_name(index)} ::= {body}" for index, body in enumerate(self._bodies))
+        return "\n".join((grammar.rstrip("\n"), *rules, ""))
+
+
+def with_named_strings(schema: Schema, rules: StringRules) -> Schema:
+    """Return a plain schema whose patterns are names of `rules`."""
+
+    def rename(pattern: str) -> str:
+        return rules.name(read_pattern(pattern, "pattern", is_ours=True))
+
+    def string(node: Schema) -> Schema:
+        if "pattern" in node:
+            return {"type": "string", "pattern": rename(node["pattern"])}
+        if len(node) > 1:
+            low, high = node.get("minLength", 0), node.get("maxLength")
+            return {"type": "string", "pattern": rules.name(Repeat(Chars(JSON_PLAIN), low, high))}
+        return node
+
+    return rewrite_strings(schema, string, rename)
+
+
+def has_patterns(schema: Schema) -> bool:
+    """Whether a plain schema holds any pattern."""
+    found: list[str] = []
+
+    def note(pattern: str) -> str:
+        found.append(pattern)
+        return pattern
+
+    def string(node: Schema) -> Schema:
+        found.extend([node["pattern"]] if "pattern" in node else [])
+        return node
+
+    rewrite_strings(schema, string, note)
+    return bool(found)
+
+
+def rewrite_strings(
+    schema: Schema, string: Callable[[Schema], Schema], name: Callable[[str], str]
+) -> Schema:
+    """Return a plain schema with each string schema and each pattern of names rewritten."""
+
+    def walk(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        if node.get("type") == "string":
+            return string(node)
+        walked = dict(node)
+        for key in ("properties", "$defs"):
+            if key in node:
+                walked[key] = {inner: walk(value) for inner, value in node[key].items()}
+        for key in ("anyOf", "prefixItems"):
+            if key in node:
+                walked[key] = [walk(value) for value in node[key]]
+        for key in ("items", "additionalProperties"):
+            if key in node:
+                walked[key] = walk(node[key])
+        if "patternProperties" in node:
+            pairs = node["patternProperties"].items()
+            walked["patternProperties"] = {name(pattern): walk(value) for pattern, value in pairs}
+        return walked
+
+    walked: Schema = walk(schema)
+    return walked
+
+
+def render_ebnf(node: Node) -> str:
+    """Write a pattern as the right side of a rule."""
+    if isinstance(node, Chars):
+        return f"[{''.join(_range(low, high) for low, high in node.ranges)}]"
+    if isinstance(node, Choice):
+        return f"({' | '.join(render_ebnf(option) for option in node.options)})"
+    if isinstance(node, Repeat):
+        high = "" if node.high is None else node.high
+        return f"({render_ebnf(node.body)}){{{node.low},{high}}}"
+    pieces: list[str] = []
+    text = ""
+    for part in node.parts:
+        single = _single(part)
+        if single is not None:
+            text += _escaped(single)
+            continue
+        pieces += [f'"{text}"'] if text else []
+        text = ""
+        pieces.append(render_ebnf(part))
+    pieces += [f'"{text}"'] if text or not pieces else []
+    return f"({' '.join(pieces)})"
+
+
+def _single(node: Node) -> int | None:
+    """Return the character that a node stands for, if it is only one."""
+    if (
+        not isinstance(node, Chars)
+        or len(node.ranges) != 1
+        or node.ranges[0][0] != node.ranges[0][1]
+    ):
+        return None
+    return node.ranges[0][0]
+
+
+def _range(low: int, high: int) -> str:
+    return _escaped(low) if low == high else f"{_escaped(low)}-{_escaped(high)}"
+
+
+def _escaped(code: int) -> str:
+    char = chr(code)
+    return char if code > 0x7F or char.isalnum() else f"\\u{code:04x}"
+
+
+def _four_digits(escape: re.Match[str]) -> str:
+    return f"\\u00{escape[1]}" if escape[1] else escape[0]
+
+
+def _rule_name(index: int) -> str:
+    return f"zz{index}zz"
