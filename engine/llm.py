@@ -4,13 +4,16 @@
     for answer in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
         show(answer.text)
 
-The engine steps in the caller's thread, so one LLM serves one thread.
+The engine steps in the caller's thread, so one LLM serves one thread. Only constraints on the
+outputs start something beside it: the process that compiles them, on first use.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -19,11 +22,14 @@ from typing import Any
 from remora.configs.errors import ConfigError, EngineError, RequestError
 from remora.configs.load import parse_args
 from remora.configs.schema import EngineSection, ModelSection
+from remora.engine.grammar.constraint import Constraint, ConstraintKind
+from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
 from remora.engine.outputs import OutputProcessor
 from remora.engine.types import (
     EngineStats,
     FinishReason,
+    Grammar,
     Output,
     Request,
     SamplingParams,
@@ -31,7 +37,7 @@ from remora.engine.types import (
     TokenLogprob,
 )
 
-__all__ = ["LLM", "Completion", "Generation", "SamplingParams"]
+__all__ = ["LLM", "Completion", "Constraint", "ConstraintKind", "Generation", "SamplingParams"]
 
 Prompt = str | Sequence[int]
 PROGRESS_FROM_PROMPTS = 4  # fewer are over before a bar is read
@@ -90,28 +96,40 @@ class LLM:
 
     def __init__(self, model: str, *, show_progress: bool = True, **options: Any) -> None:
         self._show_progress = show_progress
-        built = build_engine(parse_args(_sections(model, options)), show_progress=show_progress)
+        config = parse_args(_sections(model, options))
+        built = build_engine(config, show_progress=show_progress)
         self.plan = built.plan
         self.tokenizer = built.tokenizer
         self._engine = built.engine
+        self._grammars = GrammarService(
+            config.grammar,
+            built.tokenizer,
+            vocab_size=built.facts.vocab_size,
+            eos_token_ids=built.tokenizer.eos_token_ids,
+        )
         self._numbers = itertools.count()
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> list[Generation]:
         """Generate for each prompt (text or token ids); results are in the prompts' order.
 
-        `params` holds for all prompts, or is one for each. Raises PromptTooLong or another
-        RequestError before anything is generated, if any prompt or parameter is at fault.
+        `params` holds for all prompts, or is one for each. Every output that ends with `stop`
+        matches `constraint` as a whole. Raises PromptTooLong or another RequestError before
+        anything is generated, if any prompt, parameter or the constraint is at fault.
         """
         batch = _as_batch(prompts)
+        grammar = None if constraint is None else self._compile(constraint)
         requests = [
             Request(
                 request_id=f"offline-{next(self._numbers)}",
                 prompt_ids=self._tokenise(prompt),
                 sampling=sampling,
+                grammar=grammar,
             )
             for prompt, sampling in zip(batch, _as_params(params, len(batch)), strict=True)
         ]
@@ -121,18 +139,28 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> Generation:
-        """Answer a conversation by the model's chat template."""
+        """Answer a conversation by the model's chat template; `constraint` as in `generate`."""
         text = self.tokenizer.render_chat([dict(message) for message in messages])
-        return self.generate([self.tokenizer.encode(text, add_special_tokens=False)], params)[0]
+        prompt = self.tokenizer.encode(text, add_special_tokens=False)
+        return self.generate([prompt], params, constraint=constraint)[0]
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
         return self._engine.stats()
 
     def close(self) -> None:
-        """Stop what the engine has started; its memory goes with the object."""
+        """Stop what was started; the memory goes with the object."""
+        self._grammars.close()
         self._engine.close()
+
+    def _compile(self, constraint: Constraint) -> Grammar:
+        # In a thread, because the caller's may be running an event loop already (notebooks do).
+        with ThreadPoolExecutor(1) as thread:
+            compiled = self._grammars.compile(constraint, param="constraint")
+            return thread.submit(asyncio.run, compiled).result()
 
     def _tokenise(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

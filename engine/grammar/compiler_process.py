@@ -109,6 +109,10 @@ class CompilerProcess:
         if process is not None:
             process.kill()
 
+    def reap(self) -> None:
+        """Give back what a closed process held. No other call may be under way."""
+        self._end()
+
     def _ask(self, request: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Send a message and wait for the reply. Raises TimeoutError, OSError or EOFError."""
         process = self._process

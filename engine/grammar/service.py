@@ -126,6 +126,7 @@ class GrammarService:
             pool.shutdown(wait=True, cancel_futures=True)
         if self._backend is not None:
             self._backend[0].close()
+            self._backend[0].reap()
 
     def _check_enabled(self, param: str) -> None:
         if self._section.backend == "none":
