@@ -43,6 +43,8 @@ class LightParameters(SamplingBody):
     max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
     min_new_tokens: Count | None = None
     do_sample: bool | None = None
+    # Checked here, since it has no effect where nothing is drawn.
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     seed: Seed | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
     stop_sequences: Annotated[
