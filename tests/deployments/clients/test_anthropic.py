@@ -10,6 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
+GREEDY = {"temperature": 0}  # the client has no argument for it
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: Any = {
     "name": "get_weather",
@@ -30,7 +31,7 @@ def client(server_url: str) -> Iterator[anthropic.Anthropic]:
 
 def test_a_message(client: anthropic.Anthropic, model: str) -> None:
     answer = client.messages.create(
-        model=model, max_tokens=16, temperature=0, system="Be brief.", messages=FRANCE
+        model=model, max_tokens=16, extra_body=GREEDY, system="Be brief.", messages=FRANCE
     )
 
     assert answer.content[0].type == "text"
@@ -41,7 +42,7 @@ def test_a_message(client: anthropic.Anthropic, model: str) -> None:
 
 def test_a_stream(client: anthropic.Anthropic, model: str) -> None:
     with client.messages.stream(
-        model=model, max_tokens=16, temperature=0, messages=FRANCE
+        model=model, max_tokens=16, extra_body=GREEDY, messages=FRANCE
     ) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
@@ -55,7 +56,7 @@ def test_a_tool_is_called_and_its_result_goes_back(client: anthropic.Anthropic, 
     answer = client.messages.create(
         model=model,
         max_tokens=64,
-        temperature=0,
+        extra_body=GREEDY,
         messages=FRANCE,
         tools=[WEATHER],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
@@ -83,7 +84,7 @@ def test_streamed_tool_input_adds_up(client: anthropic.Anthropic, model: str) ->
     with client.messages.stream(
         model=model,
         max_tokens=64,
-        temperature=0,
+        extra_body=GREEDY,
         messages=FRANCE,
         tools=[WEATHER],
         tool_choice={"type": "tool", "name": "get_weather"},
@@ -106,6 +107,6 @@ def test_errors_have_their_classes(client: anthropic.Anthropic, model: str) -> N
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="nobody", max_tokens=1, messages=FRANCE)
     with pytest.raises(anthropic.BadRequestError) as too_long:
-        client.messages.create(model=model, max_tokens=10**6, messages=FRANCE)
+        client.messages.create(model=model, max_tokens=20_000, messages=FRANCE)
 
     assert "maximum" in str(too_long.value)

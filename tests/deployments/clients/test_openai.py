@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -40,7 +40,7 @@ TIME: Any = {
 class City(BaseModel):
     name: Literal["Paris", "London"]
     is_capital: bool
-    population: int
+    population: int = Field(ge=0, le=99_999_999)
 
 
 @pytest.fixture(scope="module")
