@@ -213,8 +213,7 @@ def _names(n: int) -> Schema:
             "additionalProperties": False,
             "maxProperties": 2,
         },
-        _object({"fixed": value}, maxProperties=2)
-        | {"additionalProperties": {"type": "boolean"}},
+        _object({"fixed": value}, maxProperties=2) | {"additionalProperties": {"type": "boolean"}},
     ]
     return _object({"map": kinds[n % len(kinds)]})
 
