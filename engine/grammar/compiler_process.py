@@ -10,11 +10,11 @@ import io
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from remora.configs.errors import EngineError
@@ -28,17 +28,17 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 COMMAND = (sys.executable, "-P", "-m", "remora.engine.grammar.worker")
+# The time limit is processor time, which the process keeps to itself; one that sleeps, or gets no
+# processor, is given up after so many times the limit.
+WALL_RATIO = 3
 _READ_BYTES = 2**20
 
 
 class CompilerProcess:
     """Compiles in another process. `compile` and `start` are for one thread; `close` for any."""
 
-    def __init__(
-        self, section: GrammarSection, vocabulary: Vocabulary, *, command: Sequence[str] = COMMAND
-    ) -> None:
+    def __init__(self, section: GrammarSection, vocabulary: Vocabulary) -> None:
         self._timeout_s = section.compile_timeout_s
-        self._command = command
         self._greeting = frame(
             {
                 "backend": section.backend,
@@ -67,7 +67,7 @@ class CompilerProcess:
             if self._is_closed:
                 raise EngineError("the grammar compiler has been closed")
             self._process = subprocess.Popen(
-                self._command,
+                COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -85,18 +85,15 @@ class CompilerProcess:
         self.start()
         request = frame({"kind": source.kind, "text": source.text})
         try:
-            head, body = self._ask(request, self._timeout_s)
-        except TimeoutError:
-            self._end()
-            raise ConstraintError(
-                f"compiling it takes longer than {self._timeout_s:g} s (grammar.compile_timeout_s)"
-            ) from None
-        except (OSError, EOFError):
-            self._end()
-            raise ConstraintError(
-                "compiling it takes more memory than grammar.compile_memory allows, or crashes the"
-                " compiler"
-            ) from None
+            head, body = self._ask(request, self._timeout_s * WALL_RATIO)
+        except (OSError, EOFError, TimeoutError) as error:
+            # Its own signal, not ours, which comes a moment later.
+            status = self._end(wait_s=0.0 if isinstance(error, TimeoutError) else 1.0)
+            if isinstance(error, TimeoutError) or status == -signal.SIGPROF:
+                reason = f"takes longer than {self._timeout_s:g} s (grammar.compile_timeout_s)"
+            else:
+                reason = "takes more memory than grammar.compile_memory, or crashes the compiler"
+            raise ConstraintError(f"compiling it {reason}") from None
         if "error" in head:
             raise ConstraintError(head["error"])
         return body
@@ -135,14 +132,17 @@ class CompilerProcess:
         assert message is not None
         return message
 
-    def _end(self) -> None:
-        """Kill the process and reap it."""
+    def _end(self, wait_s: float = 0.0) -> int | None:
+        """Reap the process, and kill it if it has not ended by itself; returns how it ended."""
         process, self._process = self._process, None
         if process is None:
-            return
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)
         process.kill()
         process.wait()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):  # what was never sent
                     stream.close()
+        return process.returncode

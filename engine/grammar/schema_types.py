@@ -40,10 +40,8 @@ def plain_string(flat: Schema, path: str) -> Schema:
     if not patterns:
         return {"type": "string", **low, **high}
     pattern, shortest, longest = _pattern(patterns[0], f"{path}/pattern")
-    fits = shortest >= low.get("minLength", 0)
-    if high:
-        fits = fits and longest is not None and longest <= high["maxLength"]
-    if not fits:
+    is_short = not high or (longest is not None and longest <= high["maxLength"])
+    if shortest < low.get("minLength", 0) or not is_short:
         keyword = "maxLength" if high else "minLength"
         raise ConstraintError(
             f"{path}: the keyword {keyword!r} cannot be enforced beside a pattern or format that"

@@ -2,7 +2,8 @@
 
 Reads a vocabulary and then sources from its input, and writes what they compile to. It may be
 killed at any time and takes nothing along: a source that hangs, crashes or eats memory costs this
-process only. It ends with its input; within a source that never ends, an alarm ends it.
+process only. Its time is processor time, so that a busy machine refuses nothing that an idle one
+takes; a signal ends the process when the time is over. It ends with its input, too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from remora.engine.grammar.prepare import Source, SourceKind
 from remora.engine.grammar.vocabulary import Vocabulary
 
 NICENESS = 10
-# Beyond the time that the parent allows; it has killed us by then if it lives.
-ALARM_MARGIN_S = 30.0
+# On the wall; the parent has killed us long before if it lives.
+ORPHAN_TIMEOUT_S = 300.0
 
 
 class Compiler(Protocol):
@@ -45,8 +46,10 @@ def main() -> None:
     _limit_memory(head["memory"])
     _send(replies, {"ready": True})
     while (message := read_frame(requests)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, head["timeout_s"] + ALARM_MARGIN_S)
+        signal.setitimer(signal.ITIMER_PROF, head["timeout_s"])
+        signal.setitimer(signal.ITIMER_REAL, ORPHAN_TIMEOUT_S)
         reply, body = _answer(compiler, message[0])
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         _send(replies, reply, body)
 
