@@ -8,7 +8,7 @@ is new.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class GenerateJob:
     is_list: bool
     is_delta: bool
     started: float
+    eos_ids: Collection[int]
     writer: LogprobWriter
 
     @property
@@ -113,6 +114,7 @@ class GenerateJob:
             started=self.started,
             with_text=bool(self.body.return_text_in_logprobs),
             is_delta=is_delta,
+            eos_ids=self.eos_ids,
         )
 
 
@@ -211,5 +213,6 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
         is_list=given.is_list or samplings[0].n > 1,
         is_delta=is_delta,
         started=started,
+        eos_ids=served.tokenizer.eos_token_ids,
         writer=LogprobWriter(served.tokenizer),
     )

@@ -7,7 +7,7 @@ The prompt's log-probabilities stand in each object of the former kind, in the f
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class AnswerWriter:
 
     with_text:  whether log-probabilities carry their tokens' texts
     is_delta:   whether each object holds only what is new
+    eos_ids:    tokens by which the model itself ends
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class AnswerWriter:
         started: float,
         with_text: bool,
         is_delta: bool,
+        eos_ids: Collection[int],
     ) -> None:
         self._prompts = prompts
         self._choices = choices
@@ -64,6 +66,7 @@ class AnswerWriter:
         self._started = started
         self._with_text = with_text
         self._is_delta = is_delta
+        self._eos_ids = eos_ids
         self._sent: dict[int, _Sent] = {}
 
     def is_due(self, choice: Choice) -> bool:
@@ -83,7 +86,7 @@ class AnswerWriter:
         sent = self._sent.setdefault(self._choices.number(choice), _Sent())
         meta = {
             "id": prompt.name,
-            "finish_reason": _finish_reason(choice, is_dry=prompt.is_dry),
+            "finish_reason": self._finish_reason(choice, is_dry=prompt.is_dry),
             "prompt_tokens": len(prompt.ids),
             "completion_tokens": 0 if prompt.is_dry else choice.num_output_tokens,
             "cached_tokens": choice.num_cached_tokens,
@@ -132,17 +135,17 @@ class AnswerWriter:
         start = prompt.options.logprob_start_len
         return [] if start < 0 else list(self._choices.prompt_logprobs(choice) or ())[start:]
 
-
-def _finish_reason(choice: Choice, *, is_dry: bool) -> dict[str, Any] | None:
-    if choice.finish_reason is None:
-        return None
-    if choice.finish_reason is FinishReason.ABORT:
-        return {"type": "abort", "message": "Aborted."}
-    if is_dry:
-        return {"type": "length", "length": 0}
-    if choice.finish_reason is FinishReason.LENGTH:
-        return {"type": "length", "length": choice.num_output_tokens}
-    matched = choice.stop_reason
-    if matched is None and choice.token_ids:
-        matched = choice.token_ids[-1]  # the model's own end
-    return {"type": "stop", "matched": matched}
+    def _finish_reason(self, choice: Choice, *, is_dry: bool) -> dict[str, Any] | None:
+        if choice.finish_reason is None:
+            return None
+        if choice.finish_reason is FinishReason.ABORT:
+            return {"type": "abort", "message": "Aborted."}
+        if is_dry:
+            return {"type": "length", "length": 0}
+        if choice.finish_reason is FinishReason.LENGTH:
+            return {"type": "length", "length": choice.num_output_tokens}
+        matched = choice.stop_reason
+        last = choice.token_ids[-1] if choice.token_ids else None
+        if matched is None and last in self._eos_ids:
+            matched = last  # else a grammar that is complete has ended it
+        return {"type": "stop", "matched": matched}

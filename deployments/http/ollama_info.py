@@ -81,10 +81,11 @@ def _card(served: Served) -> dict[str, Any]:
 
 def _details(served: Served) -> dict[str, Any]:
     plan = served.plan
+    is_gguf = plan.load_format == "gguf" or plan.model_path.suffix == ".gguf"
     level = plan.dtype if plan.quantization == "none" else plan.quantization
     return {
         "parent_model": "",
-        "format": plan.load_format,
+        "format": "gguf" if is_gguf else "safetensors",
         "family": "",
         "families": [],
         "parameter_size": "",

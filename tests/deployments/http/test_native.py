@@ -12,6 +12,7 @@ import pytest
 from remora.deployments.http.jobs import GENERATE, stream
 from remora.deployments.http.served import Served
 from tests.deployments.fakes import (
+    EOS,
     FakeEngine,
     FakeServer,
     make_client,
@@ -155,8 +156,13 @@ async def test_a_stop_names_what_matched() -> None:
 
 
 async def test_the_models_own_end_is_named_by_its_id() -> None:
-    body = (await post(FakeServer(FakeEngine(text="ab")), text="x")).json()
-    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": ord("b")}
+    body = (await post(FakeServer(FakeEngine(text="a" + chr(EOS))), text="x")).json()
+    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": EOS}
+
+
+async def test_an_end_that_a_grammar_made_has_no_match() -> None:
+    body = (await post(text="x", sampling_params={"regex": "Paris."})).json()
+    assert body["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
 
 
 async def test_a_list_of_one_name_names_the_call() -> None:
