@@ -1,0 +1,136 @@
+"""Structured output, the whole way: HTTP, compiler, engine, sampler.
+
+Two hundred schemas of growing difficulty, on a model that knows JSON and on one whose weights are
+random, greedy and sampled, streamed and not, among requests without a constraint: what ended with
+`stop` validates, what a backend cannot hold an answer to is a 400, and nobody else's tokens change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from remora.deployments.llm_server import LLMServer
+from tests.conftest import TinyCheckpoints
+from tests.engine.grammar.schemas import SCHEMAS
+
+pytestmark = pytest.mark.slow
+
+MODELS = ("random",)
+BACKENDS = ("xgrammar",)
+FREE = [f"Tell me about the number {number}." for number in range(4)]
+CONCURRENT = 32
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request gave. `text`: None = it was refused."""
+
+    text: str | None
+    finish_reason: str | None
+
+
+@asynccontextmanager
+async def serving(path: Path, backend: str) -> AsyncGenerator[httpx.AsyncClient, None]:
+    server = LLMServer.__new__(LLMServer)
+    await server.__init__(  # type: ignore[misc]
+        {
+            "model": {"path": str(path), "served_name": "model"},
+            "engine": {"kv_tokens": 16384, "num_threads": 2},
+            "grammar": {"backend": backend, "compile_timeout_s": 20.0},
+        }
+    )
+    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
+    try:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://x", timeout=600
+        ) as client:
+            yield client
+    finally:
+        server.__del__()
+
+
+async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:
+    response = await client.post("/v1/chat/completions", json=body)
+    if response.status_code == 400:
+        return Answer(None, response.json()["error"]["code"])
+    assert response.status_code == 200, response.text
+    if not body.get("stream"):
+        choice = response.json()["choices"][0]
+        return Answer(choice["message"]["content"] or "", choice["finish_reason"])
+    events = response.text.split("\n\n")
+    chunks = [json.loads(e.removeprefix("data: ")) for e in events if e.startswith("data: {")]
+    assert not [chunk for chunk in chunks if "error" in chunk], chunks[-1]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    text = "".join(choice["delta"].get("content") or "" for choice in choices)
+    return Answer(text, choices[-1]["finish_reason"])
+
+
+def is_valid(text: str, schema: dict[str, Any]) -> bool:
+    try:
+        jsonschema.validate(json.loads(text), schema)
+    except (json.JSONDecodeError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+def free_body(prompt: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return {"messages": messages, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+
+
+def guided_body(schema: dict[str, Any], number: int, **fields: Any) -> dict[str, Any]:
+    content = f"Answer with JSON. Example number {number}."
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 160,
+        "seed": number,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        **fields,
+    }
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("model", MODELS)
+async def test_what_ends_by_itself_validates_and_free_requests_are_untouched(
+    model: str, backend: str, smollm2_path: Path, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = smollm2_path if model == "smollm2" else tiny_checkpoints("llama")
+    # The full square on the quick model; on the other, each schema in one of the four ways.
+    ways = [(t, s) for t in (0.0, 1.0) for s in (False, True)]
+    bodies = [
+        (schema, guided_body(schema, number, temperature=temperature, stream=stream))
+        for number, schema in enumerate(SCHEMAS)
+        for way, (temperature, stream) in enumerate(ways)
+        if model == "random" or way == number % 4
+    ]
+    async with serving(path, backend) as client:
+        alone = [await ask(client, free_body(prompt)) for prompt in FREE]
+        places = asyncio.Semaphore(CONCURRENT)
+
+        async def in_turn(body: dict[str, Any]) -> Answer:
+            async with places:
+                return await ask(client, body)
+
+        guided = [asyncio.create_task(in_turn(body)) for _, body in bodies]
+        crowded = [await ask(client, free_body(prompt)) for prompt in FREE for _ in range(3)]
+        answers = await asyncio.gather(*guided)
+
+    assert crowded == [answer for answer in alone for _ in range(3)]
+    for (schema, _), answer in zip(bodies, answers, strict=True):
+        if answer.finish_reason == "stop":
+            assert is_valid(answer.text or "", schema), (schema, answer.text)
+    num_refused = sum(answer.text is None for answer in answers)
+    num_stopped = sum(answer.finish_reason == "stop" for answer in answers)
+    assert num_refused < len(answers) * (0.05 if backend == "xgrammar" else 0.5)
+    assert num_stopped > (len(answers) - num_refused) * 0.5
