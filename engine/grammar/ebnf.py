@@ -20,6 +20,9 @@ from remora.engine.grammar.regex_reader import read_pattern
 # xgrammar prints "ß" as \xdf, and reads what follows as more digits of it.
 _PRINTED_HEX = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)")
 
+# What xgrammar's free strings are made of: surrogates, which no UTF-8 text holds, among it.
+_FREE_CHAR = r"[^\0-\u001f\"\\\r\n]"
+
 
 class StringRules:
     """The strings of one schema that have a rule of their own."""
@@ -35,6 +38,7 @@ class StringRules:
     def put_into(self, grammar: str) -> str:
         """Return a grammar that xgrammar printed, with the rules where their names stand."""
         grammar = _PRINTED_HEX.sub(_four_digits, grammar)
+        grammar = grammar.replace(_FREE_CHAR, render_ebnf(Chars(JSON_PLAIN)))
         for index in range(len(self._bodies)):
             name = _rule_name(index)
             grammar = grammar.replace(f'Regex("{name}", json_string=true)', name)
