@@ -126,19 +126,22 @@ def within_json(node: Node) -> Node | None:
 
 def without_empty(node: Node) -> Node | None:
     """Return the tree for the same texts but the empty one; None when there is no other."""
-    if lengths(node)[0] > 0:
+    if isinstance(node, Chars) or lengths(node)[0] > 0:
         return node
     if isinstance(node, Repeat):
         body = without_empty(node.body)
         return None if body is None or node.high == 0 else Repeat(body, 1, node.high)
     if isinstance(node, Series):
         # Every part may be empty: one of them is the first that is not.
-        firsts = [(without_empty(part), node.parts[at + 1 :]) for at, part in enumerate(node.parts)]
-        options = [Series((first, *rest)) for first, rest in firsts if first is not None]
+        alternatives: tuple[Node, ...] = tuple(
+            Series((first, *node.parts[at + 1 :]))
+            for at, part in enumerate(node.parts)
+            if (first := without_empty(part)) is not None
+        )
     else:
-        parts = [without_empty(part) for part in _parts(node)]
-        options = [part for part in parts if part is not None]
-    return Choice(tuple(options)) if options else None
+        kept = (without_empty(option) for option in node.options)
+        alternatives = tuple(option for option in kept if option is not None)
+    return Choice(alternatives) if alternatives else None
 
 
 def literal(text: str) -> Node:

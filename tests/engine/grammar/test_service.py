@@ -1,0 +1,318 @@
+"""The service: a compiler process that may hang or die, caches, and equal requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import EngineError, InvalidRequest, QueueFull
+from remora.configs.schema import GrammarSection
+from remora.engine.grammar import compiler_process, service
+from remora.engine.grammar.constraint import Constraint, ConstraintKind
+from remora.engine.grammar.service import GrammarService
+from remora.engine.tokens.tokenizer import Tokenizer
+from tests.engine.grammar.walks import allowed, vocabulary_of
+
+K = ConstraintKind
+MakeService = Callable[..., GrammarService]
+BACKENDS = ("xgrammar", "outlines")
+
+# A compiler that does on demand what a bug in native code would.
+FAULTY = """
+import os, signal, time
+import remora.engine.grammar.worker as worker
+answer = worker._answer
+def faulty(compiler, request):
+    if "sleep" in request["text"]: time.sleep(600)
+    if "spin" in request["text"]:
+        while True: pass
+    if "crash" in request["text"]: os.kill(os.getpid(), signal.SIGSEGV)
+    if "eat" in request["text"]: bytearray(2 << 30)
+    if "abort" in request["text"]: os.abort()
+    return answer(compiler, request)
+worker._answer = faulty
+worker.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_path: Path) -> Tokenizer:
+    return Tokenizer.load(smollm2_path)
+
+
+@pytest.fixture
+async def make_service(tokenizer: Tokenizer) -> AsyncIterator[MakeService]:
+    made: list[GrammarService] = []
+
+    def make(eos_token_ids: tuple[int, ...] = (2,), **section: Any) -> GrammarService:
+        made.append(
+            GrammarService(
+                GrammarSection(**section),
+                tokenizer,
+                vocab_size=tokenizer.vocab_size,
+                eos_token_ids=eos_token_ids,
+            )
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_process, "COMMAND", (sys.executable, "-P", "-c", FAULTY))
+
+
+def regex(pattern: str) -> Constraint:
+    return Constraint(kind=K.REGEX, source=pattern)
+
+
+def schema(value: Any) -> Constraint:
+    return Constraint(kind=K.JSON_SCHEMA, source=json.dumps(value))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_compiled_grammar_comes_out_of_the_other_process(
+    backend: str, make_service: MakeService, smollm2_path: Path
+) -> None:
+    grammars = make_service(backend=backend)
+    vocabulary = vocabulary_of(smollm2_path)
+
+    grammar = await grammars.compile(regex("yes|no"), param="p")
+
+    starts = {vocabulary.tokens[i] for i in allowed(grammar.matcher(), vocabulary)}
+    assert starts == {b"y", b"ye", b"yes", b"n", b"no"}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fault", ["sleep", "spin", "crash", "abort", "eat"])
+@pytest.mark.usefixtures("faulty")
+async def test_a_faulty_compiler_costs_one_request(
+    fault: str, backend: str, make_service: MakeService
+) -> None:
+    grammars = make_service(backend=backend, compile_timeout_s=0.5, compile_memory="256MiB")
+    await grammars.compile(regex("warm"), param="p")
+
+    with pytest.raises(InvalidRequest, match=r"^p cannot be enforced: compiling it") as caught:
+        await grammars.compile(regex(fault), param="p")
+    assert (caught.value.param, caught.value.code) == ("p", "invalid_grammar")
+
+    assert await grammars.compile(regex("next"), param="p")
+    assert grammars.stats().failures_total == 1
+
+
+async def test_a_killed_compiler_is_replaced(make_service: MakeService) -> None:
+    grammars = make_service()
+    await grammars.compile(regex("a"), param="p")
+    assert grammars._backend is not None
+    process = grammars._backend[0]
+    assert process.pid is not None
+
+    os.kill(process.pid, signal.SIGKILL)
+
+    while process._process is not None and process._process.poll() is None:
+        await asyncio.sleep(0.01)
+    assert await grammars.compile(regex("b"), param="p")
+
+
+def test_a_compiler_ends_with_its_input() -> None:
+    process = subprocess.run(compiler_process.COMMAND, input=b"", timeout=60, check=False)
+
+    assert process.returncode == 0
+
+
+HOSTILE = [
+    (K.REGEX, "(?:a{100}){101}"),
+    (K.REGEX, "(a*)*(a*)*b" * 100),
+    (K.REGEX, "(?:" * 400 + "a" + ")*" * 400),
+    (K.REGEX, "(?:.{1,99}x){1,99}"),
+    (K.REGEX, "(?:(?:(?:a|b)?){99}c?){99}"),
+    (K.JSON_SCHEMA, "[" * 30_000),
+    (K.JSON_SCHEMA, '{"a":' * 10_000 + "1" + "}" * 10_000),
+    (K.JSON_SCHEMA, '{"$ref":"#"}'),
+    (K.JSON_SCHEMA, '{"$ref":"file:///etc/passwd"}'),
+    (K.JSON_SCHEMA, '{"$ref":"http://127.0.0.1:1/x"}'),
+    (K.JSON_SCHEMA, json.dumps({"properties": {f"p{i}": {"$ref": "#"} for i in range(1500)}})),
+    (K.JSON_SCHEMA, json.dumps({"anyOf": [{"items": {"$ref": "#"}}] * 900})),
+    (K.JSON_SCHEMA, json.dumps({"type": "string", "minLength": 90_000})),
+    (K.JSON_SCHEMA, json.dumps({"items": {"items": {"maxItems": 99_999}, "maxItems": 99_999}})),
+    (K.JSON_SCHEMA, json.dumps({"enum": ["x" * 30_000, "x" * 30_001]})),
+    (K.JSON_SCHEMA, json.dumps({"properties": {f"p{i}": {} for i in range(900)}})),
+    (K.CHOICE, json.dumps(["x" * 60 + str(i) for i in range(900)])),
+    (K.EBNF, "root ::= root"),
+    (K.EBNF, "root ::= (" + "(" * 20_000 + '"a"' + ")" * 20_000 + ")"),
+    (K.EBNF, "root ::= " + "\n".join(f'r{i} ::= r{i + 1} r{i + 1} | "a"' for i in range(500))),
+    (K.EBNF, 'root ::= ("a"{1,9999}){1,9999}'),
+    (K.EBNF, 'root ::= a a a\na ::= (b? b? b?)*\nb ::= (a? "x"?)*'),
+    (K.STRUCTURAL_TAG, '{"format":' * 5_000 + "1" + "}" * 5_000),
+    (K.STRUCTURAL_TAG, '{"format":{"type":"triggered_tags","triggers":[""],"tags":[]}}'),
+    (K.STRUCTURAL_TAG, '{"format":{"type":"token","token":99999999}}'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_hostile_constraints_are_compiled_or_refused(
+    backend: str, make_service: MakeService
+) -> None:
+    grammars = make_service(backend=backend, compile_timeout_s=1)
+
+    for kind, source in HOSTILE:
+        constraint = Constraint(kind=kind, source=source)
+        (made,) = await asyncio.gather(
+            grammars.compile(constraint, param="p"), return_exceptions=True
+        )
+        if isinstance(made, BaseException):
+            assert isinstance(made, InvalidRequest)
+            assert made.param == "p"
+            assert len(str(made)) < 700
+        else:
+            made.matcher()
+
+    assert await grammars.compile(regex("fine"), param="p")
+
+
+async def test_equal_constraints_at_once_are_compiled_once(make_service: MakeService) -> None:
+    grammars = make_service()
+    texts = ('{"type":"string","title":"a"}', '{"title": "b", "type": "string"}')
+
+    made = await asyncio.gather(
+        *(
+            grammars.compile(Constraint(kind=K.JSON_SCHEMA, source=text), param="p")
+            for text in texts * 8
+        )
+    )
+
+    assert all(one is made[0] for one in made)
+    stats = grammars.stats()
+    assert (stats.misses_total, stats.hits_total, stats.num_cached) == (1, 15, 1)
+
+
+async def test_a_cancelled_request_does_not_take_the_others_grammar_along(
+    make_service: MakeService,
+) -> None:
+    grammars = make_service()
+    first = asyncio.create_task(grammars.compile(regex("shared"), param="p"))
+    second = asyncio.create_task(grammars.compile(regex("shared"), param="p"))
+    while grammars.stats().hits_total == 0:
+        await asyncio.sleep(0.01)
+
+    first.cancel()
+
+    assert await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_failures_are_remembered(make_service: MakeService) -> None:
+    grammars = make_service()
+    bad = Constraint(kind=K.EBNF, source="root ::= root")
+
+    for _ in range(3):
+        with pytest.raises(InvalidRequest, match="no text"):
+            await grammars.compile(bad, param="p")
+
+    stats = grammars.stats()
+    assert (stats.misses_total, stats.failures_total, stats.hits_total) == (1, 1, 2)
+
+
+async def test_many_schemas_stay_within_the_cache(make_service: MakeService) -> None:
+    limit = 4 * 2**20
+    grammars = make_service(cache_memory=limit)
+
+    for number in range(60):
+        value = {"properties": {f"name_{number}": {"type": "string"}}}
+        await grammars.compile(schema(value), param="p")
+        assert grammars.stats().cached_bytes <= limit
+
+    stats = grammars.stats()
+    assert stats.misses_total == 60
+    assert 0 < stats.num_cached < 60
+
+
+async def test_the_event_loop_goes_on_while_a_grammar_is_compiled(
+    make_service: MakeService,
+) -> None:
+    grammars = make_service()
+    task = asyncio.create_task(grammars.compile(regex("[a-z]{1,9}"), param="p"))
+
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+
+    assert turns > 10
+    assert await task
+
+
+async def test_without_a_backend_the_key_is_named(make_service: MakeService) -> None:
+    with pytest.raises(InvalidRequest, match=r"grammar\.backend") as caught:
+        await make_service(backend="none").compile(regex("a"), param="p")
+
+    assert caught.value.code == "unsupported"
+
+
+@pytest.mark.parametrize("ends", [(), (10**6,)])
+async def test_a_model_without_an_end_is_not_held_to_anything(
+    make_service: MakeService, ends: tuple[int, ...]
+) -> None:
+    with pytest.raises(InvalidRequest, match="end-of-sequence"):
+        await make_service(eos_token_ids=ends).compile(regex("a"), param="p")
+
+
+async def test_a_queue_of_too_many_is_refused(
+    make_service: MakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MAX_WAITING", 3)
+    grammars = make_service()
+
+    made = await asyncio.gather(
+        *(grammars.compile(regex(f"number {i}"), param="p") for i in range(8)),
+        return_exceptions=True,
+    )
+
+    assert sum(isinstance(one, QueueFull) for one in made) == 5
+
+
+@pytest.mark.usefixtures("faulty")
+async def test_closing_ends_the_compiler_and_those_who_wait(make_service: MakeService) -> None:
+    grammars = make_service(compile_timeout_s=60)
+    await grammars.compile(regex("warm"), param="p")
+    waiting = asyncio.create_task(grammars.compile(regex("sleep"), param="p"))
+    while grammars.stats().num_waiting == 0:
+        await asyncio.sleep(0.01)
+    assert grammars._backend is not None
+    pid = grammars._backend[0].pid
+
+    await asyncio.to_thread(grammars.close)
+
+    with pytest.raises((InvalidRequest, EngineError)):
+        await waiting
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_importing_the_service_imports_no_backend() -> None:
+    code = (
+        "import sys, remora.engine.grammar.service;"
+        "heavy = {'torch', 'xgrammar', 'outlines_core', 'transformers', 'ray'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert result.stdout.strip() == "[]"
