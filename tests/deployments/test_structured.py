@@ -25,8 +25,8 @@ from tests.engine.grammar.schemas import SCHEMAS
 
 pytestmark = pytest.mark.slow
 
-MODELS = ("random",)
-BACKENDS = ("xgrammar",)
+MODELS = ("random", "smollm2")
+BACKENDS = ("xgrammar", "outlines")
 FREE = [f"Tell me about the number {number}." for number in range(4)]
 CONCURRENT = 32
 
@@ -132,5 +132,5 @@ async def test_what_ends_by_itself_validates_and_free_requests_are_untouched(
             assert is_valid(answer.text or "", schema), (schema, answer.text)
     num_refused = sum(answer.text is None for answer in answers)
     num_stopped = sum(answer.finish_reason == "stop" for answer in answers)
-    assert num_refused < len(answers) * (0.05 if backend == "xgrammar" else 0.5)
-    assert num_stopped > (len(answers) - num_refused) * 0.5
+    assert num_refused <= len(answers) * (0 if backend == "xgrammar" else 0.2)
+    assert num_stopped > (len(answers) - num_refused) * 0.8
