@@ -29,25 +29,30 @@ ParserMaker = Callable[[], ReplyParser | None]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One tool call. `arguments` is JSON text, as the model wrote it."""
+    """One tool call. `arguments` is JSON text, as the model wrote it; it comes in pieces."""
 
     id: str
     name: str
-    arguments: str = ""
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """Its arguments, as far as they have come."""
+        return "".join(self.pieces)
 
 
 @dataclass(slots=True, eq=False)
 class Reply:
     """One of the n replies, as far as it has come.
 
-    num_thought_tokens: told once the reply has ended
-    text, thought:  None until the model has written some
-    finish_reason:  stop, length, abort, or tool_calls: the model has ended by calling tools
+    texts, thoughts:     the pieces of the answer and of the thought before it
+    num_thought_tokens:  told once the reply has ended
+    finish_reason:       stop, length, abort, or tool_calls: the model has ended by calling tools
     """
 
     index: int
-    text: str | None = None
-    thought: str | None = None
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -58,8 +63,19 @@ class Reply:
     num_cached_tokens: int = 0
     num_thought_tokens: int = 0
 
+    @property
+    def text(self) -> str | None:
+        """The answer; None until the model has written some."""
+        return "".join(self.texts) if self.texts else None
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @property
+    def thought(self) -> str | None:
+        """The thought; None until the model has written some."""
+        return "".join(self.thoughts) if self.thoughts else None
+
+
+# Not frozen: that would cost a microsecond for each token of each stream.
+@dataclass(slots=True, kw_only=True, eq=False)
 class ReplyPiece:
     """What one output of the engine adds to a reply.
 
@@ -156,10 +172,10 @@ class Replies:
 def _apply(reply: Reply, event: ReplyEvent) -> None:
     match event:
         case Text(text):
-            reply.text = (reply.text or "") + text
+            reply.texts.append(text)
         case Thought(text):
-            reply.thought = (reply.thought or "") + text
+            reply.thoughts.append(text)
         case CallBegun(_, call_id, name):
             reply.calls.append(Call(call_id, name))
         case CallArguments(number, text):
-            reply.calls[number].arguments += text
+            reply.calls[number].pieces.append(text)

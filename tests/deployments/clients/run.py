@@ -55,7 +55,7 @@ def make_environment(name: str) -> Path:
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     console.print(f"installing {name} ...")
-    venv.create(folder, with_pip=True)
+    venv.create(folder, with_pip=True, clear=True, symlinks=True)
     pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, *PYTEST, *requirements], check=True)
     stamp.write_text(wanted)

@@ -12,12 +12,14 @@ from lm_eval.tasks import TaskManager
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
+# The last: the word that the model goes on with, right or not (as it does in transformers).
 QUESTIONS = [
-    ("The capital of France is", ["Paris", "Banana", "Seven"], 0),
-    ("Two plus two equals", ["purple", "four", "Paris"], 1),
-    ("The sun rises in the", ["spoon", "seventeen", "east"], 2),
-    ("Water freezes into", ["ice", "music", "Tuesday"], 0),
+    ("The capital of France is", ["Paris", "Banana", "Seven"], 0, "Paris"),
+    ("Two plus two equals", ["purple", "four", "Paris"], 1, "five"),
+    ("The sun rises in the", ["spoon", "seventeen", "east"], 2, "sky"),
+    ("Water freezes into", ["ice", "music", "Tuesday"], 0, "a"),
 ]
+COLUMNS = ("question", "choices", "answer", "word")
 CHOICE = """
 task: remora_choice
 dataset_path: json
@@ -37,11 +39,11 @@ dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: generate_until
 doc_to_text: "{{{{question}}}}"
-doc_to_target: "{{{{choices[answer]}}}}"
+doc_to_target: "{{{{word}}}}"
 generation_kwargs: {{until: ["\\n", "."], max_gen_toks: 8, do_sample: false}}
 filter_list:
-  - name: contains
-    filter: [{{function: regex, regex_pattern: "(Paris|four|east|ice)"}}, {{function: take_first}}]
+  - name: first-word
+    filter: [{{function: regex, regex_pattern: "([A-Za-z]+)"}}, {{function: take_first}}]
 metric_list:
   - metric: exact_match
 """
@@ -52,7 +54,7 @@ def test_a_small_task(
     server_url: str, model: str, tokenizer: str, tmp_path: Path, tokenized: bool
 ) -> None:
     data = tmp_path / "data.jsonl"
-    rows = [dict(zip(("question", "choices", "answer"), row, strict=True)) for row in QUESTIONS]
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in QUESTIONS]
     data.write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "choice.yaml").write_text(CHOICE.format(data=data))
     (tmp_path / "writing.yaml").write_text(WRITING.format(data=data))
@@ -72,4 +74,4 @@ def test_a_small_task(
     )
 
     assert results["results"]["remora_choice"]["acc,none"] == 1.0
-    assert results["results"]["remora_writing"]["exact_match,contains"] >= 0.5
+    assert results["results"]["remora_writing"]["exact_match,first-word"] == 1.0

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
-from pydantic_ai import Agent
+from pydantic_ai import Agent, RunContext
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -47,7 +47,16 @@ def test_a_tool_loop_ends_in_typed_output(chat: Any) -> None:
         model_settings={"temperature": 0, "max_tokens": 64, "parallel_tool_calls": False},
     )
 
-    @agent.tool_plain
+    # A model this small would call it for ever.
+    async def until_called(context: RunContext[None], definition: Any) -> Any:
+        is_called = any(
+            part.part_kind == "tool-return"
+            for message in context.messages
+            for part in message.parts
+        )
+        return None if is_called else definition
+
+    @agent.tool_plain(prepare=until_called)
     def favourite(rank: Literal[1]) -> str:
         """Return the favourite city."""
         return "Paris"
@@ -55,6 +64,9 @@ def test_a_tool_loop_ends_in_typed_output(chat: Any) -> None:
     result = agent.run_sync("Which city is my favourite? Then name it.")
 
     assert isinstance(result.output, City)
+    parts = [part for message in result.all_messages() for part in message.parts]
+    called = [part.tool_name for part in parts if part.part_kind == "tool-call"]
+    assert called == ["favourite", "final_result"]
 
 
 async def stream_text(agent: Any, prompt: str) -> str:
