@@ -15,7 +15,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.chat_reasoning import check_effort, opened
 from remora.deployments.http.chat_writer import ChatWriter, reasoning_names
-from remora.deployments.http.constraints import constraint_of, grammar_of
+from remora.deployments.http.constraints import RESPONSE_FORMAT, constraint_of, grammar_of
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import ChatBody
@@ -24,7 +24,7 @@ from remora.deployments.http.reply import ParserMaker, Replies
 from remora.deployments.http.sampling import openai_sampling
 from remora.deployments.http.served import Served, check_together
 from remora.deployments.http.tools_body import tool_use_of
-from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
+from remora.deployments.parsers.tools import ToolChoice, ToolUse
 from remora.engine.types import Grammar, Request, SamplingParams, Thinking
 
 
@@ -133,7 +133,8 @@ def _check(served: Served, body: ChatBody, use: ToolUse) -> None:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "best_of is supported only when it equals n.")
-    if use.is_forced and (found := constraint_of(body)) is not None:
+    found = constraint_of(body)
+    if use.is_forced and found is not None and found[1] != RESPONSE_FORMAT:
         message = f"tool_choice {use.choice} cannot be combined with {found[1]}."
         raise InvalidRequest(message, "tool_choice")
     served.formats.check_tools(use)
@@ -155,7 +156,7 @@ def _sampling(
 
 
 async def _grammar(served: Served, body: ChatBody, use: ToolUse) -> Grammar | None:
-    grammar = await grammar_of(served, body)
+    grammar = await grammar_of(served, body, use=use)
     constraint = served.formats.tool_constraint(use)
     if grammar is not None or constraint is None:
         return grammar
@@ -169,9 +170,6 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     """
     use = tool_use_of(body)
     is_constrained = constraint_of(body) is not None
-    if is_constrained and not use.is_forced:
-        # What is held to something else is no call, whatever it looks like.
-        use = NO_TOOLS
     _check(served, body, use)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:

@@ -20,10 +20,12 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.fields import Body, fault
 from remora.deployments.http.served import Served
-from remora.engine.grammar.constraint import Constraint, ConstraintKind
+from remora.deployments.parsers.tools import NO_TOOLS, ToolUse
+from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.types import Grammar
 
 MAX_CHOICES = 1024
+RESPONSE_FORMAT = "response_format"
 
 _JSON = Constraint(kind=ConstraintKind.JSON_SCHEMA, source="{}")
 
@@ -208,20 +210,59 @@ def constraint_of(body: Body, *, prefix: str = "") -> tuple[Constraint, str] | N
     return _read({name: getattr(body, name, None) for name in _READERS}, _READERS, prefix)
 
 
-async def grammar_of(served: Served, body: Body, *, prefix: str = "") -> Grammar | None:
-    """Return the compiled constraint of a body, if there is one. Raises InvalidRequest."""
+async def grammar_of(
+    served: Served, body: Body, *, prefix: str = "", use: ToolUse = NO_TOOLS
+) -> Grammar | None:
+    """Return the compiled constraint of a body, if there is one. Raises InvalidRequest.
+
+    use:  tools of the request. Where calling them is free, what is held to the constraint is a
+          reply that is no calls; where calls are forced, it says nothing of this reply.
+    """
     _check_backend(served, getattr(body, "guided_decoding_backend", None), prefix)
-    found = constraint_of(body, prefix=prefix)
+    found = None if use.is_forced else constraint_of(body, prefix=prefix)
     if found is None:
         return None
     constraint, param = found
     _check_alone(body, param, prefix)
     try:
-        return await served.grammars.compile(constraint, param=param)
+        return await _compile(served, constraint, param, use)
     except InvalidRequest:
-        if not _is_best_effort(getattr(body, "response_format", None)):
+        if not _is_best_effort(getattr(body, RESPONSE_FORMAT, None)):
             raise
-    return await served.grammars.compile(_JSON, param=param)
+    return await _compile(served, _JSON, param, use)
+
+
+async def _compile(served: Served, answer: Constraint, param: str, use: ToolUse) -> Grammar:
+    if not served.formats.reads_calls(use):
+        return await served.grammars.compile(answer, param=param)
+    if served.config.grammar.backend == "outlines":
+        raise _cannot_choose(param, "grammar.backend outlines (xgrammar can)")
+    try:
+        both = served.formats.calls_or(answer, use)
+    except ConstraintError as error:
+        message = f"{param} cannot be enforced: {error}."
+        raise InvalidRequest(message, param, "invalid_grammar") from None
+    if both is None:
+        raise _cannot_choose(param, f"the tool-call format {served.formats.tool_format_name}")
+    try:
+        return await served.grammars.compile(both, param=param)
+    except InvalidRequest:
+        # Whose fault it is can be told where each is compiled alone.
+        await served.grammars.compile(answer, param=param)
+        raise InvalidRequest(
+            "The tools cannot be enforced beside the constraint on the answer; send tools that "
+            "are not strict, or tool_choice none or required.",
+            "tools",
+            "invalid_grammar",
+        ) from None
+
+
+def _cannot_choose(param: str, where: str) -> InvalidRequest:
+    return unsupported(
+        param,
+        f"{param} beside tools that the model is free to call cannot be enforced with {where}; "
+        "send tool_choice none or required.",
+    )
 
 
 def _check_backend(served: Served, asked: str | None, prefix: str) -> None:

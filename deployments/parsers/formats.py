@@ -20,7 +20,7 @@ from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.json_calls import Envelopes, NamedObjects
 from remora.deployments.parsers.python_calls import read_python_calls
 from remora.deployments.parsers.reader import BLANKS, Steps
-from remora.deployments.parsers.tools import Tool
+from remora.deployments.parsers.tools import Tool, ToolUse
 from remora.deployments.parsers.writer import MakeId
 from remora.deployments.parsers.xml_calls import Reading, XmlCalls
 
@@ -49,8 +49,9 @@ class ToolFormat:
 
     syntax:        what calls look like
     make_id:       makes the ids of calls that bring none
-    triggers:      what is written when a call opens, for the grammar
-    make_tags:     what may then follow; None: this cannot be told to a grammar
+    triggers:      what is written when a call opens, for the grammar; none: it cannot be told
+    make_tags:     calls of each tool, for the grammar
+    between:       characters that may stand between calls
     inner_markers: those of `markers` that only stand inside calls
     """
 
@@ -59,7 +60,8 @@ class ToolFormat:
     syntax: CallSyntax
     make_id: MakeId = random_id
     triggers: tuple[str, ...] = ()
-    make_tags: tags.MakeTags | None = None
+    make_tags: tags.MakeTags
+    between: str = r" \n"
     inner_markers: tuple[str, ...] = ()
 
     @property
@@ -78,9 +80,17 @@ class ToolFormat:
 
         None: no tool is strict, or the format cannot be told to a grammar.
         """
-        if self.make_tags is None or not any(tool.strict for tool in tools):
+        if not self.triggers or not any(tool.strict for tool in tools):
             return None
         return tags.triggered(self.triggers, self.make_tags(tools))
+
+    def calls_alone(self, use: ToolUse) -> tags.Tag:
+        """Return the format of a reply that is nothing but calls."""
+        made, syntax = self.make_tags(use.tools), self.syntax
+        # What a call itself ends with does not close a group of calls.
+        closes = [c for c in syntax.closes if not any(tag["end"].endswith(c) for tag in made)]
+        around = (syntax.wrappers, closes) if syntax.wrappers else ((), ())
+        return tags.calls_alone(made, around, self.between, parallel=use.parallel)
 
 
 def tool_format(name: str) -> ToolFormat:
@@ -139,6 +149,7 @@ _FORMATS = (
         ),
         triggers=('{"name": "',),
         make_tags=tags.tool_tags('{"name": "NAME", "parameters": ', "}"),
+        between=r"; ,\n",
     ),
     ToolFormat(
         name="llama4",
@@ -149,6 +160,7 @@ _FORMATS = (
             read=read_python_calls,
             bare=read_python_calls,
         ),
+        make_tags=tags.python_tags,
     ),
     ToolFormat(
         name="mistral",

@@ -7,7 +7,6 @@ nothing of HTTP and of any dialect.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.parsers import call_grammars
 from remora.deployments.parsers.events import ReplyParser
-from remora.deployments.parsers.forced import forced_parser, forced_schema
+from remora.deployments.parsers.forced import forced_parser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
 from remora.deployments.parsers.formats import ToolFormat, random_id
 from remora.deployments.parsers.reasoning import (
@@ -32,7 +32,7 @@ from remora.deployments.parsers.reply_reader import (
 )
 from remora.deployments.parsers.response_template import CheckpointFormat
 from remora.deployments.parsers.tools import ToolChoice, ToolUse
-from remora.engine.grammar.constraint import Constraint, ConstraintKind
+from remora.engine.grammar.constraint import Constraint
 from remora.engine.types import Thinking
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class ReplyFormats:
     def shown_special_ids(self, use: ToolUse) -> frozenset[int]:
         """Return the control tokens that have to be in the text for replies to be read."""
         shown = self._thought_marks
-        return shown | self._call_marks if self._reads_calls(use) else shown
+        return shown | self._call_marks if self.reads_calls(use) else shown
 
     @property
     def call_mark_ids(self) -> frozenset[int]:
@@ -169,7 +169,7 @@ class ReplyFormats:
 
         checkpoint, form = self.checkpoint_format, self.reasoning_format
         if checkpoint is not None:
-            tools = _as_dicts(use) if self._reads_calls(use) and checkpoint.has_calls else None
+            tools = _as_dicts(use) if self.reads_calls(use) and checkpoint.has_calls else None
             return lambda: read(
                 PartReader(
                     checkpoint,
@@ -203,17 +203,23 @@ class ReplyFormats:
         can be told of; in others `strict` is a wish.
         """
         if use.is_forced:
-            return Constraint(
-                kind=ConstraintKind.JSON_SCHEMA, source=json.dumps(forced_schema(use))
-            )
-        if not self._reads_calls(use) or self.tool_format is None:
+            return call_grammars.forced_calls(use)
+        if not self.reads_calls(use) or self.tool_format is None:
             return None
         tag = self.tool_format.structural_tag(use.tools)
-        if tag is None:
-            return None
-        return Constraint(kind=ConstraintKind.STRUCTURAL_TAG, source=json.dumps(tag))
+        return None if tag is None else call_grammars.from_tag(tag)
 
-    def _reads_calls(self, use: ToolUse) -> bool:
+    def calls_or(self, answer: Constraint, use: ToolUse) -> Constraint | None:
+        """Return what holds replies to calls or, instead, to an answer.
+
+        None: calls in the model's format cannot be told to a grammar.
+        Raises ConstraintError where the answer's own source is malformed.
+        """
+        form = self.tool_format or self.checkpoint_format
+        calls = None if form is None else form.calls_alone(use)
+        return None if calls is None else call_grammars.calls_or(calls, answer)
+
+    def reads_calls(self, use: ToolUse) -> bool:
         """Whether replies are looked through for calls in the model's own format."""
         has_format = self.tool_format_name is not None
         return has_format and use.choice is ToolChoice.AUTO and bool(use.tools)
@@ -222,12 +228,12 @@ class ReplyFormats:
         if use.is_forced:
             make_id = random_id if self.tool_format is None else self.tool_format.make_id
             return forced_parser(use, make_id)
-        if not self._reads_calls(use) or self.tool_format is None:
+        if not self.reads_calls(use) or self.tool_format is None:
             return None
         return self.tool_format.parser(use.tools, parallel=use.parallel)
 
     def _call_openers(self, use: ToolUse) -> tuple[str, ...]:
-        if not self._reads_calls(use) or self.tool_format is None:
+        if not self.reads_calls(use) or self.tool_format is None:
             return ()
         syntax = self.tool_format.syntax
         return (*syntax.opens, *syntax.wrappers)

@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from enum import Enum
 from typing import Any, NamedTuple
 
 from remora.configs.errors import ConfigError
+from remora.deployments.parsers import structural_tags as tags
+from remora.deployments.parsers.tools import ToolUse
 
 logger = logging.getLogger(__name__)
 
 SEARCH_TIMEOUT_S = 0.2
 MAX_CALL_CHARS = 2**18  # longer calls are given as text
 THOUGHT_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
+_NAME_OF_GROUP = re.compile(r"\(\?P<\w+>")
 _WINDOW = 1024  # marks are looked for in so many characters at a time
 CALLS_FIELD, TEXT_FIELD = "tool_calls", "content"
 
@@ -104,6 +108,22 @@ class CheckpointFormat:
             return None
         mark: str = fields[0].open_literals[0]
         return mark
+
+    def calls_alone(self, use: ToolUse) -> tags.Tag | None:
+        """Return the format of a reply that is nothing but calls; what they hold is free.
+
+        None: the template has a pattern where it should have a text that closes calls.
+        """
+        field = self.template.fields.get(CALLS_FIELD)
+        if field is None or field.open_re is None or not field.close_literals:
+            return None
+        if field.open_literals:
+            opening = tags.one_of_texts(field.open_literals)
+        else:
+            pattern = _NAME_OF_GROUP.sub("(?:", field.open_re.pattern.removeprefix(r"\s*"))
+            opening = {"type": "regex", "pattern": pattern}
+        call = tags.between(opening, field.close_literals[0])
+        return tags.calls_alone([call], ((), ()), r" \n", parallel=use.parallel)
 
     def _is_thought(self, name: str) -> bool:
         return self.kinds[name] is PartKind.THOUGHT

@@ -1,12 +1,13 @@
 """Structural tags, in xgrammar's notation: the arguments of strict tools match their schemas.
 
-Text stays free until a call opens; from then on a tool that is offered has to be called, and its
-arguments match its schema if it is strict, and are any object if not.
+In `triggered` text stays free until a call opens; from then on a tool that is offered has to be
+called, and its arguments match its schema if it is strict, and are any object if not. In
+`calls_alone` there is no text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from remora.deployments.parsers.tools import Tool
@@ -18,6 +19,40 @@ MakeTags = Callable[[Sequence[Tool]], list[Tag]]
 def triggered(triggers: Sequence[str], tags: list[Tag]) -> Tag:
     """Return the structural tag that begins a tag wherever one of `triggers` is written."""
     return {"format": {"type": "triggered_tags", "triggers": list(triggers), "tags": tags}}
+
+
+def calls_alone(
+    tags: list[Tag], around: tuple[Sequence[str], Sequence[str]], between: str, *, parallel: bool
+) -> Tag:
+    """Return what a reply that is nothing but calls looks like.
+
+    around:   texts of which one may stand before, and after, calls
+    between:  characters of which a few may stand between calls
+    """
+    blanks = {"type": "regex", "pattern": f"[{between}]{{0,4}}"}
+    before, after = ([*_optional(texts, blanks)] for texts in around)
+    calls = {"type": "sequence", "elements": [*before, _one_of(tags), blanks, *after]}
+    return {"type": "plus", "content": calls} if parallel else calls
+
+
+def between(opening: Tag, closing: str) -> Tag:
+    """Return any text between `opening` and a text that closes it."""
+    return {"type": "sequence", "elements": [opening, tag("", {"type": "any_text"}, closing)]}
+
+
+def _optional(texts: Sequence[str], blanks: Tag) -> Iterator[Tag]:
+    if texts:
+        marked = {"type": "sequence", "elements": [one_of_texts(texts), blanks]}
+        yield {"type": "optional", "content": marked}
+
+
+def one_of_texts(texts: Sequence[str]) -> Tag:
+    """Return the format of any of `texts`."""
+    return _one_of([{"type": "const_string", "value": text} for text in texts])
+
+
+def _one_of(elements: list[Tag]) -> Tag:
+    return elements[0] if len(elements) == 1 else {"type": "or", "elements": elements}
 
 
 def tag(begin: str, content: Tag, end: str) -> Tag:
@@ -60,6 +95,11 @@ def mistral_tags(tools: Sequence[Tool]) -> list[Tag]:
         tag("[TOOL_CALLS] [", list_of(listed, ", "), "]"),
         tag("[TOOL_CALLS][", list_of(listed, ", "), "]"),
     ]
+
+
+def python_tags(tools: Sequence[Tool]) -> list[Tag]:
+    """Return tags of lists that begin with a call of each tool; what follows is not held to."""
+    return [tag(f"[{tool.name}(", {"type": "any_text"}, ")]") for tool in tools]
 
 
 def kimi_tags(tools: Sequence[Tool]) -> list[Tag]:

@@ -38,13 +38,14 @@ def plain_tag(tag: Any, *, max_spaces: int) -> dict[str, Any]:
     if not isinstance(tag, dict):
         raise ConstraintError("a structural tag must be an object")
     if "structures" in tag:
-        tag = {"format": _from_old_form(tag)}
+        tag = {"format": from_old_form(tag)}
     if "format" not in tag:
         raise ConstraintError("a structural tag needs 'format', or 'structures' and 'triggers'")
     return {"type": "structural_tag", "format": _format(tag["format"], "format", max_spaces)}
 
 
-def _from_old_form(tag: dict[str, Any]) -> dict[str, Any]:
+def from_old_form(tag: dict[str, Any]) -> dict[str, Any]:
+    """Return the format that a tag of the old form means. Raises ConstraintError."""
     structures, triggers = tag["structures"], tag.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
         raise ConstraintError("'structures' and 'triggers' must be lists")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from remora.deployments.http.openai_bodies import MAX_DOCUMENTS
-from remora.deployments.http.tools_body import MAX_TOOLS
+from remora.deployments.http.limits import DEFAULTS
 from remora.engine.grammar.constraint import ConstraintKind
 from tests.deployments.fakes import (
     CharTokenizer,
@@ -166,13 +166,94 @@ async def test_what_contradicts_itself_is_refused(fields: dict[str, Any], param:
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-async def test_a_constraint_beside_free_tools_wins() -> None:
-    server = make_server('{"name": "add", "arguments": {}}')
+JSON_ANSWER = {"response_format": {"type": "json_object"}}
+SCHEMA_ANSWER = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "c", "schema": {"properties": {"c": {"type": "integer"}}}},
+    }
+}
+TAG_ANSWER = {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<f="]}}
 
-    body = (await post(server, tools=[make_tool()], response_format={"type": "json_object"})).json()
+
+@pytest.mark.parametrize("fields", [JSON_ANSWER, SCHEMA_ANSWER, TAG_ANSWER, {"regex": "[0-9]"}])
+async def test_beside_free_tools_a_reply_is_calls_or_the_answer_asked_for(
+    fields: dict[str, Any],
+) -> None:
+    calling, answering = make_server(CALL_TEXT), make_server('{"c": 1}')
+
+    call = (await post(calling, tools=[make_tool()], **fields)).json()["choices"][0]
+    answer = (await post(answering, tools=[make_tool()], **fields)).json()["choices"][0]
+
+    assert grammar_kind(calling) is ConstraintKind.STRUCTURAL_TAG
+    assert (call["finish_reason"], call["message"]["content"]) == ("tool_calls", None)
+    assert call["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", '{"c": 1}')
+
+
+async def test_a_constraint_holds_alone_where_no_tool_may_be_called() -> None:
+    server = make_server(CALL_TEXT)
+
+    body = (await post(server, tools=[make_tool()], tool_choice="none", **JSON_ANSWER)).json()
 
     assert grammar_kind(server) is ConstraintKind.JSON_OBJECT
-    assert json.loads(body["choices"][0]["message"]["content"])["name"] == "add"
+    assert body["choices"][0]["message"]["content"] == CALL_TEXT
+
+
+@pytest.mark.parametrize("choice", ["required", named("add")])
+async def test_a_response_format_says_nothing_of_a_reply_that_has_to_be_calls(choice: Any) -> None:
+    server = make_server('[{"name": "add", "parameters": {"a": 1}}]')
+
+    response = await post(server, tools=[make_tool()], tool_choice=choice, **SCHEMA_ANSWER)
+
+    assert response.status_code == 200
+    assert grammar_kind(server) is ConstraintKind.JSON_SCHEMA
+    grammar = server.client.requests[0].grammar
+    assert isinstance(grammar, FakeGrammar)
+    assert '"integer"' in grammar.constraint.source
+    assert '"c"' not in grammar.constraint.source
+
+
+async def test_outlines_says_that_it_cannot_hold_calls_or_an_answer() -> None:
+    server = make_server()
+    section = server.config.grammar.model_copy(update={"backend": "outlines"})
+    server.config = server.config.model_copy(update={"grammar": section})
+
+    response = await post(server, tools=[make_tool()], **JSON_ANSWER)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "response_format")
+    assert "outlines" in error["message"]
+    assert "tool_choice" in error["message"]
+    assert (await post(server, tools=[make_tool()], tool_choice="none", **JSON_ANSWER)).is_success
+
+
+@pytest.mark.parametrize(
+    ("tool", "schema", "param"),
+    [
+        (make_tool(), {"const": "refused"}, "response_format"),
+        (make_tool(strict=True, parameters={"description": "refused"}), {}, "tools"),
+    ],
+)
+async def test_what_cannot_be_compiled_is_named(
+    tool: dict[str, Any], schema: dict[str, Any], param: str
+) -> None:
+    answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    response = await post(make_server(), tools=[tool], response_format=answer)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_schema_that_is_a_wish_leaves_calls_or_any_json() -> None:
+    server = make_server()
+    named_schema = {"name": "x", "schema": {"const": "refused"}, "strict": False}
+    answer = {"type": "json_schema", "json_schema": named_schema}
+
+    response = await post(server, tools=[make_tool()], response_format=answer)
+
+    assert response.status_code == 200
+    assert grammar_kind(server) is ConstraintKind.STRUCTURAL_TAG
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
