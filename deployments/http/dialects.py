@@ -44,7 +44,7 @@ class Dialect:
     """One family.
 
     error:       body of an error
-    late_error:  an error as a chunk of a stream that has begun
+    late_error:  an error as a chunk of a stream that has begun, after so many chunks; None = `error`
     status:      HTTP status of an error
     frame:       one chunk of a stream as bytes
     last:        what follows the last chunk, or an error
@@ -53,12 +53,18 @@ class Dialect:
     """
 
     error: Callable[[BaseException], dict[str, Any]] = error_body
-    late_error: Callable[[BaseException], dict[str, Any]] = error_body
+    late_error: Callable[[BaseException, int], dict[str, Any]] | None = None
     status: Callable[[BaseException], int] = _status
     frame: Callable[[Mapping[str, Any]], bytes] = _event
     last: bytes = b"data: [DONE]\n\n"
     keep_alive: bytes = b": keep-alive\n\n"
     media_type: str = EVENT_STREAM
+
+    def error_frame(self, error: BaseException, place: int) -> bytes:
+        """Return an error as a frame of a stream in which `place` chunks stand before it."""
+        if self.late_error is None:
+            return self.frame(self.error(error))
+        return self.frame(self.late_error(error, place))
 
 
 def _anthropic_error(error: BaseException) -> dict[str, Any]:
@@ -85,9 +91,10 @@ def _kind_and_message(error: BaseException, kinds: Mapping[int, str]) -> dict[st
     return {"type": kinds.get(status, fallback), "message": error_body(error)["error"]["message"]}
 
 
-def _responses_event(error: BaseException) -> dict[str, Any]:
+def _responses_event(error: BaseException, place: int) -> dict[str, Any]:
     inner = error_body(error)["error"]
-    return {"type": "error", **{name: inner[name] for name in ("code", "message", "param")}}
+    told = {name: inner[name] for name in ("code", "message", "param")}
+    return {"type": "error", **told, "sequence_number": place}
 
 
 def _ollama_error(error: BaseException) -> dict[str, Any]:
@@ -111,32 +118,44 @@ OPENAI = Dialect()
 RESPONSES = Dialect(late_error=_responses_event, frame=_named_event, last=b"")
 ANTHROPIC = Dialect(
     error=_anthropic_error,
-    late_error=_anthropic_error,
     frame=_named_event,
     last=b"",
     keep_alive=_named_event({"type": "ping"}),
 )
 OLLAMA = Dialect(
     error=_ollama_error,
-    late_error=_ollama_error,
     frame=_line,
     last=b"",
     keep_alive=b"",
     media_type="application/x-ndjson",
 )
-TGI = Dialect(error=_tgi_error, late_error=_tgi_error, status=_tgi_status, last=b"")
+TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
 LIGHTLLM = Dialect(frame=_bare_event, last=b"")
 
 _BY_PATH = (
     ("/v1/messages", ANTHROPIC),
     ("/v1/responses", RESPONSES),
     ("/api", OLLAMA),
-    ("/generate_stream", TGI),
     ("/info", TGI),
+)
+# Paths that several servers share, by the dialect that is configured for them.
+_SHARED: Mapping[str, Mapping[str, Dialect]] = MappingProxyType(
+    {
+        "auto": {"/generate": OPENAI, "/generate_stream": TGI, "/": TGI},
+        "sglang": {"/generate": OPENAI, "/generate_stream": TGI, "/": TGI},
+        "tgi": {"/generate": TGI, "/generate_stream": TGI, "/": TGI},
+        "lightllm": {"/generate": LIGHTLLM, "/generate_stream": LIGHTLLM, "/": LIGHTLLM},
+    }
 )
 
 
-def dialect_of(path: str) -> Dialect:
-    """Return the dialect in which a path answers, whether or not it exists."""
+def dialect_of(path: str, generate: str = "auto") -> Dialect:
+    """Return the dialect in which a path answers, whether or not it exists.
+
+    generate:  `api.generate_dialect`
+    """
+    shared = _SHARED[generate].get(path)
+    if shared is not None:
+        return shared
     below = f"{path}/"
     return next((row for prefix, row in _BY_PATH if below.startswith(f"{prefix}/")), OPENAI)

@@ -9,12 +9,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from remora.deployments.http.dialects import dialect_of
 from remora.deployments.http.fields import Body
 from remora.deployments.http.jobs import Endpoint, run
 from remora.deployments.http.served import Served
 from remora.deployments.http.sse import EventStream, as_events, while_connected
-from remora.deployments.http.wire import JSONAnswer, read_json, route_path
+from remora.deployments.http.wire import JSONAnswer, read_json
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -52,10 +51,9 @@ def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
     async def handle(request: Request) -> Response:
         request_id = request.state.request_id
         body = await read_body(served, request)
-        dialect = (
-            endpoint.dialect(body) if endpoint.dialect else dialect_of(route_path(request.scope))
-        )
-        request.state.dialect = dialect  # for an error's answer
+        if endpoint.dialect is not None:
+            request.state.dialect = endpoint.dialect(body)
+        dialect = request.state.dialect
         job, headers = await endpoint.job(served, body, request_id)
         if not job.streams:
             answer = await while_connected(request, run(served, job))

@@ -18,6 +18,7 @@ from remora.deployments.http.chat import prepare_chat
 from remora.deployments.http.completions import prepare_completion
 from remora.deployments.http.dialects import Dialect
 from remora.deployments.http.fields import Body, BodyT, check_ignored, ignored_fields, parse
+from remora.deployments.http.limits import apply
 from remora.deployments.http.native import prepare_generate
 from remora.deployments.http.native_bodies import parse_generate
 from remora.deployments.http.openai_bodies import ChatBody, CompletionBody
@@ -58,7 +59,7 @@ class Job(Protocol):
 class Endpoint(Generic[BodyT]):
     """A way to ask for text: how a body is read, and how it becomes a job.
 
-    dialect:  in which a body is answered; None = by the path alone
+    dialect:  in which a body is answered; None = in that of its path
     """
 
     parse: Callable[[Any], BodyT]
@@ -70,6 +71,7 @@ class Endpoint(Generic[BodyT]):
 
         Raises RequestError.
         """
+        apply(served.config.limits)
         parsed = self.parse(body)
         headers = check_ignored(ignored_fields(parsed), reject=served.rejects_unknown_fields)
         return await self.prepare(served, parsed, _own_name(parsed) or rid), headers

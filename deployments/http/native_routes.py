@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from remora.deployments.http.dialects import LIGHTLLM, OPENAI, TGI, Dialect
+from remora.deployments.http.dialects import OPENAI, TGI
 from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.handlers import Route, generation_routes, read_body
 from remora.deployments.http.jobs import GENERATE, Endpoint, Job
@@ -27,14 +27,8 @@ from remora.deployments.http.tgi_info import tgi_info
 from remora.deployments.http.wire import JSONAnswer
 
 
-def _always(dialect: Dialect) -> Callable[[Any], Dialect]:
-    return lambda _: dialect
-
-
 def _tgi(*, stream: bool | None, wraps: bool = False) -> Endpoint[TgiBody]:
-    return Endpoint(
-        partial(parse_tgi, stream=stream), partial(_prepare_tgi, wraps=wraps), _always(TGI)
-    )
+    return Endpoint(partial(parse_tgi, stream=stream), partial(_prepare_tgi, wraps=wraps))
 
 
 async def _prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool) -> Job:
@@ -42,7 +36,7 @@ async def _prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool) 
 
 
 def _light(*, stream: bool | None) -> Endpoint[LightBody]:
-    return Endpoint(partial(parse_light, stream=stream), prepare_light, _always(LIGHTLLM))
+    return Endpoint(partial(parse_light, stream=stream), prepare_light)
 
 
 def _is_tgi(body: Any) -> bool:
