@@ -97,7 +97,7 @@ def run_tests(name: str, url: str, tokenizer: str) -> bool:
     """Run one client's tests in its environment; return whether all passed."""
     module, _ = CLIENTS[name]
     console.rule(name)
-    command = [str(make_environment(name)), "-m", "pytest", "-c", str(HERE / "pytest.ini")]
+    command = [str(make_environment(name)), "-m", "pytest", "-c", str(HERE / "standalone.ini")]
     command += [f"--confcutdir={HERE}", str(HERE / f"test_{name}.py")]
     environment = {
         "REMORA_CLIENT": module,
