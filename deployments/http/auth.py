@@ -94,6 +94,13 @@ class Access:
         ]
         return _digest(held[0]).hex()[:32] if held else ""
 
+    def viewer(self, headers: Headers) -> str | None:
+        """Return whose things the sender may see; None = everybody's."""
+        is_admin = self.admin_keys is not None and any(
+            map(self.admin_keys.hold, _given_keys(headers))
+        )
+        return None if self.keys is None or is_admin else self.owner(headers)
+
     def refusal(self, headers: Headers) -> HTTPException:
         """Return why a caller may not do what only the operator may."""
         if self.admin_keys is None:
@@ -151,8 +158,8 @@ async def require_operator(request: Request) -> None:
 
 def viewer(request: Request) -> str | None:
     """Return whose things the caller may see; None = everybody's."""
-    owner: str = request.state.owner
-    return None if request.state.role is Role.OPERATOR else owner
+    access: Access = request.state.access
+    return access.viewer(request.headers)
 
 
 ADMIN = [Depends(require_operator)]

@@ -18,11 +18,19 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from remora.configs.errors import QueueFull
+from remora.deployments.http.batches_results import Usage
 from remora.deployments.http.files import KEPT_S, FileStore
 from remora.deployments.http.records import Records
 
 WINDOW_S = 24 * 3600
 MAX_OPEN_BATCHES = 64
+_TIMES = tuple(
+    f"{status}_at"
+    for status in (
+        *("in_progress", "finalizing", "completed", "failed"),
+        *("expired", "cancelling", "cancelled"),
+    )
+)
 _ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 
 
@@ -34,6 +42,7 @@ class Batch:
     output, error:  ids of the files that its results go to, drawn beforehand
     times:   when it got into each status, by OpenAI's names (`in_progress_at`); Unix seconds
     errors:  what is wrong with the input file, when that is why it failed
+    usage:   tokens of its answers, as OpenAI's object
     """
 
     id: str
@@ -51,6 +60,8 @@ class Batch:
     total: int = 0
     completed: int = 0
     failed: int = 0
+    model: str | None = None
+    usage: dict[str, Any] = field(default_factory=lambda: Usage().show())
 
     @property
     def has_ended(self) -> bool:
@@ -69,6 +80,7 @@ class Batch:
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
+            "model": self.model,
             "errors": errors,
             "input_file_id": self.input_file_id,
             "completion_window": "24h",
@@ -77,12 +89,14 @@ class Batch:
             "error_file_id": self.error if self.has_ended and self.failed else None,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
+            **dict.fromkeys(_TIMES),
             **self.times,
             "request_counts": {
                 "total": self.total,
                 "completed": self.completed,
                 "failed": self.failed,
             },
+            "usage": self.usage,
             "metadata": self.metadata,
         }
 
@@ -99,7 +113,13 @@ class BatchStore:
         self._ended: set[str] = set()
 
     def add(
-        self, *, endpoint: str, input_file_id: str, owner: str, metadata: dict[str, str] | None
+        self,
+        *,
+        endpoint: str,
+        input_file_id: str,
+        owner: str,
+        metadata: dict[str, str] | None,
+        model: str | None = None,
     ) -> Batch:
         """Make a batch. Raises QueueFull when too many are under way."""
         if len(self.unfinished()) >= MAX_OPEN_BATCHES:
@@ -115,6 +135,7 @@ class BatchStore:
             expires_at=now + WINDOW_S,
             output=self.files.new_id(),
             error=self.files.new_id(),
+            model=model,
             metadata=metadata,
         )
         self.save(batch)

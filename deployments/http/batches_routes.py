@@ -149,6 +149,7 @@ def _add_batches(router: APIRouter, served: Served, store: BatchStore) -> None:
             endpoint=body.endpoint,
             input_file_id=given.id,
             owner=request.state.owner,
+            model=served.plan.served_model_name,
             metadata=body.metadata,
         )
         return JSONAnswer(batch.show(), headers=dict(headers))

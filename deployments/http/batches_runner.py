@@ -160,6 +160,7 @@ class _Run:
     async def _save(self) -> None:
         self._batch.completed = self._results.num_completed
         self._batch.failed = self._results.num_failed
+        self._batch.usage = self._results.usage.show()
         await asyncio.to_thread(self._store.save, self._batch)
         self._saved_at = time.monotonic()
 
@@ -200,7 +201,9 @@ class _Run:
         return _result(line, rid, 200, answer)
 
     async def _ask(self, body: dict[str, Any], rid: str) -> Any:
-        job, _ = await ENDPOINTS[self._batch.endpoint].job(self._served, body, rid)
+        batch = self._batch
+        own = self._served.for_caller(batch.owner, batch.owner or None)
+        job, _ = await ENDPOINTS[batch.endpoint].job(own, body, rid)
         lowest = LOWEST_PRIORITY
         if self._served.plan.low_priority_first:
             lowest = -lowest

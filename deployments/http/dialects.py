@@ -44,7 +44,7 @@ class Dialect:
     """One family.
 
     error:       body of an error
-    late_error:  an error as a chunk of a stream that has begun, after so many chunks; None = `error`
+    late_error:  an error as a chunk of a stream, after so many others; None = as `error` has it
     status:      HTTP status of an error
     frame:       one chunk of a stream as bytes
     last:        what follows the last chunk, or an error

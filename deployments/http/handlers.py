@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from remora.deployments.http.auth import viewer
 from remora.deployments.http.fields import Body
 from remora.deployments.http.jobs import Endpoint, run
 from remora.deployments.http.served import Served
@@ -54,7 +55,8 @@ def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
         if endpoint.dialect is not None:
             request.state.dialect = endpoint.dialect(body)
         dialect = request.state.dialect
-        job, headers = await endpoint.job(served, body, request_id)
+        own = served.for_caller(request.state.owner, viewer(request))
+        job, headers = await endpoint.job(own, body, request_id)
         if not job.streams:
             answer = await while_connected(request, run(served, job))
             return JSONAnswer(answer, headers=dict(headers))

@@ -10,36 +10,40 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
+from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.http.auth import viewer
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.chat import ChatJob, prepare_chat
 from remora.deployments.http.errors import error_body, unsupported
-from remora.deployments.http.fields import parse
 from remora.deployments.http.renames import in_callers_words
 from remora.deployments.http.reply import Replies, ReplyPiece
-from remora.deployments.http.responses_archive import Archive, Record, new_response_id
-from remora.deployments.http.responses_bodies import Item, ResponsesBody
+from remora.deployments.http.responses_archive import Archive, ItemIds, Record, new_response_id
+from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.responses_chat import RENAMES, as_written, chat_body
 from remora.deployments.http.responses_events import OutputWriter
+from remora.deployments.http.responses_input import earlier_items, with_references
 from remora.deployments.http.served import Served
 from remora.deployments.http.wire import JSONAnswer
 from remora.engine.types import Request
 
 _LENGTH, _ABORT = "length", "abort"
-_CUT_CALL = ("function_call", "incomplete")
-_PREVIOUS = "previous_response_id"
 MAX_LISTED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseJob:
-    """One validated request. Its name is the id of the response, whatever the caller's was."""
+    """One validated request. Its name is the id of the response, whatever the caller's was.
+
+    ids:  of items of the response, and of those of its input that have none
+    """
 
     body: ResponsesBody
     chat: ChatJob
     archive: Archive
+    ids: ItemIds
 
     @property
     def rid(self) -> str:
@@ -58,7 +62,7 @@ class ResponseJob:
 
     async def result(self, outputs: OpenCall) -> dict[str, Any]:
         """Return the whole answer."""
-        replies, writer = self.chat.replies(), OutputWriter()
+        replies, writer = self.chat.replies(), OutputWriter(self.ids)
         self.archive.begin(self._response("in_progress"))
         try:
             async for piece in replies.read(outputs):
@@ -76,7 +80,7 @@ class ResponseJob:
                 yield event | {"sequence_number": next(numbers)}
 
     async def _events(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
-        replies, writer = self.chat.replies(), OutputWriter()
+        replies, writer = self.chat.replies(), OutputWriter(self.ids)
         begun = self._response("in_progress")
         self.archive.begin(begun)
         try:
@@ -113,7 +117,7 @@ class ResponseJob:
         if status == "completed":
             response["completed_at"] = int(time.time())
         if response["store"]:
-            items = [as_written(item) for item in self.body.input]
+            items = [as_written(item, self.ids) for item in self.body.input]
             await self.archive.keep(Record(response, items))
         return response
 
@@ -190,54 +194,43 @@ def _tools(body: ResponsesBody) -> list[dict[str, Any]]:
     return [{name: getattr(tool, name) for name in names} for tool in body.tools or ()]
 
 
-def _items(record: Record) -> list[Item]:
-    """Return what a response adds to a conversation; calls that were cut off have no part in it.
-
-    Raises InvalidRequest where the model wrote what no input may hold, such as a tool's name.
-    """
-    written = [*record.items, *record.response["output"]]
-    whole = [item for item in written if (item["type"], item.get("status")) != _CUT_CALL]
-    try:
-        return [parse(Item, item) for item in whole]
-    except InvalidRequest as error:
-        id_ = record.response["id"]
-        message = f"The response {id_!r} cannot be continued: {error.message}"
-        raise InvalidRequest(message, _PREVIOUS) from None
-
-
 async def prepare_response(served: Served, body: ResponsesBody, rid: str) -> ResponseJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse.
     """
-    records: list[Record] = []
-    if body.previous_response_id is not None:
-        records = await served.responses.chain(body.previous_response_id, _PREVIOUS)
-    chat = chat_body(body, [item for record in records for item in _items(record)])
+    archive = served.responses
+    earlier = await earlier_items(archive, body)
+    body = body.model_copy(update={"input": await with_references(archive, body.input)})
+    chat = chat_body(body, earlier)
     with in_callers_words(RENAMES):
         job = await prepare_chat(served, chat, new_response_id())
-    return ResponseJob(body=body, chat=job, archive=served.responses)
+    return ResponseJob(body=body, chat=job, archive=archive, ids=ItemIds(job.rid))
 
 
 def responses_routes(served: Served) -> APIRouter:
     """Return the routes of responses that exist already."""
     router = APIRouter(tags=["responses"])
-    archive = served.responses
+
+    def archive_for(request: HTTPRequest) -> Archive:
+        return served.responses.seen_by(request.state.owner, viewer(request))
 
     @router.get("/v1/responses/{response_id}")
-    async def retrieve(response_id: str, stream: bool = False) -> Response:
+    async def retrieve(request: HTTPRequest, response_id: str, stream: bool = False) -> Response:
         if stream:
             raise unsupported("stream", "A response is streamed only while it is made.")
+        archive = archive_for(request)
         running = archive.running(response_id)
         return JSONAnswer(running or (await archive.find(response_id)).response)
 
     @router.delete("/v1/responses/{response_id}")
-    async def delete(response_id: str) -> Response:
-        await archive.forget(response_id)
+    async def delete(request: HTTPRequest, response_id: str) -> Response:
+        await archive_for(request).forget(response_id)
         return JSONAnswer({"id": response_id, "object": "response", "deleted": True})
 
     @router.post("/v1/responses/{response_id}/cancel")
-    async def cancel(response_id: str) -> Response:
+    async def cancel(request: HTTPRequest, response_id: str) -> Response:
+        archive = archive_for(request)
         running = archive.running(response_id)
         if running is not None and await served.calls.abort(response_id):
             return JSONAnswer(running | {"status": "cancelled"})
@@ -246,12 +239,13 @@ def responses_routes(served: Served) -> APIRouter:
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def input_items(
+        request: HTTPRequest,
         response_id: str,
         limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> Response:
-        items = (await archive.find(response_id)).items
+        items = (await archive_for(request).find(response_id)).items
         return JSONAnswer(_page(items if order == "asc" else items[::-1], limit, after))
 
     return router

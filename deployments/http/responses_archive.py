@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import logging
+import re
 import secrets
 import sqlite3
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +23,14 @@ from remora.deployments.http.wire import dumps
 
 MAX_CHAIN = 256
 _PREFIX = "resp_"
+# An item's id holds that of its response, so that nothing else need say where to look for it.
+_ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{48})[0-9a-f]{4,8}")
+_ITEM_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+}
 _OFF_LOOP_BYTES = 64 * 1024
 _FAILURES = (OSError, sqlite3.Error)
 
@@ -44,7 +56,7 @@ class Record:
 
 
 class Archive:
-    """Responses by id.
+    """Responses by id, as one caller sees them; at first as one who sees all and owns nothing.
 
     store:    None = nothing is kept
     refusal:  why not, for callers who need what is kept
@@ -53,7 +65,9 @@ class Archive:
     def __init__(self, store: ResponseStore | None, refusal: str = "") -> None:
         self._store = store
         self._refusal = refusal
-        self._running: dict[str, dict[str, Any]] = {}
+        self._running: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._owner = ""
+        self._viewer: str | None = None
 
     @classmethod
     def configured(cls, config: ServeConfig) -> Archive:
@@ -71,6 +85,16 @@ class Archive:
             )
         return cls(store)
 
+    def seen_by(self, owner: str, viewer: str | None) -> Archive:
+        """Return the same archive for another caller.
+
+        owner:   whose the responses are that this caller makes
+        viewer:  whose are found; None = everybody's
+        """
+        view = copy.copy(self)
+        view._owner, view._viewer = owner, viewer
+        return view
+
     @property
     def keeps(self) -> bool:
         """Whether anything is kept."""
@@ -78,7 +102,7 @@ class Archive:
 
     def begin(self, response: dict[str, Any]) -> None:
         """Note that a response is being written."""
-        self._running[response["id"]] = response
+        self._running[response["id"]] = (self._owner, response)
 
     def end(self, response_id: str) -> None:
         """Note that a response is not being written any more."""
@@ -86,13 +110,17 @@ class Archive:
 
     def running(self, response_id: str) -> dict[str, Any] | None:
         """Return a response as it was when it began, if it is being written here."""
-        return self._running.get(response_id)
+        owner, response = self._running.get(response_id, ("", None))
+        return response if self._sees(owner) else None
+
+    def _sees(self, owner: str) -> bool:
+        return self._viewer is None or self._viewer == owner
 
     async def keep(self, record: Record) -> None:
         """Keep a finished response, if anything is kept; a failure to do so is only logged."""
         if self._store is None:
             return
-        written = dumps({"response": record.response, "items": record.items})
+        written = dumps({"owner": self._owner, "response": record.response, "items": record.items})
         try:
             await self._store.put(record.response["id"], written)
         except _FAILURES:
@@ -113,7 +141,35 @@ class Archive:
             raise _unknown(response_id, param)
         is_long = len(written) > _OFF_LOOP_BYTES
         value = await asyncio.to_thread(orjson.loads, written) if is_long else orjson.loads(written)
+        if not self._sees(value.get("owner", "")):
+            raise _unknown(response_id, param)
         return Record(value["response"], value["items"])
+
+    async def find_item(self, item_id: str, param: str, read: dict[str, Record]) -> dict[str, Any]:
+        """Return an item of the input or the output of a response that is kept.
+
+        read:  responses that were found before, by id; what is found is added
+
+        Raises as `find` does.
+        """
+        self._open(param)
+        match = _ITEM_ID.fullmatch(item_id)
+        response_id = _PREFIX + match[1] if match else ""
+        if match and response_id not in read:
+            with suppress(UnknownResponse):
+                read[response_id] = await self.find(response_id, param)
+        record = read.get(response_id)
+        items: list[dict[str, Any]] = []
+        if record is not None:
+            items = [*record.items, *record.response["output"]]
+        found = next((item for item in items if item["id"] == item_id), None)
+        if found is None:
+            message = (
+                f"No item {item_id[:80]!r} is kept; its response was not stored, has expired, or "
+                "has been deleted. Send the item itself."
+            )
+            raise UnknownResponse(message, param, "item_not_found")
+        return found
 
     async def chain(self, response_id: str, param: str) -> list[Record]:
         """Return a response and those it continues, the oldest first.
@@ -133,6 +189,7 @@ class Archive:
     async def forget(self, response_id: str) -> None:
         """Delete a response. Raises as `find` does."""
         store = self._open(None)
+        await self.find(response_id)
         try:
             found = await store.delete(response_id)
         except _FAILURES as error:
@@ -144,6 +201,18 @@ class Archive:
         if self._store is None:
             raise unsupported(param or "response_id", self._refusal)
         return self._store
+
+
+class ItemIds:
+    """Draws ids of the items of one response."""
+
+    def __init__(self, response_id: str) -> None:
+        self._stem = response_id.removeprefix(_PREFIX)
+        self._numbers = itertools.count()
+
+    def new(self, kind: str) -> str:
+        """Return the next id."""
+        return f"{_ITEM_PREFIXES[kind]}{self._stem}{next(self._numbers):04x}"
 
 
 def new_response_id() -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
 from remora.deployments.http.fields import parse
 from remora.deployments.http.openai_bodies import ChatBody
 from remora.deployments.http.renames import in_callers_words, renames
+from remora.deployments.http.responses_archive import ItemIds
 from remora.deployments.http.responses_bodies import FunctionTool, Item, ResponsesBody, TextFormat
 
 RENAMES = renames(
@@ -41,17 +41,6 @@ _SAME = (
     "cache_salt",
     "parallel_tool_calls",
 )
-_ID_PREFIXES = {
-    "message": "msg_",
-    "reasoning": "rs_",
-    "function_call": "fc_",
-    "function_call_output": "fco_",
-}
-
-
-def new_item_id(kind: str) -> str:
-    """Return a new id of an item."""
-    return _ID_PREFIXES[kind] + secrets.token_hex(12)
 
 
 def chat_body(body: ResponsesBody, earlier: Iterable[Item]) -> ChatBody:
@@ -175,9 +164,9 @@ def _text(texts: tuple[str, ...] | None, *, between: str = "\n") -> str:
     return between.join(texts or ())
 
 
-def as_written(item: Item) -> dict[str, Any]:
+def as_written(item: Item, ids: ItemIds) -> dict[str, Any]:
     """Return an item of the input as it is kept and shown."""
-    written: dict[str, Any] = {"id": item.id or new_item_id(item.type), "type": item.type}
+    written: dict[str, Any] = {"id": item.id or ids.new(item.type), "type": item.type}
     if item.type == "message":
         kind = "output_text" if item.role == "assistant" else "input_text"
         more: dict[str, Any] = {"annotations": []} if item.role == "assistant" else {}

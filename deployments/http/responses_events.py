@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from remora.deployments.http.responses_chat import new_item_id
+from remora.deployments.http.responses_archive import ItemIds
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,
@@ -77,7 +77,8 @@ class OutputWriter:
     items:  those that are finished
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ids: ItemIds) -> None:
+        self._ids = ids
         self.items: list[dict[str, Any]] = []
         self._open: _OpenItem | None = None
         # Of tokens whose text is held back.
@@ -120,7 +121,7 @@ class OutputWriter:
 
     def _begin(self, kind: str, head: dict[str, Any]) -> list[Event]:
         told = self._end("completed")
-        item = _OpenItem(len(self.items), kind, new_item_id(kind), head)
+        item = _OpenItem(len(self.items), kind, self._ids.new(kind), head)
         self._open = item
         added = item.item("in_progress", [], "")
         told.append(

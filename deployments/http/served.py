@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from remora.configs.errors import InvalidRequest, UnknownModel
@@ -108,6 +108,14 @@ class Served:
             responses=Archive.configured(server.config),
             created=int(time.time()),
         )
+
+    def for_caller(self, owner: str, viewer: str | None) -> Served:
+        """Return what one caller is served: what others have made is theirs.
+
+        owner:   whose the things are that this caller makes
+        viewer:  whose are found; None = everybody's
+        """
+        return replace(self, responses=self.responses.seen_by(owner, viewer))
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless the name (None: not given) is that of the served model."""

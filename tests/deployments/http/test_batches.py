@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types import Batch
 
 from remora.configs.errors import ConfigError, EngineError, QueueFull
 from remora.deployments.http import batches, batches_runner, files, files_upload
@@ -250,8 +251,65 @@ async def test_a_batch_runs_and_its_results_are_files(tmp_path: Path) -> None:
     assert output.keys() == {"one", "two"}
     body = output["one"]["response"]["body"]
     assert body["choices"][0]["message"]["content"] == "Paris."
+    for line in (*output.values(), *errors.values()):
+        assert set(line) == {"id", "custom_id", "response", "error"}
+        assert set(line["response"]) == {"status_code", "request_id", "body"}
+        assert line["error"] is None
     assert errors["bad"]["response"]["status_code"] == 400
     assert errors["bad"]["response"]["body"]["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (URL, {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/completions", {"prompt": "Hi"}),
+    ],
+)
+async def test_a_batch_counts_the_tokens_of_its_answers(
+    url: str, body: dict[str, Any], tmp_path: Path
+) -> None:
+    server = make_server(tmp_path)
+    async with opened(server) as client:
+        lines = [make_line(name, url, **body) for name in ("one", "two")]
+        made = await start(client, *lines, make_line("bad", url, input=7), endpoint=url)
+        await make_runner(server)[0].run_next()
+        done = await client.batches.retrieve(made.id)
+
+    prompt = server.client.requests[0].prompt_ids
+    assert done.usage is not None
+    assert done.usage.model_dump() == {
+        "input_tokens": 2 * len(prompt),
+        "input_tokens_details": {"cached_tokens": 2 * 2},
+        "output_tokens": 2 * len("Paris."),
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 2 * (len(prompt) + len("Paris.")),
+    }
+    assert done.model == "tiny"
+
+
+async def test_a_batch_is_the_clients_at_every_time(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    async with opened(server) as client:
+        made = await start(client, make_line("one"), make_line("bad", messages=[]))
+        failed = await start(client, {"custom_id": "x"})
+        objects = []
+        for number in range(3):
+            objects += [await client.batches.retrieve(one.id) for one in (made, failed)]
+            if number < 2:
+                await make_runner(server)[0].run_next()
+
+    for batch in objects:
+        parsed = Batch.model_validate(batch.model_dump(warnings="error"))
+        assert not parsed.model_extra
+        assert parsed.model_fields_set == set(Batch.model_fields)
+        assert parsed.usage is not None
+    assert {batch.status for batch in objects} == {"validating", "completed", "failed"}
+    errors = objects[-1].errors
+    assert errors is not None
+    assert errors.data is not None
+    assert (errors.data[0].line, errors.data[0].param) == (1, "method")
 
 
 @pytest.mark.parametrize(("low_first", "priority"), [(False, LOWEST_PRIORITY), (True, 2**31 - 1)])
@@ -407,6 +465,8 @@ async def test_another_replica_goes_on_where_one_stopped(tmp_path: Path) -> None
 
     assert done.status == "completed"
     assert output.keys() == {"0", "1", "2"}
+    assert done.usage is not None
+    assert done.usage.output_tokens == 3 * len("Paris.")
     assert len(successor.client.requests) == 3 - num_done
 
 
