@@ -24,7 +24,9 @@ from __future__ import annotations
 
 
 class RemoraError(Exception):
-    """Root of the tree."""
+    """Root of the tree. `limit` names the limit that refuses, for the counter of refusals."""
+
+    limit: str | None = None
 
 
 class ConfigError(RemoraError):
@@ -36,11 +38,19 @@ class RequestError(RemoraError):
 
     default_code: str = "invalid_value"
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        *,
+        limit: str | None = None,
+    ) -> None:
         super().__init__(message, param, code)
         self.message = message
         self.param = param
         self.code = code or self.default_code
+        self.limit = limit or type(self).limit
 
     def __str__(self) -> str:
         return self.message
@@ -58,6 +68,7 @@ class PromptTooLong(RequestError):
     """Prompt and requested output do not fit the context or the KV memory."""
 
     default_code = "context_length_exceeded"
+    limit = "context_length"
 
 
 class UnknownModel(RequestError):
@@ -81,6 +92,8 @@ class CapacityError(RemoraError):
 class QueueFull(CapacityError):
     """The waiting queue has reached its limit."""
 
+    limit = "max_queued_requests"
+
 
 class Unavailable(CapacityError):
     """The engine is loading, draining or stopped."""
@@ -88,6 +101,8 @@ class Unavailable(CapacityError):
 
 class RequestTimedOut(CapacityError):
     """The request ran for longer than `api.request_timeout_s` and was aborted."""
+
+    limit = "request_timeout_s"
 
 
 class EngineError(RemoraError):

@@ -11,6 +11,7 @@ to come; a key written into them is refused like any other unknown key. Where th
     parallel     replicas and ranks: data, tensor, pipeline, expert; prefill/decode separation
     autoscaling  how many replicas, by which signal
     api          HTTP: limits, timeouts, strictness, parsers of tools and reasoning
+    limits       how much one request may ask for (`limits.py`)
     metrics      counters, traces, logs
 
 Validation is pure: it opens no model and looks for no device. What depends on them is decided in
@@ -25,6 +26,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Secret, Section, conflict
+from remora.configs.limits import LimitsSection
 
 BUILTIN_MODEL = "smollm2-135m-instruct"
 
@@ -146,6 +148,15 @@ class GrammarSection(Section):
 
     json_whitespace_pattern: Name | None = None
     """Regular expression of the whitespace allowed between JSON tokens; backend outlines only."""
+
+    max_source_bytes: Annotated[int, Field(ge=256, le=2**20)] = 64 * 1024
+    """Longest constraint, in bytes; beyond it, and the next two, HTTP 400."""
+
+    max_depth: Annotated[int, Field(ge=4, le=64)] = 32
+    """Deepest nesting of a schema."""
+
+    max_nodes: Annotated[int, Field(ge=16, le=10_000)] = 2000
+    """Most objects and lists of a schema."""
 
     compile_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
     """Seconds that compiling one constraint may take; beyond it HTTP 400."""
@@ -271,6 +282,9 @@ class ServeConfig(Section):
 
     api: ApiSection = ApiSection()
     """HTTP: limits, timeouts, strictness."""
+
+    limits: LimitsSection = LimitsSection()
+    """How much one request may ask for."""
 
     metrics: MetricsSection = MetricsSection()
     """Counters, traces, logs; no keys yet."""

@@ -24,9 +24,9 @@ from remora.deployments.http.fields import (
     only,
     unsupported_part,
 )
-from remora.deployments.http.messages import MAX_MESSAGES, MAX_PARTS, CallId, ToolName
+from remora.deployments.http.limits import AtMost, check_size
+from remora.deployments.http.messages import CallId, ToolName
 from remora.deployments.http.openai_bodies import TemplateKwargs
-from remora.deployments.http.tools_body import MAX_TOOLS
 
 # What a block of each type must hold.
 _REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -57,8 +57,9 @@ def _check_result(value: Any) -> str:
     """Return the text of a tool's result."""
     if value is None or isinstance(value, str):
         return value or ""
-    if not isinstance(value, list) or len(value) > MAX_PARTS:
-        raise fault(f"must be a text or a list of up to {MAX_PARTS} blocks of text")
+    if not isinstance(value, list):
+        raise fault("must be a text or a list of blocks of text")
+    check_size("max_parts", value)
     return "\n".join(_check_result_part(part, index) for index, part in enumerate(value))
 
 
@@ -111,7 +112,7 @@ class Block(Body):
 
 
 Blocks = Annotated[
-    list[Block], Field(max_length=MAX_PARTS, fail_fast=True), BeforeValidator(_as_blocks)
+    list[Block], Field(fail_fast=True), AtMost("max_parts"), BeforeValidator(_as_blocks)
 ]
 
 
@@ -212,9 +213,9 @@ class CountTokensBody(Body):
     """Body of /v1/messages/count_tokens: what a prompt is made of."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True), AtMost("max_messages")]
     system: Annotated[Blocks | None, AfterValidator(_check_system)] = None
-    tools: Annotated[list[ToolParam], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolParam], AtMost("max_tools")] | None = None
     tool_choice: Choice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None

@@ -7,6 +7,7 @@ other family of routes is a function in ROUTERS, and BODIES describes what the l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,7 +22,7 @@ from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBo
 from remora.deployments.http.auth import Access, Gate
 from remora.deployments.http.batches_routes import BatchBody, batch_routes
 from remora.deployments.http.dialects import dialect_of
-from remora.deployments.http.edge import Edge, error_answer
+from remora.deployments.http.edge import Edge, error_answer, refused
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
@@ -45,7 +46,6 @@ from remora.deployments.http.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.served import Served
-from remora.deployments.http.wire import route_path
 
 GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
@@ -86,7 +86,14 @@ def build_http_app(served: Served, *, access: Access, echo_request_id: bool = Tr
     echo_request_id:  False where a proxy in front already sends `x-request-id` back
     """
     gate = Middleware(Gate, access=access)
-    edge = Middleware(Edge, echo_request_id=echo_request_id, count=served.metrics.count_response)
+    edge = Middleware(
+        Edge,
+        limits=served.config.limits,
+        dialect_of=partial(dialect_of, generate=served.config.api.generate_dialect),
+        echo_request_id=echo_request_id,
+        count=served.metrics.count_response,
+        count_refusal=served.metrics.count_refusal,
+    )
     app = FastAPI(
         title="remora",
         summary=f"Serves {served.plan.served_model_name}",
@@ -109,5 +116,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = InvalidRequest("A parameter of the URL is malformed.")
     log_error(error, request.state.request_id)
-    dialect = getattr(request.state, "dialect", None) or dialect_of(route_path(request.scope))
-    return error_answer(error, dialect)
+    refused(request.scope, error)
+    return error_answer(error, request.state.dialect)

@@ -11,7 +11,7 @@ from remora.deployments.http.completions_job import CompletionJob
 from remora.deployments.http.completions_suffix import with_suffix
 from remora.deployments.http.constraints import grammar_of
 from remora.deployments.http.errors import unsupported
-from remora.deployments.http.fields import MAX_SEQUENCES
+from remora.deployments.http.limits import check_sequences
 from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import CompletionBody, PromptInput
 from remora.deployments.http.prompts import check_room, cut_of, prompt_ids
@@ -30,9 +30,8 @@ def _check(body: CompletionBody) -> None:
     )
     n = body.n or 1
     _check_best_of(body, n)
-    if max(n, body.best_of or n) * len(body.prompt) > MAX_SEQUENCES:
-        message = f"n (or best_of) times the number of prompts must not exceed {MAX_SEQUENCES}."
-        raise InvalidRequest(message, "n" if n * len(body.prompt) > MAX_SEQUENCES else "best_of")
+    num_made = max(n, body.best_of or n)
+    check_sequences(num_made * len(body.prompt), "n" if num_made == n else "best_of")
     if body.echo and body.logprobs is not None and body.stream and n > 1:
         raise unsupported("echo", "echo with logprobs and n > 1 is not available with stream.")
     if body.max_tokens == 0 and not body.echo:

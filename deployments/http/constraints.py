@@ -61,9 +61,11 @@ def _ebnf(value: Any, param: str) -> Constraint:
 
 
 def _choice(value: Any, param: str) -> Constraint:
-    is_list = isinstance(value, list) and 1 <= len(value) <= MAX_CHOICES
-    if not is_list or not all(isinstance(text, str) and text for text in value):
-        raise InvalidRequest(f"{param} must be a list of 1 to {MAX_CHOICES} texts.", param)
+    if not isinstance(value, list) or not all(isinstance(text, str) and text for text in value):
+        raise InvalidRequest(f"{param} must be a list of texts, none of them empty.", param)
+    if not 1 <= len(value) <= MAX_CHOICES:
+        message = f"{param} has {len(value)} texts; 1 to {MAX_CHOICES} are taken."
+        raise InvalidRequest(message, param, limit="max_choices" if value else None)
     return Constraint(kind=ConstraintKind.CHOICE, source=orjson.dumps(value).decode())
 
 

@@ -11,30 +11,43 @@ import uuid
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from remora.deployments.http.dialects import OPENAI, Dialect, dialect_of
+from remora.configs.limits import LimitsSection
+from remora.deployments.http.dialects import OPENAI, Dialect
 from remora.deployments.http.errors import error_headers, log_error
+from remora.deployments.http.limits import OverLimit, apply
 from remora.deployments.http.wire import JSONAnswer, route_path
 
-MAX_HEADERS, MAX_HEADER_BYTES, MAX_URL_BYTES = 100, 32 * 1024, 8 * 1024
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Edge:
     """ASGI middleware around the whole application.
 
+    dialect_of:       in which dialect a path answers, until a body says otherwise
     echo_request_id:  whether to send `x-request-id` back; Serve's proxy does so by itself
     count:            called with (route, status) for each response
+    count_refusal:    called with the name of each limit that refused something; also what
+                      `refused` calls
     """
 
     def __init__(
-        self, app: ASGIApp, *, echo_request_id: bool, count: Callable[[str, int], None]
+        self,
+        app: ASGIApp,
+        *,
+        limits: LimitsSection,
+        dialect_of: Callable[[str], Dialect],
+        echo_request_id: bool,
+        count: Callable[[str, int], None],
+        count_refusal: Callable[[str], None],
     ) -> None:
         self._app = app
+        self._limits = limits
+        self._dialect_of = dialect_of
         self._echo_request_id = echo_request_id
         self._count = count
+        self._count_refusal = count_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -42,7 +55,9 @@ class Edge:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, dialect=self._dialect_of(route_path(scope)))
+        state["count_refusal"] = self._count_refusal
         status = 0
         started = time.perf_counter()
 
@@ -57,13 +72,15 @@ class Edge:
             await send(message)
 
         try:
-            _check_limits(scope)
+            apply(self._limits)
+            _check_limits(scope, self._limits)
             await self._app(scope, receive, send_on)
         except Exception as error:
             # A boundary: nothing is left above that would answer in our shape.
             log_error(error, request_id)
+            refused(scope, error)
             if status == 0:
-                answer = error_answer(error, dialect_of(route_path(scope)))
+                answer = error_answer(error, state["dialect"])
                 await answer(scope, receive, send_on)
         finally:
             route = getattr(scope.get("route"), "path", "other")
@@ -80,11 +97,23 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _check_limits(scope: Scope) -> None:
+def refused(scope: Scope, error: BaseException) -> None:
+    """Count an error if it is a limit's refusal."""
+    limit = getattr(error, "limit", None)
+    if limit is not None:
+        scope["state"]["count_refusal"](limit)
+
+
+def _check_limits(scope: Scope, limits: LimitsSection) -> None:
     headers = scope["headers"]
-    if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL_BYTES:
-        raise HTTPException(414, f"The URL is longer than {MAX_URL_BYTES} bytes.")
-    num_bytes = sum(len(name) + len(value) for name, value in headers)
-    if len(headers) > MAX_HEADERS or num_bytes > MAX_HEADER_BYTES:
-        message = f"More than {MAX_HEADERS} headers, or {MAX_HEADER_BYTES} bytes of them."
-        raise HTTPException(431, message)
+    url_bytes = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    header_bytes = sum(len(name) + len(value) for name, value in headers)
+    for status, key, found, what in (
+        (414, "max_url_bytes", url_bytes, "bytes of URL; send them in the body"),
+        (431, "max_headers", len(headers), "headers; send fewer"),
+        (431, "max_header_bytes", header_bytes, "bytes of headers; send fewer"),
+    ):
+        allowed = getattr(limits, key)
+        if found > allowed:
+            message = f"The request has {found}, more than {allowed} {what}."
+            raise OverLimit(status, message, key)

@@ -26,13 +26,10 @@ from pydantic_core import PydanticCustomError
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.errors import UNSUPPORTED
+from remora.deployments.http.limits import AtMost, check_size
 from remora.deployments.http.unsupported import FIELDS, refuse_unsupported
-from remora.engine.types import MAX_N, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from remora.engine.types import MAX_STOP_CHARS
 
-MAX_TOP_LOGPROBS = 20
-MAX_PROMPTS = 256
-MAX_SEQUENCES = 256
-MAX_BIASES = 1024
 MAX_METADATA = 16
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 64  # each is forbidden with a space before it, too
@@ -76,8 +73,9 @@ def _as_list(value: Any) -> Any:
 def _check_biases(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or len(value) > MAX_BIASES:
-        raise fault(f"must be an object of up to {MAX_BIASES} token ids and numbers")
+    if not isinstance(value, dict):
+        raise fault("must be an object of token ids and numbers")
+    check_size("max_logit_biases", value)
     biases = {}
     for key, bias in value.items():
         token_id = str(key)
@@ -102,8 +100,9 @@ def _check_metadata(value: Any) -> dict[str, str] | None:
 
 
 StopTexts = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
-    Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
+    list[Annotated[str, Field(min_length=1), AtMost("max_stop_chars")]],
+    Field(fail_fast=True),
+    AtMost("max_stops"),
 ]
 BadWords = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
@@ -118,6 +117,8 @@ Metadata = Annotated[
     dict[str, str] | None, PlainValidator(_check_metadata), WithJsonSchema({"type": "object"})
 ]
 Count = Annotated[int, Field(ge=0, le=_INT32)]
+NumOutputs = Annotated[int, Field(ge=1), AtMost("max_n")]
+NumLogprobs = Annotated[int, Field(ge=0), AtMost("max_top_logprobs")]
 Label = Annotated[str, Field(min_length=1, max_length=256)]
 Seed = Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)]
 
@@ -147,7 +148,7 @@ class SamplingBody(Body):
     skip_special_tokens: bool | None = None
     # The tokenizers in use put no spaces there in any case.
     spaces_between_special_tokens: bool | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    n: NumOutputs | None = None
 
 
 class StreamOptions(Body):
@@ -166,8 +167,8 @@ class OpenAIBody(SamplingBody):
     min_tokens: Count | None = None
     seed: Seed | None = None
     include_stop_str_in_output: bool | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    best_of: NumOutputs | None = None
     bad_words: BadWords | None = None
     allowed_token_ids: AllowedIds | None = None
     add_special_tokens: bool | None = None
@@ -213,7 +214,8 @@ def parse(model: type[BodyT], body: Any, *, prefix: str = "") -> BodyT:
 
 def _as_invalid_request(error: ValidationError, prefix: str) -> InvalidRequest:
     first = error.errors(include_url=False, include_input=False)[0]
-    extra = first.get("ctx", {}).get("param")
+    context = first.get("ctx", {})
+    extra = context.get("param")
     param = prefix + _path((*first["loc"], extra) if extra else first["loc"])
     text = first["msg"][:_MAX_SHOWN_CHARS]
     kind = first["type"]
@@ -221,7 +223,8 @@ def _as_invalid_request(error: ValidationError, prefix: str) -> InvalidRequest:
         return InvalidRequest(f"{param} is required.", param, "missing_required_parameter")
     if kind == UNSUPPORTED:
         return InvalidRequest(f"{param}: {text}.", param, UNSUPPORTED)
-    return InvalidRequest(f"{param} {text}." if kind == "value" else f"{param}: {text}.", param)
+    message = f"{param} {text}." if kind == "value" else f"{param}: {text}."
+    return InvalidRequest(message, param, limit=context.get("limit"))
 
 
 def _path(location: tuple[int | str, ...]) -> str:

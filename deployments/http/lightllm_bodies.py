@@ -11,6 +11,7 @@ from remora.deployments.http.fields import (
     Body,
     Count,
     Label,
+    NumOutputs,
     SamplingBody,
     Seed,
     fault,
@@ -18,7 +19,7 @@ from remora.deployments.http.fields import (
     only,
     parse,
 )
-from remora.engine.types import MAX_N, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from remora.deployments.http.limits import check_size
 
 PREFIX = "parameters."
 
@@ -28,13 +29,16 @@ def _check_stops(value: Any) -> list[str] | list[int] | None:
     if value is None:
         return None
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or len(stops) > MAX_STOP_STRINGS:
-        raise fault(f"must be a text, or a list of up to {MAX_STOP_STRINGS} texts or lists of ids")
-    if all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+    if not isinstance(stops, list):
+        raise fault("must be a text, or a list of texts or lists of ids")
+    check_size("max_stops", stops)
+    if all(isinstance(stop, str) and stop for stop in stops):
+        for stop in stops:
+            check_size("max_stop_chars", stop)
         return stops
     if all(is_token_list(stop) and len(stop) == 1 for stop in stops):
         return [stop[0] for stop in stops]
-    raise fault(f"must hold texts of 1 to {MAX_STOP_CHARS} characters, or lists of one token id")
+    raise fault("must hold texts of at least one character, or lists of one token id")
 
 
 class LightParameters(SamplingBody):
@@ -46,7 +50,7 @@ class LightParameters(SamplingBody):
     # Checked here, since it has no effect where nothing is drawn.
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     seed: Seed | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    best_of: NumOutputs | None = None
     stop_sequences: Annotated[
         list[str] | list[int] | None,
         PlainValidator(_check_stops),

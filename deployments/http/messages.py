@@ -8,12 +8,13 @@ from pydantic import Field, PlainValidator, WithJsonSchema, field_validator, mod
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.fields import Body, fault, unsupported_part
+from remora.deployments.http.limits import AtMost, check_size
 from remora.deployments.http.wire import parse_json
 
-MAX_MESSAGES, MAX_PARTS = 2048, 512
 MAX_CALLS = 128
-# OpenAI's names of functions, and dots, which names of MCP tools have.
-TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+# OpenAI's names of functions, and dots, which names of MCP tools have. OpenAI takes 64 characters,
+# Anthropic 128: every dialect becomes a chat body, and a longer name does no harm in any.
+TOOL_NAME = r"^[a-zA-Z0-9_.-]{1,128}$"
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _MEDIA_PARTS = ("image_url", "input_audio", "video_url", "audio_url", "file", "image")
@@ -23,8 +24,9 @@ def _check_content(value: Any) -> str | None:
     """Return the text of a message; parts are joined by newlines."""
     if value is None or isinstance(value, str):
         return value
-    if not isinstance(value, list) or not value or len(value) > MAX_PARTS:
-        raise fault(f"must be a text or a list of 1 to {MAX_PARTS} parts")
+    if not isinstance(value, list) or not value:
+        raise fault("must be a text or a list of parts, one at least")
+    check_size("max_parts", value)
     return "\n".join(_check_part(part) for part in value)
 
 
@@ -154,4 +156,4 @@ class Message(Body):
 
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1), AtMost("max_messages")]

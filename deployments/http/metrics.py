@@ -91,6 +91,12 @@ class Metrics:
             ("model_name", "reason"),
             registry=self.registry,
         )
+        self._refusals = Counter(
+            "remora_refusals",
+            "Requests refused, and streams closed, by the limit that they were over.",
+            ("model_name", "limit"),
+            registry=self.registry,
+        )
         self._first = self._latencies("time_to_first_token", "Arrival to first token.", _LONG_S)
         self._between = self._latencies("inter_token_latency", "Between tokens.", _SHORT_S)
         self._whole = self._latencies("e2e_request_latency", "Arrival to last token.", _LONG_S)
@@ -103,6 +109,10 @@ class Metrics:
     def count_response(self, route: str, status: int) -> None:
         """Count one HTTP response."""
         self._responses.labels(self._model, route, str(status)).inc()
+
+    def count_refusal(self, limit: str) -> None:
+        """Count a request refused by a limit, or a stream closed by one."""
+        self._refusals.labels(self._model, limit).inc()
 
     def count_finish(self, reason: str, num_sequences: int = 1) -> None:
         """Count sequences that ended."""

@@ -17,7 +17,7 @@ from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choices
 from remora.deployments.http.constraints import grammar_of
 from remora.deployments.http.errors import unsupported
-from remora.deployments.http.fields import MAX_SEQUENCES
+from remora.deployments.http.limits import check_sequences
 from remora.deployments.http.logprobs import LogprobWriter, check_num_entries
 from remora.deployments.http.native_answers import AnswerWriter, Prompt
 from remora.deployments.http.native_bodies import GenerateBody, PromptOptions
@@ -123,9 +123,7 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
     if any((one.sampling.n or 1) != n for one in options):
         message = "n must be the same for all prompts of a batch."
         raise unsupported("sampling_params.n", message)
-    if n * len(options) > MAX_SEQUENCES:
-        message = f"n times the number of prompts must not exceed {MAX_SEQUENCES}."
-        raise InvalidRequest(message, "sampling_params.n")
+    check_sequences(n * len(options), "sampling_params.n")
 
 
 def _sampling(served: Served, options: PromptOptions) -> SamplingParams:

@@ -11,8 +11,6 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.fields import (
-    MAX_PROMPTS,
-    MAX_TOP_LOGPROBS,
     Body,
     Count,
     Label,
@@ -22,6 +20,7 @@ from remora.deployments.http.fields import (
     is_token_list,
     parse,
 )
+from remora.deployments.http.limits import check_size, limit, over
 from remora.deployments.http.openai_bodies import PromptInput, check_prompt
 
 MAX_STREAM_INTERVAL = 4096
@@ -75,9 +74,8 @@ def _check_ids(value: Any) -> Given | None:
 
 def _check_rid(value: Any) -> str | list[str | None] | None:
     names = value if isinstance(value, list) else [value]
-    if len(names) > MAX_PROMPTS or not all(
-        name is None or (isinstance(name, str) and 1 <= len(name) <= 256) for name in names
-    ):
+    check_size("max_prompts", names)
+    if not all(name is None or (isinstance(name, str) and 1 <= len(name) <= 256) for name in names):
         raise fault("must be a text of 1 to 256 characters, or a list of such texts")
     checked: str | list[str | None] | None = value
     return checked
@@ -85,7 +83,8 @@ def _check_rid(value: Any) -> str | list[str | None] | None:
 
 def _check_flags(value: Any) -> bool | list[bool | None] | None:
     flags = value if isinstance(value, list) else [value]
-    if len(flags) > MAX_PROMPTS or not all(flag is None or type(flag) is bool for flag in flags):
+    check_size("max_prompts", flags)
+    if not all(flag is None or type(flag) is bool for flag in flags):
         raise fault("must be true or false, or a list of these")
     checked: bool | list[bool | None] | None = value
     return checked
@@ -93,7 +92,8 @@ def _check_flags(value: Any) -> bool | list[bool | None] | None:
 
 def _check_ints(value: Any, low: int, high: int) -> int | list[int | None] | None:
     numbers = value if isinstance(value, list) else [value]
-    if len(numbers) > MAX_PROMPTS or not all(
+    check_size("max_prompts", numbers)
+    if not all(
         number is None or (type(number) is int and low <= number <= high) for number in numbers
     ):
         raise fault(f"must be a whole number from {low} to {high}, or a list of these")
@@ -106,7 +106,10 @@ def _check_start(value: Any) -> int | list[int | None] | None:
 
 
 def _check_top(value: Any) -> int | list[int | None] | None:
-    return _check_ints(value, 0, MAX_TOP_LOGPROBS)
+    for number in value if isinstance(value, list) else [value]:
+        if type(number) is int and number > limit("max_top_logprobs"):
+            raise over("max_top_logprobs", number)
+    return _check_ints(value, 0, limit("max_top_logprobs"))
 
 
 Ints = int | list[int | None] | None
@@ -223,7 +226,7 @@ def parse_generate(body: Any) -> GenerateBody:
     given = body.get("sampling_params")
     sampling = [
         parse(NativeSampling, {} if entry is None else entry, prefix="sampling_params.")
-        for entry in _as_list(given)[:MAX_PROMPTS]
+        for entry in _as_list(given)[: limit("max_prompts")]
     ]
     for name in ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num"):
         _check_length(name, getattr(parsed, name), parsed.num_prompts)

@@ -7,16 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from remora.deployments.http.fields import (
-    MAX_TOP_LOGPROBS,
     Body,
+    NumLogprobs,
     Seed,
     StopTexts,
     fault,
     only,
 )
-from remora.deployments.http.messages import MAX_CALLS, MAX_MESSAGES
+from remora.deployments.http.limits import AtMost
+from remora.deployments.http.messages import MAX_CALLS
 from remora.deployments.http.renames import Renames, renames
-from remora.deployments.http.tools_body import MAX_TOOLS
 
 # How faults of a translated body are told.
 RENAMES: Renames = renames(
@@ -178,7 +178,7 @@ class OllamaBody(Body):
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: NumLogprobs | None = None
     truncate: bool | None = None
     shift: bool | None = None
 
@@ -201,8 +201,8 @@ class OllamaBody(Body):
 class OllamaChatBody(OllamaBody):
     """Body of /api/chat."""
 
-    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
+    messages: Annotated[list[OllamaMessage], AtMost("max_messages")] | None = None
+    tools: Annotated[list[dict[str, Any]], AtMost("max_tools")] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    Field,
     PlainValidator,
     WithJsonSchema,
     field_validator,
@@ -14,15 +13,15 @@ from pydantic import (
 
 from remora.deployments.http.constraints import ConstraintBody
 from remora.deployments.http.fields import (
-    MAX_PROMPTS,
-    MAX_TOP_LOGPROBS,
     Body,
     Count,
+    NumLogprobs,
     OpenAIBody,
     fault,
     is_token_list,
     only,
 )
+from remora.deployments.http.limits import check_size
 from remora.deployments.http.messages import Messages
 from remora.deployments.http.tools_body import ToolsBody
 
@@ -42,8 +41,7 @@ def check_prompt(value: Any) -> list[PromptInput]:
         if not is_token_list(value):
             raise fault("a list of token ids must hold whole numbers only")
         return [value]
-    if len(value) > MAX_PROMPTS:
-        raise fault(f"holds {len(value)} prompts; at most {MAX_PROMPTS} are allowed")
+    check_size("max_prompts", value)
     if all(isinstance(item, str) for item in value):
         return value
     if all(is_token_list(item) for item in value):
@@ -116,7 +114,7 @@ class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
     messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: NumLogprobs | None = None
     echo: Annotated[Any, only(False)] = None
     # Whether the thought is in the answer; whether apart from its text; whether piece by piece.
     include_reasoning: bool | None = None
@@ -135,7 +133,7 @@ class CompletionBody(OpenAIBody, ConstraintBody):
     ]
     suffix: str | None = None
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: NumLogprobs | None = None
 
 
 class TokenizeBody(TemplateBody):
@@ -157,15 +155,17 @@ class TokenizeBody(TemplateBody):
     @classmethod
     def _check_prompt(cls, value: Any) -> Any:
         texts = value if isinstance(value, list) else [value]
-        if len(texts) > MAX_PROMPTS or not all(isinstance(text, str) for text in texts):
-            raise fault(f"must be a text or a list of up to {MAX_PROMPTS} texts")
+        check_size("max_prompts", texts)
+        if not all(isinstance(text, str) for text in texts):
+            raise fault("must be a text or a list of texts")
         return value
 
 
 def _check_tokens(value: Any) -> Any:
     if is_token_list(value):
         return value
-    if isinstance(value, list) and len(value) <= MAX_PROMPTS and all(map(is_token_list, value)):
+    if isinstance(value, list) and all(map(is_token_list, value)):
+        check_size("max_prompts", value)
         return value
     raise fault("must be a list of token ids, or a list of such lists")
 

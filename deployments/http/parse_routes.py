@@ -17,10 +17,11 @@ from starlette.responses import Response
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.handlers import read_body
+from remora.deployments.http.limits import AtMost
 from remora.deployments.http.prompts import OFF_LOOP_CHARS
 from remora.deployments.http.reply import Replies, Reply
 from remora.deployments.http.served import Served
-from remora.deployments.http.tools_body import MAX_TOOLS, ToolBody
+from remora.deployments.http.tools_body import ToolBody
 from remora.deployments.http.wire import JSONAnswer
 from remora.deployments.parsers.format_choice import reasoning_parser_names
 from remora.deployments.parsers.formats import TOOL_FORMATS
@@ -39,7 +40,7 @@ class ParseCallsBody(Body):
     """Body of /parse_function_call."""
 
     text: Text
-    tools: Annotated[list[ToolBody], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[ToolBody], Field(min_length=1), AtMost("max_tools")]
     tool_call_parser: ParserName | None = None
 
 

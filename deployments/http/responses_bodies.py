@@ -16,12 +16,12 @@ from pydantic import (
 )
 
 from remora.deployments.http.fields import (
-    MAX_TOP_LOGPROBS,
     Biases,
     Body,
     Count,
     Label,
     Metadata,
+    NumLogprobs,
     Seed,
     StopTexts,
     StreamOptions,
@@ -29,14 +29,12 @@ from remora.deployments.http.fields import (
     only,
     unsupported_part,
 )
+from remora.deployments.http.limits import AtMost, check_size
 from remora.deployments.http.messages import (
-    MAX_MESSAGES,
-    MAX_PARTS,
     CallId,
     ToolName,
 )
 from remora.deployments.http.openai_bodies import TemplateKwargs
-from remora.deployments.http.tools_body import MAX_TOOLS
 
 LOGPROBS = "message.output_text.logprobs"
 _ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
@@ -79,8 +77,9 @@ def _check_texts(value: Any) -> tuple[str, ...] | None:
         return None
     if isinstance(value, str):
         return (value,)
-    if not isinstance(value, list) or len(value) > MAX_PARTS:
-        raise fault(f"must be a text or a list of up to {MAX_PARTS} parts")
+    if not isinstance(value, list):
+        raise fault("must be a text or a list of parts")
+    check_size("max_parts", value)
     return tuple(_check_part(part, f"[{index}]") for index, part in enumerate(value))
 
 
@@ -233,7 +232,7 @@ class ResponsesBody(Body):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     input: Annotated[
-        list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True), BeforeValidator(_as_items)
+        list[Item], Field(fail_fast=True), AtMost("max_messages"), BeforeValidator(_as_items)
     ]
     instructions: str | None = None
     previous_response_id: Label | None = None
@@ -242,7 +241,7 @@ class ResponsesBody(Body):
     stream_options: StreamOptions | None = None
     max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
     text: TextConfig | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], AtMost("max_tools")] | None = None
     tool_choice: Annotated[
         Any, PlainValidator(_check_choice), WithJsonSchema({"type": ["string", "object"]})
     ] = None
@@ -255,7 +254,7 @@ class ResponsesBody(Body):
         ]
         | None
     ) = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: NumLogprobs | None = None
     temperature: float | None = None
     top_p: float | None = None
     # Not OpenAI's: as in chat completions.

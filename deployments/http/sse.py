@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 
 from remora.deployments.http.dialects import Dialect
 from remora.deployments.http.errors import CLIENT_GONE, log_error
+from remora.deployments.http.limits import limit
 
 KEEP_ALIVE_S = 15.0
-STALLED_S = 60.0  # a client that takes nothing for so long has given up its answer
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 log = logging.getLogger(__name__)
@@ -57,14 +57,16 @@ async def as_events(
     chunks: AsyncGenerator[dict[str, Any], None], dialect: Dialect, request_id: str
 ) -> AsyncGenerator[bytes, None]:
     """Yield chunks as frames; an error becomes a frame too, since the status has been sent."""
+    place = 0
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
+                place += 1
                 yield dialect.frame(chunk)
     except Exception as error:
         # A boundary: past this point only the stream itself can tell the client.
         log_error(error, request_id)
-        yield dialect.frame(dialect.late_error(error))
+        yield dialect.error_frame(error, place)
     if dialect.last:
         yield dialect.last
 
@@ -113,7 +115,9 @@ class EventStream(Response):
                 writer.result()
                 await wire.send_in_time(b"", more_body=False)
         except TimeoutError:
-            log.warning("a client took nothing of its stream for %g s; it was closed", STALLED_S)
+            # A client that takes nothing for so long has given up its answer.
+            log.warning("a client took nothing of its stream for %g s; it was closed", wire.stall_s)
+            scope["state"]["count_refusal"]("stream_timeout_s")
         finally:
             await _cancel(*tasks)
             await self._events.aclose()
@@ -134,6 +138,7 @@ class _Wire:
     def __init__(self, send: Send, keep_alive: bytes) -> None:
         self._send = send
         self._keep_alive = keep_alive
+        self.stall_s: float = limit("stream_timeout_s")
         self._time = asyncio.get_running_loop().time
         self._sent_at = self._time()
         self._sending_since: float | None = None
@@ -146,24 +151,24 @@ class _Wire:
         self._sent_at = self._time()
 
     async def send_in_time(self, body: bytes, *, more_body: bool = True) -> None:
-        """Send something while nobody watches. Raises TimeoutError after STALLED_S."""
-        async with asyncio.timeout(STALLED_S):
+        """Send something while nobody watches. Raises TimeoutError after `stall_s`."""
+        async with asyncio.timeout(self.stall_s):
             await self._send(_part(body, more_body=more_body))
         self._sent_at = self._time()
 
     def patience_s(self) -> float:
         """Return when to look again, at the latest."""
         if self._sending_since is not None:
-            return self._sending_since + STALLED_S - self._time()
+            return self._sending_since + self.stall_s - self._time()
         if not self._keep_alive:
-            return STALLED_S
-        return min(STALLED_S, self._sent_at + KEEP_ALIVE_S - self._time())
+            return self.stall_s
+        return min(self.stall_s, self._sent_at + KEEP_ALIVE_S - self._time())
 
     async def keep_alive(self) -> None:
         """Send a sign of life after a while of nothing. Raises TimeoutError if all is stuck."""
         now = self._time()
         if self._sending_since is not None:
-            if now - self._sending_since >= STALLED_S:
+            if now - self._sending_since >= self.stall_s:
                 raise TimeoutError
         elif now - self._sent_at >= KEEP_ALIVE_S and self._keep_alive:
             await self.send_in_time(self._keep_alive)

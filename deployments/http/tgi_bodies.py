@@ -9,13 +9,13 @@ from pydantic import Field, WithJsonSchema, model_validator
 from remora.deployments.http.fields import (
     Body,
     Count,
+    NumOutputs,
     SamplingBody,
     Seed,
     fault,
     only,
     parse,
 )
-from remora.engine.types import MAX_N
 
 MAX_TOP_TOKENS = 5
 PREFIX = "parameters."
@@ -34,7 +34,7 @@ class TgiParameters(SamplingBody):
     max_new_tokens: Annotated[Count, Field(ge=1)] | None = None
     do_sample: bool | None = None
     seed: Seed | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    best_of: NumOutputs | None = None
     truncate: Annotated[Count, Field(ge=1)] | None = None
     return_full_text: bool | None = None
     details: bool | None = None

@@ -6,12 +6,11 @@ from importlib.metadata import version
 from typing import Any
 
 from remora.deployments.http.served import Served
-from remora.engine.types import MAX_N, MAX_STOP_STRINGS
 
 
 def tgi_info(served: Served) -> dict[str, Any]:
     """Return what TGI's /info says."""
-    plan = served.plan
+    plan, limits = served.plan, served.config.limits
     return {
         "model_id": plan.served_model_name,
         "model_sha": None,
@@ -19,8 +18,8 @@ def tgi_info(served: Served) -> dict[str, Any]:
         "model_device_type": plan.device,
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": plan.max_open_sequences,
-        "max_best_of": MAX_N,
-        "max_stop_sequences": MAX_STOP_STRINGS,
+        "max_best_of": limits.max_n,
+        "max_stop_sequences": limits.max_stops,
         "max_input_tokens": plan.max_sequence_tokens - 1,
         "max_input_length": plan.max_sequence_tokens - 1,
         "max_total_tokens": plan.max_sequence_tokens,

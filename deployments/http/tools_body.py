@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import PlainValidator, WithJsonSchema
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.fields import Body, fault, unsupported_part
+from remora.deployments.http.limits import AtMost, check_size
 from remora.deployments.http.messages import ToolName
 from remora.deployments.parsers.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
 
-MAX_TOOLS = 128
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -82,8 +82,9 @@ def _check_choice(value: Any) -> Chosen | None:
 
 def _check_allowed(value: Any) -> Chosen:
     tools = value.get("tools") if isinstance(value, dict) else None
-    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise fault(f"allowed_tools must hold a list of 1 to {MAX_TOOLS} tools")
+    if not isinstance(tools, list) or not tools:
+        raise fault("allowed_tools must hold a list of tools")
+    check_size("max_tools", tools)
     if value.get("mode") not in ("auto", "required"):
         raise fault("allowed_tools must have the mode auto or required")
     names = tuple(_name_in(tool) for tool in tools)
@@ -106,10 +107,10 @@ _CHOICE_SCHEMA = WithJsonSchema({"type": ["string", "object"]})
 class ToolsBody(Body):
     """Fields about tools."""
 
-    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolBody], AtMost("max_tools")] | None = None
     tool_choice: Annotated[Chosen | None, PlainValidator(_check_choice), _CHOICE_SCHEMA] = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[FunctionBody], Field(max_length=MAX_TOOLS)] | None = None
+    functions: Annotated[list[FunctionBody], AtMost("max_tools")] | None = None
     function_call: Annotated[
         Chosen | None, PlainValidator(_check_function_call), _CHOICE_SCHEMA
     ] = None
@@ -166,7 +167,7 @@ def _check_tools(tools: Iterable[Tool], param: str) -> None:
 def _check_names(names: Iterable[str], known: set[str], param: str, list_name: str) -> None:
     for name in names:
         if name not in known:
-            message = f"{param} names {name[:64]!r}, which is not among the {list_name}."
+            message = f"{param} names {name[:128]!r}, which is not among the {list_name}."
             raise InvalidRequest(message, param)
 
 

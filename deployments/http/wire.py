@@ -1,8 +1,8 @@
 """Bytes of HTTP bodies: JSON in, under limits, and JSON out, strict.
 
-In: no body above the cap is held in memory, no nesting deeper than 64, no integer literal longer
-than 64 digits, no NaN, no broken Unicode. Integers beyond 64 bits become floats, which no integer
-field accepts. Out: never NaN or Infinity, and a lone surrogate becomes U+FFFD.
+In: no body above the cap is held in memory, no nesting and no integer literal beyond the limits, no
+NaN, no broken Unicode. Integers beyond 64 bits become floats, which no integer field accepts.
+Out: never NaN or Infinity, and a lone surrogate becomes U+FFFD.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.http.limits import OverLimit, limit
 
-MAX_DEPTH = 64
-BODY_TIMEOUT_S = 30.0
 _PARSE_ON_LOOP_BYTES = 256 * 1024
-_LONG_NUMBER = re.compile(rb"[0-9]{65}")
 # Possessive: nothing is remembered to come back to, whatever the length of a string.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -53,17 +51,20 @@ def parse_json(raw: bytes) -> Any:
         raise InvalidRequest(
             f"The body is not valid JSON: {reason}.", code="invalid_json"
         ) from None
-    if _LONG_NUMBER.search(raw) and _LONG_NUMBER.search(_STRING.sub(b'""', raw)):
-        raise InvalidRequest("A number has more than 64 digits.", code="invalid_json")
-    if _is_too_deep(value):
-        message = f"The body is nested more than {MAX_DEPTH} levels deep."
-        raise InvalidRequest(message, code="invalid_json")
+    max_digits, max_depth = limit("max_json_digits"), limit("max_json_depth")
+    long_number = re.compile(rb"[0-9]{%d}" % (max_digits + 1))
+    if long_number.search(raw) and long_number.search(_STRING.sub(b'""', raw)):
+        message = f"A number has more than {max_digits} digits; write it shorter."
+        raise InvalidRequest(message, code="invalid_json", limit="max_json_digits")
+    if _is_too_deep(value, max_depth):
+        message = f"The body is nested more than {max_depth} levels deep; flatten it."
+        raise InvalidRequest(message, code="invalid_json", limit="max_json_depth")
     return value
 
 
-def _is_too_deep(value: Any) -> bool:
+def _is_too_deep(value: Any, max_depth: int) -> bool:
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(max_depth):
         level = [
             child
             for parent in level
@@ -89,14 +90,16 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     if declares_more_than(request, max_bytes):
         raise too_large(max_bytes)
     body = bytearray()
+    timeout_s = limit("body_timeout_s")
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > max_bytes:
                     raise too_large(max_bytes)
     except TimeoutError:
-        raise HTTPException(408, f"The body did not arrive in {BODY_TIMEOUT_S:g} s.") from None
+        message = f"The body did not arrive in {timeout_s:g} s; send it faster, or in parts."
+        raise OverLimit(408, message, "body_timeout_s") from None
     return bytes(body)
 
 
@@ -109,8 +112,9 @@ def declares_more_than(request: Request, max_bytes: int) -> bool:
 def too_large(max_bytes: int) -> HTTPException:
     """Return the error of a body that is longer."""
     # The rest of the body is not read, so the connection cannot be used again.
-    message = f"The body is larger than {max_bytes} bytes."
-    return HTTPException(413, message, headers={"connection": "close", "x-should-retry": "false"})
+    message = f"The body is larger than the {max_bytes} bytes allowed; send less at a time."
+    headers = {"connection": "close", "x-should-retry": "false"}
+    return OverLimit(413, message, "max_body_bytes", headers)
 
 
 def dumps(value: Any) -> bytes:

@@ -7,7 +7,14 @@ from enum import StrEnum
 
 
 class ConstraintError(ValueError):
-    """A constraint that cannot be held to; the message is for the caller."""
+    """A constraint that cannot be held to; the message is for the caller.
+
+    limit:  name of the limit that it is over, if it is over one
+    """
+
+    def __init__(self, message: str, *, limit: str | None = None) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class ConstraintKind(StrEnum):

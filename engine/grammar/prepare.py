@@ -56,8 +56,8 @@ def prepare(constraint: Constraint, section: GrammarSection) -> Source:
             f"a constraint of the kind {kind} cannot be enforced by the backend outlines; set"
             " grammar.backend to xgrammar"
         )
-    limits.check_size(constraint)
-    value = limits.parse_json(constraint)
+    limits.check_size(constraint, section)
+    value = limits.parse_json(constraint, section)
     if kind is ConstraintKind.REGEX:
         return Source(SourceKind.REGEX, render(read_pattern(constraint.source, "the pattern")))
     if kind is ConstraintKind.CHOICE:

@@ -37,7 +37,8 @@ def read_pattern(pattern: str, place: str, *, is_ours: bool = False) -> Node:
     size = len(pattern.encode("utf-8", "surrogatepass"))
     if size > MAX_PATTERN_BYTES and not is_ours:
         raise ConstraintError(
-            f"{place}: it has {size} bytes; at most {MAX_PATTERN_BYTES} are taken"
+            f"{place}: it has {size} bytes; at most {MAX_PATTERN_BYTES} are taken",
+            limit="max_pattern_bytes",
         )
     try:
         reader = _Reader(pattern)
@@ -45,11 +46,12 @@ def read_pattern(pattern: str, place: str, *, is_ours: bool = False) -> Node:
         if reader.rest:
             raise ConstraintError(f"the parenthesis at position {reader.at} closes nothing")
     except ConstraintError as error:
-        raise ConstraintError(f"{place}: {error}") from None
+        raise ConstraintError(f"{place}: {error}", limit=error.limit) from None
     copies = num_copies(node)
     if copies > MAX_COPIES:
         raise ConstraintError(
-            f"{place}: its repeats multiply to {copies}; at most {MAX_COPIES} are taken"
+            f"{place}: its repeats multiply to {copies}; at most {MAX_COPIES} are taken",
+            limit="max_repeats",
         )
     return node
 
@@ -69,7 +71,7 @@ class _Reader:
     def choice(self, depth: int) -> Node:
         """Read alternatives up to the end of the group (not taken) or of the pattern."""
         if depth > MAX_GROUP_DEPTH:
-            raise ConstraintError(f"groups nest deeper than {MAX_GROUP_DEPTH}")
+            raise ConstraintError(f"groups nest deeper than {MAX_GROUP_DEPTH}", limit="max_depth")
         options = [self._series(depth)]
         while self._take("|"):
             options.append(self._series(depth))

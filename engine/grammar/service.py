@@ -102,7 +102,7 @@ class GrammarService:
             return await asyncio.shield(asyncio.wrap_future(self._grammar(source)))
         except ConstraintError as error:
             message = f"{param} cannot be enforced: {error}."
-            raise InvalidRequest(message, param, "invalid_grammar") from None
+            raise InvalidRequest(message, param, "invalid_grammar", limit=error.limit) from None
 
     def stats(self) -> GrammarStats:
         """Return what has been done so far."""

@@ -11,6 +11,8 @@ import orjson
 import pytest
 from starlette.types import Message
 
+from remora.configs.limits import LimitsSection
+from remora.deployments.http import limits
 from remora.deployments.http.dialects import OPENAI
 from remora.deployments.http.sse import EventStream
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
@@ -135,11 +137,10 @@ async def test_nothing_is_sent_before_the_first_token() -> None:
     assert connection.sent[0]["status"] == 200
 
 
-async def test_a_client_that_takes_nothing_loses_its_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("remora.deployments.http.sse.STALLED_S", 0.02)
+async def test_a_client_that_takes_nothing_loses_its_stream() -> None:
+    limits.apply(LimitsSection(stream_timeout_s=0.02))
     closed = asyncio.Event()
+    refused: list[str] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
         while True:
@@ -158,6 +159,8 @@ async def test_a_client_that_takes_nothing_loses_its_stream(
 
     stream = EventStream(events(), OPENAI, close=close, headers={})
     async with asyncio.timeout(10):
-        await stream({"type": "http"}, never, take_the_start_only)
+        scope = {"type": "http", "state": {"count_refusal": refused.append}}
+        await stream(scope, never, take_the_start_only)
 
     assert closed.is_set()
+    assert refused == ["stream_timeout_s"]

@@ -26,6 +26,7 @@ from tests.deployments.fakes import (
     make_client,
     make_config,
     make_plan,
+    make_server_config,
 )
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -138,14 +139,14 @@ async def test_a_body_over_the_cap_is_refused_announced_or_not() -> None:
     assert outcome(unannounced)[0] == 413
 
 
-async def test_a_body_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remora.deployments.http.wire.BODY_TIMEOUT_S", 0.01)
+async def test_a_body_that_does_not_arrive_times_out() -> None:
+    server = FakeServer(config=make_server_config(limits={"body_timeout_s": 0.01}))
 
     async def pieces() -> Any:
         yield b"{"
         await asyncio.sleep(5)
 
-    async with make_client() as client:
+    async with make_client(server) as client:
         response = await client.post(PATH, content=pieces())
     assert outcome(response) == (408, "timeout_error", "timeout")
 

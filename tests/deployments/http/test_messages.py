@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from remora.deployments.http.fields import parse
-from remora.deployments.http.messages import MAX_CALLS, MAX_PARTS, Message
+from remora.deployments.http.limits import DEFAULTS
+from remora.deployments.http.messages import MAX_CALLS, Message
 from tests.deployments.fakes import CharTokenizer, FakeServer, make_client
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -99,8 +100,8 @@ async def test_an_answer_can_be_sent_back_as_it_came() -> None:
 async def test_limits_of_a_message_are_taken_and_one_more_is_refused() -> None:
     part = {"type": "text", "text": ""}
     for taken, message in (
-        (True, {"role": "user", "content": [part] * MAX_PARTS}),
-        (False, {"role": "user", "content": [part] * (MAX_PARTS + 1)}),
+        (True, {"role": "user", "content": [part] * DEFAULTS.max_parts}),
+        (False, {"role": "user", "content": [part] * (DEFAULTS.max_parts + 1)}),
         (True, {"role": "assistant", "tool_calls": [CALL] * MAX_CALLS}),
         (False, {"role": "assistant", "tool_calls": [CALL] * (MAX_CALLS + 1)}),
     ):

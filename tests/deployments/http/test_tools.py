@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from remora.deployments.http.openai_bodies import MAX_DOCUMENTS
 from remora.deployments.http.limits import DEFAULTS
+from remora.deployments.http.openai_bodies import MAX_DOCUMENTS
 from remora.engine.grammar.constraint import ConstraintKind
 from tests.deployments.fakes import (
     CharTokenizer,
@@ -191,6 +191,22 @@ async def test_beside_free_tools_a_reply_is_calls_or_the_answer_asked_for(
     assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", '{"c": 1}')
 
 
+@pytest.mark.parametrize("fields", [JSON_ANSWER, JSON_ANSWER | {"tool_choice": "required"}])
+async def test_calls_or_answers_are_held_to_once_the_thought_has_ended(
+    fields: dict[str, Any],
+) -> None:
+    text = f"So be it.</think>\n\n{CALL_TEXT}" if len(fields) == 1 else "So be it.</think>\n\n[]"
+    server = make_server(text, reasoning_parser="deepseek-r1")
+
+    body = (await post(server, tools=[make_tool()], **fields)).json()
+
+    (request,) = server.client.requests
+    assert request.grammar is not None
+    assert request.thinking is not None
+    assert request.thinking.end == "</think>"
+    assert body["choices"][0]["message"]["reasoning"] == "So be it."
+
+
 async def test_a_constraint_holds_alone_where_no_tool_may_be_called() -> None:
     server = make_server(CALL_TEXT)
 
@@ -290,13 +306,18 @@ async def test_functions_of_the_old_way_are_answered_in_the_old_way(stream: bool
     assert choices[-1]["finish_reason"] == "function_call"
 
 
-@pytest.mark.parametrize("name", ["a", "a" * 64, "mcp.server-1_x"])
-async def test_names_of_tools_are_taken_up_to_64_characters(name: str) -> None:
+@pytest.mark.parametrize("name", ["a", "a" * 128, "mcp.server-1_x"])
+async def test_names_of_tools_are_taken_up_to_128_characters(name: str) -> None:
     assert (await post(tools=[make_tool(name)])).status_code == 200
 
 
+async def test_a_longer_name_of_a_tool_is_refused() -> None:
+    assert (await post(tools=[make_tool("a" * 129)])).status_code == 400
+
+
 async def test_as_many_tools_as_allowed_are_taken_and_one_more_is_refused() -> None:
-    tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(MAX_TOOLS + 1)]
+    num_tools = DEFAULTS.max_tools + 1
+    tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(num_tools)]
 
     taken, refused = await post(tools=tools[:-1]), await post(tools=tools)
 

@@ -115,4 +115,4 @@ def test_whitespace_of_outlines_is_the_operators() -> None:
 
 def test_sources_of_any_size_are_measured_before_they_are_parsed() -> None:
     with pytest.raises(ConstraintError, match="at most 65536"):
-        limits.check_size(Constraint(kind=K.JSON_SCHEMA, source="[" * 10_000_000))
+        limits.check_size(Constraint(kind=K.JSON_SCHEMA, source="[" * 10_000_000), XGRAMMAR)
