@@ -241,22 +241,13 @@ async def _compile(served: Served, answer: Constraint, param: str, use: ToolUse)
         raise _cannot_choose(param, "grammar.backend outlines (xgrammar can)")
     try:
         both = served.formats.calls_or(answer, use)
-    except ConstraintError as error:
-        message = f"{param} cannot be enforced: {error}."
-        raise InvalidRequest(message, param, "invalid_grammar") from None
-    if both is None:
-        raise _cannot_choose(param, f"the tool-call format {served.formats.tool_format_name}")
-    try:
-        return await served.grammars.compile(both, param=param)
-    except InvalidRequest:
-        # Whose fault it is can be told where each is compiled alone.
+        if both is not None:
+            return await served.grammars.compile(both, param="tools")
+    except (ConstraintError, InvalidRequest):
+        # Alone, the answer's constraint says what is wrong with it, if it is that.
         await served.grammars.compile(answer, param=param)
-        raise InvalidRequest(
-            "The tools cannot be enforced beside the constraint on the answer; send tools that "
-            "are not strict, or tool_choice none or required.",
-            "tools",
-            "invalid_grammar",
-        ) from None
+        raise
+    raise _cannot_choose(param, f"the tool-call format {served.formats.tool_format_name}")
 
 
 def _cannot_choose(param: str, where: str) -> InvalidRequest:

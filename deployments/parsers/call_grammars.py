@@ -14,7 +14,6 @@ from typing import Any
 from remora.deployments.parsers.forced import forced_schema
 from remora.deployments.parsers.structural_tags import Tag, one_of_texts
 from remora.deployments.parsers.tools import ToolUse
-from remora.engine.grammar import limits
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.structural_tag import from_old_form
 
@@ -33,29 +32,36 @@ def calls_or(calls: Tag, answer: Constraint) -> Constraint:
     """Return what holds replies to calls or, instead, to an answer.
 
     calls:  the format of a reply that is nothing but calls
-    Raises ConstraintError where the answer's own source is malformed.
+
+    Raises ConstraintError where the answer's source cannot be read. What it says is looked at when
+    the whole is compiled.
     """
-    limits.check_size(answer)
-    elements = [_answer_format(answer, limits.parse_json(answer)), calls]
+    elements = [_answer_format(answer), calls]
     return from_tag({"format": {"type": "or", "elements": elements}})
 
 
-def _answer_format(answer: Constraint, value: Any) -> Tag:
-    """Return a constraint as the format of a structural tag; `value` is its source, parsed."""
+def _answer_format(answer: Constraint) -> Tag:
+    """Return a constraint as the format of a structural tag."""
     match answer.kind:
         case ConstraintKind.JSON_OBJECT:
             return {"type": "json_schema", "json_schema": {"type": "object"}}
         case ConstraintKind.JSON_SCHEMA:
-            return {"type": "json_schema", "json_schema": value}
+            return {"type": "json_schema", "json_schema": _parsed(answer)}
         case ConstraintKind.REGEX:
             return {"type": "regex", "pattern": answer.source}
         case ConstraintKind.CHOICE:
-            return one_of_texts(limits.check_choices(value))
+            return one_of_texts(_parsed(answer))
         case ConstraintKind.EBNF:
-            limits.check_ebnf(answer.source)
             return {"type": "grammar", "grammar": answer.source}
         case ConstraintKind.STRUCTURAL_TAG:
-            return _tag_format(value)
+            return _tag_format(_parsed(answer))
+
+
+def _parsed(answer: Constraint) -> Any:
+    try:
+        return json.loads(answer.source)
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(f"it is not JSON: {error}") from None
 
 
 def _tag_format(tag: Any) -> Tag:

@@ -14,11 +14,9 @@ from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.json_calls import Envelopes
 from remora.deployments.parsers.reader import BLANKS, Steps
 from remora.deployments.parsers.scan import json_brackets, read_nested
+from remora.deployments.parsers.structural_tags import MAX_CALLS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
 from remora.deployments.parsers.writer import MakeId
-
-MAX_CALLS = 16
-"""Calls in one reply that has to be calls."""
 
 _BRACKETS = json_brackets()
 _DEFINITIONS = "#/$defs/"

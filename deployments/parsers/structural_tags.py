@@ -16,6 +16,10 @@ Tag = dict[str, Any]
 MakeTags = Callable[[Sequence[Tool]], list[Tag]]
 
 
+MAX_CALLS = 16
+"""Calls in a reply that is nothing but calls."""
+
+
 def triggered(triggers: Sequence[str], tags: list[Tag]) -> Tag:
     """Return the structural tag that begins a tag wherever one of `triggers` is written."""
     return {"format": {"type": "triggered_tags", "triggers": list(triggers), "tags": tags}}
@@ -32,7 +36,7 @@ def calls_alone(
     blanks = {"type": "regex", "pattern": f"[{between}]{{0,4}}"}
     before, after = ([*_optional(texts, blanks)] for texts in around)
     calls = {"type": "sequence", "elements": [*before, _one_of(tags), blanks, *after]}
-    return {"type": "plus", "content": calls} if parallel else calls
+    return {"type": "repeat", "min": 1, "max": MAX_CALLS if parallel else 1, "content": calls}
 
 
 def between(opening: Tag, closing: str) -> Tag:

@@ -11,6 +11,7 @@ from typing import Any
 
 from remora.engine.grammar.constraint import ConstraintError
 from remora.engine.grammar.ebnf import has_patterns
+from remora.engine.grammar.limits import check_ebnf
 from remora.engine.grammar.regex import render
 from remora.engine.grammar.regex_reader import read_pattern
 from remora.engine.grammar.schema import plain_schema
@@ -68,6 +69,8 @@ def _format(node: Any, path: str, max_spaces: int) -> dict[str, Any]:
         return _format(value, f"{path}/{place}", max_spaces)
 
     if kind in _LEAVES:
+        if kind == "grammar":
+            check_ebnf(str(node.get("grammar")))
         return node
     if kind == "regex":
         pattern = node.get("pattern")

@@ -194,6 +194,20 @@ async def test_an_answer_that_is_begun_goes_on() -> None:
     assert prompt.endswith("<|assistant|>The ")
 
 
+async def test_names_of_tools_may_be_as_long_as_anthropics() -> None:
+    name = "n" * 128
+    asked = make_parsing_server("x")
+    choice = {"type": "tool", "name": name}
+    use = {"type": "tool_use", "id": "t1", "name": name, "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "3"}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    fields = {"tools": [ADD | {"name": name}], "tool_choice": choice}
+
+    response = await post(asked, messages=[*HELLO, *turns], **fields)
+
+    assert response.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("choice", "is_forced"),
     [

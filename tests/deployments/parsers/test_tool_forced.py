@@ -10,8 +10,9 @@ import pytest
 import xgrammar
 
 from remora.deployments.parsers.events import CallArguments, CallBegun, Text
-from remora.deployments.parsers.forced import MAX_CALLS, forced_parser, forced_schema
+from remora.deployments.parsers.forced import forced_parser, forced_schema
 from remora.deployments.parsers.formats import TOOL_FORMATS, tool_format
+from remora.deployments.parsers.structural_tags import MAX_CALLS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
 
 TREE = Tool(

@@ -91,6 +91,7 @@ def test_formats_hold(fields: dict[str, Any], texts: list[str], others: list[str
             "cannot be enforced in the style",
         ),
         (tag_format(type="repeat", min=1, max=10**6, content={}), "format/max must be"),
+        (tag_format(type="grammar", grammar='root ::= "a"{99999}'), "it repeats 99999 times"),
         ({"structures": 3, "triggers": []}, "must be lists"),
         ({"structures": [{"begin": "a"}], "triggers": []}, "structures/0 must be an object"),
     ],
