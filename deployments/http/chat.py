@@ -206,6 +206,7 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
             stream_reasoning=body.stream_reasoning is not False,
             continues=continues,
             skip_special_tokens=sampling.skip_special_tokens,
+            note=served.metrics.count_call_fault,
         ),
         counts_calls=use.choice is not ToolChoice.NAMED,
         grammar=await _grammar(served, body, use),

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from remora.deployments.parsers.faults import CallFault
 from remora.engine.types import EngineStats
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -97,6 +98,12 @@ class Metrics:
             ("model_name", "limit"),
             registry=self.registry,
         )
+        self._call_faults = Counter(
+            "remora_tool_call_faults",
+            "Tool calls that models wrote badly, by format and kind of fault.",
+            ("model_name", "format", "kind"),
+            registry=self.registry,
+        )
         self._first = self._latencies("time_to_first_token", "Arrival to first token.", _LONG_S)
         self._between = self._latencies("inter_token_latency", "Between tokens.", _SHORT_S)
         self._whole = self._latencies("e2e_request_latency", "Arrival to last token.", _LONG_S)
@@ -113,6 +120,10 @@ class Metrics:
     def count_refusal(self, limit: str) -> None:
         """Count a request refused by a limit, or a stream closed by one."""
         self._refusals.labels(self._model, limit).inc()
+
+    def count_call_fault(self, format_name: str, fault: CallFault) -> None:
+        """Count a tool call that a model wrote badly."""
+        self._call_faults.labels(self._model, format_name, fault.value).inc()
 
     def count_finish(self, reason: str, num_sequences: int = 1) -> None:
         """Count sequences that ended."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from remora.deployments.parsers.events import ReplyEvent
+from remora.deployments.parsers.faults import CallFault, NoteFault, note_nothing
 from remora.deployments.parsers.reader import ANYTHING, BLANKS, Malformed, Markers, Reader, Steps
 from remora.deployments.parsers.tools import Tool
 from remora.deployments.parsers.writer import MakeId, ReplyWriter
@@ -22,9 +23,12 @@ class Desk:
     reader: Reader
     writer: ReplyWriter
     tools: Mapping[str, Tool]
+    note: NoteFault = note_nothing
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         """Begin a call: from here on nothing is given back as text."""
+        if name not in self.tools:
+            self.note(CallFault.UNKNOWN_TOOL)
         self.reader.forget()
         self.writer.begin(name, call_id)
 
@@ -64,13 +68,20 @@ class CallParser:
     """Reads one reply. A `ReplyParser`."""
 
     def __init__(
-        self, syntax: CallSyntax, tools: Sequence[Tool], make_id: MakeId, *, parallel: bool
+        self,
+        syntax: CallSyntax,
+        tools: Sequence[Tool],
+        make_id: MakeId,
+        *,
+        parallel: bool,
+        note: NoteFault = note_nothing,
     ) -> None:
         self._syntax = syntax
         self._desk = Desk(
             reader=Reader(),
             writer=ReplyWriter(make_id, parallel=parallel),
             tools={tool.name: tool for tool in tools},
+            note=note,
         )
         self._open_ends: set[str] = set()
         self._steps = self._read_reply()
@@ -91,7 +102,7 @@ class CallParser:
         reader, writer, syntax = self._desk.reader, self._desk.writer, self._syntax
         if syntax.bare:
             reader.keep()
-            yield from self._try(syntax.bare)
+            yield from self._try(syntax.bare, is_marked=False)
         if not syntax.markers:
             yield from reader.run(ANYTHING, writer.text)
             return
@@ -107,12 +118,15 @@ class CallParser:
                 is_wrapper = marker in syntax.wrappers
                 yield from self._try(self._read_group if is_wrapper else syntax.read)
 
-    def _try(self, read: ReadCalls) -> Steps[None]:
+    def _try(self, read: ReadCalls, *, is_marked: bool = True) -> Steps[None]:
+        """Read calls; `is_marked`: after a marker, so that what is none is a fault."""
         reader, writer = self._desk.reader, self._desk.writer
         num_calls = writer.num_calls
         try:
             yield from read(self._desk)
         except Malformed:
+            if is_marked or writer.num_calls > num_calls:
+                self._desk.note(CallFault.UNFINISHED if reader.has_ended else CallFault.MALFORMED)
             writer.text(reader.give_back())
         if writer.num_calls > num_calls:
             self._open_ends.update(self._syntax.closes)

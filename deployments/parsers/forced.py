@@ -11,6 +11,7 @@ from typing import Any
 
 from remora.deployments.parsers.call_parser import CallParser, CallSyntax, Desk
 from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.faults import NoteFault, note_nothing
 from remora.deployments.parsers.json_calls import Envelopes
 from remora.deployments.parsers.reader import BLANKS, Steps
 from remora.deployments.parsers.scan import json_brackets, read_nested
@@ -52,13 +53,13 @@ def forced_schema(use: ToolUse) -> dict[str, Any]:
     }
 
 
-def forced_parser(use: ToolUse, make_id: MakeId) -> ReplyParser:
+def forced_parser(use: ToolUse, make_id: MakeId, note: NoteFault = note_nothing) -> ReplyParser:
     """Return the parser of a reply with a forced choice."""
     if use.choice is ToolChoice.NAMED:
         syntax = CallSyntax(bare=_named_reader(str(use.name)))
     else:
         syntax = CallSyntax(bare=Envelopes())
-    return CallParser(syntax, use.tools, make_id, parallel=use.parallel)
+    return CallParser(syntax, use.tools, make_id, parallel=use.parallel, note=note)
 
 
 def _named_reader(name: str) -> Callable[[Desk], Steps[None]]:

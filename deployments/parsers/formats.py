@@ -17,6 +17,7 @@ from remora.configs.errors import ConfigError
 from remora.deployments.parsers import structural_tags as tags
 from remora.deployments.parsers.call_parser import CallParser, CallSyntax, Desk
 from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.faults import NoteFault, note_nothing
 from remora.deployments.parsers.json_calls import Envelopes, NamedObjects
 from remora.deployments.parsers.python_calls import read_python_calls
 from remora.deployments.parsers.reader import BLANKS, Steps
@@ -70,10 +71,15 @@ class ToolFormat:
         return (*self.syntax.markers, *self.inner_markers)
 
     def parser(
-        self, tools: Sequence[Tool], *, parallel: bool = True, make_id: MakeId | None = None
+        self,
+        tools: Sequence[Tool],
+        *,
+        parallel: bool = True,
+        make_id: MakeId | None = None,
+        note: NoteFault = note_nothing,
     ) -> ReplyParser:
         """Return the parser of one reply. Without `parallel` only its first call is kept."""
-        return CallParser(self.syntax, tools, make_id or self.make_id, parallel=parallel)
+        return CallParser(self.syntax, tools, make_id or self.make_id, parallel=parallel, note=note)
 
     def structural_tag(self, tools: Sequence[Tool]) -> tags.Tag | None:
         """Return what holds the arguments of strict tools to their schemas.

@@ -73,6 +73,11 @@ class Reader:
         """Say that there will be no more."""
         self._has_ended = True
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there will be no more."""
+        return self._has_ended
+
     def keep(self, marker: str = "") -> None:
         """Remember `marker` and what is read from now on, in case it has to be given back."""
         self._kept = [marker]

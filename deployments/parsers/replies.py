@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Self
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.parsers import call_grammars
 from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.faults import CallFault, NoteFault
 from remora.deployments.parsers.forced import forced_parser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
 from remora.deployments.parsers.formats import ToolFormat, random_id
@@ -43,7 +44,15 @@ if TYPE_CHECKING:
 _TURN_TOKEN = re.compile(r"<[|｜].+[|｜]>")
 _TURN_TEXTS = ("[/INST]",)
 
+FORCED = "forced"
+"""Name of the format of replies that have to be calls."""
+
 MakeParser = Callable[[], ReplyParser | None]
+NoteCallFault = Callable[[str, CallFault], object]
+
+
+def _note_nothing(format_name: str, fault: CallFault) -> None:
+    """Forget a fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +156,7 @@ class ReplyFormats:
         stream_reasoning: bool = True,
         continues: bool = False,
         skip_special_tokens: bool = True,
+        note: NoteCallFault = _note_nothing,
     ) -> MakeParser:
         """Return what makes the parser of each reply to a prompt.
 
@@ -156,7 +166,9 @@ class ReplyFormats:
         separate_reasoning:   whether thought is told from the answer; else it is part of the text
         stream_reasoning:     whether thought comes as it is written, or in one piece at its end
         skip_special_tokens:  as in the request's sampling
+        note:                 takes the name of the format, and what is wrong with a call in it
         """
+        note_fault = partial(note, FORCED if use.is_forced else self.tool_format_name or "none")
         hidden = frozenset[int]()
         if skip_special_tokens:
             hidden = self.tokenizer.special_ids - self.shown_special_ids(use)
@@ -169,15 +181,16 @@ class ReplyFormats:
 
         checkpoint, form = self.checkpoint_format, self.reasoning_format
         if checkpoint is not None:
-            tools = _as_dicts(use) if self.reads_calls(use) and checkpoint.has_calls else None
+            tools = use.as_openai() if self.reads_calls(use) and checkpoint.has_calls else None
             return lambda: read(
                 PartReader(
                     checkpoint,
                     prompt,
                     tools=tools,
-                    after=self._call_parser(use),
+                    after=self._call_parser(use, note_fault),
                     make_id=random_id,
                     parallel=use.parallel,
+                    note=note_fault,
                     **styles,
                 )
             )
@@ -185,12 +198,12 @@ class ReplyFormats:
         if form is not None:
             start = form.start(prompt, self._turn_marks, continues=continues)
         if form is None or start is ThoughtStart.OVER:
-            return lambda: self._call_parser(use)
+            return lambda: self._call_parser(use, note_fault)
         interrupts = self._call_openers(use)
         return lambda: read(
             ThoughtReader(
                 ThoughtSplitter(form, start, interrupts=interrupts),
-                self._call_parser(use),
+                self._call_parser(use, note_fault),
                 **styles,
             )
         )
@@ -224,13 +237,13 @@ class ReplyFormats:
         has_format = self.tool_format_name is not None
         return has_format and use.choice is ToolChoice.AUTO and bool(use.tools)
 
-    def _call_parser(self, use: ToolUse) -> ReplyParser | None:
+    def _call_parser(self, use: ToolUse, note: NoteFault) -> ReplyParser | None:
         if use.is_forced:
             make_id = random_id if self.tool_format is None else self.tool_format.make_id
-            return forced_parser(use, make_id)
+            return forced_parser(use, make_id, note)
         if not self.reads_calls(use) or self.tool_format is None:
             return None
-        return self.tool_format.parser(use.tools, parallel=use.parallel)
+        return self.tool_format.parser(use.tools, parallel=use.parallel, note=note)
 
     def _call_openers(self, use: ToolUse) -> tuple[str, ...]:
         if not self.reads_calls(use) or self.tool_format is None:
@@ -292,11 +305,3 @@ class ReplyFormats:
             if token_id in self.tokenizer.special_ids or _TURN_TOKEN.fullmatch(text)
         }
         return re.compile("|".join(map(re.escape, sorted((texts | {*_TURN_TEXTS}) - inner))))
-
-
-def _as_dicts(use: ToolUse) -> list[dict[str, Any]]:
-    """Return tools in OpenAI's form."""
-    return [
-        {"type": "function", "function": {"name": tool.name, "parameters": dict(tool.parameters)}}
-        for tool in use.tools
-    ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from remora.deployments.parsers.events import ReplyEvent, ReplyParser, Text, Thought
+from remora.deployments.parsers.faults import CallFault, NoteFault, note_nothing
 from remora.deployments.parsers.reasoning import ThoughtSplitter
 from remora.deployments.parsers.response_template import (
     CheckpointFormat,
@@ -185,8 +186,10 @@ class PartReader:
         parallel: bool = True,
         separate: bool = True,
         stream: bool = True,
+        note: NoteFault = note_nothing,
     ) -> None:
         self._form = form
+        self._note = note
         self._finder = PartFinder(form, prompt)
         self._tools = tools
         self._after = after
@@ -258,8 +261,11 @@ class PartReader:
         self._call.clear()
         calls = self._form.read_calls(text, self._tools)
         if calls is None:
+            self._note(CallFault.MALFORMED)
             return self._say(text)
         for name, arguments in calls:
+            if not any(tool["function"]["name"] == name for tool in self._tools):
+                self._note(CallFault.UNKNOWN_TOOL)
             self._writer.begin(name)
             self._writer.arguments(arguments)
             self._writer.complete()

@@ -49,5 +49,12 @@ class ToolUse:
         """Whether the reply is to be calls and nothing else, held to that by a grammar."""
         return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
+    def as_openai(self) -> list[dict[str, Any]]:
+        """Return the tools in OpenAI's form, as far as calls are read by it."""
+        return [
+            {"type": "function", "function": {"name": t.name, "parameters": dict(t.parameters)}}
+            for t in self.tools
+        ]
+
 
 NO_TOOLS = ToolUse()

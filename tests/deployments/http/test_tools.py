@@ -121,6 +121,29 @@ async def test_a_strict_tool_is_held_to_its_schema_where_calling_is_free() -> No
     assert grammar_kind(loose) is None
 
 
+@pytest.mark.parametrize(
+    ("text", "fields", "sample"),
+    [
+        ("<tool_call>nothing", {}, 'format="hermes",kind="malformed"'),
+        (CALL_TEXT.replace("add", "sub"), {}, 'format="hermes",kind="unknown_tool"'),
+        ('{"a": ', {"tool_choice": named("add")}, 'format="forced",kind="unfinished"'),
+    ],
+)
+async def test_operators_see_how_many_calls_are_faulty(
+    text: str, fields: dict[str, Any], sample: str
+) -> None:
+    server = make_server(text)
+    async with make_client(server) as client:
+        body = {"messages": HELLO, "tools": [make_tool()]} | fields
+        await client.post(PATH, json=body)
+        await client.post(PATH, json=body | {"stream": True})
+        metrics = (await client.get("/metrics")).text
+
+    (line,) = [x for x in metrics.splitlines() if x.startswith("remora_tool_call_faults_total{")]
+    assert sample in line
+    assert line.endswith(" 2.0")
+
+
 async def test_one_call_at_a_time_where_parallel_calls_are_not_wanted() -> None:
     server = make_server(CALL_TEXT * 2)
 
