@@ -74,11 +74,13 @@ class Calls:
         metrics: Metrics,
         *,
         timeout_s: float | None,
+        queue_timeout_s: float,
         max_sequences: int,
     ) -> None:
         self._client = client
         self._metrics = metrics
         self._timeout_s = timeout_s
+        self._queue_timeout_s = queue_timeout_s
         self._max_sequences = max_sequences
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
@@ -92,12 +94,7 @@ class Calls:
         RequestTimedOut.
         """
         wanted = sum(request.sampling.n for request in requests)
-        if wanted > self._max_sequences:
-            raise InvalidRequest(
-                f"The request asks for {wanted} sequences (prompts times n); this server takes"
-                f" {self._max_sequences} at most. Send fewer prompts at a time.",
-                "prompt" if len(requests) > 1 else "n",
-            )
+        self.check_size(wanted, "prompt" if len(requests) > 1 else "n")
         try:
             self._client.check_health()
         except EngineError as error:
@@ -109,7 +106,37 @@ class Calls:
             names.setdefault(given.request_id, set()).add(request.request_id)
         events = self._run(names, numbered)
         # A cancelled or failing `anext` ends the generator, so nothing is left to close.
-        return OpenCall(await anext(events, None), events)
+        return OpenCall(await self._first_of(events, numbered), events)
+
+    async def _first_of(
+        self, events: AsyncGenerator[Event, None], requests: Sequence[Request]
+    ) -> Event | None:
+        """Wait for the first event, but not for longer than a queue's time in the queue."""
+        first = asyncio.ensure_future(anext(events, None))
+        try:
+            await asyncio.wait({first}, timeout=self._queue_timeout_s)
+            if not first.done() and await self._all_wait(requests):
+                message = f"The request waited for {self._queue_timeout_s:g} s without its turn."
+                raise Unavailable(message, 5.0, limit="queue_timeout_s")
+            return await first
+        finally:
+            if not first.done():
+                first.cancel()
+                await asyncio.gather(first, return_exceptions=True)
+
+    async def _all_wait(self, requests: Sequence[Request]) -> bool:
+        waiting = [await self._client.is_waiting(request.request_id) for request in requests]
+        return all(waiting)
+
+    def check_size(self, num_sequences: int, param: str) -> None:
+        """Raise InvalidRequest for a call that could never be taken; `param` is to blame."""
+        if num_sequences > self._max_sequences:
+            raise InvalidRequest(
+                f"{param}: the request asks for {num_sequences} sequences, one for each answer to "
+                f"each prompt; this server takes {self._max_sequences} at most. Send fewer prompts "
+                "at a time, or ask for fewer answers.",
+                param,
+            )
 
     async def abort(self, rid: str) -> int:
         """Abort all requests of the calls, and all requests, named `rid`; returns how many."""

@@ -37,8 +37,6 @@ DEFAULT_MAX_NEW_TOKENS = 16
 _NAMES = {
     "max_tokens": "parameters.max_new_tokens",
     "min_tokens": "parameters.min_new_tokens",
-    "stop": "parameters.stop_sequences",
-    "n": "parameters.best_of",
 }
 _RENAMES = renames((r"^parameters\.guided_regex", "parameters.regular_constraint"))
 
@@ -141,6 +139,15 @@ def _samples(served: Served, parameters: LightParameters) -> bool:
     return bool(served.generation_defaults.get("temperature"))
 
 
+def _names(parameters: LightParameters) -> dict[str, str]:
+    """Return the caller's names of what the engine may find wrong."""
+    names = _NAMES | {"n": f"{PREFIX}{'n' if parameters.best_of is None else 'best_of'}"}
+    if parameters.stop_sequences:
+        kind = "stop" if isinstance(parameters.stop_sequences[0], str) else "stop_token_ids"
+        names[kind] = f"{PREFIX}stop_sequences"
+    return names
+
+
 def _sampling(served: Served, body: LightBody) -> SamplingParams:
     parameters = body.parameters
     defaults = dict(served.generation_defaults)
@@ -159,7 +166,7 @@ def _sampling(served: Served, body: LightBody) -> SamplingParams:
         parameters.model_copy(update=changes),
         defaults=defaults,
         vocab_size=served.tokenizer.vocab_size,
-        names=_NAMES,
+        names=_names(parameters),
         prefix=PREFIX,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
         # LightLLM's 1, its default, asks for nothing: no output is empty there.
@@ -221,6 +228,7 @@ async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
         add_special_tokens=parameters.add_special_tokens is not False,
         param="inputs",
     )
+    served.calls.check_size(sampling.n, _names(parameters)["n"])
     check_room(len(ids), sampling.max_tokens, served.plan, "inputs")
     if not body.stream:
         check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}max_new_tokens")

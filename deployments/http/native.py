@@ -181,6 +181,8 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     options = body.options
     _check_n(options)
     samplings = [_sampling(served, one) for one in options]
+    n = samplings[0].n
+    served.calls.check_size(n * len(options), f"{PREFIX}n" if n > 1 else param)
     ids = await prompt_ids(
         served.tokenizer, served.plan, given.prompts, add_special_tokens=True, param=param
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 from remora.configs.errors import RequestError
 
 Renames = tuple[tuple[re.Pattern[str], str], ...]
+_FIELD = re.compile(r"[A-Za-z_]\w*(?:\[\d+\]|\.\w+)*")
 
 
 def renames(*pairs: tuple[str, str]) -> Renames:
@@ -16,17 +17,25 @@ def renames(*pairs: tuple[str, str]) -> Renames:
     return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
 
 
+def retold(error: RequestError, rename: Callable[[str], str]) -> RequestError:
+    """Return an error with the fields that it is about, and speaks of, renamed."""
+
+    def told(match: re.Match[str]) -> str:
+        name = match[0]
+        # Elsewhere a plain word may be just a word: "stop", "messages".
+        return rename(name) if name == error.param or not name.isalpha() else name
+
+    param = None if error.param is None else rename(error.param)
+    return type(error)(_FIELD.sub(told, error.message), param, error.code, limit=error.limit)
+
+
 @contextmanager
 def in_callers_words(rules: Renames) -> Generator[None, None, None]:
-    """Raise a RequestError of the block again, with its field named as the rules say."""
+    """Raise a RequestError of the block again, with fields named as the rules say."""
     try:
         yield
     except RequestError as error:
-        if error.param is None:
-            raise
-        param = _renamed(error.param, rules)
-        message = error.message.replace(error.param, param)
-        raise type(error)(message, param, error.code) from None
+        raise retold(error, lambda name: _renamed(name, rules)) from None
 
 
 def _renamed(param: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:

@@ -37,13 +37,15 @@ from remora.deployments.http.messages import (
 from remora.deployments.http.openai_bodies import TemplateKwargs
 
 LOGPROBS = "message.output_text.logprobs"
-_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+REFERENCE = "item_reference"
+_ITEM_TYPES = ("message", "function_call", "function_call_output", "reasoning", REFERENCE)
 _REQUIRED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "message": ("role", "content"),
         "function_call": ("call_id", "name", "arguments"),
         "function_call_output": ("call_id", "output"),
         "reasoning": (),
+        REFERENCE: ("id",),
     }
 )
 # What a part of each type holds its text in.
@@ -109,7 +111,7 @@ Texts = Annotated[
 
 
 class Item(Body):
-    """One item of the input: a message, a tool call, its result, or a thought."""
+    """One item of the input: a message, a tool call, its result, a thought, or the id of one."""
 
     type: Annotated[
         str,
@@ -128,6 +130,15 @@ class Item(Body):
     status: str | None = None
     encrypted_content: str | None = None
     phase: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_kind(cls, value: Any) -> Any:
+        """Name the type of an item that does not: a bare id refers to an item."""
+        if not isinstance(value, dict) or value.get("type") is not None:
+            return value
+        is_bare = value.keys() <= {"id", "type"} and "id" in value
+        return value | {"type": REFERENCE if is_bare else "message"}
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:

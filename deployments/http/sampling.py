@@ -6,16 +6,20 @@ that the model's authors recommend in its generation_config.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remora.configs.errors import InvalidRequest, InvalidSampling
 from remora.deployments.http.fields import OpenAIBody, SamplingBody
+from remora.deployments.http.renames import retold
 from remora.engine.types import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
     from remora.deployments.http.served import Served
     from remora.engine.tokens.tokenizer import Tokenizer
+
+_FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
 
 
 def sampling_params(
@@ -37,8 +41,13 @@ def sampling_params(
     """
     biases = fields.logit_bias or {}
     stop_ids = fields.stop_token_ids or []
-    check_vocabulary(biases, vocab_size, prefix + "logit_bias")
-    check_vocabulary(stop_ids, vocab_size, prefix + "stop_token_ids")
+
+    def callers(name: str) -> str:
+        known = (names or {}).get(name)
+        return known or (prefix + name if name in _FIELDS else name)
+
+    check_vocabulary(biases, vocab_size, callers("logit_bias"))
+    check_vocabulary(stop_ids, vocab_size, callers("stop_token_ids"))
 
     def pick(name: str, neutral: float) -> Any:
         explicit = getattr(fields, name)
@@ -63,8 +72,7 @@ def sampling_params(
             **{"n": fields.n or 1, **given},
         )
     except InvalidSampling as error:
-        param = (names or {}).get(error.param or "", prefix + (error.param or ""))
-        raise InvalidSampling(error.message, param, error.code) from None
+        raise retold(error, callers) from None
 
 
 def openai_sampling(

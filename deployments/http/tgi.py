@@ -263,6 +263,7 @@ async def prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool = 
     ids = ids[-parameters.truncate :] if parameters.truncate else ids
     seed = _seed(parameters)
     sampling = _sampling(served, body, seed, served.plan.max_sequence_tokens - len(ids))
+    served.calls.check_size(sampling.n, _NAMES["n"])
     check_room(len(ids), sampling.max_tokens, served.plan, "inputs")
     if not body.stream:
         check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}top_n_tokens")

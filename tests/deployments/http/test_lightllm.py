@@ -160,7 +160,7 @@ async def test_a_constraint_reaches_the_engine(field: str, value: Any, kind: str
         ({"max_new_tokens": 0}, "parameters.max_new_tokens"),
         ({"max_new_tokens": 2, "min_new_tokens": 3}, "parameters.min_new_tokens"),
         ({"stop_sequences": [[1, 2]]}, "parameters.stop_sequences"),
-        ({"stop_sequences": [[999]]}, "parameters.stop_token_ids"),
+        ({"stop_sequences": [[999]]}, "parameters.stop_sequences"),
         ({"stop_sequences": ["x", [1]]}, "parameters.stop_sequences"),
         ({"n": 3, "best_of": 2}, "parameters.n"),
         ({"best_of": 17}, "parameters.best_of"),
