@@ -80,10 +80,13 @@ class UnknownModel(RequestError):
 class CapacityError(RemoraError):
     """Try again in `retry_after_s` seconds."""
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(
+        self, message: str, retry_after_s: float = 1.0, *, limit: str | None = None
+    ) -> None:
         super().__init__(message, retry_after_s)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.limit = limit or type(self).limit
 
     def __str__(self) -> str:
         return self.message

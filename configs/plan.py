@@ -67,6 +67,7 @@ class EnginePlan:
     max_step_tokens:         tokens of one step, decode rows and prefill chunks together
     prefill_chunk_tokens:    most prompt tokens of one sequence in one step
     max_queued_requests:     waiting sequences beyond which requests are refused
+    max_queued_tokens:       tokens of waiting prompts beyond which requests are refused; None: any
     conservativeness:        factor on the share of unproduced output that admission reserves
     step_timeout_s:          watchdog: a step that runs longer fails the replica
     random_seed:             base of the seeds drawn for requests that have none
@@ -98,6 +99,7 @@ class EnginePlan:
     random_seed: int
     low_priority_first: bool
     priority_preemption_gap: int | None
+    max_queued_tokens: int | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -156,6 +158,7 @@ def make_plan(
         max_step_tokens=max_step,
         prefill_chunk_tokens=chunk,
         max_queued_requests=engine.max_queued_requests,
+        max_queued_tokens=engine.max_queued_tokens or 4 * num_pages * engine.page_size,
         prefix_cache=engine.prefix_cache,
         conservativeness=engine.schedule_conservativeness,
         step_timeout_s=engine.step_timeout_s,

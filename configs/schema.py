@@ -99,6 +99,12 @@ class EngineSection(Section):
     max_queued_requests: Annotated[int, Field(ge=0, le=2**20)] = 256
     """Most sequences that wait; a request beyond this is refused with HTTP 429."""
 
+    max_queued_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Most tokens of prompts that wait, likewise; a single one always may. Default: 4 KV caches."""
+
+    queue_timeout_s: Seconds = 60.0
+    """Seconds that a request waits for its turn; beyond it HTTP 503."""
+
     prefix_cache: bool = True
     """Whether the KV of a finished sequence is kept for prompts that begin alike."""
 

@@ -31,12 +31,14 @@ class _Stream:
     request:  as the engine knows it, under an id of ours: ids of callers may come back while
               outputs of their former use are still on the way
     name:     the caller's id
+    has_begun: whether anything came of it yet
     """
 
     request: Request
     name: str
     events: list[SequenceOutput] = field(default_factory=list)
     error: Exception | None = None
+    has_begun: bool = False
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -113,13 +115,22 @@ class LocalEngineClient:
             self._abort_heard(stream)
         return len(streams)
 
+    async def is_waiting(self, request_id: str) -> bool:
+        """Return whether an open request waits for its turn, with all of its sequences."""
+        ids = [s.engine_id for s in self._streams.values() if s.name == request_id]
+        return bool(ids) and await self._ask(lambda engine: engine.is_waiting(ids[0]))
+
     async def flush_cache(self) -> bool:
         """Drop the prefix cache; False while requests are running."""
-        flushed: list[bool] = []
+        return await self._ask(Engine.flush_cache)
+
+    async def _ask(self, question: Callable[[Engine], bool]) -> bool:
+        """Let the engine's thread answer a question."""
+        answers: list[bool] = []
         done: asyncio.Future[None] = self._asyncio.create_future()
         self._questions.add(done)
         self._loop.submit(
-            lambda engine: flushed.append(engine.flush_cache()),
+            lambda engine: answers.append(question(engine)),
             then=lambda: self._cross(self._on_answer, done),
         )
         try:
@@ -127,7 +138,7 @@ class LocalEngineClient:
             await done
         finally:
             self._questions.discard(done)
-        return flushed[0]
+        return answers[0]
 
     def stats(self) -> EngineStats:
         """Return the newest counters; never blocks."""
@@ -170,6 +181,19 @@ class LocalEngineClient:
             raise QueueFull(
                 f"{self._num_open} sequences are running or queued; the limit is {limit}.",
                 retry_after_s=self._retry_after_s(),
+            )
+
+        self._check_queued_tokens(len(request.prompt_ids))
+
+    def _check_queued_tokens(self, num_tokens: int) -> None:
+        allowed = self._plan.max_queued_tokens
+        queued = sum(len(s.request.prompt_ids) for s in self._streams.values() if not s.has_begun)
+        if allowed is not None and queued and queued + num_tokens > allowed:
+            raise QueueFull(
+                f"Prompts of {queued} tokens are queued; with {num_tokens} more they would be over"
+                f" the limit of {allowed}.",
+                self._retry_after_s(),
+                limit="max_queued_tokens",
             )
 
     def _open(self, request: Request) -> _Stream:
@@ -239,6 +263,7 @@ class LocalEngineClient:
             if output.error is not None:
                 stream.fail(EngineError(f"The request failed: {output.error}."))
             else:
+                stream.has_begun = True
                 stream.events.append(output)
                 stream.arrived.set()
 

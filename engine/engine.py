@@ -114,6 +114,12 @@ class Engine:
                 "prompt",
             )
 
+    def is_waiting(self, request_id: str) -> bool:
+        """Return whether an open request has no sequence that is running or has ended."""
+        sequences = self._open.get(request_id, {})
+        waiting = self._scheduler.waiting
+        return bool(sequences) and all(seq in waiting for seq in sequences.values())
+
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences; what has ended already is not ended again."""
         sequences = self._open.get(request_id, {})

@@ -104,6 +104,10 @@ class EngineClient(Protocol):
         """Abort one request (None: all); returns how many were found. They end with `abort`."""
         ...
 
+    async def is_waiting(self, request_id: str) -> bool:
+        """Return whether an open request waits for its turn, with all of its sequences."""
+        ...
+
     async def flush_cache(self) -> bool:
         """Drop the prefix cache; False, and nothing done, while requests are running."""
         ...

@@ -103,6 +103,7 @@ class Served:
                 server.client,
                 metrics,
                 timeout_s=api.request_timeout_s,
+                queue_timeout_s=server.config.engine.queue_timeout_s,
                 max_sequences=server.plan.max_open_sequences,
             ),
             responses=Archive.configured(server.config),

@@ -122,6 +122,7 @@ class FakeEngine:
     text:       what every sequence says, one character per output
     fail_at:    raise `error` before the output of this number (0: before the first)
     gate:       outputs after the first wait until it is set
+    is_full:    nothing comes of any request: all wait for their turn
     stopped_by: stop reason of sequences that end by `stop`
     """
 
@@ -131,6 +132,7 @@ class FakeEngine:
     limit: int | None = None
     stopped_by: str | int | None = None
     gate: asyncio.Event | None = None
+    is_full: bool = False
     health_error: Exception | None = None
     requests: list[Request] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
@@ -145,6 +147,8 @@ class FakeEngine:
         self.running.add(request.request_id)
         is_finished = False
         try:
+            if self.is_full:
+                await asyncio.Event().wait()
             for number, output in enumerate(self._outputs(request)):
                 if self.error is not None and number == self.fail_at:
                     raise self.error
@@ -212,6 +216,9 @@ class FakeEngine:
         if self.gate is not None:
             self.gate.set()
         return len(chosen)
+
+    async def is_waiting(self, request_id: str) -> bool:
+        return self.is_full and request_id in self.running
 
     async def flush_cache(self) -> bool:
         return not self.running
@@ -288,4 +295,4 @@ def make_app(server: FakeServer | None = None) -> FastAPI:
 
 def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=make_app(server), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://remora")
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost")

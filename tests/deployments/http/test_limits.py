@@ -6,9 +6,8 @@ operator's value, where there is a key, counts instead of the default.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +28,6 @@ from tests.deployments.fakes import (
     FakeEngine,
     FakeGrammar,
     FakeServer,
-    make_app,
     make_client,
     make_plan,
     make_server_config,
