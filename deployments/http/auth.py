@@ -3,17 +3,20 @@
 Keys are told apart by their SHA-256 digests, each compared in constant time and all of them each
 time, so that how long an answer takes says nothing of a key. Routes that the operator alone may
 use carry `dependencies=ADMIN`. Without an admin key they answer only where the server listens on
-this machine alone: then whoever holds an ordinary key, if one is set, is its operator.
+this machine alone: then whoever holds an ordinary key, if one is set, is its operator. Where no key
+is set at all, everything that runs on the machine is; a web page in its browser is not.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
 from typing import Self
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.datastructures import Headers
@@ -87,6 +90,11 @@ class Access:
             return Role.STRANGER
         return Role.OPERATOR if self.admin_keys is None and self.is_local else Role.CALLER
 
+    def takes_for_operator(self, headers: Headers) -> bool:
+        """Return whether the sender of these headers may do what only the operator may."""
+        needs_key = self.keys is not None or self.admin_keys is not None
+        return self.role(headers) is Role.OPERATOR and (needs_key or not _is_of_a_page(headers))
+
     def owner(self, headers: Headers) -> str:
         """Return a name of the key among these headers; "" where callers are not told apart."""
         held = [
@@ -103,6 +111,13 @@ class Access:
 
     def refusal(self, headers: Headers) -> HTTPException:
         """Return why a caller may not do what only the operator may."""
+        if self.role(headers) is Role.OPERATOR:
+            return HTTPException(
+                403,
+                "This route is not for web pages of other sites, nor for names of this machine "
+                "other than localhost: send the request to 127.0.0.1 from a program, or set "
+                "api.admin_api_key and send that.",
+            )
         if self.admin_keys is None:
             return HTTPException(
                 403,
@@ -122,6 +137,26 @@ def _given_keys(headers: Headers) -> list[bytes]:
         if scheme.lower() == "bearer":
             given.append(key.strip().encode("latin-1"))
     return given
+
+
+def _is_of_a_page(headers: Headers) -> bool:
+    """Whether a browser may have sent these headers for a web page from elsewhere.
+
+    Such a page is known by its origin, or, once its own name means this machine, by that name.
+    """
+    if headers.get("sec-fetch-site") == "cross-site":
+        return True
+    hosts = [f"//{host}" for host in headers.getlist("host")] or [""]
+    return not all(map(_is_local_url, [*hosts, *headers.getlist("origin")]))
+
+
+def _is_local_url(url: str) -> bool:
+    try:
+        name = (urlsplit(url).hostname or "").removesuffix(".")
+        is_named = name == "localhost" or name.endswith(".localhost")
+        return is_named or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def unauthorized(message: str) -> HTTPException:
@@ -146,14 +181,15 @@ class Gate:
                 found = "is not one of this server's" if _given_keys(headers) else "is missing"
                 raise unauthorized(f"The API key {found}.")
             state = scope.setdefault("state", {})
-            state.update(role=role, access=self._access, owner=self._access.owner(headers))
+            state.update(access=self._access, owner=self._access.owner(headers))
         await self._app(scope, receive, send)
 
 
 async def require_operator(request: Request) -> None:
     """Raise HTTPException 401 or 403 unless the caller is the operator."""
-    if request.state.role < Role.OPERATOR:
-        raise request.state.access.refusal(request.headers)
+    access: Access = request.state.access
+    if not access.takes_for_operator(request.headers):
+        raise access.refusal(request.headers)
 
 
 def viewer(request: Request) -> str | None:

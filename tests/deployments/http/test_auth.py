@@ -33,7 +33,7 @@ def make_guarded(
 ) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=make_guarded_app(access, server))
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    return httpx.AsyncClient(transport=transport, base_url="http://remora", headers=headers)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
 
 
 def all_routes() -> list[tuple[str, str]]:
