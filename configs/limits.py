@@ -48,6 +48,12 @@ class LimitsSection(Section):
     max_tools: Annotated[int, Field(ge=1, le=_MANY)] = 128
     """Most tools that a model is told of."""
 
+    template_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
+    """Seconds of processor time that writing a chat by the model's template may take."""
+
+    max_template_chars: Annotated[int, Field(ge=1024, le=2**30)] = 4 * 2**20
+    """Most characters that the model's template may write."""
+
     max_stops: Annotated[int, Field(ge=1, le=16)] = 16
     """Most texts that end an output."""
 

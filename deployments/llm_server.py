@@ -73,6 +73,10 @@ class LLMServer:
         launched = start_engine(self.config, show_progress=False)
         self.client = launched.client
         self.tokenizer = launched.built.tokenizer
+        self.tokenizer.limit_rendering(
+            max_seconds=self.config.limits.template_timeout_s,
+            max_chars=self.config.limits.max_template_chars,
+        )
         self.plan = launched.built.plan
         self.generation_defaults = launched.built.generation_defaults
         self.grammars = GrammarService(

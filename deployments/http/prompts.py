@@ -115,7 +115,8 @@ async def render(
     try:
         return await _off_loop_if(num_chars > OFF_LOOP_CHARS, work)
     except InvalidRequest as error:
-        raise InvalidRequest(error.message, error.param or "messages", error.code) from None
+        param = error.param or "messages"
+        raise InvalidRequest(error.message, param, error.code, limit=error.limit) from None
 
 
 async def prompt_ids(

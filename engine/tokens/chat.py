@@ -89,7 +89,9 @@ def render_chat(
         )
     except TEMPLATE_FAILURES as error:
         raise InvalidRequest(
-            f"The model's chat template refuses these messages: {str(error)[:200]}", "messages"
+            f"The model's chat template refuses these messages: {str(error)[:200]}",
+            "messages",
+            limit=getattr(error, "limit", None),
         ) from error
 
 

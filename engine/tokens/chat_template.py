@@ -33,11 +33,26 @@ OPEN_END = "\ue0f0OPEN-END\ue0f0 "
 MAX_RENDER_S = 0.5
 MAX_RENDER_CHARS = 4 * 2**20
 
-_deadline: ContextVar[float] = ContextVar("_deadline")
+# When the rendering of this thread is given up, and after how long.
+_time: ContextVar[tuple[float, float]] = ContextVar("_time")
+
+
+class OverRenderLimit(ValueError):
+    """A rendering that was given up. `limit` is the key of the configuration."""
+
+    def __init__(self, message: str, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class ChatTemplate:
-    """A template with the special tokens that it may name; compiled when first needed."""
+    """A template with the special tokens that it may name; compiled when first needed.
+
+    max_render_s, max_render_chars:  of one rendering
+    """
+
+    max_render_s = MAX_RENDER_S
+    max_render_chars = MAX_RENDER_CHARS
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
@@ -76,15 +91,18 @@ class ChatTemplate:
     def _write(self, names: dict[str, Any]) -> str:
         template = self._compiled
         pieces, num_chars = [], 0
-        limit = _deadline.set(time.thread_time() + MAX_RENDER_S)
+        limit = _time.set((time.thread_time() + self.max_render_s, self.max_render_s))
         try:
             for piece in template.generate(names):
                 pieces.append(piece)
                 num_chars += len(piece)
-                if num_chars > MAX_RENDER_CHARS:
-                    raise ValueError(f"it writes more than {MAX_RENDER_CHARS} characters")
+                if num_chars > self.max_render_chars:
+                    raise OverRenderLimit(
+                        f"it writes more than {self.max_render_chars} characters",
+                        "max_template_chars",
+                    )
         finally:
-            _deadline.reset(limit)
+            _time.reset(limit)
         return "".join(pieces)
 
     @cached_property
@@ -114,8 +132,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def check_time(self) -> None:
         """Raise ValueError when the time of a rendering is over."""
-        if time.thread_time() > _deadline.get():
-            raise ValueError(f"it takes more than {MAX_RENDER_S:g} s")
+        deadline, allowed_s = _time.get()
+        if time.thread_time() > deadline:
+            raise OverRenderLimit(f"it takes more than {allowed_s:g} s", "template_timeout_s")
 
 
 def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,11 @@ class Tokenizer:
         except TemplateError:  # told to whoever has a chat written
             return frozenset()
 
+    def limit_rendering(self, *, max_seconds: float, max_chars: int) -> None:
+        """Set how long the writing of one chat may take, and how much may come of it."""
+        for template in self._templates.values():
+            template.max_render_s, template.max_render_chars = max_seconds, max_chars
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -1,9 +1,8 @@
-"""Limits of the connection, of the queue and of time, over ASGI and over a real socket."""
+"""Limits of URLs, headers and bodies, over ASGI and over a real socket."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +12,6 @@ import orjson
 import pytest
 import uvicorn
 
-from remora.configs.errors import InvalidRequest, PromptTooLong, QueueFull
 from remora.configs.limits import LimitsSection
 from tests.deployments.fakes import (
     FakeEngine,
@@ -23,24 +21,12 @@ from tests.deployments.fakes import (
     make_plan,
     make_server_config,
 )
+from tests.deployments.http.refusals import outcome_of, refusals_of
 
 DEFAULTS = LimitsSection()
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
 MAX_BODY_BYTES = 1000
-
-
-async def refusals_of(client: httpx.AsyncClient) -> list[str]:
-    """Return the limits that have refused something, one for each refusal."""
-    lines = (await client.get("/metrics")).text.splitlines()
-    counted = [line for line in lines if line.startswith("remora_refusals_total")]
-    return [line.partition('limit="')[2].partition('"')[0] for line in counted]
-
-
-async def outcome_of(response: httpx.Response, client: httpx.AsyncClient) -> Any:
-    """Return the status, the words of a refusal, and what has been counted."""
-    message = "" if response.status_code == 200 else response.json()["error"]["message"]
-    return response.status_code, message, await refusals_of(client)
 
 
 async def get(url: str, headers: list[tuple[bytes, bytes]], **limits: Any) -> Any:
@@ -156,127 +142,6 @@ async def test_numbers_that_are_not_finite_are_refused(word: bytes) -> None:
     assert response.status_code == 400
 
 
-# -- of the whole request ----------------------------------------------------------------------
-
-
-async def complete(server: FakeServer, **fields: Any) -> tuple[httpx.Response, list[str]]:
-    async with make_client(server) as client:
-        body = {"prompt": "a", "max_tokens": 1} | fields
-        response = await client.post(COMPLETIONS, json=body)
-        return response, await refusals_of(client)
-
-
-@pytest.mark.parametrize("max_sequences", [256, 32])
-async def test_outputs_of_one_request_are_prompts_times_n(max_sequences: int) -> None:
-    def server() -> FakeServer:
-        plan = make_plan(max_running_requests=4096)
-        config = make_server_config(limits={"max_sequences": max_sequences})
-        return FakeServer(plan=plan, config=config)
-
-    at = {"prompt": ["a"] * (max_sequences // 16), "n": 16}
-    taken, nothing = await complete(server(), **at)
-    refused, counted = await complete(server(), **at | {"prompt": [*at["prompt"], "a"]})  # type: ignore[misc]
-
-    assert (taken.status_code, nothing) == (200, [])
-    assert (refused.status_code, counted) == (400, ["max_sequences"])
-    message = refused.json()["error"]["message"]
-    assert f"asks for {max_sequences + 16} outputs" in message
-    assert f"at most {max_sequences} are allowed" in message
-
-
-async def test_prompt_and_output_fit_the_context_to_the_last_token() -> None:
-    def server() -> FakeServer:
-        return FakeServer(plan=make_plan(max_model_len=100, num_pages=100))
-
-    taken, nothing = await complete(server(), prompt="a" * 90, max_tokens=10)
-    refused, counted = await complete(server(), prompt="a" * 90, max_tokens=11)
-    long, counted_unread = await complete(server(), prompt="a" * 1000, max_tokens=1)
-
-    assert (taken.status_code, nothing) == (200, [])
-    for response, limits in ((refused, counted), (long, counted_unread)):
-        error = response.json()["error"]
-        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert "100 tokens" in error["message"]
-        assert limits == ["context_length"]
-    assert "101 tokens" in refused.json()["error"]["message"]
-
-
-async def test_a_text_that_cannot_fit_is_not_tokenised() -> None:
-    server = FakeServer(plan=make_plan(max_model_len=100, num_pages=100))
-    at_most = 100 * server.tokenizer.max_token_chars
-    encoded: list[int] = []
-    encode = server.tokenizer.encode
-
-    def noted(text: str, *, add_special_tokens: bool) -> list[int]:
-        encoded.append(len(text))
-        ids: list[int] = encode(text, add_special_tokens=add_special_tokens)
-        return ids
-
-    server.tokenizer.encode = noted
-    await complete(server, prompt="a" * at_most)
-    await complete(server, prompt="a" * (at_most + 1))
-
-    assert encoded == [at_most]
-
-
-async def test_a_queue_is_full_at_its_limit() -> None:
-    server = FakeServer(FakeEngine(limit=1, gate=asyncio.Event()))
-    async with make_client(server) as client:
-        body = {"prompt": "a", "max_tokens": 2}
-        first = asyncio.ensure_future(client.post(COMPLETIONS, json=body))
-        while not server.client.running:
-            await asyncio.sleep(0)
-        refused = await client.post(COMPLETIONS, json=body | {"stream": True})
-        assert server.client.gate is not None
-        server.client.gate.set()
-        taken = await first
-        counted = await refusals_of(client)
-
-    assert (taken.status_code, refused.status_code) == (200, 429)
-    assert refused.headers["retry-after"] == "3"
-    assert refused.headers["x-should-retry"] == "true"
-    assert counted == ["max_queued_requests"]
-
-
-async def test_a_request_that_waits_too_long_for_its_turn_is_given_up() -> None:
-    config = make_server_config(engine={"queue_timeout_s": 0.02})
-    server = FakeServer(FakeEngine(is_full=True), config=config)
-
-    async with asyncio.timeout(10):
-        refused, counted = await complete(server, prompt=["a", "b"], stream=True)
-
-    assert (refused.status_code, counted) == (503, ["queue_timeout_s"])
-    assert "waited for 0.02 s" in refused.json()["error"]["message"]
-    assert refused.headers["retry-after"] == "5"
-    assert server.client.running == set()
-
-
-async def test_a_request_whose_turn_has_come_is_waited_for() -> None:
-    config = make_server_config(engine={"queue_timeout_s": 0.02})
-    engine = FakeEngine()
-    server = FakeServer(engine, config=config)
-    original = engine.generate
-
-    async def slow(request: Any) -> AsyncGenerator[Any, None]:
-        await asyncio.sleep(0.06)  # its prompt is being computed
-        async for output in original(request):
-            yield output
-
-    engine.generate = slow  # type: ignore[method-assign]
-    taken, nothing = await complete(server)
-
-    assert (taken.status_code, nothing) == (200, [])
-
-
-async def test_a_request_that_runs_too_long_is_given_up() -> None:
-    config = make_server_config(api={"request_timeout_s": 0.02})
-    server = FakeServer(FakeEngine(gate=asyncio.Event()), config=config)
-
-    refused, counted = await complete(server, max_tokens=3)
-
-    assert (refused.status_code, counted) == (504, ["request_timeout_s"])
-
-
 # -- over a socket -----------------------------------------------------------------------------
 
 
@@ -365,13 +230,3 @@ async def test_a_reader_who_stops_reading_loses_the_stream() -> None:
 
     assert counted == ["stream_timeout_s"]
     assert server.client.running == set()
-
-
-def test_the_name_of_a_limit_comes_along_between_processes() -> None:
-    errors = (
-        InvalidRequest("a", "n", limit="max_n"),
-        QueueFull("a", 2.0, limit="max_queued_tokens"),
-    )
-    for error in errors:
-        assert pickle.loads(pickle.dumps(error)).limit == error.limit
-    assert pickle.loads(pickle.dumps(PromptTooLong("a"))).limit == "context_length"
