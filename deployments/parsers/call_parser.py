@@ -107,29 +107,45 @@ class CallParser:
             yield from reader.run(ANYTHING, writer.text)
             return
         markers = Markers(*syntax.markers)
-        while (marker := (yield from reader.until(markers, writer.text))) is not None:
-            if marker in self._open_ends:
-                self._open_ends.discard(marker)
-                writer.leave_out_blank()
-            elif marker in syntax.closes:
-                writer.text(marker)
-            else:
-                reader.keep(marker)
-                is_wrapper = marker in syntax.wrappers
-                yield from self._try(self._read_group if is_wrapper else syntax.read)
+        marker = yield from reader.until(markers, writer.text)
+        while marker is not None:
+            next_one = yield from self._meet(marker)
+            marker = next_one or (yield from reader.until(markers, writer.text))
 
-    def _try(self, read: ReadCalls, *, is_marked: bool = True) -> Steps[None]:
-        """Read calls; `is_marked`: after a marker, so that what is none is a fault."""
+    def _meet(self, marker: str) -> Steps[str]:
+        """Read what a marker opens; return the marker of others that broke it off, if any."""
+        syntax, writer = self._syntax, self._desk.writer
+        if marker in self._open_ends:
+            self._open_ends.discard(marker)
+            writer.leave_out_blank()
+        elif marker in syntax.closes:
+            writer.text(marker)
+        else:
+            self._desk.reader.keep(marker)
+            is_wrapper = marker in syntax.wrappers
+            return (yield from self._try(self._read_group if is_wrapper else syntax.read))
+        return ""
+
+    def _try(self, read: ReadCalls, *, is_marked: bool = True) -> Steps[str]:
+        """Read calls; return the marker of others that broke them off, if any.
+
+        is_marked:  whether they stand after a marker, so that what is none is a fault
+        """
         reader, writer = self._desk.reader, self._desk.writer
-        num_calls = writer.num_calls
+        num_calls, broke_off = writer.num_calls, ""
         try:
             yield from read(self._desk)
-        except Malformed:
+        except Malformed as error:
             if is_marked or writer.num_calls > num_calls:
                 self._desk.note(CallFault.UNFINISHED if reader.has_ended else CallFault.MALFORMED)
-            writer.text(reader.give_back())
+            given_back = reader.give_back()
+            if error.marker in (*self._syntax.opens, *self._syntax.wrappers):
+                broke_off = error.marker
+                given_back = given_back.removesuffix(broke_off)
+            writer.text(given_back)
         if writer.num_calls > num_calls:
             self._open_ends.update(self._syntax.closes)
+        return broke_off
 
     def _read_group(self, desk: Desk) -> Steps[None]:
         yield from desk.reader.run(BLANKS)

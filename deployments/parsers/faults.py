@@ -14,7 +14,7 @@ from enum import StrEnum
 class CallFault(StrEnum):
     """What is wrong.
 
-    MALFORMED:     something opened as a call and is none, or its arguments break off
+    MALFORMED:     what opened as a call is none; or its arguments break off, or are no object
     UNFINISHED:    the text ended within a call
     UNKNOWN_TOOL:  the tool was not offered; the call is given to the client all the same
     """

@@ -117,8 +117,8 @@ def _kimi_name(name: str) -> tuple[str, str | None]:
     return (found[1], name) if found else (name, None)
 
 
-_MISTRAL_LIST = Envelopes()
-_MISTRAL_NAMED = NamedObjects(name_end="[ARGS]", id_mark="[CALL_ID]")
+_MISTRAL_LIST = Envelopes("[TOOL_CALLS]")
+_MISTRAL_NAMED = NamedObjects(name_end="[ARGS]", id_mark="[CALL_ID]", ends=("[TOOL_CALLS]",))
 
 
 def _read_mistral(desk: Desk) -> Steps[None]:
@@ -139,7 +139,9 @@ _FORMATS = (
         name="hermes",
         aliases=("qwen25", "qwen", "qwen3_json"),
         syntax=CallSyntax(
-            opens=("<tool_call>",), closes=("</tool_call>",), read=Envelopes("</tool_call>")
+            opens=("<tool_call>",),
+            closes=("</tool_call>",),
+            read=Envelopes("</tool_call>", "<tool_call>"),
         ),
         triggers=("<tool_call>",),
         make_tags=tags.tool_tags('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
@@ -183,7 +185,12 @@ _FORMATS = (
             opens=(_DEEPSEEK_CALL,),
             closes=_DEEPSEEK_CLOSES,
             wrappers=_DEEPSEEK_GROUP,
-            read=NamedObjects(lead=f"function{_DEEPSEEK_SEP}", name_end="```json", tail="```"),
+            read=NamedObjects(
+                lead=f"function{_DEEPSEEK_SEP}",
+                name_end="```json",
+                tail="```",
+                ends=("```", _DEEPSEEK_CALL, _DEEPSEEK_END),
+            ),
         ),
         triggers=(_DEEPSEEK_CALL,),
         make_tags=tags.tool_tags(
@@ -197,7 +204,7 @@ _FORMATS = (
             opens=(_DEEPSEEK_CALL,),
             closes=_DEEPSEEK_CLOSES,
             wrappers=_DEEPSEEK_GROUP,
-            read=NamedObjects(name_end=_DEEPSEEK_SEP),
+            read=NamedObjects(name_end=_DEEPSEEK_SEP, ends=(_DEEPSEEK_CALL, _DEEPSEEK_END)),
         ),
         triggers=(_DEEPSEEK_CALL,),
         make_tags=tags.tool_tags(f"{_DEEPSEEK_CALL}NAME{_DEEPSEEK_SEP}", _DEEPSEEK_END),
@@ -272,7 +279,11 @@ _FORMATS = (
             opens=("<|tool_call_begin|>",),
             closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
             wrappers=("<|tool_calls_section_begin|>",),
-            read=NamedObjects(name_end="<|tool_call_argument_begin|>", split=_kimi_name),
+            read=NamedObjects(
+                name_end="<|tool_call_argument_begin|>",
+                split=_kimi_name,
+                ends=("<|tool_call_begin|>", "<|tool_call_end|>"),
+            ),
         ),
         make_id=kimi_id,
         triggers=("<|tool_call_begin|>",),

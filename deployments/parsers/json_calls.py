@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from remora.deployments.parsers.call_parser import Desk
+from remora.deployments.parsers.faults import CallFault
 from remora.deployments.parsers.literals import read_literal, to_json
 from remora.deployments.parsers.reader import BLANKS, NAME, Malformed, Reader, Steps, Taker, drop
 from remora.deployments.parsers.scan import (
@@ -99,6 +100,8 @@ class Envelopes:
             text = decode_json_text(text)
         call.open_arguments()
         if text.strip() not in ("", "null"):
+            if not text.lstrip().startswith("{"):
+                call.desk.note(CallFault.MALFORMED)
             call.add(text)
 
     def _read_value(self, reader: Reader, pass_on: Taker) -> Steps[None]:
@@ -191,6 +194,7 @@ class NamedObjects:
     id_mark:  where it stands after the name, an id follows
     tail:     stands after the arguments; left out if absent
     split:    takes the name apart into name and id
+    ends:     markers that end the arguments wherever they stand outside strings
     """
 
     name_end: str
@@ -198,6 +202,7 @@ class NamedObjects:
     id_mark: str | None = None
     tail: str = ""
     split: Callable[[str], tuple[str, str | None]] = plain_name
+    ends: tuple[str, ...]
 
     def __call__(self, desk: Desk) -> Steps[None]:
         """Read one call."""
@@ -214,10 +219,8 @@ class NamedObjects:
         desk.begin(name, call_id)
         yield from reader.run(BLANKS)
         if (yield from reader.sees("{")):
-            yield from read_nested(reader, desk.writer.arguments, _BRACKETS)
+            brackets = json_brackets(*self.ends)
+            yield from read_nested(reader, desk.writer.arguments, brackets)
         desk.writer.complete()
         yield from reader.run(BLANKS)
         yield from reader.has(self.tail)
-
-
-_BRACKETS = json_brackets()

@@ -24,6 +24,7 @@ _TOKEN = re.compile(
 )
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _CLOSES = {"[": "]", "(": ")", "{": "}"}
+_ESCAPES = re.compile('["\\\\\x00-\x1f\ud800-\udfff]')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|x[0-9a-fA-F]{2}|[0-7]{1,3}|[\s\S])")
 _ESCAPED = dict(zip("\n\\'\"abfnrtv", "\0\\'\"\a\b\f\n\r\t\v", strict=True)) | {"\n": ""}
@@ -41,7 +42,7 @@ _EVERY_TYPE = frozenset({"null", *(name for _, name in _TYPE_NAMES)})
 
 def escape(text: str) -> str:
     """Return `text` as it stands between the quotes of a JSON string."""
-    return to_json(text)[1:-1]
+    return to_json(text)[1:-1] if _ESCAPES.search(text) else text
 
 
 def to_json(value: Any) -> str:

@@ -27,7 +27,14 @@ NAME = re.compile(r"[^\s<>|\[\](){}\"'`,;=]+")
 
 
 class Malformed(Exception):
-    """What looked like a call is none. Never leaves a parser."""
+    """What looked like a call is none, or breaks off. Never leaves a parser.
+
+    marker:  what broke it off and has been read, if anything did
+    """
+
+    def __init__(self, marker: str = "") -> None:
+        super().__init__(marker)
+        self.marker = marker
 
 
 class Markers:

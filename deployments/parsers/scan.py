@@ -6,6 +6,7 @@ Text is passed on as it stands. Nothing is judged but quotes, escapes and the de
 from __future__ import annotations
 
 import json
+from functools import cache
 
 from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps, Taker
 
@@ -13,6 +14,7 @@ _QUOTES = {quote: Markers(quote, "\\") for quote in "\"'"}
 _PYTHON = Markers(*"\"'()[]{},")
 
 
+@cache
 def json_brackets(*ends: str) -> Markers:
     """Return what `read_nested` has to look at; outside strings each of `ends` breaks a value."""
     return Markers(*'"{}[]', *ends)
@@ -50,7 +52,7 @@ def read_nested(
     while True:
         stop = yield from reader.until(brackets, pass_on)
         if stop is None or len(stop) > 1:
-            raise Malformed
+            raise Malformed(stop or "")
         pass_on(stop)
         if stop in _QUOTES:
             yield from read_string(reader, pass_on, quote=stop)

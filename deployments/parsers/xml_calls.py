@@ -16,7 +16,6 @@ from remora.deployments.parsers.reader import BLANKS, NAME, Malformed, Markers, 
 from remora.deployments.parsers.scan import json_brackets, read_nested
 
 _TEXT = frozenset({"string"})
-_BRACKETS = json_brackets()
 
 
 class Reading(Enum):
@@ -57,7 +56,7 @@ class XmlCalls:
         desk.begin(name)
         yield from reader.run(BLANKS)
         if (yield from reader.sees("{")):
-            yield from read_nested(reader, writer.arguments, _BRACKETS)
+            yield from read_nested(reader, writer.arguments, json_brackets(self.close))
         yield from self._read_arguments(desk, name)
         writer.complete()
 

@@ -267,6 +267,66 @@ def test_a_call_whose_text_ends_early_stays_as_it_is(name: str, text: str, calls
     assert read(name, text) == ("", calls)
 
 
+BROKEN: list[tuple[str, str, str, Calls]] = [
+    (
+        "hermes",
+        '<tool_call>{"name": "add", "arguments": {"a": [1<tool_call>{"name": "now"}</tool_call>',
+        "",
+        [("add", '{"a": [1'), ("now", "{}")],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS]add[ARGS]{"a": {[TOOL_CALLS]now[ARGS]{}',
+        "",
+        [("add", '{"a": {'), ("now", "{}")],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": [[TOOL_CALLS]now[ARGS]{}',
+        "",
+        [("add", '{"a": ['), ("now", "{}")],
+    ),
+    (
+        "deepseek_v3",
+        f'{BS}{B}function{P}add\n```json\n{{"a": {{\n```{E}'
+        f"{B}function{P}b\n```json\n{{}}\n```{E}{ES}",
+        "",
+        [("add", '{"a": {\n'), ("b", "{}")],
+    ),
+    (
+        "deepseek_v31",
+        f'{BS}{B}add{P}{{"a": {{"b": 1}}{E}{B}now{P}{{}}{E}{ES}Done.',
+        "Done.",
+        [("add", '{"a": {"b": 1}'), ("now", "{}")],
+    ),
+    (
+        "deepseek_v31",
+        f'{B}add{P}{{"a": [{B}now{P}{{}}{E}',
+        "",
+        [("add", '{"a": ['), ("now", "{}")],
+    ),
+    (
+        "kimi_k2",
+        f'{KBS}{KB}functions.add:0{KA}{{"a":{{}}{KE}{KB}functions.b:1{KA}{{}}{KE}{KES}',
+        "",
+        [("add", '{"a":{}'), ("b", "{}")],
+    ),
+    (
+        "qwen3_coder",
+        '<tool_call><function=x>{"a": [1</function></tool_call><function=now></function>',
+        "",
+        [("x", '{"a": [1'), ("now", "{}")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "calls"), BROKEN)
+def test_arguments_whose_brackets_stay_open_end_with_the_call(
+    name: str, text: str, answer: str, calls: Calls
+) -> None:
+    assert read(name, text) == (answer, calls)
+
+
 def test_text_around_calls_is_kept_and_blanks_are_not() -> None:
     call = '<tool_call>{"name": "now"}</tool_call>'
 
