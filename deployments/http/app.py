@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
+from starlette.routing import Match
 
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.http import ops
@@ -47,6 +48,7 @@ from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.served import Served
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
     Route("/v1/chat/completions", CHAT, ChatBody),
     Route("/v1/completions", COMPLETIONS, CompletionBody),
@@ -115,6 +117,20 @@ def build_http_app(served: Served, *, access: Access, echo_request_id: bool = Tr
 async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         error = InvalidRequest("A parameter of the URL is malformed.")
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        error = HTTPException(405, error.detail, {"allow": ", ".join(_methods(request))})
     log_error(error, request.state.request_id)
     refused(request.scope, error)
     return error_answer(error, request.state.dialect)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return what the path of a request takes; its routes know of their own methods only."""
+    return [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from starlette.routing import Route
 
 from remora.configs.errors import InvalidRequest, QueueFull
 from remora.configs.plan import EnginePlan
@@ -296,3 +297,19 @@ def make_app(server: FakeServer | None = None) -> FastAPI:
 def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(app=make_app(server), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+
+def methods_of(app: FastAPI) -> dict[str, set[str]]:
+    """Return everything that an application answers: path -> methods, parameters as `{name}`."""
+    methods: dict[str, set[str]] = {}
+    routes: list[Any] = list(app.routes)
+    while routes:
+        route = routes.pop()
+        if isinstance(route, Route):
+            path = route.path.replace(":path}", "}")
+            methods.setdefault(path, set()).update(route.methods or ())
+        else:
+            routes += route.original_router.routes
+    described = app.openapi()["paths"]
+    assert described.keys() <= methods.keys(), "routes that were not found"
+    return methods

@@ -11,12 +11,11 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
-from starlette.routing import BaseRoute, Route
 
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import OPEN_PATHS, Access, Keys
 from remora.deployments.http.served import Served
-from tests.deployments.fakes import FakeEngine, FakeServer, make_config
+from tests.deployments.fakes import FakeEngine, FakeServer, make_config, methods_of
 
 KEY, ADMIN_KEY = "sk-caller", "sk-operator"
 CALLERS = Access(keys=Keys(["sk-other", KEY]))
@@ -38,15 +37,9 @@ def make_guarded(
 
 def all_routes() -> list[tuple[str, str]]:
     """Return (method, path) of everything that the application answers."""
-    routes: list[BaseRoute] = make_guarded_app(CALLERS).routes
-    pairs = [
-        (method, route.path.replace(":path}", "}"))
-        for route in routes
-        if isinstance(route, Route)
-        for method in sorted(route.methods or ())
-    ]
-    assert len(pairs) == sum(len(getattr(route, "methods", None) or ()) for route in routes)
-    return pairs
+    found = methods_of(make_guarded_app(CALLERS))
+    assert len(found) > 40
+    return sorted((method, path) for path, methods in found.items() for method in methods)
 
 
 @pytest.mark.parametrize(("method", "path"), all_routes())
