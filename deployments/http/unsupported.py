@@ -22,6 +22,10 @@ _SAMPLING = "This way of choosing tokens is not supported."
 _TEMPLATE = "This is not supported here; it belongs to chats, whose template is the model's own."
 _ROUTING = "This kind of routing is not supported."
 _OUTPUT = "This output is not available."
+_CHOSEN = (
+    "Log-probabilities of chosen tokens are not available; ask for those of the most likely ones, "
+    "by top_logprobs or, in /generate, top_logprobs_num."
+)
 _EMPTY: tuple[Any, ...] = (False, [], {}, "")
 
 _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
@@ -114,6 +118,7 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("service_tier", ("auto", "default")),
         ),
     ),
+    "chosen": (_CHOSEN, (("logprob_token_ids", _EMPTY), ("token_ids_logprob", _EMPTY))),
     "output": (
         _OUTPUT,
         (
@@ -121,8 +126,6 @@ _ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
             ("return_prompt_text", (False,)),
             ("return_cached_tokens_details", (False,)),
             ("return_meta_info", (False,)),
-            ("logprob_token_ids", _EMPTY),
-            ("token_ids_logprob", _EMPTY),
             ("stream_interval", (1,)),
         ),
     ),

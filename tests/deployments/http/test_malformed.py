@@ -103,7 +103,7 @@ BOUNDS: Mapping[str, tuple[Any, ...]] = {
         [{"type": "web_search"}],
         [{"type": "function"}],
         [{"type": "function", "function": {"name": "a b"}}],
-        [{"type": "function", "function": {"name": "a" * 65}}],
+        [{"type": "function", "function": {"name": "a" * 129}}],
         [{"type": "function", "function": {"name": "f", "parameters": []}}],
         [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}],
         [{"type": "function", "function": {"name": "f", "strict": 1}}],

@@ -398,3 +398,23 @@ async def test_a_prompt_is_aborted_by_its_name_and_all_by_the_calls(
 async def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
     error = (await post(text="ab", **fields)).json()["error"]
     assert (error["param"], error["code"]) == (next(iter(fields)), "unsupported")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/generate", {"text": "x", "token_ids_logprob": [1]}, "token_ids_logprob"),
+        ("/v1/completions", {"prompt": "x", "logprob_token_ids": [1]}, "logprob_token_ids"),
+    ],
+)
+async def test_who_asks_for_chosen_log_probabilities_is_told_what_there_is(
+    path: str, body: dict[str, Any], param: str
+) -> None:
+    async with make_client() as client:
+        response = await client.post(path, json=body)
+        harmless = await client.post(path, json=body | {param: []})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "unsupported")
+    assert error["message"].startswith(f"{param}: ")
+    assert "top_logprobs_num" in error["message"]
+    assert harmless.status_code == 200
