@@ -1,16 +1,15 @@
-"""The parent's side of the compiler process: one source at a time, within a time limit.
+"""This side of the compiler process: starts it, asks it, replaces it.
 
-Blocking calls for one thread. A process that does not answer in time, or is gone, is replaced.
+Blocking calls, for any number of threads at once. What a source does to the child that compiles it
+is told by the process; a process that is gone, or does not answer at all, is replaced.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
 import os
-import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,130 +18,149 @@ from typing import Any
 
 from remora.configs.errors import EngineError
 from remora.configs.schema import GrammarSection
-from remora.engine.grammar.constraint import ConstraintError
-from remora.engine.grammar.frames import frame, frame_size, read_frame
-from remora.engine.grammar.prepare import Source
+from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
+from remora.engine.grammar.frames import frame, receive
+from remora.engine.grammar.prepare import Source, prepare
 from remora.engine.grammar.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 COMMAND = (sys.executable, "-P", "-m", "remora.engine.grammar.worker")
-# The time limit is processor time, which the process keeps to itself; one that sleeps, or gets no
-# processor, is given up after so many times the limit.
-WALL_RATIO = 3
-_READ_BYTES = 2**20
+# The time limit is processor time. One that sleeps is given up after so many times the limit; it
+# keeps nobody waiting, and at a tenth of a processor none that computes is taken for one.
+WALL_RATIO = 10
+# What the process itself may be late with its answer.
+GRACE_S = 5.0
+# Typical, and tried when the process starts: so that what is done once is done by then.
+_WARM_UP = Constraint(
+    kind=ConstraintKind.JSON_SCHEMA,
+    source='{"type":"object","properties":{"a":{"type":"string"},"b":{"type":"integer"}}}',
+)
 
 
 class CompilerProcess:
-    """Compiles in another process. `compile` and `start` are for one thread; `close` for any."""
+    """Compiles in another process."""
 
     def __init__(self, section: GrammarSection, vocabulary: Vocabulary) -> None:
         self._timeout_s = section.compile_timeout_s
+        self._wall_s = section.compile_timeout_s * WALL_RATIO
         self._greeting = frame(
             {
                 "backend": section.backend,
                 "is_compact": section.json_compact,
                 "memory": section.compile_memory,
-                "timeout_s": section.compile_timeout_s,
+                "timeout_s": self._timeout_s,
+                "wall_s": self._wall_s,
                 "vocabulary": vocabulary.to_json(),
+                "warm_up": _request(prepare(_WARM_UP, section)),
             }
         )
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._server: _Server | None = None
         self._is_closed = False
+        self._lock = threading.Lock()
+        self._starting = threading.Lock()
 
     @property
     def pid(self) -> int | None:
-        """The process's id, while there is one."""
-        return None if self._process is None else self._process.pid
+        """The id of the process, or of the last one."""
+        return None if self._server is None else self._server.pid
 
     def start(self) -> None:
         """Start the process, if there is none. Raises EngineError."""
-        if self._process is not None and self._process.poll() is None:
-            return
-        self._end()
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        with self._lock:
-            if self._is_closed:
-                raise EngineError("the grammar compiler has been closed")
-            self._process = subprocess.Popen(
-                COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-            )
-        try:
-            head, _ = self._ask(self._greeting, START_TIMEOUT_S)
-        except (OSError, EOFError, TimeoutError) as error:
-            self._end()
-            raise EngineError(f"the grammar compiler does not start: {error}") from error
-        logger.info("grammar compiler started, pid %s: %s", self.pid, head)
+        self._started()
 
     def compile(self, source: Source) -> bytes:
         """Compile one source. Raises ConstraintError, also where it takes too long or crashes."""
-        self.start()
-        request = frame({"kind": source.kind, "text": source.text})
-        try:
-            head, body = self._ask(request, self._timeout_s * WALL_RATIO)
-        except (OSError, EOFError, TimeoutError) as error:
-            # Its own signal, not ours, which comes a moment later.
-            status = self._end(wait_s=0.0 if isinstance(error, TimeoutError) else 1.0)
-            if isinstance(error, TimeoutError) or status == -signal.SIGPROF:
-                reason = f"takes longer than {self._timeout_s:g} s (grammar.compile_timeout_s)"
-            else:
-                reason = "takes more memory than grammar.compile_memory, or crashes the compiler"
-            raise ConstraintError(f"compiling it {reason}") from None
-        if "error" in head:
-            raise ConstraintError(head["error"])
-        return body
+        request = frame(_request(source))
+        for _ in range(2):
+            server = self._started()
+            try:
+                head, body = server.ask(request, self._wall_s + GRACE_S)
+            except TimeoutError:
+                server.end()
+                raise ConstraintError(
+                    f"it takes longer than {self._timeout_s:g} s (grammar.compile_timeout_s)",
+                    limit="compile_timeout_s",
+                ) from None
+            except (OSError, EOFError) as error:  # its own end, and no fault of the source
+                logger.warning("grammar compiler %s is gone: %s", server.pid, error)
+                server.end()
+                continue
+            if "error" in head:
+                raise ConstraintError(head["error"])
+            return body
+        raise EngineError("the grammar compiler ended twice while it was asked")
 
     def close(self) -> None:
-        """End the process for good; a call that is waiting for it fails."""
+        """End the process for good; calls that are waiting for it fail."""
         with self._lock:
             self._is_closed = True
-            process = self._process
-        if process is not None:
-            process.kill()
+            server = self._server
+        if server is not None:
+            server.end()
 
-    def reap(self) -> None:
-        """Give back what a closed process held. No other call may be under way."""
-        self._end()
+    def _started(self) -> _Server:
+        """Return a process that can be asked, a new one where need be."""
+        with self._starting:
+            server = self._server
+            if server is not None and not server.has_ended:
+                return server
+            with self._lock:
+                if self._is_closed:
+                    raise EngineError("the grammar compiler has been closed")
+                server = self._server = _Server()
+            started = time.monotonic()
+            try:
+                server.ask(self._greeting, START_TIMEOUT_S)
+            except (OSError, EOFError) as error:
+                server.end()
+                raise EngineError(f"the grammar compiler does not start: {error}") from error
+            took_s = time.monotonic() - started
+            logger.info("grammar compiler %s started in %.1f s", server.pid, took_s)
+            return server
 
-    def _ask(self, request: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+
+class _Server:
+    """One process. Is ended once; who is waiting for an answer then gets EOFError or OSError."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                COMMAND,
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                # Not a session of its own: the kernel may weigh niceness within sessions only.
+                process_group=0,
+            )
+        self._lock = threading.Lock()
+        self.pid = self._process.pid
+        self.has_ended = False
+
+    def ask(self, message: bytes, timeout_s: float) -> tuple[dict[str, Any], bytes]:
         """Send a message and wait for the reply. Raises TimeoutError, OSError or EOFError."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        deadline = time.monotonic() + timeout_s
-        process.stdin.write(request)
-        process.stdin.flush()
-        received = bytearray()
-        while (size := frame_size(received)) is None or len(received) < size:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
-                raise TimeoutError(f"no answer within {timeout_s:g} s")
-            piece = os.read(process.stdout.fileno(), _READ_BYTES)
-            if not piece:
-                raise EOFError("the process ended")
-            received += piece
-        message = read_frame(io.BytesIO(bytes(received)))
-        assert message is not None
-        return message
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs, self._lock:
+                if self.has_ended:
+                    raise EOFError("the process has been ended")
+                socket.send_fds(self._control, [b"\0"], [theirs.fileno()])
+            ours.settimeout(timeout_s)
+            ours.sendall(message)
+            return receive(ours, timeout_s)
 
-    def _end(self, wait_s: float = 0.0) -> int | None:
-        """Reap the process, and kill it if it has not ended by itself; returns how it ended."""
-        process, self._process = self._process, None
-        if process is None:
-            return None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):  # what was never sent
-                    stream.close()
-        return process.returncode
+    def end(self) -> None:
+        """Kill the process and its children, and give back what it held."""
+        with self._lock:
+            if self.has_ended:
+                return
+            self.has_ended = True
+            os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            self._control.close()
+
+
+def _request(source: Source) -> dict[str, str]:
+    return {"kind": source.kind, "text": source.text}

@@ -1,13 +1,18 @@
-"""Messages between this process and the compiler's: a JSON head, and bytes after it."""
+"""Messages between this process and the compiler's: a JSON head, and bytes after it.
+
+They go over connections that carry one message each way.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
 import struct
-from typing import Any, BinaryIO
+import time
+from typing import Any
 
 _LENGTHS = struct.Struct("<II")
-MAX_HEAD_BYTES = 64 * 2**20
+_READ_BYTES = 2**20
 
 
 def frame(head: dict[str, Any], body: bytes = b"") -> bytes:
@@ -16,27 +21,32 @@ def frame(head: dict[str, Any], body: bytes = b"") -> bytes:
     return _LENGTHS.pack(len(text), len(body)) + text + body
 
 
-def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """Read one message; None at the end of the stream. Raises EOFError within a message."""
-    lengths = stream.read(_LENGTHS.size)
-    if not lengths:
-        return None
-    head_size, body_size = _LENGTHS.unpack(_whole(lengths, _LENGTHS.size))
-    if head_size > MAX_HEAD_BYTES:
-        raise EOFError("a message that is none")
-    head = json.loads(_whole(stream.read(head_size), head_size))
-    return head, _whole(stream.read(body_size), body_size)
+def receive(connection: socket.socket, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+    """Read the message of a connection, which must come within `timeout_s`.
+
+    Raises TimeoutError, another OSError, or EOFError where the message is not whole.
+    """
+    deadline = time.monotonic() + timeout_s
+    received = bytearray()
+    while len(received) < (size := _size(received)):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no message within {timeout_s:g} s")
+        connection.settimeout(left)
+        piece = connection.recv(_READ_BYTES)
+        if not piece:
+            raise EOFError("the connection ended within a message")
+        received += piece
+    if len(received) > size:
+        raise EOFError("something else came after a message cut short")
+    head_size, _ = _LENGTHS.unpack_from(received)
+    head_end = _LENGTHS.size + head_size
+    return json.loads(received[_LENGTHS.size : head_end]), bytes(received[head_end:])
 
 
-def frame_size(received: bytes | bytearray) -> int | None:
-    """Return how long the message is that begins here, once that is known."""
+def _size(received: bytearray) -> int:
+    """Return how long the message is that begins here, as far as that is known."""
     if len(received) < _LENGTHS.size:
-        return None
+        return _LENGTHS.size
     head_size, body_size = _LENGTHS.unpack_from(received)
     return _LENGTHS.size + int(head_size) + int(body_size)
-
-
-def _whole(data: bytes, size: int) -> bytes:
-    if len(data) < size:
-        raise EOFError("the stream ended within a message")
-    return data

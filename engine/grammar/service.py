@@ -1,15 +1,16 @@
 """Constraints in, compiled grammars out, for the requests of one model.
 
 Checked here, compiled in another process, loaded in a thread: the event loop waits for nothing.
-Equal constraints are compiled once, grammars and failures are kept within bounds. One thread talks
-to the compiler, so requests are served in the order in which they came. Backends are imported on
-first use: they bring torch along.
+Equal constraints are compiled once, grammars and failures are kept within bounds. A few are
+compiled at once, so that one which takes all of its time holds up nobody; the others wait in the
+order in which they came. Backends are imported on first use: they bring torch along.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,8 @@ from remora.engine.grammar.vocabulary import Vocabulary
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import Grammar
 
+# Two at least, so that one alone never blocks the way; each may take grammar.compile_memory.
+NUM_PARALLEL = max(2, min(4, len(os.sched_getaffinity(0))))
 MAX_WAITING = 256
 FAILURE_CACHE_BYTES = 256 * 1024
 
@@ -80,7 +83,8 @@ class GrammarService:
         self._running: dict[bytes, Future[Grammar]] = {}
         self._hits = self._misses = self._num_failures = 0
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="grammar-checks")
-        self._compiles = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiles")
+        self._making = threading.Lock()
+        self._compiles = ThreadPoolExecutor(NUM_PARALLEL, thread_name_prefix="grammar-compiles")
         self._backend: tuple[CompilerProcess, Loader] | None = None
         self._is_closed = False
 
@@ -96,8 +100,7 @@ class GrammarService:
         """
         self._check_enabled(param)
         try:
-            check = self._checks.submit(prepare, constraint, self._section)
-            source = await asyncio.wrap_future(check)
+            source = await asyncio.wrap_future(self._check(constraint))
             # Others may wait for the same grammar: it is compiled even if this call is cancelled.
             return await asyncio.shield(asyncio.wrap_future(self._grammar(source)))
         except ConstraintError as error:
@@ -118,15 +121,19 @@ class GrammarService:
 
     def close(self) -> None:
         """End the compiler. Calls that wait for it fail."""
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True
         backend = self._backend
         if backend is not None:
             backend[0].close()
         for pool in (self._checks, self._compiles):
             pool.shutdown(wait=True, cancel_futures=True)
-        if self._backend is not None:
+        if self._backend is not None:  # made meanwhile
             self._backend[0].close()
-            self._backend[0].reap()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("the grammar compiler has been closed")
 
     def _check_enabled(self, param: str) -> None:
         if self._section.backend == "none":
@@ -135,6 +142,11 @@ class GrammarService:
         if not self._end_ids:
             message = f"{param} cannot be enforced: the model has no end-of-sequence token."
             raise InvalidRequest(message, param, "unsupported")
+
+    def _check(self, constraint: Constraint) -> Future[Source]:
+        with self._lock:
+            self._check_open()
+            return self._checks.submit(prepare, constraint, self._section)
 
     def _grammar(self, source: Source) -> Future[Grammar]:
         """Return the grammar of a source: known, on its way, or on its way from now on."""
@@ -153,6 +165,7 @@ class GrammarService:
         return running or done
 
     def _begin(self, key: bytes, source: Source) -> Future[Grammar]:
+        self._check_open()
         self._misses += 1
         if len(self._running) >= MAX_WAITING:
             raise QueueFull("too many constraints are waiting to be compiled")
@@ -161,7 +174,7 @@ class GrammarService:
         return running
 
     def _make(self, key: bytes, source: Source) -> Grammar:
-        """Compile and load one source, and keep what came of it. Runs in the compiles' thread."""
+        """Compile and load one source, and keep what came of it. Runs in a thread of its own."""
         try:
             process, loader = self._ready()
             grammar = loader.load(process.compile(source))
@@ -185,18 +198,18 @@ class GrammarService:
 
     def _ready(self) -> tuple[CompilerProcess, Loader]:
         """Return the compiler and the loader, made on first use."""
-        if self._is_closed:
-            raise EngineError("the grammar compiler has been closed")
-        if self._backend is None:
-            vocabulary = Vocabulary.of(
-                self._tokenizer,
-                vocab_size=self._vocab_size,
-                end_ids=self._end_ids,
-                marker_ids=self._marker_ids,
-            )
-            process = CompilerProcess(self._section, vocabulary)
-            self._backend = (process, _loader(self._section, vocabulary))
-        return self._backend
+        with self._making:
+            self._check_open()
+            if self._backend is None:
+                vocabulary = Vocabulary.of(
+                    self._tokenizer,
+                    vocab_size=self._vocab_size,
+                    end_ids=self._end_ids,
+                    marker_ids=self._marker_ids,
+                )
+                process = CompilerProcess(self._section, vocabulary)
+                self._backend = (process, _loader(self._section, vocabulary))
+            return self._backend
 
 
 def _loader(section: GrammarSection, vocabulary: Vocabulary) -> Loader:

@@ -1,28 +1,40 @@
 """The compiler process: `python -P -m remora.engine.grammar.worker`.
 
-Reads a vocabulary and then sources from its input, and writes what they compile to. It may be
-killed at any time and takes nothing along: a source that hangs, crashes or eats memory costs this
-process only. Its time is processor time, so that a busy machine refuses nothing that an idle one
-takes; a signal ends the process when the time is over. It ends with its input, too.
+A fork server: it imports a backend and reads the vocabulary once, and then forks a child for each
+source. A source that hangs, crashes or eats memory costs that child, and the others go on. A
+child's time is processor time, so that a busy machine refuses nothing that an idle one takes.
+
+Input is a socket that brings connections: one for each exchange, with one message there and one
+back. The first is the greeting, which the server answers; each of the others is answered by a
+child, or by the server where its child could not. When the input ends, everything ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import os
 import resource
+import selectors
 import signal
+import socket
 import sys
 import types
-from typing import Any, BinaryIO, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 from remora.engine.grammar.constraint import ConstraintError
-from remora.engine.grammar.frames import frame, read_frame
+from remora.engine.grammar.frames import frame, receive
 from remora.engine.grammar.prepare import Source, SourceKind
 from remora.engine.grammar.vocabulary import Vocabulary
 
 NICENESS = 10
-# On the wall; the parent has killed us long before if it lives.
-ORPHAN_TIMEOUT_S = 300.0
+# On the wall; the other side has given up long before if it lives.
+GREETING_TIMEOUT_S = 300.0
+# How a child ends that has answered; 0 would be how it ends if native code calls exit.
+ANSWERED = 101
 
 
 class Compiler(Protocol):
@@ -33,25 +45,124 @@ class Compiler(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildLimits:
+    """What one child may take.
+
+    timeout_s:     processor time
+    wall_s:        on the wall, for one that sleeps
+    memory_bytes:  beside what the server has
+    """
+
+    timeout_s: float
+    wall_s: float
+    memory_bytes: int
+
+    def set(self) -> None:
+        """Hold this process to them; a signal ends it when its time is over."""
+        signal.setitimer(signal.ITIMER_PROF, self.timeout_s)
+        signal.setitimer(signal.ITIMER_REAL, self.wall_s)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + self.memory_bytes,) * 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+class ForkServer:
+    """Forks a child for each connection, and sees to it that each is answered."""
+
+    def __init__(self, control: socket.socket, compiler: Compiler, limits: ChildLimits) -> None:
+        self._control = control
+        self._compiler = compiler
+        self._limits = limits
+        self._pids: set[int] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Serve until the input ends; children that are still at work end with it."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._control:
+                    key.data()
+                elif (connection := receive_connection(self._control)) is not None:
+                    self._begin(connection)
+                else:
+                    for pid in self._pids:
+                        os.kill(pid, signal.SIGKILL)
+                    return
+
+    def _begin(self, connection: socket.socket) -> None:
+        pid = os.fork()
+        if pid == 0:
+            serve_one(connection, self._compiler, self._limits)
+        self._pids.add(pid)
+        pidfd = os.pidfd_open(pid)
+        bury = partial(self._bury, pid, pidfd, connection)
+        self._selector.register(pidfd, selectors.EVENT_READ, bury)
+
+    def _bury(self, pid: int, pidfd: int, connection: socket.socket) -> None:
+        """Take note of the end of a child, and answer if it did not."""
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        self._pids.remove(pid)
+        ending = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with connection:
+            if ending != ANSWERED:
+                connection.settimeout(0)
+                with contextlib.suppress(OSError):  # nobody listens any more
+                    connection.sendall(frame({"error": self._reason(ending)}))
+
+    def _reason(self, ending: int) -> str:
+        if ending in (-signal.SIGPROF, -signal.SIGALRM):
+            limit = f"{self._limits.timeout_s:g} s (grammar.compile_timeout_s)"
+            return f"compiling it takes longer than {limit}"
+        return "compiling it takes more memory than grammar.compile_memory, or crashes the compiler"
+
+
 def main() -> None:
-    """Serve until the input ends."""
+    """Answer the greeting, then serve until the input ends."""
     os.nice(NICENESS)
-    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what native code prints is no reply
-    start = read_frame(requests)
-    if start is None:
+    control = socket.socket(fileno=os.dup(0))
+    os.dup2(1, 0)
+    connection = receive_connection(control)
+    if connection is None:
         return
-    head, _ = start
-    compiler = _compiler(head)
-    _limit_memory(head["memory"])
-    _send(replies, {"ready": True})
-    while (message := read_frame(requests)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, head["timeout_s"])
-        signal.setitimer(signal.ITIMER_REAL, ORPHAN_TIMEOUT_S)
-        reply, body = _answer(compiler, message[0])
+    with connection:
+        head, _ = receive(connection, GREETING_TIMEOUT_S)
+        compiler = _compiler(head)
+        _answer(compiler, head["warm_up"])
+        gc.collect()
+        gc.freeze()  # so that children share its pages
+        connection.sendall(frame({"ready": True}))
+    limits = ChildLimits(
+        timeout_s=head["timeout_s"], wall_s=head["wall_s"], memory_bytes=head["memory"]
+    )
+    ForkServer(control, compiler, limits).run()
+
+
+def receive_connection(control: socket.socket) -> socket.socket | None:
+    """Return the next connection; None at the end of the input."""
+    _, fds, _, _ = socket.recv_fds(control, 1, 1)
+    return socket.socket(fileno=fds[0]) if fds else None
+
+
+def serve_one(connection: socket.socket, compiler: Compiler, limits: ChildLimits) -> NoReturn:
+    """Answer one connection and end, in a child."""
+    status = 1
+    try:
+        limits.set()
+        os.dup2(1, 2)  # what native code prints is no log of ours
+        # Others' connections, and the input: both must end when the server does.
+        os.closerange(3, connection.fileno())
+        os.closerange(connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        request, _ = receive(connection, limits.wall_s)
+        reply, body = _answer(compiler, request)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(replies, reply, body)
+        connection.sendall(frame(reply, body))
+        status = ANSWERED
+    finally:
+        os._exit(status)
 
 
 def _answer(compiler: Compiler, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -70,36 +181,30 @@ def _compiler(head: dict[str, Any]) -> Compiler:
         from remora.engine.grammar.outlines_backend import OutlinesCompiler
 
         return OutlinesCompiler(vocabulary, is_compact=head["is_compact"])
-    _put_transformers_aside()
+    _put_torch_aside()
     from remora.engine.grammar.xgrammar_backend import XgrammarCompiler
 
     return XgrammarCompiler(vocabulary, is_compact=head["is_compact"])
 
 
-def _put_transformers_aside() -> None:
-    """xgrammar imports transformers for annotations only; that takes most of a second."""
-    stand_in = types.ModuleType("transformers")
-    for name in (
-        "LogitsProcessor",
-        "PretrainedConfig",
-        "PreTrainedTokenizer",
-        "PreTrainedTokenizerBase",
-        "PreTrainedTokenizerFast",
-    ):
-        setattr(stand_in, name, type(name, (), {}))
-    sys.modules.setdefault("transformers", stand_in)
+def _put_torch_aside() -> None:
+    """Spare this process two libraries that xgrammar imports for its annotations.
+
+    They would take seconds, most of the memory, and most of the time of a fork.
+    """
+    sys.modules["torch"] = None  # type: ignore[assignment]  # what xgrammar stands on tries it only
+    importlib.import_module("tvm_ffi")
+    for name in ("torch", "transformers"):
+        sys.modules[name] = _StandIn(name)
 
 
-def _limit_memory(extra_bytes: int) -> None:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + extra_bytes,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+class _StandIn(types.ModuleType):
+    """A module that has a class of every name."""
 
-
-def _send(replies: BinaryIO, head: dict[str, Any], body: bytes = b"") -> None:
-    replies.write(frame(head, body))
-    replies.flush()
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda *_, **__: None})
 
 
 if __name__ == "__main__":

@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
-import io
+import socket
+import threading
+from collections.abc import Iterator
 
 import pytest
 
-from remora.engine.grammar.frames import frame, frame_size, read_frame
+from remora.engine.grammar.frames import frame, receive
+
+Pair = tuple[socket.socket, socket.socket]
 
 
-def test_messages_come_back_one_by_one() -> None:
-    stream = io.BytesIO(frame({"a": "é"}, b"\0\xff") + frame({"b": 1}))
-
-    assert read_frame(stream) == ({"a": "é"}, b"\0\xff")
-    assert read_frame(stream) == ({"b": 1}, b"")
-    assert read_frame(stream) is None
-
-
-def test_the_size_is_known_as_soon_as_it_can_be() -> None:
-    data = frame({"a": 1}, b"xyz")
-
-    assert frame_size(data[:7]) is None
-    assert frame_size(data[:8]) == len(data)
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
 
 
-@pytest.mark.parametrize("cut", [1, 7, 9, -1])
-def test_a_message_cut_short_is_an_error(cut: int) -> None:
+def test_a_message_comes_back(pair: Pair) -> None:
+    pair[0].sendall(frame({"a": "é"}, b"\0\xff"))
+
+    assert receive(pair[1], 60) == ({"a": "é"}, b"\0\xff")
+
+
+def test_a_message_larger_than_any_buffer_comes_back(pair: Pair) -> None:
+    body = bytes(range(256)) * 2**14
+    sender = threading.Thread(target=pair[0].sendall, args=(frame({}, body),))
+    sender.start()
+
+    assert receive(pair[1], 60) == ({}, body)
+    sender.join()
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 9, -1])
+def test_a_message_cut_short_is_an_error(cut: int, pair: Pair) -> None:
+    pair[0].sendall(frame({"a": 1}, b"xyz")[:cut])
+    pair[0].close()
+
     with pytest.raises(EOFError):
-        read_frame(io.BytesIO(frame({"a": 1}, b"xyz")[:cut]))
+        receive(pair[1], 60)
 
 
-def test_a_head_of_absurd_size_is_not_read() -> None:
-    with pytest.raises(EOFError, match="none"):
-        read_frame(io.BytesIO(b"\xff" * 64))
+def test_a_message_behind_one_cut_short_is_not_taken_for_its_end(pair: Pair) -> None:
+    pair[0].sendall(frame({}, b"x" * 9)[:-2] + frame({"error": "it died"}))
+
+    with pytest.raises(EOFError, match="cut short"):
+        receive(pair[1], 60)
+
+
+def test_a_message_that_does_not_come_in_time_is_an_error(pair: Pair) -> None:
+    pair[0].sendall(frame({}, b"x")[:-1])
+
+    with pytest.raises(TimeoutError):
+        receive(pair[1], 0.05)
