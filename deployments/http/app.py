@@ -110,7 +110,8 @@ def build_http_app(served: Served, *, access: Access, echo_request_id: bool = Tr
     app.include_router(generation_routes(served, GENERATION))
     for make_router in ROUTERS:
         app.include_router(make_router(served))
-    describe_bodies(app, {route.path: route.body for route in GENERATION} | dict(BODIES))
+    bodies = {route.path: route.body for route in GENERATION} | dict(BODIES)
+    describe_bodies(app, bodies, model=served.plan.served_model_name)
     return app
 
 
