@@ -1,0 +1,142 @@
+"""Reading takes time that grows with the length of a reply and no faster: 1 k to 1 M characters.
+
+Every format, by whatever a model may repeat: openings, markers that are cut short, braces, quotes,
+backslashes. The time is the thread's own, so a busy machine changes nothing; the measure is coarse
+(work that grows by the square would be twenty times over it).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.forced import forced_parser
+from remora.deployments.parsers.formats import TOOL_FORMATS
+from remora.deployments.parsers.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ThoughtSplitter,
+    ThoughtStart,
+)
+from remora.deployments.parsers.tools import ToolUse
+from tests.deployments.parsers import test_replies, test_response_template
+from tests.deployments.parsers.test_tool_chunking import FORCED, FORMATS, make_id, make_parser
+
+SIZES = (1_000, 50_000, 1_000_000)
+CHUNK = 250
+GROWTH = SIZES[-1] / SIZES[-2]
+SLACK = 4.0
+FLOOR_S = 0.02  # less than this is not told from nothing
+OPENINGS = {
+    "llama3": '{"name": "add", "parameters": {"s": "',
+    "llama4": "[add(a=(",
+    "qwen3_coder": "<tool_call>\n<function=add>\n<parameter=a>\n",
+}
+UNITS = {
+    "braces": '{"a":',
+    "brackets": "[",
+    "quotes": '"',
+    "backslashes": "\\",
+    "escapes": '\\"',
+    "ends": "}]",
+    "lines": "\n ",
+    "less-than": "<",
+}
+
+Make = Callable[[], ReplyParser | ThoughtSplitter]
+
+
+def seconds_of(push: Callable[[str], object], finish: Callable[[], object], text: str) -> float:
+    """Read a text piece by piece; return the time of this thread."""
+    started = time.thread_time()
+    for start in range(0, len(text), CHUNK):
+        push(text[start : start + CHUNK])
+    finish()
+    return time.thread_time() - started
+
+
+def check_growth(
+    make: Callable[[], ReplyParser | ThoughtSplitter], opening: str, unit: str
+) -> None:
+    took_s = []
+    for size in SIZES:
+        parser = make()
+        text = opening + unit * (size // len(unit))
+        took_s.append(seconds_of(parser.push, parser.finish, text))
+    assert took_s[2] <= max(took_s[1], FLOOR_S) * GROWTH * SLACK, took_s
+
+
+def hostile(name: str) -> Iterator[tuple[str, str]]:
+    """Yield what is repeated after one opening, and openings that are repeated themselves."""
+    markers = TOOL_FORMATS[name].markers
+    opening = OPENINGS.get(name, markers[0])
+    for unit in UNITS.values():
+        yield opening, unit
+    for marker in dict.fromkeys((opening, *markers)):
+        yield "", marker
+        yield "", marker[:-1] or marker
+        yield opening, marker[:-1] or marker
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "opening", "unit"),
+    [(name, opening, unit) for name in FORMATS for opening, unit in hostile(name)],
+)
+def test_a_tool_format_reads_in_linear_time(name: str, opening: str, unit: str) -> None:
+    check_growth(lambda: make_parser(name), opening, unit)
+
+
+FORCED_OPENINGS = ("", "{", '{"a": "', '[{"name": "add", "parameters": {"s": "')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", FORCED, ids=["named", "required"])
+@pytest.mark.parametrize("opening", FORCED_OPENINGS)
+@pytest.mark.parametrize("unit", [*UNITS.values(), '[{"name": "add", "parameters": {'])
+def test_forced_calls_are_read_in_linear_time(use: ToolUse, opening: str, unit: str) -> None:
+    check_growth(lambda: forced_parser(use, make_id), opening, unit)
+
+
+THOUGHTS = (*UNITS.values(), "<think>", "<think", "</think", "\n<tool_call", "\n<tool_call>", "a ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", REASONING_FORMATS, ids=lambda form: form.name)
+@pytest.mark.parametrize("start", [ThoughtStart.WITHIN, ThoughtStart.OPEN])
+@pytest.mark.parametrize("unit", THOUGHTS)
+def test_thought_is_read_in_linear_time(
+    form: ReasoningFormat, start: ThoughtStart, unit: str
+) -> None:
+    check_growth(lambda: ThoughtSplitter(form, start, interrupts=("<tool_call>",)), "", unit)
+
+
+REPLIES = (*THOUGHTS, test_replies.CALL, "<tool_call>\n{", "</tool_call>", "<think>a</think>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", [test_replies.AUTO, *FORCED], ids=["auto", "named", "required"])
+@pytest.mark.parametrize("unit", REPLIES)
+def test_a_whole_reply_is_read_in_linear_time(use: ToolUse, unit: str) -> None:
+    make = test_replies.FORMATS.make_parser(prompt=test_replies.PROMPT, use=use)
+
+    def parser() -> ReplyParser:
+        made = make()
+        assert made is not None
+        return made
+
+    check_growth(parser, "", unit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["TAGGED", "NAMED"])
+@pytest.mark.parametrize("opening", ["", "<think>", "<tool_call>", "[T]", "<f=add>"])
+@pytest.mark.parametrize("unit", [*REPLIES, "[T]", "<f=add>", "<p=a>", "<p=a>1</p>", "</f>"])
+def test_a_checkpoints_own_format_reads_in_linear_time(
+    source: str, opening: str, unit: str
+) -> None:
+    template = getattr(test_response_template, source)
+    check_growth(lambda: test_response_template.make_reader(template), opening, unit)
