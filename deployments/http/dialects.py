@@ -1,7 +1,7 @@
 """How a family of routes looks on the wire: its errors, and the frames of its streams.
 
-A route's dialect follows from its path; only bodies of /generate, a path that several servers
-share, say more than the path does (`jobs.py`).
+A route's dialect follows from its path, and from the configuration for paths that several servers
+share; only bodies of /generate say more than that (`native_routes.py`).
 """
 
 from __future__ import annotations

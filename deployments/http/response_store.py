@@ -1,8 +1,8 @@
 """Where finished responses are kept, so that a later one can continue them.
 
 A store knows ids and bytes, their age and their sum; what the bytes say is the business of
-`responses_archive.py`. Ids are unguessable: whoever knows one may read what it names. Age counts
-from the last use, so that a conversation does not lose its beginning while it goes on.
+`responses_archive.py`, and so is who may see it. Age counts from the last use, so that a
+conversation does not lose its beginning while it goes on.
 """
 
 from __future__ import annotations
