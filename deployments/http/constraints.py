@@ -235,7 +235,7 @@ async def grammar_of(
 
 
 async def _compile(served: Served, answer: Constraint, param: str, use: ToolUse) -> Grammar:
-    if not served.formats.reads_calls(use):
+    if not served.formats.calls_are_answers(use):
         return await served.grammars.compile(answer, param=param)
     if served.config.grammar.backend == "outlines":
         raise _cannot_choose(param, "grammar.backend outlines (xgrammar can)")

@@ -38,6 +38,9 @@ REASONING_SIGNS: tuple[Sign, ...] = (
     Sign("qwen3", ("<think>",)),
     Sign("deepseek-r1", ("</think>",)),
 )
+HARMONY_SIGNS: tuple[Sign, ...] = (
+    Sign("gpt-oss", ("<|channel|>", "<|message|>", "analysis", "commentary")),
+)
 
 
 def told_format(template_source: str | None, signs: tuple[Sign, ...]) -> str | None:

@@ -1,7 +1,8 @@
 """Which formats a model's replies are read by: told by name, or from what came with it.
 
 The order of `auto`: the checkpoint's own response template, then the signs in its chat template,
-then none.
+then none. Two formats read thought and calls together, and so both keys name them or leave the
+choice to them: a response template, and gpt-oss's.
 """
 
 from __future__ import annotations
@@ -10,8 +11,15 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora.configs.errors import ConfigError
-from remora.deployments.parsers.fingerprints import REASONING_SIGNS, TOOL_SIGNS, told_format
+from remora.deployments.parsers.fingerprints import (
+    HARMONY_SIGNS,
+    REASONING_SIGNS,
+    TOOL_SIGNS,
+    told_format,
+)
 from remora.deployments.parsers.formats import TOOL_FORMATS, ToolFormat
+from remora.deployments.parsers.harmony import NAMES as HARMONY_NAMES
+from remora.deployments.parsers.harmony import HarmonyFormat
 from remora.deployments.parsers.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,
@@ -28,16 +36,18 @@ AUTO, NONE, CHECKPOINT = "auto", "none", "response_template"
 
 
 class Chosen(NamedTuple):
-    """The formats of a model. Calls, thought or both may be read by `checkpoint`."""
+    """The formats of a model. Calls, thought or both may be read by `checkpoint`, together."""
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
-    checkpoint: CheckpointFormat | None
+    checkpoint: CheckpointFormat | HarmonyFormat | None
 
 
 def choose_formats(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> Chosen:
     """Choose by `auto`, `none`, `response_template` or a name for each. Raises ConfigError."""
     source = tokenizer.template_source
+    if (harmony := _harmony_format(tokenizer, tool_parser, reasoning_parser)) is not None:
+        return Chosen(None, None, harmony)
     form = _checkpoint_format(tokenizer, tool_parser, reasoning_parser)
     tools: str | None = tool_parser
     reasoning: str | None = reasoning_parser
@@ -51,12 +61,35 @@ def choose_formats(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str
 
 def tool_parser_names() -> tuple[str, ...]:
     """Return every name, aliases too, that `api.tool_parser` takes beside auto and none."""
-    return (*TOOL_FORMATS, CHECKPOINT)
+    return (*TOOL_FORMATS, *HARMONY_NAMES, CHECKPOINT)
 
 
 def reasoning_parser_names() -> tuple[str, ...]:
     """Return every name, aliases too, that `api.reasoning_parser` takes beside auto and none."""
-    return (*(n for form in REASONING_FORMATS for n in (form.name, *form.aliases)), CHECKPOINT)
+    names = (name for form in REASONING_FORMATS for name in (form.name, *form.aliases))
+    return (*names, *HARMONY_NAMES, CHECKPOINT)
+
+
+def _harmony_format(
+    tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str
+) -> HarmonyFormat | None:
+    """Return gpt-oss's format where it is named, or told. Raises ConfigError."""
+    asked = {tool_parser, reasoning_parser}
+    is_named = not asked.isdisjoint(HARMONY_NAMES)
+    if is_named and not asked <= {AUTO, NONE, *HARMONY_NAMES}:
+        raise ConfigError(
+            f"api.tool_parser is {tool_parser} and api.reasoning_parser {reasoning_parser}: "
+            f"{HARMONY_NAMES[0]} reads both; set both to {HARMONY_NAMES[0]}, auto or none"
+        )
+    is_told = (
+        AUTO in asked
+        and asked <= {AUTO, NONE}
+        and tokenizer.response_template is None
+        and told_format(tokenizer.template_source, HARMONY_SIGNS) is not None
+    )
+    if not is_named and not is_told:
+        return None
+    return HarmonyFormat(has_calls=tool_parser != NONE, has_thought=reasoning_parser != NONE)
 
 
 def _checkpoint_format(

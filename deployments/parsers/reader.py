@@ -68,6 +68,7 @@ class Reader:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._num_fed = 0
         self._has_ended = False
         self._kept: list[str] | None = None
 
@@ -75,10 +76,16 @@ class Reader:
         """Add a piece; whoever reads may go on."""
         self._text = self._text[self._at :] + text
         self._at = 0
+        self._num_fed += len(text)
 
     def end(self) -> None:
         """Say that there will be no more."""
         self._has_ended = True
+
+    @property
+    def num_read(self) -> int:
+        """Characters that have been read."""
+        return self._num_fed - len(self._text) + self._at
 
     @property
     def has_ended(self) -> bool:

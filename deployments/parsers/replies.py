@@ -7,7 +7,6 @@ nothing of HTTP and of any dialect.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,6 +19,8 @@ from remora.deployments.parsers.faults import CallFault, NoteFault
 from remora.deployments.parsers.forced import forced_parser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
 from remora.deployments.parsers.formats import ToolFormat, random_id
+from remora.deployments.parsers.harmony import HarmonyFormat
+from remora.deployments.parsers.marks import Marks
 from remora.deployments.parsers.reasoning import (
     ReasoningFormat,
     ThoughtSplitter,
@@ -39,11 +40,6 @@ from remora.engine.types import Thinking
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
-# Tokens that stand between the turns of a conversation, where the tokenizer does not call them
-# special; and what stands there in templates without such tokens.
-_TURN_TOKEN = re.compile(r"<[|｜].+[|｜]>")
-_TURN_TEXTS = ("[/INST]",)
-
 FORCED = "forced"
 """Name of the format of replies that have to be calls."""
 
@@ -61,13 +57,14 @@ class ReplyFormats:
 
     tool_format:       how it writes tool calls; None: not known, or read by the checkpoint's own
     reasoning_format:  likewise its thought
-    checkpoint_format: the checkpoint's response template, where it is what replies are read by
+    checkpoint_format: what reads thought and calls together: the checkpoint's response template,
+                       or gpt-oss's messages
     """
 
     tokenizer: Tokenizer
     tool_format: ToolFormat | None = None
     reasoning_format: ReasoningFormat | None = None
-    checkpoint_format: CheckpointFormat | None = None
+    checkpoint_format: CheckpointFormat | HarmonyFormat | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, tool_parser: str, reasoning_parser: str) -> Self:
@@ -112,13 +109,13 @@ class ReplyFormats:
 
     def shown_special_ids(self, use: ToolUse) -> frozenset[int]:
         """Return the control tokens that have to be in the text for replies to be read."""
-        shown = self._thought_marks
-        return shown | self._call_marks if self.reads_calls(use) else shown
+        shown = self._marks.of_thought
+        return shown | self._marks.of_calls if self.reads_calls(use) else shown
 
     @property
     def call_mark_ids(self) -> frozenset[int]:
         """Control tokens that the model writes tool calls with."""
-        return self._call_marks
+        return self._marks.of_calls
 
     def thinking(
         self, prompt: str, *, budget: int | None = None, continues: bool = False
@@ -145,7 +142,7 @@ class ReplyFormats:
         is open or over already, or the model has none.
         """
         opening = self._thought_opening(prompt, continues=continues)
-        return prompt if opening is None else f"{prompt}{opening}\n"
+        return prompt if opening is None else prompt + opening
 
     def make_parser(
         self,
@@ -180,6 +177,17 @@ class ReplyFormats:
             )
 
         checkpoint, form = self.checkpoint_format, self.reasoning_format
+        if isinstance(checkpoint, HarmonyFormat):
+            return lambda: read(
+                checkpoint.reader(
+                    prompt,
+                    use=use if self.reads_calls(use) else None,
+                    after=self._call_parser(use, note_fault),
+                    make_id=random_id,
+                    note=note_fault,
+                    **styles,
+                )
+            )
         if checkpoint is not None:
             tools = use.as_openai() if self.reads_calls(use) and checkpoint.has_calls else None
             return lambda: read(
@@ -196,7 +204,7 @@ class ReplyFormats:
             )
         start = ThoughtStart.OVER
         if form is not None:
-            start = form.start(prompt, self._turn_marks, continues=continues)
+            start = form.start(prompt, self._marks.of_turns, continues=continues)
         if form is None or start is ThoughtStart.OVER:
             return lambda: self._call_parser(use, note_fault)
         interrupts = self._call_openers(use)
@@ -229,13 +237,19 @@ class ReplyFormats:
         Raises ConstraintError where the answer's own source is malformed.
         """
         form = self.tool_format or self.checkpoint_format
-        calls = None if form is None else form.calls_alone(use)
+        if form is None or isinstance(form, HarmonyFormat):
+            return None
+        calls = form.calls_alone(use)
         return None if calls is None else call_grammars.calls_or(calls, answer)
 
     def reads_calls(self, use: ToolUse) -> bool:
         """Whether replies are looked through for calls in the model's own format."""
         has_format = self.tool_format_name is not None
         return has_format and use.choice is ToolChoice.AUTO and bool(use.tools)
+
+    def calls_are_answers(self, use: ToolUse) -> bool:
+        """Whether calls may stand where a grammar holds; in gpt-oss's format they are before it."""
+        return self.reads_calls(use) and not isinstance(self.checkpoint_format, HarmonyFormat)
 
     def _call_parser(self, use: ToolUse, note: NoteFault) -> ReplyParser | None:
         if use.is_forced:
@@ -257,8 +271,8 @@ class ReplyFormats:
         form = self.reasoning_format
         if form is None:
             return None
-        start = form.start(prompt, self._turn_marks, continues=continues)
-        return form.opening if start is ThoughtStart.OPEN else None
+        start = form.start(prompt, self._marks.of_turns, continues=continues)
+        return f"{form.opening}\n" if start is ThoughtStart.OPEN else None
 
     def _thought_end(self, prompt: str, *, continues: bool) -> str | None:
         if self.checkpoint_format is not None:
@@ -266,42 +280,11 @@ class ReplyFormats:
         form = self.reasoning_format
         if form is None:
             return None
-        start = form.start(prompt, self._turn_marks, continues=continues)
+        start = form.start(prompt, self._marks.of_turns, continues=continues)
         return form.closing if start is ThoughtStart.WITHIN else None
 
     @cached_property
-    def _special_tokens(self) -> dict[int, str]:
-        added, special = self.tokenizer.added_tokens, self.tokenizer.special_ids
-        return {token_id: added[token_id] for token_id in special if token_id in added}
-
-    @cached_property
-    def _thought_marks(self) -> frozenset[int]:
-        form, checkpoint = self.reasoning_format, self.checkpoint_format
-        tags = (form.opening, form.closing) if form is not None else ()
-        return frozenset(
-            token_id
-            for token_id, text in self._special_tokens.items()
-            if text in tags or (checkpoint is not None and checkpoint.names_mark(text))
+    def _marks(self) -> Marks:
+        return Marks(
+            self.tokenizer, self.tool_format, self.reasoning_format, self.checkpoint_format
         )
-
-    @cached_property
-    def _call_marks(self) -> frozenset[int]:
-        marks = () if self.tool_format is None else self.tool_format.markers
-        special = self._special_tokens.items()
-        return frozenset(
-            token_id for token_id, text in special if any(text in mark for mark in marks)
-        )
-
-    @cached_property
-    def _turn_marks(self) -> re.Pattern[str]:
-        """What stands between turns: control tokens, but not those within a reply."""
-        form = self.reasoning_format
-        inner = set() if self.tool_format is None else set(self.tool_format.markers)
-        if form is not None:
-            inner |= {form.opening, form.closing}
-        texts = {
-            text
-            for token_id, text in self.tokenizer.added_tokens.items()
-            if token_id in self.tokenizer.special_ids or _TURN_TOKEN.fullmatch(text)
-        }
-        return re.compile("|".join(map(re.escape, sorted((texts | {*_TURN_TEXTS}) - inner))))

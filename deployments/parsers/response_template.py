@@ -101,13 +101,12 @@ class CheckpointFormat:
         return field.close_literals[0] if field.close_literals else None
 
     def thought_opening(self, prompt: str) -> str | None:
-        """Return the mark that opens a thought, if the reply to a prompt may begin with it."""
+        """Return what opens a thought, if the reply to a prompt may begin with it."""
         fields = [f for name, f in self.template.fields.items() if self._is_thought(name)]
         finder = PartFinder(self, prompt)
         if not finder.is_at_start or not fields or not fields[0].open_literals:
             return None
-        mark: str = fields[0].open_literals[0]
-        return mark
+        return f"{fields[0].open_literals[0]}\n"
 
     def calls_alone(self, use: ToolUse) -> tags.Tag | None:
         """Return the format of a reply that is nothing but calls; what they hold is free.

@@ -230,6 +230,22 @@ async def test_calls_or_answers_are_held_to_once_the_thought_has_ended(
     assert body["choices"][0]["message"]["reasoning"] == "So be it."
 
 
+async def test_gpt_oss_calls_before_an_answer_that_is_held_to_the_constraint_alone() -> None:
+    call = (
+        "<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json"
+        '<|message|>{"a": 1}<|call|>'
+    )
+    server = make_server(f"Hm.{call}", tool_parser="gpt-oss")
+    messages = [{"role": "user", "content": "<|start|>assistant<|channel|>analysis<|message|>"}]
+
+    body = (await post(server, messages=messages, tools=[make_tool()], **JSON_ANSWER)).json()
+
+    message = body["choices"][0]["message"]
+    assert grammar_kind(server) is ConstraintKind.JSON_OBJECT
+    assert (message["content"], message["reasoning"]) == (None, "Hm.")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+
+
 async def test_a_constraint_holds_alone_where_no_tool_may_be_called() -> None:
     server = make_server(CALL_TEXT)
 

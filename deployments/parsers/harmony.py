@@ -1,0 +1,217 @@
+"""gpt-oss: replies in messages, each with a header that says what it is.
+
+    <|channel|>analysis<|message|>...<|end|>                       thought
+    <|start|>assistant<|channel|>commentary to=functions.add
+        <|constrain|>json<|message|>{"a": 1}<|call|>               a call
+    <|start|>assistant<|channel|>final<|message|>...<|return|>     the answer
+
+The prompt ends with `<|start|>assistant`. The recipient, `to=...`, may also stand before the
+channel. A commentary to nobody is said to the user before a call, and so it is text. A grammar
+holds for the answer only: calls stand in messages before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remora.deployments.parsers.events import ReplyEvent, ReplyParser, Thought
+from remora.deployments.parsers.faults import CallFault, NoteFault, note_nothing
+from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps
+from remora.deployments.parsers.scan import json_brackets, read_nested
+from remora.deployments.parsers.tools import ToolUse
+from remora.deployments.parsers.writer import MakeId, ReplyWriter
+
+NAMES = ("gpt-oss", "gpt_oss", "openai", "harmony")
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_MARKS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
+_REPLY = f"{_START}assistant"
+_THOUGHT = f"{_CHANNEL}analysis{_MESSAGE}"
+_ANSWER = f"<|end|>{_REPLY}{_CHANNEL}final{_MESSAGE}"
+_IN_BODY = Markers(_START, _CHANNEL, *_ENDS)
+_IN_HEADER = Markers(_START, _MESSAGE, *_ENDS)
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyFormat:
+    """gpt-oss's way to write thought, calls and answers.
+
+    has_calls:    whether calls are read, or are text
+    has_thought:  whether thought is told apart, or is text
+    """
+
+    name: ClassVar[str] = NAMES[0]
+    has_calls: bool = True
+    has_thought: bool = True
+
+    def names_mark(self, text: str) -> bool:
+        """Whether a text is a mark."""
+        return text in _MARKS
+
+    def thought_end(self, prompt: str) -> str | None:
+        """Return what stands between a thought and the answer, if the prompt ends in a thought."""
+        opened = prompt.rfind(_THOUGHT)
+        is_open = opened >= 0 and not any(prompt.find(end, opened) >= 0 for end in _ENDS)
+        return _ANSWER if is_open else None
+
+    def thought_opening(self, prompt: str) -> str | None:
+        """Return what opens a thought, if the reply to a prompt may begin with it."""
+        return _THOUGHT if prompt.endswith(_REPLY) else None
+
+    def reader(
+        self,
+        prompt: str,
+        *,
+        use: ToolUse | None,
+        after: ReplyParser | None,
+        make_id: MakeId,
+        separate: bool = True,
+        stream: bool = True,
+        note: NoteFault = note_nothing,
+    ) -> HarmonyReader:
+        """Return the parser of one reply.
+
+        use:       tools that may be called; None = calls are text
+        after:     reads the text, for replies that are held to be calls; None = it is the answer
+        separate:  whether thought is told apart; else it is text as it stands, marks included
+        stream:    whether thought is given out as it comes, or message by message
+        """
+        return HarmonyReader(
+            ReplyWriter(make_id, parallel=use is None or use.parallel),
+            frozenset(tool.name for tool in use.tools) if use else None,
+            after,
+            is_within=self.thought_end(prompt) is not None,
+            separate=separate and self.has_thought,
+            stream=stream,
+            note=note,
+        )
+
+
+class HarmonyReader:
+    """Reads one reply. A `ReplyParser` that knows where thought stood."""
+
+    def __init__(
+        self,
+        writer: ReplyWriter,
+        names: frozenset[str] | None,
+        after: ReplyParser | None,
+        *,
+        is_within: bool,
+        separate: bool,
+        stream: bool,
+        note: NoteFault,
+    ) -> None:
+        """`is_within`: the reply begins within a thought. `names`: of tools that are offered."""
+        self.thought_spans: list[tuple[int, int]] = []
+        self._reader = Reader()
+        self._writer, self._names, self._after = writer, names, after
+        self._separate, self._stream, self._note = separate, stream, note
+        self._events: list[ReplyEvent] = []
+        self._thought: list[str] = []
+        self._steps = self._read_reply(is_within=is_within)
+
+    def push(self, text: str) -> list[ReplyEvent]:
+        """Take the next piece of text; return what is certain now."""
+        self._reader.feed(text)
+        next(self._steps, None)
+        if self._stream:
+            self._tell_thought()
+        return self._drain()
+
+    def finish(self) -> list[ReplyEvent]:
+        """Return what was held back. Nothing may be pushed afterwards."""
+        self._reader.end()
+        next(self._steps, None)
+        self._tell_thought()
+        events = [*self._drain(), *self._writer.finish()]
+        return events + (self._after.finish() if self._after else [])
+
+    def _read_reply(self, *, is_within: bool) -> Steps[None]:
+        reader = self._reader
+        if is_within:
+            mark = yield from self._read_thought("", 0)
+        else:
+            mark = yield from reader.until(_IN_BODY, self._say)
+        while mark is not None:
+            if mark in _ENDS:
+                mark = yield from reader.until(_IN_BODY, self._say)
+            else:
+                mark = yield from self._read_message(mark)
+
+    def _read_message(self, mark: str) -> Steps[str | None]:
+        """Read a message from the mark that begins its header; return the mark that ends it."""
+        reader, header, start = self._reader, [mark], self._reader.num_read - len(mark)
+        stop = yield from reader.until(_IN_HEADER, header.append)
+        said = "".join(header)
+        if stop != _MESSAGE:
+            self._say(said)
+            return stop
+        recipient = _RECIPIENT.search(said)
+        if recipient and self._names is not None:
+            return (yield from self._read_call(recipient[1]))
+        if _ANALYSIS.search(said) and not recipient:
+            return (yield from self._read_thought(said + _MESSAGE, start))
+        return (yield from reader.until(_IN_BODY, self._say))
+
+    def _read_thought(self, header: str, start: int) -> Steps[str | None]:
+        """Read a thought's text, its header being read; return the mark that ends it."""
+        if self._separate:
+            if self.thought_spans:
+                self._think("\n")
+            self.thought_spans.append((start, self._reader.num_read))
+        else:
+            self._say(header)
+        end = yield from self._reader.until(_IN_BODY, self._think)
+        if end in _ENDS:
+            self._think("" if self._separate else end)
+        self._tell_thought()
+        return end
+
+    def _read_call(self, name: str) -> Steps[str | None]:
+        """Read a call's arguments; return the mark that ends them."""
+        reader, writer = self._reader, self._writer
+        if self._names is not None and name not in self._names:
+            self._note(CallFault.UNKNOWN_TOOL)
+        writer.begin(name)
+        yield from reader.run(BLANKS)
+        if not (yield from reader.sees("{")):
+            end = yield from reader.until(_IN_BODY, writer.arguments)
+            self._note(CallFault.UNFINISHED if end is None else CallFault.MALFORMED)
+            return end
+        try:
+            yield from read_nested(reader, writer.arguments, _BRACKETS)
+        except Malformed as error:
+            self._note(CallFault.MALFORMED if error.marker else CallFault.UNFINISHED)
+            return error.marker or None
+        return (yield from reader.until(_IN_BODY, self._say))
+
+    def _say(self, text: str) -> None:
+        if self._after is not None:
+            self._events += self._writer.drain() + self._after.push(text)
+        else:
+            self._writer.text(text)
+
+    def _think(self, text: str) -> None:
+        if not self._separate:
+            self._say(text)
+            return
+        self.thought_spans[-1] = (self.thought_spans[-1][0], self._reader.num_read)
+        self._thought.append(text)
+
+    def _tell_thought(self) -> None:
+        text = "".join(self._thought)
+        self._thought.clear()
+        if text:
+            self._events += [*self._writer.drain(), Thought(text)]
+
+    def _drain(self) -> list[ReplyEvent]:
+        events = [*self._events, *self._writer.drain()]
+        self._events.clear()
+        return events
+
+
+_BRACKETS = json_brackets(*_IN_BODY.texts)

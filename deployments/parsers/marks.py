@@ -1,0 +1,70 @@
+"""Which of a tokenizer's control tokens are marks of a model's formats, and which part turns."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from remora.deployments.parsers.formats import ToolFormat
+from remora.deployments.parsers.harmony import HarmonyFormat
+from remora.deployments.parsers.reasoning import ReasoningFormat
+from remora.deployments.parsers.response_template import CheckpointFormat
+
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+# Tokens that stand between the turns of a conversation, where the tokenizer does not call them
+# special; and what stands there in templates without such tokens.
+_TURN_TOKEN = re.compile(r"<[|｜].+[|｜]>")
+_TURN_TEXTS = ("[/INST]",)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Marks of the formats of one served model."""
+
+    tokenizer: Tokenizer
+    tool_format: ToolFormat | None
+    reasoning_format: ReasoningFormat | None
+    whole_format: CheckpointFormat | HarmonyFormat | None
+
+    @cached_property
+    def of_thought(self) -> frozenset[int]:
+        """Control tokens around thought."""
+        form, whole = self.reasoning_format, self.whole_format
+        tags = (form.opening, form.closing) if form is not None else ()
+        return frozenset(
+            token_id
+            for token_id, text in self._special_tokens.items()
+            if text in tags or (whole is not None and whole.names_mark(text))
+        )
+
+    @cached_property
+    def of_calls(self) -> frozenset[int]:
+        """Control tokens around and within calls."""
+        marks = () if self.tool_format is None else self.tool_format.markers
+        special = self._special_tokens.items()
+        return frozenset(
+            token_id for token_id, text in special if any(text in mark for mark in marks)
+        )
+
+    @cached_property
+    def of_turns(self) -> re.Pattern[str]:
+        """What stands between turns: control tokens, but not those within a reply."""
+        form = self.reasoning_format
+        inner = set() if self.tool_format is None else set(self.tool_format.markers)
+        if form is not None:
+            inner |= {form.opening, form.closing}
+        texts = {
+            text
+            for token_id, text in self.tokenizer.added_tokens.items()
+            if token_id in self.tokenizer.special_ids or _TURN_TOKEN.fullmatch(text)
+        }
+        return re.compile("|".join(map(re.escape, sorted((texts | {*_TURN_TEXTS}) - inner))))
+
+    @cached_property
+    def _special_tokens(self) -> dict[int, str]:
+        added, special = self.tokenizer.added_tokens, self.tokenizer.special_ids
+        return {token_id: added[token_id] for token_id in special if token_id in added}

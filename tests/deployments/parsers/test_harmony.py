@@ -1,0 +1,235 @@
+"""gpt-oss's replies, however their text was cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.configs.errors import ConfigError
+from remora.deployments.parsers.events import CallArguments, CallBegun, Text, Thought
+from remora.deployments.parsers.faults import CallFault
+from remora.deployments.parsers.formats import random_id
+from remora.deployments.parsers.harmony import HarmonyFormat, HarmonyReader
+from remora.deployments.parsers.replies import ReplyFormats
+from remora.deployments.parsers.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
+from tests.deployments.parsers.replies import cut, read
+from tests.deployments.parsers.test_replies import make_tokenizer
+from tests.tiny_models import CHAT_TEMPLATE
+
+PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
+USE = ToolUse(tools=(Tool(name="add", parameters={}),), choice=ToolChoice.AUTO)
+THOUGHT = "<|channel|>analysis<|message|>Hm.\n<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+CALL = (
+    "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+    '{"a": "<|end|>"}<|call|>'
+)
+ARGUMENTS = '{"a": "<|end|>"}'
+
+
+def make_reader(prompt: str = PROMPT, use: ToolUse | None = USE, **options: Any) -> HarmonyReader:
+    options = {"after": None, "make_id": random_id} | options
+    return HarmonyFormat().reader(prompt, use=use, **options)
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "answer", "calls"),
+    [
+        (f"{THOUGHT}{FINAL}Paris.<|return|>", "Hm.\n", "Paris.", []),
+        (f"{THOUGHT}{FINAL}Paris.", "Hm.\n", "Paris.", []),
+        ("<|channel|>final<|message|> Hi", "", " Hi", []),
+        (f"{THOUGHT}{CALL}", "Hm.\n", "", [("add", ARGUMENTS)]),
+        (THOUGHT + CALL.removesuffix("<|call|>"), "Hm.\n", "", [("add", ARGUMENTS)]),
+        (
+            "<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{}<|call|>",
+            "",
+            "",
+            [("add", "{}")],
+        ),
+        (
+            f"<|channel|>commentary<|message|>Let me see.<|end|>{CALL}{CALL}",
+            "",
+            "Let me see.",
+            [("add", ARGUMENTS), ("add", ARGUMENTS)],
+        ),
+        (f"{THOUGHT}<|start|>assistant{THOUGHT}{FINAL}x", "Hm.\n\nHm.\n", "x", []),
+        ("<|channel|>analysis<|message|>never ends <|en", "never ends <|en", "", []),
+        ("no marks at all <|chan", "", "no marks at all <|chan", []),
+        ("<|channel|>final without a message", "", "<|channel|>final without a message", []),
+        (f"<|channel|>fin{FINAL}x", "", "<|channel|>finx", []),
+        ("<|channel|>commentary to=python<|message|>1 + 1<|call|>", "", "", [("python", "1 + 1")]),
+        ("", "", "", []),
+    ],
+)
+def test_messages_are_told_apart_by_their_headers(
+    text: str, thought: str, answer: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read(make_reader(), text) == (thought, answer, calls)
+    assert read(make_reader(), *text) == (thought, answer, calls)
+
+
+def test_a_prompt_may_have_opened_the_thought() -> None:
+    opened = PROMPT + str(HarmonyFormat().thought_opening(PROMPT))
+
+    assert HarmonyFormat().thought_end(PROMPT) is None
+    assert HarmonyFormat().thought_end(opened) == f"<|end|>{FINAL}"
+    assert HarmonyFormat().thought_opening(opened) is None
+    assert read(make_reader(opened), f"Hm.<|end|>{FINAL}Hi") == ("Hm.", "Hi", [])
+
+
+def test_pieces_come_as_they_are_written() -> None:
+    reader = make_reader(make_id=lambda number, name: f"id{number}")
+
+    pieces = ["<|channel|>analysis<|message|>H", "m", "<|end|>", CALL[:-24], '{"a"', ": 1", "}"]
+    events = [reader.push(piece) for piece in pieces]
+
+    assert events == [
+        [Thought("H")],
+        [Thought("m")],
+        [],
+        [CallBegun(0, "id0", "add")],
+        [CallArguments(0, '{"a"')],
+        [CallArguments(0, ": 1")],
+        [CallArguments(0, "}")],
+    ]
+
+
+def test_calls_are_text_where_none_are_looked_for() -> None:
+    call = CALL.replace(ARGUMENTS, '{"a": 1}')
+
+    assert read(make_reader(use=None), f"{THOUGHT}{call}") == ("Hm.\n", '{"a": 1}', [])
+
+
+def test_thought_may_stay_in_the_text_or_come_at_once() -> None:
+    text = f"{THOUGHT}{FINAL}Hi"
+    whole = make_reader(stream=False)
+
+    assert read(make_reader(separate=False), text) == ("", f"{THOUGHT}Hi", [])
+    assert whole.push("<|channel|>analysis<|message|>Hm") == []
+    assert whole.push(f".<|end|>{FINAL}Hi") == [Thought("Hm."), Text("Hi")]
+
+
+def test_thought_stands_where_its_message_does() -> None:
+    reader = make_reader()
+
+    read(reader, *f"{THOUGHT}{FINAL}Hi")
+
+    assert reader.thought_spans == [(0, len(THOUGHT))]
+
+
+SPECIALS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>")
+TEMPLATE = CHAT_TEMPLATE + "{# <|channel|>analysis<|message|> commentary #}"
+
+
+def make_formats(
+    tools: str = "auto", reasoning: str = "auto", template: str = TEMPLATE
+) -> ReplyFormats:
+    tokenizer = make_tokenizer(template, SPECIALS)
+    return ReplyFormats.of(tokenizer, tool_parser=tools, reasoning_parser=reasoning)
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "names"),
+    [
+        ("auto", "auto", ("gpt-oss", "gpt-oss")),
+        ("auto", "none", ("gpt-oss", None)),
+        ("none", "auto", (None, "gpt-oss")),
+        ("openai", "gpt_oss", ("gpt-oss", "gpt-oss")),
+        ("none", "none", (None, None)),
+        ("hermes", "auto", ("hermes", None)),
+    ],
+)
+def test_the_format_is_told_from_the_template_or_named(
+    tools: str, reasoning: str, names: tuple[str | None, str | None]
+) -> None:
+    formats = make_formats(tools, reasoning)
+
+    assert (formats.tool_format_name, formats.reasoning_format_name) == names
+    assert make_formats("harmony", template=CHAT_TEMPLATE).tool_format_name == "gpt-oss"
+    with pytest.raises(ConfigError, match="reads both"):
+        make_formats("gpt-oss", "qwen3")
+
+
+def test_a_grammar_holds_for_the_answer_and_calls_stand_before_it() -> None:
+    formats = make_formats()
+    opened = formats.opened(PROMPT)
+    thinking = formats.thinking(opened)
+
+    assert opened == f"{PROMPT}<|channel|>analysis<|message|>"
+    assert thinking is not None
+    assert thinking.end == f"<|end|>{FINAL}"
+    assert formats.reads_calls(USE)
+    assert not formats.calls_are_answers(USE)
+    assert len(formats.shown_special_ids(NO_TOOLS)) == len(SPECIALS)
+
+
+@pytest.mark.parametrize("choice", [ToolChoice.REQUIRED, ToolChoice.NAMED])
+def test_forced_calls_are_read_from_the_answer(choice: ToolChoice) -> None:
+    use = ToolUse(tools=USE.tools, choice=choice, name="add")
+    named, listed = '{"a": 1}', '[{"name": "add", "parameters": {"a": 1}}]'
+    text = f"{THOUGHT}{FINAL}{named if choice is ToolChoice.NAMED else listed}"
+
+    parser = make_formats().make_parser(prompt=PROMPT, use=use)()
+
+    assert parser is not None
+    assert read(parser, *text) == ("Hm.\n", "", [("add", named)])
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        (CALL, []),
+        (CALL.replace(".add", ".sub"), [CallFault.UNKNOWN_TOOL]),
+        (CALL.replace(ARGUMENTS, "[1]"), [CallFault.MALFORMED]),
+        (CALL.replace(ARGUMENTS, '{"a": ['), [CallFault.MALFORMED]),
+        (CALL[:-12], [CallFault.UNFINISHED]),
+    ],
+)
+def test_faults_of_calls_are_noted(text: str, faults: list[CallFault]) -> None:
+    noted: list[CallFault] = []
+
+    read(make_reader(note=noted.append), *text)
+
+    assert noted == faults
+
+
+WORDS = st.sampled_from(
+    [
+        *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
+        *("<|return|>", "assistant", "analysis", "commentary", "final", " to=functions.add", "to="),
+        *('{"a": ', "{", "}", '"', "\\", "[", " ", "\n", "é🙂", "<|", "json", "<|channel|"),
+        *(THOUGHT, FINAL, CALL),
+    ]
+)
+
+
+@given(
+    text=st.lists(WORDS | st.text(max_size=4), max_size=20).map("".join),
+    cuts=st.lists(st.integers(0, 200), max_size=20),
+    opens=st.booleans(),
+    use=st.sampled_from([USE, None]),
+    separate=st.booleans(),
+    stream=st.booleans(),
+)
+def test_any_cut_gives_the_same(
+    text: str, cuts: list[int], opens: bool, use: ToolUse | None, separate: bool, stream: bool
+) -> None:
+    prompt = PROMPT + ("<|channel|>analysis<|message|>" if opens else "")
+    readers = [make_reader(prompt, use, separate=separate, stream=stream) for _ in range(3)]
+
+    whole = read(readers[0], text)
+
+    assert read(readers[1], *cut(text, cuts)) == whole
+    assert read(readers[2], *text) == whole
+    assert readers[0].thought_spans == readers[1].thought_spans == readers[2].thought_spans
+
+
+@pytest.mark.parametrize("unit", ["<|", "<|start|>", "<|channel|>", THOUGHT, CALL, "{", '"', " x"])
+def test_hostile_texts_cost_no_more_than_their_length(unit: str) -> None:
+    """With work that grew by the square, the timeout of the tests would strike."""
+    text = (unit * (200_000 // len(unit) + 1))[:200_000]
+
+    assert read(make_reader(), *cut(text, range(0, len(text), 3))) == read(make_reader(), text)
