@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.events import ReplyEvent, ReplyParser
 from remora.deployments.parsers.forced import forced_parser
 from remora.deployments.parsers.formats import TOOL_FORMATS
 from remora.deployments.parsers.reasoning import (
@@ -140,3 +140,24 @@ def test_a_checkpoints_own_format_reads_in_linear_time(
 ) -> None:
     template = getattr(test_response_template, source)
     check_growth(lambda: test_response_template.make_reader(template), opening, unit)
+
+
+class Rescanning:
+    """Looks at the whole text again with each piece."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def push(self, text: str) -> list[ReplyEvent]:
+        self._text += text
+        self._text.count("<tool")
+        self._text.upper()
+        return []
+
+    def finish(self) -> list[ReplyEvent]:
+        return []
+
+
+def test_work_that_grows_by_the_square_is_found() -> None:
+    with pytest.raises(AssertionError):
+        check_growth(Rescanning, "", "<tool")
