@@ -9,7 +9,8 @@ from remora.deployments.http.fields import parse
 from remora.deployments.http.openai_bodies import ChatBody
 from remora.deployments.http.renames import in_callers_words, renames
 from remora.deployments.http.responses_archive import ItemIds
-from remora.deployments.http.responses_bodies import FunctionTool, Item, ResponsesBody, TextFormat
+from remora.deployments.http.responses_bodies import FunctionTool, ResponsesBody, TextFormat
+from remora.deployments.http.responses_items import Item
 
 RENAMES = renames(
     (r"^messages.*", "input"),

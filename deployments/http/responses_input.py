@@ -7,7 +7,8 @@ from typing import Any
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.fields import parse
 from remora.deployments.http.responses_archive import Archive, Record
-from remora.deployments.http.responses_bodies import REFERENCE, Item, ResponsesBody
+from remora.deployments.http.responses_bodies import ResponsesBody
+from remora.deployments.http.responses_items import REFERENCE, Item
 
 _CUT_CALL = ("function_call", "incomplete")
 _PREVIOUS = "previous_response_id"

@@ -201,7 +201,7 @@ async def test_names_of_tools_may_be_as_long_as_anthropics() -> None:
     use = {"type": "tool_use", "id": "t1", "name": name, "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "3"}
     turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    fields = {"tools": [ADD | {"name": name}], "tool_choice": choice}
+    fields: dict[str, Any] = {"tools": [ADD | {"name": name}], "tool_choice": choice}
 
     response = await post(asked, messages=[*HELLO, *turns], **fields)
 
