@@ -88,7 +88,7 @@ class CompilerProcess:
                 server.end()
                 continue
             if "error" in head:
-                raise ConstraintError(head["error"])
+                raise ConstraintError(head["error"], limit=head.get("limit"))
             return body
         raise EngineError("the grammar compiler ended twice while it was asked")
 

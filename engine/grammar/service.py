@@ -79,7 +79,7 @@ class GrammarService:
         self._marker_ids = tuple(marker_ids)
         self._lock = threading.Lock()
         self._grammars: BoundedCache[Grammar] = BoundedCache(section.cache_memory)
-        self._failures: BoundedCache[str] = BoundedCache(FAILURE_CACHE_BYTES)
+        self._failures: BoundedCache[tuple[str, str | None]] = BoundedCache(FAILURE_CACHE_BYTES)
         self._running: dict[bytes, Future[Grammar]] = {}
         self._hits = self._misses = self._num_failures = 0
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="grammar-checks")
@@ -161,7 +161,7 @@ class GrammarService:
         if grammar is not None:
             done.set_result(grammar)
         elif failure is not None:
-            done.set_exception(ConstraintError(failure))
+            done.set_exception(ConstraintError(failure[0], limit=failure[1]))
         return running or done
 
     def _begin(self, key: bytes, source: Source) -> Future[Grammar]:
@@ -183,7 +183,8 @@ class GrammarService:
             with self._lock:
                 self._num_failures += 1
                 if not self._is_closed:
-                    self._failures.put(key, str(error), len(key) + len(str(error)))
+                    known = (str(error), error.limit)
+                    self._failures.put(key, known, len(key) + len(str(error)))
             raise
         else:
             with self._lock:

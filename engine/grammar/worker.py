@@ -111,13 +111,17 @@ class ForkServer:
             if ending != ANSWERED:
                 connection.settimeout(0)
                 with contextlib.suppress(OSError):  # nobody listens any more
-                    connection.sendall(frame({"error": self._reason(ending)}))
+                    connection.sendall(frame(self._reason(ending)))
 
-    def _reason(self, ending: int) -> str:
+    def _reason(self, ending: int) -> dict[str, str]:
         if ending in (-signal.SIGPROF, -signal.SIGALRM):
             limit = f"{self._limits.timeout_s:g} s (grammar.compile_timeout_s)"
-            return f"compiling it takes longer than {limit}"
-        return "compiling it takes more memory than grammar.compile_memory, or crashes the compiler"
+            message = f"compiling it takes longer than {limit}"
+            return {"error": message, "limit": "compile_timeout_s"}
+        message = (
+            "compiling it takes more memory than grammar.compile_memory, or crashes the compiler"
+        )
+        return {"error": message, "limit": "compile_memory"}
 
 
 def main() -> None:
@@ -172,7 +176,8 @@ def _answer(compiler: Compiler, request: dict[str, Any]) -> tuple[dict[str, Any]
     except ConstraintError as error:
         return {"error": str(error)}, b""
     except MemoryError:
-        return {"error": "compiling it takes more memory than grammar.compile_memory allows"}, b""
+        message = "compiling it takes more memory than grammar.compile_memory allows"
+        return {"error": message, "limit": "compile_memory"}, b""
 
 
 def _compiler(head: dict[str, Any]) -> Compiler:

@@ -93,10 +93,12 @@ async def test_a_compiled_grammar_comes_out_of_the_other_process(
     assert starts == {b"y", b"ye", b"yes", b"n", b"no"}
 
 
-@pytest.mark.parametrize("fault", ["spin", "crash"])
+@pytest.mark.parametrize(
+    ("fault", "limit"), [("spin", "compile_timeout_s"), ("crash", "compile_memory")]
+)
 @pytest.mark.usefixtures("faulty")
 async def test_a_fault_of_the_compiler_costs_one_request(
-    fault: str, make_service: MakeService
+    fault: str, limit: str, make_service: MakeService
 ) -> None:
     grammars = make_service(compile_timeout_s=0.5)
 
@@ -104,6 +106,10 @@ async def test_a_fault_of_the_compiler_costs_one_request(
         await grammars.compile(regex(fault), param="p")
 
     assert (caught.value.param, caught.value.code) == ("p", "invalid_grammar")
+    assert caught.value.limit == limit
+    with pytest.raises(InvalidRequest) as remembered:
+        await grammars.compile(regex(fault), param="p")
+    assert remembered.value.limit == limit
     assert await grammars.compile(regex("next"), param="p")
     assert grammars.stats().failures_total == 1
 
