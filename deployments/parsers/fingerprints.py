@@ -25,6 +25,7 @@ TOOL_SIGNS: tuple[Sign, ...] = (
     Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
     Sign("mistral", ("[TOOL_CALLS]",)),
+    Sign("granite", ("<|start_of_role|>", "<|tool_call|>")),
     Sign("llama4", ("<|python_start|>",)),
     Sign("llama3", ("<|python_tag|>",)),
     Sign("llama3", ("parameters", "dictionary of argument name and its value")),

@@ -7,14 +7,13 @@ How text is read is told in `json_calls`, `xml_calls` and `python_calls`.
 from __future__ import annotations
 
 import re
-import secrets
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from remora.configs.errors import ConfigError
 from remora.deployments.parsers import structural_tags as tags
+from remora.deployments.parsers.call_ids import kimi_id, mistral_id, random_id
 from remora.deployments.parsers.call_parser import CallParser, CallSyntax, Desk
 from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.faults import NoteFault, note_nothing
@@ -25,23 +24,7 @@ from remora.deployments.parsers.tools import Tool, ToolUse
 from remora.deployments.parsers.writer import MakeId
 from remora.deployments.parsers.xml_calls import Reading, XmlCalls
 
-_ALPHANUMERICS = string.ascii_letters + string.digits
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+):\d+")
-
-
-def random_id(number: int, name: str) -> str:
-    """Return an id such as OpenAI's."""
-    return f"call_{secrets.token_hex(12)}"
-
-
-def mistral_id(number: int, name: str) -> str:
-    """Return nine letters and digits, as Mistral's templates demand."""
-    return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(9))
-
-
-def kimi_id(number: int, name: str) -> str:
-    """Return the id that the model would have given."""
-    return f"functions.{name}:{number}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +120,7 @@ _DSML = "｜DSML｜"
 _FORMATS = (
     ToolFormat(
         name="hermes",
-        aliases=("qwen25", "qwen", "qwen3_json"),
+        aliases=("qwen25", "qwen", "qwen3_json", "ernie45"),
         syntax=CallSyntax(
             opens=("<tool_call>",),
             closes=("</tool_call>",),
@@ -145,6 +128,12 @@ _FORMATS = (
         ),
         triggers=("<tool_call>",),
         make_tags=tags.tool_tags('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"),
+    ),
+    ToolFormat(
+        name="granite",
+        syntax=CallSyntax(opens=("<|tool_call|>",), read=Envelopes("<|tool_call|>")),
+        triggers=("<|tool_call|>",),
+        make_tags=tags.list_tags("<|tool_call|>["),
     ),
     ToolFormat(
         name="llama3",

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Self
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.parsers import call_grammars
+from remora.deployments.parsers.call_ids import random_id
 from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.faults import CallFault, NoteFault
 from remora.deployments.parsers.forced import forced_parser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
-from remora.deployments.parsers.formats import ToolFormat, random_id
+from remora.deployments.parsers.formats import ToolFormat
 from remora.deployments.parsers.harmony import HarmonyFormat
 from remora.deployments.parsers.marks import Marks
 from remora.deployments.parsers.reasoning import (

@@ -91,14 +91,20 @@ def tool_tags(begin: str, end: str, style: str = "json") -> MakeTags:
     return make
 
 
+def list_tags(*begins: str) -> MakeTags:
+    """Return who makes tags of JSON lists of calls, which open with any of `begins`."""
+
+    def make(tools: Sequence[Tool]) -> list[Tag]:
+        listed = tool_tags('{"name": "NAME", "arguments": ', "}")(tools)
+        return [tag(begin, list_of(listed, ", "), "]") for begin in begins]
+
+    return make
+
+
 def mistral_tags(tools: Sequence[Tool]) -> list[Tag]:
     """Return the tags of both of Mistral's notations."""
-    listed = tool_tags('{"name": "NAME", "arguments": ', "}")(tools)
-    return [
-        *tool_tags("[TOOL_CALLS]NAME[ARGS]", "")(tools),
-        tag("[TOOL_CALLS] [", list_of(listed, ", "), "]"),
-        tag("[TOOL_CALLS][", list_of(listed, ", "), "]"),
-    ]
+    named = tool_tags("[TOOL_CALLS]NAME[ARGS]", "")(tools)
+    return [*named, *list_tags("[TOOL_CALLS] [", "[TOOL_CALLS][")(tools)]
 
 
 def python_tags(tools: Sequence[Tool]) -> list[Tag]:

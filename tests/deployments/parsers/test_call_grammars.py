@@ -45,6 +45,10 @@ def grammar_of(name: str, answer: Constraint = ANSWER, use: ToolUse | None = Non
 
 CALLS = {
     "hermes": [HERMES, f"{HERMES}\n{HERMES}"],
+    "granite": [
+        '<|tool_call|>[{"name": "add", "arguments": {"a": 1}}]',
+        '<|tool_call|>[{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]',
+    ],
     "llama3": [
         '{"name": "add", "parameters": {"a": 1}}',
         '{"name": "add", "parameters": {"a": 1}}; {"name": "now", "parameters": {}}',

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from remora.deployments.parsers.call_ids import random_id
 from remora.deployments.parsers.faults import CallFault
 from remora.deployments.parsers.forced import forced_parser
-from remora.deployments.parsers.formats import random_id, tool_format
+from remora.deployments.parsers.formats import tool_format
 from remora.deployments.parsers.reply_reader import PartReader
 from remora.deployments.parsers.response_template import CheckpointFormat
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse

@@ -26,6 +26,7 @@ from remora.deployments.parsers.reasoning import reasoning_format
         ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '```json'", "deepseek_v3"),
         ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>'", "deepseek_v31"),
         ("<|tool_calls_section_begin|>", "kimi_k2"),
+        ("'<|start_of_role|>assistant<|end_of_role|><|tool_call|>' + content", "granite"),
         ("{{ message['content'] }}<|im_end|>", None),
         (None, None),
     ],
