@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from remora.configs.errors import RequestError
 
 Renames = tuple[tuple[re.Pattern[str], str], ...]
-_FIELD = re.compile(r"[A-Za-z_]\w*(?:\[\d+\]|\.\w+)*")
+# A field's path, or something quoted, which is the caller's own.
+_FIELD = re.compile(r"(?<!\w)'[^']*'|[A-Za-z_]\w*(?:\[\d+\]|\.\w+)*")
 
 
 def renames(*pairs: tuple[str, str]) -> Renames:
@@ -22,6 +23,8 @@ def retold(error: RequestError, rename: Callable[[str], str]) -> RequestError:
 
     def told(match: re.Match[str]) -> str:
         name = match[0]
+        if name.startswith("'"):
+            return name
         # Elsewhere a plain word may be just a word: "stop", "messages".
         return rename(name) if name == error.param or not name.isalpha() else name
 

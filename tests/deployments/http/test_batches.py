@@ -214,6 +214,17 @@ async def test_callers_do_not_see_each_others_files_and_the_operator_sees_all(
         assert [b.id async for b in operator.batches.list()] == [batch.id]
 
 
+async def test_callers_on_the_same_machine_do_not_either(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    access = Access(keys=Keys(["a", "b"]), is_local=True)
+    async with opened(server, access, "a") as one, opened(server, access, "b") as other:
+        batch = await start(one, make_line("x"))
+        assert [b.id async for b in one.batches.list()] == [batch.id]
+        assert [b async for b in other.batches.list()] == []
+        with pytest.raises(openai.NotFoundError):
+            await other.files.content(batch.input_file_id)
+
+
 async def test_without_a_folder_the_routes_say_what_is_missing() -> None:
     async with opened(FakeServer()) as client:
         with pytest.raises(openai.NotFoundError, match=r"api\.batch_dir"):

@@ -190,6 +190,14 @@ async def test_a_message_keeps_its_other_words() -> None:
     assert (error.param, error.code, error.limit) == ("best_of", "c", "max_n")
 
 
+async def test_what_the_client_has_written_is_repeated_as_it_was() -> None:
+    rules = renames((r"^max_tokens", "num_predict"))
+    with pytest.raises(InvalidRequest) as caught, in_callers_words(rules):
+        raise InvalidRequest("The model's max_tokens: the tool 'max_tokens' isn't known.", "tools")
+    told = "The model's num_predict: the tool 'max_tokens' isn't known."
+    assert caught.value.message == told
+
+
 async def test_a_word_that_is_also_a_fields_name_is_left_alone_elsewhere() -> None:
     rules = renames((r"^stop$", "stop_sequences"), (r"^messages.*", "input"))
     with pytest.raises(PromptTooLong) as caught, in_callers_words(rules):
