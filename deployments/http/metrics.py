@@ -8,9 +8,10 @@ application, so that several can live in one process.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import (
@@ -24,30 +25,42 @@ from prometheus_client.registry import Collector
 from remora.deployments.parsers.faults import CallFault
 from remora.engine.types import EngineStats
 
+if TYPE_CHECKING:
+    from remora.engine.grammar.service import GrammarStats
+
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
-class EngineCollector(Collector):
-    """Shows every field of EngineStats: `*_total` as counters, the others as gauges."""
+class StatsCollector(Collector):
+    """Shows statistics by their names: `*_total` as counters, the others as gauges.
 
-    def __init__(self, stats: Callable[[], EngineStats], model: str) -> None:
+    source:  what they are of; stands in their names, but for the engine's
+    """
+
+    def __init__(
+        self, stats: Callable[[], Mapping[str, float]], model: str, *, source: str = "engine"
+    ) -> None:
         self._stats = stats
         self._model = model
+        self._source = source
 
     def collect(self) -> Iterable[Metric]:
         """Yield the newest values."""
-        stats = self._stats()
-        values = {field.name: getattr(stats, field.name) for field in fields(stats)}
-        values["kv_usage"] = stats.kv_usage
-        for name, value in values.items():
+        prefix = "remora_" if self._source == "engine" else f"remora_{self._source}_"
+        for name, value in self._stats().items():
             is_total = name.endswith(("_total", "_total_s"))
             family = CounterMetricFamily if is_total else GaugeMetricFamily
             # Prometheus spells seconds out, and counters end in _total.
             shown = name.replace("_total_s", "_seconds_total").replace("step_s", "step_seconds")
-            metric = family(f"remora_{shown}", f"Engine: {name}.", labels=["model_name"])
+            text = f"{self._source.capitalize()}: {name}."
+            metric = family(f"{prefix}{shown}", text, labels=["model_name"])
             metric.add_metric([self._model], value)
             yield metric
+
+
+def _values_of(stats: EngineStats) -> Mapping[str, float]:
+    return {**asdict(stats), "kv_usage": stats.kv_usage}
 
 
 class Latencies(Collector):
@@ -76,9 +89,18 @@ class Latencies(Collector):
 class Metrics:
     """The counters and histograms of one application."""
 
-    def __init__(self, stats: Callable[[], EngineStats], model: str) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        model: str,
+        *,
+        grammar_stats: Callable[[], GrammarStats],
+    ) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(EngineCollector(stats, model))
+        self.registry.register(StatsCollector(lambda: _values_of(stats()), model))
+        self.registry.register(
+            StatsCollector(lambda: asdict(grammar_stats()), model, source="grammar")
+        )
         self._model = model
         self._responses = Counter(
             "remora_http_responses",

@@ -20,6 +20,7 @@ from remora.engine.protocols import EngineClient
 from remora.engine.types import Grammar
 
 if TYPE_CHECKING:
+    from remora.engine.grammar.service import GrammarStats
     from remora.engine.tokens.tokenizer import Tokenizer
 
 
@@ -28,6 +29,10 @@ class GrammarMaker(Protocol):
 
     async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
         """Return the compiled constraint. Raises InvalidRequest, which names `param`."""
+        ...
+
+    def stats(self) -> GrammarStats:
+        """Return what has been done so far."""
         ...
 
 
@@ -84,7 +89,11 @@ class Served:
     @classmethod
     def over(cls, server: ModelServer) -> Served:
         """Set up calls and metrics over a running engine."""
-        metrics = Metrics(server.client.stats, server.plan.served_model_name)
+        metrics = Metrics(
+            server.client.stats,
+            server.plan.served_model_name,
+            grammar_stats=server.grammars.stats,
+        )
         api = server.config.api
         return cls(
             client=server.client,

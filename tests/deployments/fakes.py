@@ -26,6 +26,7 @@ from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access
 from remora.deployments.http.served import Served
 from remora.engine.grammar.constraint import Constraint
+from remora.engine.grammar.service import GrammarStats
 from remora.engine.types import (
     EngineStats,
     FinishReason,
@@ -114,6 +115,16 @@ class FakeGrammars:
         if "refused" in constraint.source:
             raise InvalidRequest("It cannot be compiled.", param)
         return FakeGrammar(constraint)
+
+    def stats(self) -> GrammarStats:
+        return GrammarStats(
+            num_cached=len(self.asked),
+            cached_bytes=len(self.asked),
+            num_waiting=0,
+            hits_total=0,
+            misses_total=0,
+            failures_total=0,
+        )
 
 
 @dataclass

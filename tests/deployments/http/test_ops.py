@@ -179,6 +179,15 @@ async def test_metrics_count_responses_reasons_latencies_and_the_engines_own() -
     assert samples[("remora_kv_usage",)] == 0.5
 
 
+async def test_metrics_show_what_compiled_constraints_take() -> None:
+    async with make_client() as client:
+        await client.post("/v1/chat/completions", json=CHAT | {"regex": "a"})
+        lines = (await client.get("/metrics")).text.splitlines()
+
+    assert 'remora_grammar_cached_bytes{model_name="tiny"} 1.0' in lines
+    assert 'remora_grammar_failures_total{model_name="tiny"} 0.0' in lines
+
+
 async def test_the_api_description_names_the_fields_of_every_body() -> None:
     description = (await get("/openapi.json")).json()
 
