@@ -13,6 +13,8 @@ import pytest
 from remora.configs.errors import InvalidRequest, PromptTooLong, QueueFull
 from remora.configs.limits import LimitsSection
 from remora.configs.schema import ServeConfig
+from remora.deployments.http.jobs import COMPLETIONS as COMPLETION_JOBS
+from remora.deployments.http.served import Served
 from remora.engine.tokens.chat import render_chat
 from remora.engine.tokens.chat_template import ChatTemplate
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -224,3 +226,28 @@ async def test_templates_obey_the_operators_limits() -> None:
     assert tokenizer.render_chat([{"role": "user", "content": "a" * 1024}])
     with pytest.raises(InvalidRequest, match="more than 1024 characters"):
         tokenizer.render_chat([{"role": "user", "content": "a" * 1025}])
+
+
+# -- wherever a body comes from ----------------------------------------------------------------
+
+
+async def test_bodies_of_handles_and_batches_are_under_the_same_limits() -> None:
+    served = Served.over(FakeServer(config=make_server_config(limits={"max_n": 2})))
+    body = {"prompt": "a", "max_tokens": 1}
+
+    job, _ = await COMPLETION_JOBS.job(served, body | {"n": 2}, "r")
+    with pytest.raises(InvalidRequest, match="n is 3; at most 2 is allowed") as refused:
+        await COMPLETION_JOBS.job(served, body | {"n": 3}, "r")
+
+    assert job.requests[0].sampling.n == 2
+    assert refused.value.limit == "max_n"
+
+
+async def test_a_count_is_looked_at_before_what_is_counted() -> None:
+    """Whoever sends a million faulty messages is told of the million, not of the first."""
+    async with make_client() as client:
+        body = {"messages": [1] * 100_000}
+        response = await client.post("/v1/chat/completions", json=body)
+
+    message = response.json()["error"]["message"]
+    assert message == "messages has 100000 entries; at most 2048 are allowed."
