@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import logging
+import os
+import socket
+import subprocess
+import sys
 import typing
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -293,3 +298,42 @@ async def test_no_prompt_stands_in_the_log(
 
     assert SECRET not in caplog.text
     assert bool(caplog.records) is (error is not None)
+
+
+# -- Ray's own ports ---------------------------------------------------------------------------
+
+STARTED = """
+import json, os, sys, ray
+
+def init(**options):
+    told = {"options": options, "mode": os.environ.get("RAY_AUTH_MODE")}
+    print(json.dumps(told), flush=True)
+    os._exit(0)
+
+ray.init = init
+from remora.deployments.cli.main import app
+app(["serve", sys.argv[1], "--port", sys.argv[2], "--proxy", "python"])
+"""
+
+
+@pytest.mark.slow
+def test_who_reaches_rays_ports_needs_a_token_and_its_dashboard_stays_here(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_AUTH_MODE"}
+
+    told = subprocess.run(
+        [sys.executable, "-c", STARTED, str(model), port],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    started = json.loads(told.stdout.splitlines()[-1])
+    assert started["mode"] == "token"
+    assert started["options"]["dashboard_host"] == "127.0.0.1"
+    assert started["options"]["address"] == "local"
