@@ -22,6 +22,7 @@ from remora.deployments.http.batches import Batch, BatchStore
 from remora.deployments.http.batches_input import ENDPOINTS, Input, Line, read_input
 from remora.deployments.http.batches_results import MAX_STARTS, Result, Results
 from remora.deployments.http.errors import answer_to, error_body, log_error
+from remora.deployments.http.limits import apply
 from remora.deployments.http.served import Served
 
 POLL_S = 1.0  # how often a replica looks for a batch that nobody runs
@@ -53,6 +54,7 @@ class BatchRunner:
 
     async def run_next(self) -> bool:
         """Run the oldest batch that no other replica runs; False when there is none."""
+        apply(self._served.config.limits)
         for listed in await asyncio.to_thread(self._store.unfinished):
             with self._store.claim(listed.id) as batch:
                 if batch is None:

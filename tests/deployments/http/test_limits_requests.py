@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator
+from contextvars import Context
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,6 +29,7 @@ from tests.deployments.fakes import (
     make_server_config,
 )
 from tests.deployments.http.refusals import outcome_of, refusals_of
+from tests.deployments.http.test_batches import make_line, make_runner, opened, start
 from tests.tiny_models import make_tiny_tokenizer
 
 DEFAULTS = LimitsSection()
@@ -251,3 +254,23 @@ async def test_a_count_is_looked_at_before_what_is_counted() -> None:
 
     message = response.json()["error"]["message"]
     assert message == "messages has 100000 entries; at most 2048 are allowed."
+
+
+@pytest.mark.parametrize(("depth", "status"), [(8, "completed"), (9, "failed")])
+async def test_lines_of_batches_nest_no_deeper_than_the_operator_says(
+    tmp_path: Path, depth: int, status: str
+) -> None:
+    config = make_server_config(api={"batch_dir": str(tmp_path)}, limits={"max_json_depth": 8})
+    server = FakeServer(config=config)
+    extra: Any = {}
+    for _ in range(depth - 3):  # the line and its body are levels, too
+        extra = {"a": extra}
+    async with opened(server) as client:
+        line = make_line("x", messages=[{"role": "user", "content": "a"}], extra=extra)
+        batch = await start(client, line)
+        # In a context of its own, as a replica's: no request has set any limits there.
+        task = asyncio.create_task(make_runner(server)[0].run_next(), context=Context())
+        await task
+        ended = await client.batches.retrieve(batch.id)
+
+    assert ended.status == status
