@@ -1,0 +1,76 @@
+"""A constraint beside tools, the whole way: HTTP, compiler, engine, parser, on random weights."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.deployments.llm_server import LLMServer
+from tests.conftest import TinyCheckpoints
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [1, 2]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+ANSWERS = [{"c": "x"}, {"c": "y"}]
+BODY = {
+    "messages": [{"role": "user", "content": "Hi"}],
+    "tools": [TOOL],
+    "parallel_tool_calls": False,
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"enum": ANSWERS}},
+    },
+    "n": 16,
+    "seed": 1,
+    "max_tokens": 180,
+}
+
+
+def kind_of(choice: dict[str, Any]) -> str:
+    """Return what a reply is, having checked that it is that."""
+    message = choice["message"]
+    if choice["finish_reason"] == "tool_calls":
+        (call,) = message["tool_calls"]
+        assert call["function"]["name"] == "add"
+        assert json.loads(call["function"]["arguments"]) in ({"a": 1}, {"a": 2})
+        assert message["content"] is None
+        return "call"
+    assert choice["finish_reason"] == "stop"
+    assert json.loads(message["content"]) in ANSWERS
+    return "answer"
+
+
+@pytest.mark.timeout(120)
+async def test_a_model_that_knows_nothing_calls_a_tool_or_keeps_to_the_schema(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    server = LLMServer.__new__(LLMServer)
+    await server.__init__(  # type: ignore[misc]
+        {
+            "model": {"path": str(tiny_checkpoints("llama")), "served_name": "model"},
+            "engine": {"kv_tokens": 16384, "num_threads": 1},
+            "api": {"tool_parser": "hermes"},
+        }
+    )
+    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            response = await client.post("/v1/chat/completions", json=BODY, timeout=100)
+    finally:
+        server.__del__()
+
+    assert response.status_code == 200, response.text
+    assert {kind_of(choice) for choice in response.json()["choices"]} == {"call", "answer"}
