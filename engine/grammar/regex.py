@@ -7,9 +7,10 @@ compiler and no JSON schema.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remora.engine.grammar.characters import JSON_PLAIN, Ranges, intersection
+from remora.engine.grammar.characters import JSON_PLAIN, Ranges, intersection, union
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,19 @@ def without_empty(node: Node) -> Node | None:
         kept = (without_empty(option) for option in node.options)
         alternatives = tuple(option for option in kept if option is not None)
     return Choice(alternatives) if alternatives else None
+
+
+def one_of(options: Sequence[Node]) -> Node:
+    """Return the tree that matches any of the options; single characters become one class.
+
+    Told apart they would have compilers follow two ways for the same text.
+    """
+    ranges = [option.ranges for option in options if isinstance(option, Chars)]
+    if len(ranges) < 2:
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+    chars = Chars(union(*ranges))
+    others = [option for option in options if not isinstance(option, Chars)]
+    return Choice((chars, *others)) if others else chars
 
 
 def literal(text: str) -> Node:

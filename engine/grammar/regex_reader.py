@@ -19,7 +19,7 @@ from remora.engine.grammar.characters import (
     union,
 )
 from remora.engine.grammar.constraint import ConstraintError
-from remora.engine.grammar.regex import Chars, Choice, Node, Repeat, Series, num_copies
+from remora.engine.grammar.regex import Chars, Node, Repeat, Series, num_copies, one_of
 
 MAX_PATTERN_BYTES = 2048
 MAX_COPIES = 10_000
@@ -75,7 +75,7 @@ class _Reader:
         options = [self._series(depth)]
         while self._take("|"):
             options.append(self._series(depth))
-        return options[0] if len(options) == 1 else Choice(tuple(options))
+        return one_of(options)
 
     def _series(self, depth: int) -> Node:
         if depth == 0:

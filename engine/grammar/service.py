@@ -15,9 +15,6 @@ import threading
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
 
 from remora.configs.errors import EngineError, InvalidRequest, QueueFull
 from remora.configs.schema import GrammarSection
@@ -25,6 +22,7 @@ from remora.engine.grammar.cache import BoundedCache
 from remora.engine.grammar.compiler_process import CompilerProcess
 from remora.engine.grammar.constraint import Constraint, ConstraintError
 from remora.engine.grammar.prepare import Source, prepare
+from remora.engine.grammar.trial import Loader
 from remora.engine.grammar.vocabulary import Vocabulary
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import Grammar
@@ -33,14 +31,6 @@ from remora.engine.types import Grammar
 NUM_PARALLEL = max(2, min(4, len(os.sched_getaffinity(0))))
 MAX_WAITING = 256
 FAILURE_CACHE_BYTES = 256 * 1024
-
-
-class Loader(Protocol):
-    """What a backend has in this process."""
-
-    def load(self, data: bytes) -> Grammar:
-        """Read what the compiler process wrote."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +168,6 @@ class GrammarService:
         try:
             process, loader = self._ready()
             grammar = loader.load(process.compile(source))
-            _check_matches(grammar, self._vocab_size)
         except ConstraintError as error:
             with self._lock:
                 self._num_failures += 1
@@ -221,11 +210,3 @@ def _loader(section: GrammarSection, vocabulary: Vocabulary) -> Loader:
     from remora.engine.grammar.xgrammar_backend import XgrammarLoader
 
     return XgrammarLoader(vocabulary)
-
-
-def _check_matches(grammar: Grammar, vocab_size: int) -> None:
-    """Refuse a grammar that allows no first token at all."""
-    words = np.zeros((vocab_size + 31) // 32, np.int32)
-    grammar.matcher().fill(words)
-    if not words.any():
-        raise ConstraintError("no text of this model's tokens matches it")

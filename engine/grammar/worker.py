@@ -23,11 +23,12 @@ import sys
 import types
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from remora.engine.grammar.constraint import ConstraintError
 from remora.engine.grammar.frames import frame, receive
 from remora.engine.grammar.prepare import Source, SourceKind
+from remora.engine.grammar.trial import Compiler, TryingCompiler
 from remora.engine.grammar.vocabulary import Vocabulary
 
 NICENESS = 10
@@ -35,14 +36,6 @@ NICENESS = 10
 GREETING_TIMEOUT_S = 300.0
 # How a child ends that has answered; 0 would be how it ends if native code calls exit.
 ANSWERED = 101
-
-
-class Compiler(Protocol):
-    """What a backend has in this process."""
-
-    def compile(self, source: Source) -> bytes:
-        """Compile one source. Raises ConstraintError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,14 +175,17 @@ def _answer(compiler: Compiler, request: dict[str, Any]) -> tuple[dict[str, Any]
 
 def _compiler(head: dict[str, Any]) -> Compiler:
     vocabulary = Vocabulary.from_json(head["vocabulary"])
+    is_compact = head["is_compact"]
     if head["backend"] == "outlines":
-        from remora.engine.grammar.outlines_backend import OutlinesCompiler
+        from remora.engine.grammar.outlines_backend import OutlinesCompiler, OutlinesLoader
 
-        return OutlinesCompiler(vocabulary, is_compact=head["is_compact"])
+        outlines = OutlinesCompiler(vocabulary, is_compact=is_compact)
+        return TryingCompiler(outlines, OutlinesLoader(vocabulary), vocabulary.size)
     _put_torch_aside()
-    from remora.engine.grammar.xgrammar_backend import XgrammarCompiler
+    from remora.engine.grammar.xgrammar_backend import XgrammarCompiler, XgrammarLoader
 
-    return XgrammarCompiler(vocabulary, is_compact=head["is_compact"])
+    xgrammar = XgrammarCompiler(vocabulary, is_compact=is_compact)
+    return TryingCompiler(xgrammar, XgrammarLoader(vocabulary), vocabulary.size)
 
 
 def _put_torch_aside() -> None:

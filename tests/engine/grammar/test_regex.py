@@ -159,3 +159,12 @@ def test_within_json_leaves_out_what_an_escape_would_spell() -> None:
     )
     assert re.fullmatch(render(inside), "xy")
     assert within_json(read_pattern('a"b', "p")) is None
+
+
+@pytest.mark.parametrize("pattern", ["(.|.)*x", "(.|a)*x", "(a|.|a)*x", "(.)*x"])
+def test_single_characters_of_a_choice_become_one_class(pattern: str) -> None:
+    assert render(read_pattern(pattern, "p")) == render(read_pattern(".*x", "p"))
+
+
+def test_other_options_of_a_choice_stay() -> None:
+    assert render(read_pattern("a|bc|[b-d]|", "p")) == "[a-d]|bc|"

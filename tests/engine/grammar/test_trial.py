@@ -1,0 +1,96 @@
+"""Grammars that are slow to follow are refused, or end their own sequence only."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from remora.engine.grammar import matching, trial
+from remora.engine.grammar.constraint import ConstraintError, ConstraintKind
+from remora.engine.grammar.matching import BaseMatcher, GrammarTooSlow
+from remora.engine.grammar.trial import try_out
+from remora.engine.grammar.vocabulary import EndMask
+from remora.engine.types import MaskWords
+from tests.engine.grammar.walks import BACKENDS, BYTES, make_grammar
+
+
+def work(seconds: float) -> None:
+    """Keep the processor busy."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+class SlowMatcher(BaseMatcher):
+    """Allows everything, and takes its time for each mask from the third on."""
+
+    def __init__(self, mask_s: float, step_s: float = 0.0) -> None:
+        super().__init__(EndMask(BYTES))
+        self.num_steps = 0
+        self._mask_s, self._step_s = mask_s, step_s
+
+    def _may_end(self) -> bool:
+        return False
+
+    def _advance(self, token_id: int) -> bool:
+        self.num_steps += 1
+        work(self._step_s)
+        return True
+
+    def _write(self, words: MaskWords) -> None:
+        words.fill(-1)
+        if self.num_steps >= 2:
+            work(self._mask_s)
+
+
+class SlowGrammar:
+    """A grammar of one slow matcher."""
+
+    num_bytes = 1
+
+    def __init__(self, matcher: SlowMatcher) -> None:
+        self._matcher = matcher
+
+    def matcher(self) -> SlowMatcher:
+        return self._matcher
+
+
+@pytest.mark.parametrize(("mask_s", "step_s"), [(0.05, 0.0), (0.0, 0.05)])
+def test_a_grammar_that_is_slow_somewhere_is_refused(mask_s: float, step_s: float) -> None:
+    with pytest.raises(ConstraintError, match="more than 25 ms"):
+        try_out(SlowGrammar(SlowMatcher(mask_s, step_s)), BYTES.size)
+
+
+def test_larger_vocabularies_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "TOKENS_OF_LIMIT", BYTES.size / 4)
+
+    try_out(SlowGrammar(SlowMatcher(0.05)), BYTES.size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_quick_grammar_is_not_refused(backend: str) -> None:
+    grammar = make_grammar(backend, ConstraintKind.REGEX, "[a-z]{1,99}( [0-9]+)*")
+
+    try_out(grammar, BYTES.size)
+
+
+def test_a_grammar_of_no_text_is_refused() -> None:
+    grammar = make_grammar("xgrammar", ConstraintKind.EBNF, "root ::= root")
+
+    with pytest.raises(ConstraintError, match="no text"):
+        try_out(grammar, BYTES.size)
+
+
+def test_a_matcher_far_too_slow_ends_its_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "MAX_STEP_S", 0.02)
+    matcher = SlowMatcher(0.05)
+    words = EndMask(BYTES).words.copy()
+    matcher.fill(words)
+    assert matcher.accept(1)
+    assert matcher.accept(1)
+
+    with pytest.raises(GrammarTooSlow):
+        matcher.fill(words)
+    with pytest.raises(GrammarTooSlow):
+        SlowMatcher(0.0, 0.05).accept(1)
