@@ -61,10 +61,12 @@ def explain(file: File) -> None:
 def parsers() -> None:
     """List the formats of tool calls and of thought that api.*_parser may name."""
     from remora.deployments.parsers.formats import TOOL_FORMATS
+    from remora.deployments.parsers.harmony import NAMES as HARMONY_NAMES
     from remora.deployments.parsers.reasoning import REASONING_FORMATS
 
-    tools = {form.name: form.aliases for form in TOOL_FORMATS.values()}
-    reasoning = {form.name: form.aliases for form in REASONING_FORMATS}
+    both = {HARMONY_NAMES[0]: HARMONY_NAMES[1:]}
+    tools = {form.name: form.aliases for form in TOOL_FORMATS.values()} | both
+    reasoning = {form.name: form.aliases for form in REASONING_FORMATS} | both
     for key, formats in (("api.tool_parser", tools), ("api.reasoning_parser", reasoning)):
         answer(f"{key}: auto (default), none, response_template, or")
         for name, aliases in formats.items():

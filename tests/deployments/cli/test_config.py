@@ -92,3 +92,5 @@ def test_the_formats_of_replies_are_listed_with_their_other_names() -> None:
     assert tools.startswith("api.tool_parser: auto")
     assert "hermes         qwen25, qwen" in tools
     assert "deepseek-r1    deepseek_r1" in reasoning
+    assert "gpt-oss        gpt_oss, openai, harmony" in tools
+    assert "gpt-oss        gpt_oss, openai, harmony" in reasoning
