@@ -1,7 +1,7 @@
 """What hostile constraints do to the streams of others.
 
     remora serve configs/smollm2.yaml          # in another terminal
-    python tests/benchmarks/hostile.py http://127.0.0.1:8000 [--streams 4] [--rounds 3]
+    python tests/benchmarks/hostile.py http://127.0.0.1:8000 [--streams 4] [--rounds 3] [--pace 0.5]
 
 Measures the time between the chunks of some streams, alone and while constraints that are made to
 hang, to grow or to crash a compiler keep coming in; both in each round, in turns. Prints p50 and
@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import time
 from collections import Counter
-from itertools import cycle, pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import httpx
@@ -42,8 +41,14 @@ def doubling(levels: int) -> dict[str, Any]:
     return {"$defs": defs | {names[-1]: {"type": "null"}}, "$ref": "#/$defs/n0"}
 
 
-def hostile_fields() -> list[dict[str, Any]]:
-    """Return constraints that a naive server would choke on."""
+def distinct(schema: Any, number: int) -> dict[str, Any]:
+    """Return a schema that no cache knows: it also allows one constant."""
+    defs = schema.pop("$defs", {})
+    return {"$defs": defs, "anyOf": [schema, {"const": f"number {number}"}]}
+
+
+def hostile_fields(number: int) -> list[dict[str, Any]]:
+    """Return constraints that a naive server would choke on; `number` tells rounds apart."""
     schemas: list[Any] = [
         nested(30),
         nested(200),
@@ -60,15 +65,17 @@ def hostile_fields() -> list[dict[str, Any]]:
         {
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "x", "schema": schema | {"title": ""}},
+                "json_schema": {"name": "x", "schema": distinct(schema, number)},
             }
         }
         for schema in schemas
     ]
     regexes = ["(a+)+$", "(((a{1,30}){1,30}){1,30})", "(.|.)*(.|.)*x", "[\\s\\S]{9999}", "(?=a)b"]
     grammars = ["root ::= root root", 'root ::= "a" | ' + " | ".join('"b"' for _ in range(9000))]
-    fields += [{"structured_outputs": {"regex": regex}} for regex in regexes]
-    fields += [{"structured_outputs": {"grammar": grammar}} for grammar in grammars]
+    fields += [{"structured_outputs": {"regex": f"{number}{regex}"}} for regex in regexes]
+    fields += [
+        {"structured_outputs": {"grammar": f'{grammar}\nn{number} ::= "a"'}} for grammar in grammars
+    ]
     return fields
 
 
@@ -93,22 +100,25 @@ async def gaps_of_stream(client: httpx.AsyncClient, number: int) -> list[float]:
     return gaps
 
 
-async def attack(client: httpx.AsyncClient, answers: Counter[str]) -> None:
-    """Send hostile requests, one after the other, until cancelled."""
-    for number, fields in enumerate(cycle(hostile_fields())):
-        # A new name each time, so that no cache of failures answers.
-        text = json.dumps(fields).replace('"title": ""', f'"title": "{number}"')
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **json.loads(text)}
-        response = await client.post("/v1/chat/completions", json=body)
-        answers[str(response.status_code)] += 1
+async def attack(client: httpx.AsyncClient, answers: Counter[str], pace_s: float) -> None:
+    """Send hostile requests, one after the other, until cancelled.
+
+    pace_s:  between two of them; with none, what they cost is that of any requests so many
+    """
+    for number in count(time.time_ns()):
+        for fields in hostile_fields(number):
+            body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
+            response = await client.post("/v1/chat/completions", json=body)
+            answers[str(response.status_code)] += 1
+            await asyncio.sleep(pace_s)
 
 
 async def measure(
-    client: httpx.AsyncClient, streams: int, attackers: int
+    client: httpx.AsyncClient, streams: int, attackers: int, pace_s: float
 ) -> tuple[list[float], Counter[str]]:
     """Return all gaps of some streams, beside so many attackers."""
     answers: Counter[str] = Counter()
-    tasks = [asyncio.create_task(attack(client, answers)) for _ in range(attackers)]
+    tasks = [asyncio.create_task(attack(client, answers, pace_s)) for _ in range(attackers)]
     await asyncio.sleep(0.5)
     all_gaps = await asyncio.gather(*(gaps_of_stream(client, number) for number in range(streams)))
     for task in tasks:
@@ -130,16 +140,17 @@ async def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--attackers", type=int, default=2)
+    parser.add_argument("--pace", type=float, default=0.5)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     idle: list[float] = []
     attacked: list[float] = []
     answers: Counter[str] = Counter()
     async with httpx.AsyncClient(base_url=args.url, timeout=120) as client:
-        await measure(client, args.streams, 1)  # what is done once
+        await measure(client, args.streams, 1, args.pace)  # what is done once
         for _ in range(args.rounds):
-            idle += (await measure(client, args.streams, 0))[0]
-            gaps, new = await measure(client, args.streams, args.attackers)
+            idle += (await measure(client, args.streams, 0, args.pace))[0]
+            gaps, new = await measure(client, args.streams, args.attackers, args.pace)
             attacked += gaps
             answers += new
     for name, values in (("idle", idle), ("attacked", attacked)):
