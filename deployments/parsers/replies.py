@@ -177,32 +177,10 @@ class ReplyFormats:
                 parser, lambda i: b"" if i in hidden else self.tokenizer.token_bytes(i)
             )
 
-        checkpoint, form = self.checkpoint_format, self.reasoning_format
-        if isinstance(checkpoint, HarmonyFormat):
-            return lambda: read(
-                checkpoint.reader(
-                    prompt,
-                    use=use if self.reads_calls(use) else None,
-                    after=self._call_parser(use, note_fault),
-                    make_id=random_id,
-                    note=note_fault,
-                    **styles,
-                )
-            )
-        if checkpoint is not None:
-            tools = use.as_openai() if self.reads_calls(use) and checkpoint.has_calls else None
-            return lambda: read(
-                PartReader(
-                    checkpoint,
-                    prompt,
-                    tools=tools,
-                    after=self._call_parser(use, note_fault),
-                    make_id=random_id,
-                    parallel=use.parallel,
-                    note=note_fault,
-                    **styles,
-                )
-            )
+        if self.checkpoint_format is not None:
+            make = self._checkpoint_reader(self.checkpoint_format, prompt, use, note_fault, styles)
+            return lambda: read(make())
+        form = self.reasoning_format
         start = ThoughtStart.OVER
         if form is not None:
             start = form.start(prompt, self._marks.of_turns, continues=continues)
@@ -215,6 +193,36 @@ class ReplyFormats:
                 self._call_parser(use, note_fault),
                 **styles,
             )
+        )
+
+    def _checkpoint_reader(
+        self,
+        checkpoint: CheckpointFormat | HarmonyFormat,
+        prompt: str,
+        use: ToolUse,
+        note: NoteFault,
+        styles: dict[str, bool],
+    ) -> Callable[[], TellsThought]:
+        """Return what makes readers of replies in the checkpoint's own format."""
+        is_read = self.reads_calls(use)
+        if isinstance(checkpoint, HarmonyFormat):
+            return lambda: checkpoint.reader(
+                prompt,
+                use=use if is_read else None,
+                after=self._call_parser(use, note),
+                make_id=random_id,
+                note=note,
+                **styles,
+            )
+        return lambda: PartReader(
+            checkpoint,
+            prompt,
+            tools=use.as_openai() if is_read and checkpoint.has_calls else None,
+            after=self._call_parser(use, note),
+            make_id=random_id,
+            parallel=use.parallel,
+            note=note,
+            **styles,
         )
 
     def tool_constraint(self, use: ToolUse) -> Constraint | None:
