@@ -18,7 +18,7 @@ from remora.engine.engine import Engine
 from remora.engine.loop import EngineLoop
 from remora.engine.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.types import EngineStats, Output, Request, SequenceOutput
+from remora.engine.types import EngineStats, Output, Request, RowFault, SequenceOutput
 
 MAX_STEPS_AHEAD = 2
 MAX_WAIT_S = 0.1  # an event loop busy for longer does not hold the engine up
@@ -261,7 +261,7 @@ class LocalEngineClient:
             if stream is None:
                 continue
             if output.error is not None:
-                stream.fail(EngineError(f"The request failed: {output.error}."))
+                stream.fail(_exception_of(output.error))
             else:
                 stream.has_begun = True
                 stream.events.append(output)
@@ -278,3 +278,9 @@ class LocalEngineClient:
         for question in self._questions:
             if not question.done():
                 question.set_exception(error)
+
+
+def _exception_of(fault: RowFault) -> Exception:
+    if fault.of_request:
+        return InvalidRequest(f"The output cannot go on: {fault}.", code="constraint_failed")
+    return EngineError(f"The request failed: {fault}.")

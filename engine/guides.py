@@ -12,12 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from remora.engine.guide_thread import GuideFailed
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import MaskWords, Matcher, RowInit, Thinking
-
-
-class GuideFailed(Exception):
-    """A row cannot go on; the message says why. Others are not concerned."""
 
 
 def mask_words(token_ids: Iterable[int], vocab_size: int) -> MaskWords:

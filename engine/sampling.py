@@ -31,6 +31,7 @@ from remora.engine.types import (
     LogprobRows,
     MaskWords,
     Request,
+    RowFault,
     RowInit,
     TokenArray,
 )
@@ -41,6 +42,8 @@ DoubleArray = npt.NDArray[np.float64]
 
 # Below this, float32 may overflow while the outcome no longer changes.
 MIN_TEMPERATURE = 1e-5
+NO_TOKEN_LEFT = RowFault("no token is left that may come next", of_request=True)
+NOT_FINITE = RowFault("the model's logits were not finite")
 
 
 class SamplingKernels(Protocol):
@@ -88,7 +91,7 @@ class SampledTokens:
 
     token_ids: TokenArray
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
-    bad_rows: Mapping[int, str] = field(default_factory=dict)
+    bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
 
 
@@ -285,12 +288,10 @@ class Sampler:
         return described
 
 
-def _reasons(logits: Tensor, rows: IntArray, is_good: BoolArray) -> dict[int, str]:
+def _reasons(logits: Tensor, rows: IntArray, is_good: BoolArray) -> dict[int, RowFault]:
     """Say why rows have no token; logits [R, V] as they were when one was to be chosen."""
     return {
-        int(rows[line]): "no token is left that may come next"
-        if bool((logits[line] == -torch.inf).all())
-        else "the model's logits were not finite"
+        int(rows[line]): NO_TOKEN_LEFT if bool((logits[line] == -torch.inf).all()) else NOT_FINITE
         for line in (~is_good).nonzero()[0].tolist()
     }
 

@@ -22,6 +22,7 @@ from remora.engine.step_draft import StepDraft
 from remora.engine.types import (
     FinishReason,
     LogprobRows,
+    RowFault,
     SequenceOutput,
     StepPlan,
     StepResult,
@@ -272,7 +273,7 @@ class Scheduler:
         logprobs: LogprobRows | None = None,
         prompt_logprobs: tuple[LogprobRows, ...] = (),
         stop_token_id: int | None = None,
-        error: str | None = None,
+        error: RowFault | None = None,
     ) -> SequenceOutput:
         return SequenceOutput(
             request_id=seq.request.request_id,

@@ -41,8 +41,12 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class MatcherTooSlow(Exception):
+    """Following a grammar takes more time than its row may cost others."""
+
+
 class Matcher(Protocol):
-    """How far one sequence has come in its grammar."""
+    """How far one sequence has come in its grammar. May raise MatcherTooSlow."""
 
     @property
     def is_complete(self) -> bool:
@@ -208,6 +212,17 @@ class LogprobRows:
     top_logprobs: FloatArray
 
 
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """Why a row cannot go on. `of_request`: its request is to blame, and not the engine."""
+
+    reason: str
+    of_request: bool = False
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one forward pass gave.
@@ -227,7 +242,7 @@ class StepResult:
     token_ids: TokenArray
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
-    bad_rows: Mapping[int, str] = field(default_factory=dict)
+    bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
     forward_s: float = 0.0
     sample_s: float = 0.0
@@ -253,7 +268,7 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
-    error: str | None = None
+    error: RowFault | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ class OfflineEngine:
                 one.stamps_s.append(ended)
                 one.num_tokens += len(output.token_ids)
             one.num_cached = max(one.num_cached, output.num_cached_tokens)
-            one.error = output.error or one.error
+            one.error = one.error if output.error is None else str(output.error)
             if output.finish_reason is not None:
                 on_finish()
 

@@ -14,13 +14,13 @@ from typing import Protocol
 import numpy as np
 
 from remora.engine.grammar.constraint import ConstraintError
+from remora.engine.grammar.matching import TOKEN_S, TOKENS_OF_BUDGET, TOO_SLOW
 from remora.engine.grammar.prepare import Source
-from remora.engine.types import Grammar
+from remora.engine.types import Grammar, MatcherTooSlow
 
 NUM_STEPS = 24
-# Of processor time. Schemas in use take up to 6 ms with 49,000 tokens; 0.07 ms is usual.
-MAX_MASK_S = 0.025
-TOKENS_OF_LIMIT = 50_000
+# Processor time of a walk beside what its tokens may take.
+RESERVE_S = 0.025
 
 
 class Compiler(Protocol):
@@ -55,21 +55,23 @@ class TryingCompiler:
 
 
 def try_out(grammar: Grammar, vocab_size: int) -> None:
-    """Raise ConstraintError where nothing may begin, or a step takes too long."""
-    limit_s = MAX_MASK_S * max(1.0, vocab_size / TOKENS_OF_LIMIT)
+    """Raise ConstraintError where nothing may begin, or steps take too long."""
+    scale = max(1.0, vocab_size / TOKENS_OF_BUDGET)
+    left_s = RESERVE_S * scale
     rng, matcher = random.Random(0), grammar.matcher()
     words = np.zeros((vocab_size + 31) // 32, np.int32)
     for step in range(NUM_STEPS):
         started_s = time.thread_time()
-        matcher.fill(words)
-        ids = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-        if len(ids) == 0 and step == 0:
-            raise ConstraintError("no text of this model's tokens matches it")
-        if len(ids) == 0 or matcher.is_complete:
-            return
-        matcher.accept(int(rng.choice(ids)))
-        if time.thread_time() - started_s > limit_s:
-            raise ConstraintError(
-                f"to tell which token may come next takes more than {limit_s * 1e3:.0f} ms; where"
-                " alternatives or repeats match the same text, leave one"
-            )
+        try:
+            matcher.fill(words)
+            ids = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            if len(ids) == 0 and step == 0:
+                raise ConstraintError("no text of this model's tokens matches it")
+            if len(ids) == 0 or matcher.is_complete:
+                return
+            matcher.accept(int(rng.choice(ids)))
+        except MatcherTooSlow as error:
+            raise ConstraintError(str(error)) from None
+        left_s += TOKEN_S * scale - (time.thread_time() - started_s)
+        if left_s < 0:
+            raise ConstraintError(TOO_SLOW)

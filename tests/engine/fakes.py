@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from remora.configs.plan import EnginePlan
-from remora.engine.types import LogprobRows, RowInit, StepPlan, StepResult, TokenArray
+from remora.engine.types import LogprobRows, RowFault, RowInit, StepPlan, StepResult, TokenArray
 
 VOCAB = 50
 
@@ -51,6 +51,7 @@ class FakeRunner:
         self.tokens: dict[int, list[int]] = {}
         self.plans: list[StepPlan] = []
         self.bad_rows: set[int] = set()
+        self.fault = RowFault("not finite")
         self.error: Exception | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -86,7 +87,7 @@ class FakeRunner:
             rows=rows,
             token_ids=np.array(sampled, dtype=np.int64),
             prompt_logprobs=scored,
-            bad_rows={row: "not finite" for row in rows.tolist() if row in self.bad_rows},
+            bad_rows={row: self.fault for row in rows.tolist() if row in self.bad_rows},
         )
 
     def compute(self, row: int, start: int, count: int) -> None:

@@ -180,7 +180,7 @@ class GuidedEngine:
                 self.ends[key] = output.finish_reason
                 self.stops[key] = output.stop_token_id
             if output.error is not None:
-                self.errors[key] = output.error
+                self.errors[key] = str(output.error)
 
     def run(self, max_steps: int = 3000) -> None:
         try:

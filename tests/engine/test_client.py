@@ -21,6 +21,7 @@ from remora.engine.types import (
     FinishReason,
     Output,
     Request,
+    RowFault,
     SamplingParams,
     StepPlan,
     StepResult,
@@ -270,6 +271,18 @@ async def test_a_row_without_finite_logits_fails_its_own_request_only(
     runner.bad_rows = set()
 
     assert (await collect(client, make_request("good")))[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_row_that_its_request_is_to_blame_for_is_refused(
+    client: LocalEngineClient, runner: FakeRunner
+) -> None:
+    runner.bad_rows, runner.fault = {0}, RowFault("its grammar is slow", of_request=True)
+
+    with pytest.raises(InvalidRequest, match="its grammar is slow") as caught:
+        await collect(client, make_request())
+
+    assert caught.value.code == "constraint_failed"
+    client.check_health()
 
 
 async def test_draining_refuses_new_requests_and_lets_open_ones_finish(

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from remora.configs.errors import InvalidRequest
-from remora.engine.guides import GuideFailed, RowGuide, mask_words, needs_guide
+from remora.engine.guide_thread import GuideFailed
+from remora.engine.guides import RowGuide, mask_words, needs_guide
 from remora.engine.types import RowInit, SamplingParams, Thinking
 from tests.engine.guided import EOS, MARK, SPELLINGS, VOCAB, ToyGrammar, ids
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
+import pytest
 
+from remora.engine import guide_thread
 from remora.engine.row_masks import RowMasks
-from remora.engine.types import MaskWords, RowInit, SamplingParams
+from remora.engine.types import MaskWords, RowFault, RowInit, SamplingParams
 from tests.engine.guided import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
 
 ROWS = np.array([0, 1], np.int32)
@@ -67,7 +70,7 @@ def test_masks_are_filled_in_another_thread_while_the_caller_goes_on() -> None:
     taken = masks.take(ROWS[:1])
     masks.close()
 
-    assert matcher.threads == ["remora-masks_0"]
+    assert matcher.threads == ["remora-guides"]
     assert taken is not None
     assert taken.words.tolist() == [[1] * len(taken.words[0])]
 
@@ -108,7 +111,7 @@ def test_a_row_that_failed_when_it_started_has_no_token_until_it_is_dropped() ->
     assert taken is not None
     assert taken.lines.tolist() == [1]
     assert not taken.words.any()
-    assert ends.failed == {1: "its constraint failed: no matcher"}
+    assert ends.failed == {1: RowFault("its constraint failed: no matcher")}
     assert masks.take(ROWS) is None
 
 
@@ -119,3 +122,70 @@ def test_a_grammar_that_is_complete_is_told_once_with_its_token() -> None:
 
     assert ends.completed == {0}
     assert not ends.failed
+
+
+class HangingMatcher(SlowMatcher):
+    """Keeps the processor busy until it is let go, and writes then."""
+
+    def fill(self, words: MaskWords) -> None:
+        while not self.let_go.is_set():
+            pass
+        words.fill(7)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_row_that_takes_too_long_is_left_and_the_others_go_on(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    let_go, quick = threading.Event(), threading.Event()
+    quick.set()
+    matchers: list[SlowMatcher] = [SlowMatcher(quick) for _ in range(3)]
+    matchers[place] = HangingMatcher(let_go)
+    masks = make_masks(*map(OneMatcher, matchers))
+    all_rows = np.arange(3, dtype=np.int32)
+
+    masks.begin(all_rows)
+    taken = masks.take(all_rows)
+    ends = masks.accept(all_rows, np.array([10, 11, 12]))
+
+    assert taken is not None
+    first = [int(line[0]) for line in taken.words]
+    assert first == [0 if row == place else 1 for row in range(3)]
+    assert ends.failed.keys() == {place}
+    assert ends.failed[place].of_request
+    assert "more than" in ends.failed[place].reason
+
+    # The thread that was left writes late; by then its row's place is another's.
+    masks.drop_row(place)
+    again = masks.take(all_rows)
+    let_go.set()
+    assert again is not None
+    assert [int(line[0]) for line in again.words] == [1, 1]
+    masks.close()
+
+
+def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    let_go = threading.Event()
+
+    class Hanging(ToyGrammar):
+        def matcher(self) -> Any:
+            matcher = super().matcher()
+            monkeypatch.setattr(matcher, "accept", lambda _: spin(let_go))
+            return matcher
+
+    masks = make_masks(Hanging(("a",)), ToyGrammar(("a",)))
+
+    ends = masks.accept(ROWS, np.array([ids("a")[0], ids("a")[0]]))
+    let_go.set()
+
+    assert ends.failed.keys() == {0}
+    assert ends.completed == {1}
+    masks.close()
+
+
+def spin(let_go: threading.Event) -> bool:
+    while not let_go.is_set():
+        pass
+    return True

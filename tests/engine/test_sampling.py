@@ -20,7 +20,7 @@ from remora.engine.sampling import (
     prompt_logprobs,
     uniforms,
 )
-from remora.engine.types import Grammar, Request, RowInit, SamplingParams, Thinking
+from remora.engine.types import Grammar, Request, RowFault, RowInit, SamplingParams, Thinking
 from tests.engine.guided import EOS as END_OF_SEQUENCE
 from tests.engine.guided import VOCAB, BrokenGrammar, ToyGrammar
 from tests.sampling_kernels import NAMES, sampling_kernels
@@ -363,7 +363,7 @@ def test_a_row_with_every_token_banned_is_reported(make_sampler: MakeSampler) ->
     sampler.add_row(make_row(0, [1], min_tokens=1, stop_token_ids=tuple(range(VOCAB_SIZE))))
 
     assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
-        0: "no token is left that may come next"
+        0: RowFault("no token is left that may come next", of_request=True)
     }
 
 
@@ -449,7 +449,7 @@ def test_a_row_whose_constraint_fails_on_its_token_is_reported_and_no_other(
     sampled = sampler.sample(make_logits(0, 2, VOCAB), rows(0, 1))
 
     assert sampled.bad_rows.keys() == {1}
-    assert "boom" in sampled.bad_rows[1]
+    assert "boom" in sampled.bad_rows[1].reason
 
 
 def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked(
