@@ -80,7 +80,9 @@ def _is_too_deep(value: Any, max_depth: int) -> bool:
 def _check_media_type(request: Request) -> None:
     media_type = request.headers.get("content-type", "application/json").partition(";")[0]
     media_type = media_type.strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    # What curl -d says of anything. A form of a web page says so too, and where it comes from.
+    is_curl = media_type == "application/x-www-form-urlencoded" and "origin" not in request.headers
+    if media_type != "application/json" and not media_type.endswith("+json") and not is_curl:
         raise HTTPException(415, "The content type must be application/json.")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise HTTPException(415, "Compressed bodies are not supported; send plain JSON.")
