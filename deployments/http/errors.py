@@ -101,10 +101,15 @@ def error_body(error: BaseException) -> dict[str, Any]:
     elif isinstance(error, EngineError):
         message = "The engine failed while it worked on this request. Please try again."
     elif isinstance(error, HTTPException):
-        message = str(error.detail)
+        message = _PLAIN_MESSAGES.get(error.detail, error.detail)
     return shape(message, answer, param=param, code=code)
 
 
+# What Starlette says, and what we say.
+_PLAIN_MESSAGES = {
+    "Not Found": "There is nothing at this path. /docs lists what this server answers.",
+    "Method Not Allowed": "This path has other methods; the header `allow` names them.",
+}
 _INTERNAL_MESSAGE = "Something went wrong on our side; the server's log says more."
 
 

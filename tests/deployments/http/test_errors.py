@@ -102,7 +102,9 @@ async def test_a_dead_engine_is_a_503() -> None:
 )
 async def test_routing_errors_have_our_shape(method: str, path: str, expected: Any) -> None:
     async with make_client() as client:
-        assert outcome(await client.request(method, path)) == expected
+        response = await client.request(method, path)
+    assert outcome(response) == expected
+    assert len(response.json()["error"]["message"]) > 20  # more than the status's name
 
 
 async def test_too_many_or_too_large_headers_are_refused() -> None:
