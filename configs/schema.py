@@ -165,7 +165,7 @@ class GrammarSection(Section):
     """Most objects and lists of a schema."""
 
     compile_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """Seconds that compiling one constraint may take; beyond it HTTP 400."""
+    """Seconds of processor time that compiling one constraint may take; beyond it HTTP 400."""
 
     compile_memory: Bytes = 512 * 2**20
     """Memory that compiling may take beside the compiler's own, in bytes or as 512MiB."""

@@ -158,7 +158,9 @@ class GrammarService:
         self._check_open()
         self._misses += 1
         if len(self._running) >= MAX_WAITING:
-            raise QueueFull("too many constraints are waiting to be compiled")
+            raise QueueFull(
+                "too many constraints are waiting to be compiled", limit="grammar_queue"
+            )
         running = self._compiles.submit(self._make, key, source)
         self._running[key] = running
         return running
