@@ -77,6 +77,6 @@ def test_an_interrupt_stops_the_server_too(tiny_checkpoints: TinyCheckpoints) ->
     os.kill(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=120)
 
-    assert process.returncode == 130
+    assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert still_running("remora-bench-") == []
