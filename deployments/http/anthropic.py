@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBody
-from remora.deployments.http.anthropic_chat import RENAMES, chat_body
+from remora.deployments.http.anthropic_chat import chat_body, renames_of
 from remora.deployments.http.anthropic_events import TOOL_USE, BlockWriter
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.chat import ChatJob, prepare_chat
@@ -114,7 +114,7 @@ async def prepare_message(served: Served, body: MessagesBody, rid: str) -> Messa
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     chat = chat_body(body, knows_efforts=_knows_efforts(served))
-    with in_callers_words(RENAMES):
+    with in_callers_words(renames_of(body)):
         return MessageJob(body=body, chat=await prepare_chat(served, chat, rid))
 
 
@@ -125,7 +125,7 @@ async def count_tokens(served: Served, body: CountTokensBody) -> int:
     """
     served.check_model(body.model)
     chat = chat_body(body, knows_efforts=_knows_efforts(served))
-    with in_callers_words(RENAMES):
+    with in_callers_words(renames_of(body)):
         prompt = await render(served.tokenizer, served.plan, chat.messages, chat)
         (ids,) = await encode(
             served.tokenizer, served.plan, [prompt], add_special_tokens=False, param="messages"

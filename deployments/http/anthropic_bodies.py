@@ -219,12 +219,19 @@ class CountTokensBody(Body):
     tool_choice: Choice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # where betas had it
     chat_template_kwargs: TemplateKwargs = None
     # Hints to Anthropic's own service, without effect here.
     cache_control: Any = None
     speed: Annotated[Any, only("standard")] = None
     user_profile_id: Any = None
     workspace_id: Any = None
+
+    @model_validator(mode="after")
+    def _check_format(self) -> Self:
+        if self.output_format and self.output_config and self.output_config.format:
+            raise fault("cannot be combined with output_config.format", param="output_format")
+        return self
 
 
 class MessagesBody(CountTokensBody):

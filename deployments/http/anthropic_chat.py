@@ -15,7 +15,7 @@ from remora.deployments.http.anthropic_bodies import (
 )
 from remora.deployments.http.fields import parse
 from remora.deployments.http.openai_bodies import ChatBody
-from remora.deployments.http.renames import in_callers_words, renames
+from remora.deployments.http.renames import Renames, in_callers_words, renames
 
 RENAMES = renames(
     (r"^messages.*", "messages"),
@@ -26,6 +26,7 @@ RENAMES = renames(
     (r"^(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
     (r"^(tools\[\d+\])\.function", r"\1"),
 )
+_BETA_RENAMES = renames((r"^response_format(\.json_schema)?", "output_format"))
 # Fields that mean the same in both.
 _SAME = (
     "model",
@@ -42,6 +43,11 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING_ON = {"enable_thinking": True, "thinking": True}
 
 
+def renames_of(body: CountTokensBody) -> Renames:
+    """Return what a chat's fields are called in a body."""
+    return RENAMES if body.output_format is None else _BETA_RENAMES + RENAMES
+
+
 def chat_body(body: CountTokensBody, *, knows_efforts: bool) -> ChatBody:
     """Return the chat that a body asks for.
 
@@ -56,15 +62,15 @@ def chat_body(body: CountTokensBody, *, knows_efforts: bool) -> ChatBody:
     if body.tool_choice is not None:
         chat |= _choice(body.tool_choice)
     chat["chat_template_kwargs"] = body.chat_template_kwargs
+    chat["response_format"] = _format(body)
     if body.output_config is not None:
-        chat["response_format"] = _format(body)
         chat["reasoning_effort"] = body.output_config.effort if knows_efforts else None
     if body.thinking is not None:
         chat |= _thinking(body.thinking, body.chat_template_kwargs or {})
     if _is_begun(body.messages[-1]):
         chat["continue_final_message"] = True
     given = {name: value for name, value in chat.items() if value is not None}
-    with in_callers_words(RENAMES):
+    with in_callers_words(renames_of(body)):
         return parse(ChatBody, given)
 
 
@@ -89,7 +95,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def _format(body: CountTokensBody) -> dict[str, Any] | None:
-    given = body.output_config and body.output_config.format
+    given = body.output_format or (body.output_config and body.output_config.format)
     if not given:
         return None
     return {

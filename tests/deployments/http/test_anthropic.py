@@ -17,6 +17,7 @@ from tests.deployments.fakes import (
     make_client,
     make_config,
     make_plan,
+    make_server_config,
 )
 from tests.deployments.http.test_disconnect import running
 from tests.deployments.http.test_responses import THOUGHT_AND_CALL, make_parsing_server
@@ -226,13 +227,31 @@ async def test_a_choice_of_tools_is_held_to(choice: Any, is_forced: bool) -> Non
     assert bool(server.tokenizer.rendered[0]["tools"]) is (choice["type"] != "none")
 
 
-async def test_an_output_format_becomes_a_grammar() -> None:
+FORMAT = {"type": "json_schema", "schema": ADD["input_schema"]}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT}]
+)
+async def test_an_output_format_becomes_a_grammar(fields: dict[str, Any]) -> None:
     server = FakeServer()
-    output = {"format": {"type": "json_schema", "schema": ADD["input_schema"]}}
-    await post(server, output_config=output)
+    await post(server, **fields)
 
     ((constraint, _),) = server.grammars.asked
     assert constraint.kind == "json_schema"
+
+
+async def test_an_output_has_one_format() -> None:
+    response = await post(output_format=FORMAT, output_config={"format": FORMAT})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("output_format cannot be combined")
+
+
+async def test_a_format_that_cannot_be_held_to_is_named_as_it_was_sent() -> None:
+    config = make_server_config(api={"tool_parser": "hermes"}, grammar={"backend": "outlines"})
+    response = await post(FakeServer(config=config), output_format=FORMAT, tools=[ADD])
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("output_format beside tools")
 
 
 async def test_thinking_is_switched_on_and_limited() -> None:
