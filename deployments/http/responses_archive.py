@@ -157,7 +157,7 @@ class Archive:
         response_id = _PREFIX + match[1] if match else ""
         if match and response_id not in read:
             with suppress(UnknownResponse):
-                read[response_id] = await self.find(response_id, param)
+                read[response_id] = _said(await self.find(response_id, param))
         record = read.get(response_id)
         items: list[dict[str, Any]] = []
         if record is not None:
@@ -182,7 +182,7 @@ class Archive:
             if len(records) == MAX_CHAIN:
                 message = f"The conversation has more than {MAX_CHAIN} responses; send it as input."
                 raise unsupported(param, message)
-            records.append(await self.find(following, param))
+            records.append(_said(await self.find(following, param)))
             following = records[-1].response["previous_response_id"]
         return records[::-1]
 
@@ -218,6 +218,12 @@ class ItemIds:
 def new_response_id() -> str:
     """Return an id that nobody can guess."""
     return _PREFIX + secrets.token_hex(24)
+
+
+def _said(record: Record) -> Record:
+    """Return what a conversation goes on from; the rest, tools above all, may be megabytes."""
+    names = ("id", "previous_response_id", "output")
+    return Record({name: record.response[name] for name in names}, record.items)
 
 
 def _unknown(response_id: str, param: str | None) -> UnknownResponse:

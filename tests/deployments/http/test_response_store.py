@@ -154,6 +154,16 @@ async def test_a_chain_is_told_from_its_beginning() -> None:
     assert await archive.chain(second.response["id"], "p") == [first, second]
 
 
+async def test_a_chain_holds_what_was_said_only() -> None:
+    """Tools may be megabytes, in each of hundreds of responses."""
+    archive = Archive(MemoryStore(10.0))
+    record = make_record()
+    tools = [{"type": "function", "name": "add"}]
+    await archive.keep(Record(record.response | {"tools": tools}, record.items))
+
+    assert await archive.chain(record.response["id"], "p") == [record]
+
+
 async def test_a_chain_that_has_lost_a_link_is_unknown() -> None:
     archive = Archive(MemoryStore(10.0))
     record = make_record("resp_gone")
