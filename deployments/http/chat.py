@@ -129,7 +129,7 @@ def _check(served: Served, body: ChatBody, use: ToolUse) -> None:
         prompt_logprobs=body.prompt_logprobs,
         has_stream_options=body.stream_options is not None,
     )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "best_of is supported only when it equals n.")

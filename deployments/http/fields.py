@@ -66,7 +66,8 @@ def is_token_list(value: Any) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
-def _as_list(value: Any) -> Any:
+def as_list(value: Any) -> Any:
+    """Return a text as a list of one, anything else as it is."""
     return [value] if isinstance(value, str) else value
 
 
@@ -80,11 +81,11 @@ def _check_biases(value: Any) -> dict[int, float] | None:
     for key, bias in value.items():
         token_id = str(key)
         if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= 10):
-            raise fault("its keys must be token ids, written as whole numbers")
+            raise fault("must have token ids, written as whole numbers, for keys")
         if isinstance(bias, bool) or not isinstance(bias, int | float):
-            raise fault("its values must be numbers")
+            raise fault("must have numbers for values")
         if not (math.isfinite(bias) and -MAX_BIAS <= bias <= MAX_BIAS):
-            raise fault(f"its values must lie between {-MAX_BIAS:g} and {MAX_BIAS:g}")
+            raise fault(f"must have values between {-MAX_BIAS:g} and {MAX_BIAS:g}")
         biases[int(token_id)] = float(bias)
     return biases
 
@@ -95,7 +96,7 @@ def _check_metadata(value: Any) -> dict[str, str] | None:
     if not isinstance(value, dict) or len(value) > MAX_METADATA:
         raise fault(f"must be an object of up to {MAX_METADATA} texts")
     if not all(isinstance(text, str) for text in value.values()):
-        raise fault("its values must be texts")
+        raise fault("must have texts for values")
     return value
 
 
@@ -140,8 +141,8 @@ class SamplingBody(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Biases = None
-    stop: Annotated[StopTexts | None, BeforeValidator(_as_list)] = None
-    stop_regex: Annotated[StopTexts | None, BeforeValidator(_as_list)] = None
+    stop: Annotated[StopTexts | None, BeforeValidator(as_list)] = None
+    stop_regex: Annotated[StopTexts | None, BeforeValidator(as_list)] = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
@@ -156,7 +157,7 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
 
 
 class OpenAIBody(SamplingBody):
@@ -223,6 +224,8 @@ def _as_invalid_request(error: ValidationError, prefix: str) -> InvalidRequest:
         return InvalidRequest(f"{param} is required.", param, "missing_required_parameter")
     if kind == UNSUPPORTED:
         return InvalidRequest(f"{param}: {text}.", param, UNSUPPORTED)
+    if kind == "model_type":
+        return InvalidRequest(f"{param} must be a JSON object.", param)
     message = f"{param} {text}." if kind == "value" else f"{param}: {text}."
     return InvalidRequest(message, param, limit=context.get("limit"))
 

@@ -59,6 +59,7 @@ class LightParameters(SamplingBody):
     add_special_tokens: bool | None = None
     add_spaces_between_special_tokens: bool | None = None
     print_eos_token: Annotated[Any, only(False)] = None
+    no_stop_trim: Annotated[Any, only(True)] = None
     return_details: bool | None = None
     allowed_token_ids: AllowedIds | None = None
     regular_constraint: str | None = None
@@ -128,7 +129,7 @@ def parse_light(body: Any, *, stream: bool | None = None) -> LightBody:
     Raises InvalidRequest.
     """
     given = body.get("parameters") if isinstance(body, dict) else None
-    if given is not None:
+    if isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "parameters"}
     parsed = parse(LightBody, body)
     changes: dict[str, Any] = {}

@@ -11,6 +11,7 @@ from remora.deployments.http.fields import (
     NumLogprobs,
     Seed,
     StopTexts,
+    as_list,
     fault,
     only,
 )
@@ -31,10 +32,7 @@ RENAMES: Renames = renames(
         r"options.\1",
     ),
 )
-
-
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+_DEGREES = ("low", "medium", "high", "max")
 
 
 def _check_format(value: Any) -> Any:
@@ -51,12 +49,23 @@ def _check_keep_alive(value: Any) -> Any:
     return value
 
 
+def _check_think(value: Any) -> Any:
+    if value is None or isinstance(value, bool) or value in _DEGREES:
+        return value
+    raise fault(f"must be true, false, {', '.join(_DEGREES[:-1])} or {_DEGREES[-1]}")
+
+
 Anything = Annotated[Any, WithJsonSchema({})]
 Format = Annotated[
     Any, PlainValidator(_check_format), WithJsonSchema({"type": ["string", "object"]})
 ]
 KeepAlive = Annotated[
     Any, PlainValidator(_check_keep_alive), WithJsonSchema({"type": ["string", "number"]})
+]
+Think = Annotated[
+    bool | str | None,
+    PlainValidator(_check_think),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [*_DEGREES]}]}),
 ]
 NoImages = Annotated[Any, only([]), WithJsonSchema({"type": "array"})]
 
@@ -70,7 +79,7 @@ class OllamaOptions(Body):
     top_p: float | None = None
     min_p: float | None = None
     seed: Seed | None = None
-    stop: Annotated[StopTexts | None, BeforeValidator(_as_list)] = None
+    stop: Annotated[StopTexts | None, BeforeValidator(as_list)] = None
     repeat_penalty: float | None = None
     repeat_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     presence_penalty: float | None = None
@@ -175,7 +184,7 @@ class OllamaBody(Body):
     stream: bool | None = None
     format: Format = None
     options: OllamaOptions | None = None
-    think: bool | Literal["low", "medium", "high", "max"] | None = None
+    think: Think = None
     keep_alive: KeepAlive = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None

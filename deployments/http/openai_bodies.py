@@ -39,7 +39,7 @@ def check_prompt(value: Any) -> list[PromptInput]:
         raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
     if type(value[0]) is int:
         if not is_token_list(value):
-            raise fault("a list of token ids must hold whole numbers only")
+            raise fault("must hold whole numbers only where it is a list of token ids")
         return [value]
     check_size("max_prompts", value)
     if all(isinstance(item, str) for item in value):
@@ -56,9 +56,9 @@ def _check_kwargs(value: Any) -> dict[str, Any] | None:
         raise fault(f"must be an object of up to {MAX_TEMPLATE_KWARGS} entries")
     for name, item in value.items():
         if not (isinstance(name, str) and name.isidentifier() and len(name) <= 64):
-            raise fault("its keys must be plain names")
+            raise fault("must have plain names for keys")
         if not (item is None or isinstance(item, bool | int | float | str)):
-            raise fault("its values must be texts, numbers, true or false")
+            raise fault("must have texts, numbers, true or false for values")
     return value
 
 
@@ -147,8 +147,10 @@ class TokenizeBody(TemplateBody):
 
     @model_validator(mode="after")
     def _check_input(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise fault("one of prompt and messages is required", param="prompt")
+        if self.prompt is None and self.messages is None:
+            raise fault("is required unless messages is given", param="prompt")
+        if self.prompt is not None and self.messages is not None:
+            raise fault("cannot be combined with messages; send one of them", param="prompt")
         return self
 
     @field_validator("prompt")

@@ -23,6 +23,7 @@ from remora.deployments.http.fields import (
     Seed,
     StopTexts,
     StreamOptions,
+    as_list,
     fault,
     only,
     unsupported_part,
@@ -173,7 +174,7 @@ class ResponsesBody(Body):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: Biases = None
-    stop: StopTexts | None = None
+    stop: Annotated[StopTexts | None, BeforeValidator(as_list)] = None
     seed: Seed | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None

@@ -41,6 +41,9 @@ class TgiParameters(SamplingBody):
     decoder_input_details: bool | None = None
     top_n_tokens: Annotated[int, Field(ge=0, le=MAX_TOP_TOKENS)] | None = None
     watermark: Annotated[Any, only(False)] = None
+    # One answer is told here, and what ended it with it.
+    n: Annotated[Any, only(1)] = None
+    no_stop_trim: Annotated[Any, only(True)] = None
     grammar: TgiGrammar | None = None
 
     @model_validator(mode="after")
@@ -79,7 +82,7 @@ def parse_tgi(body: Any, *, stream: bool | None = None) -> TgiBody:
     Raises InvalidRequest.
     """
     given = body.get("parameters") if isinstance(body, dict) else None
-    if given is not None:
+    if isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "parameters"}
     parsed = parse(TgiBody, body)
     changes: dict[str, Any] = {}

@@ -171,6 +171,7 @@ async def test_a_constraint_reaches_the_engine(field: str, value: Any, kind: str
         ),
         ({"regular_constraint": "a", "guided_json": {}}, "parameters.regular_constraint"),
         ({"print_eos_token": True}, "parameters.print_eos_token"),
+        ({"no_stop_trim": False}, "parameters.no_stop_trim"),
         ({"input_penalty": True}, "parameters.input_penalty"),
         ({"exponential_decay_length_penalty": [1, 2.0]}, None),
     ],

@@ -185,6 +185,13 @@ async def test_a_text_format_becomes_a_grammar(text_format: Any, source: str) ->
     assert response.json()["text"]["format"] == text_format
 
 
+@pytest.mark.parametrize("stop", ["x", ["x"]])
+async def test_a_stop_is_a_text_or_several(stop: Any) -> None:
+    server = FakeServer()
+    await post(server, stop=stop)
+    assert server.client.requests[0].sampling.stop == ("x",)
+
+
 async def test_a_named_tool_must_be_called() -> None:
     server = make_parsing_server("x")
     choice = {"type": "function", "name": "add"}

@@ -192,6 +192,8 @@ async def test_a_grammar_reaches_the_engine(grammar: dict[str, Any], kind: str) 
         ({"truncate": 0}, "parameters.truncate"),
         ({"top_n_tokens": 6}, "parameters.top_n_tokens"),
         ({"best_of": 2}, "parameters.best_of"),
+        ({"n": 2}, "parameters.n"),
+        ({"no_stop_trim": False}, "parameters.no_stop_trim"),
         ({"best_of": 2, "do_sample": True, "seed": 1}, "parameters.seed"),
         ({"best_of": 17, "do_sample": True}, "parameters.best_of"),
         ({"grammar": {"type": "lark", "value": "x"}}, "parameters.grammar.type"),
