@@ -131,7 +131,9 @@ def fault_of(action: Callable[[], object], row: int) -> RowFault | None:
         return RowFault(str(reason))
     except MatcherTooSlow as reason:
         return RowFault(str(reason), of_request=True)
-    except Exception as error:  # a constraint's code is not ours; it may raise anything
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a constraint's code is not ours; panics are no Exceptions
         logger.exception("the constraint of row %d has failed", row)
         return RowFault(f"its constraint failed: {error}")
     return None

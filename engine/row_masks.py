@@ -7,7 +7,7 @@ no thread, no memory and no work. Knows no logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -114,14 +114,16 @@ class RowMasks:
             overruling=frozenset(filling.overruling),
         )
 
-    def accept(self, rows: IntArray, token_ids: TokenArray) -> GuidedEnds:
-        """Tell the guides of rows [R] their new tokens [R]."""
+    def accept(
+        self, rows: IntArray, token_ids: TokenArray, *, unsampled: Collection[int] = ()
+    ) -> GuidedEnds:
+        """Tell the guides of rows [R] their new tokens [R]; those of `unsampled` mean nothing."""
         if not (self._guides or self._failed):
             return NOBODY_ENDS
         told = {
             row: (guide, token_id)
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True)
-            if (guide := self._guides.get(row)) is not None
+            if row not in unsampled and (guide := self._guides.get(row)) is not None
         }
         steps = [(row, partial(guide.accept, token)) for row, (guide, token) in told.items()]
         if steps:

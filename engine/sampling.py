@@ -241,7 +241,7 @@ class Sampler:
         else:
             token_ids, is_good = self.kernels.greedy(logits)
         bad_rows = {} if is_good.all() else _reasons(logits, rows, is_good)
-        ends = self._masks.accept(rows, token_ids)
+        ends = self._masks.accept(rows, token_ids, unsampled=bad_rows)
         self._advance(rows, token_ids)
         return SampledTokens(
             token_ids=token_ids,

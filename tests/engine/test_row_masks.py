@@ -124,6 +124,32 @@ def test_a_grammar_that_is_complete_is_told_once_with_its_token() -> None:
     assert not ends.failed
 
 
+class Panic(BaseException):
+    """As pyo3 raises where native code panics: no Exception."""
+
+
+@pytest.mark.parametrize("fails", ["fill", "accept"])
+def test_a_panic_of_native_code_ends_its_row_alone(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    let_go.set()
+    matcher = SlowMatcher(let_go)
+
+    def panic(_: object) -> bool:
+        raise Panic("boom")
+
+    monkeypatch.setattr(matcher, fails, panic)
+    masks = make_masks(OneMatcher(matcher), ToyGrammar(("a",)))
+
+    masks.take(ROWS)
+    ends = masks.accept(ROWS, np.array([10, ids("a")[0]]))
+    masks.close()
+
+    assert ends.failed == {0: RowFault("its constraint failed: boom")}
+    assert ends.completed == {1}
+
+
 class HangingMatcher(SlowMatcher):
     """Keeps the processor busy until it is let go, and writes then."""
 

@@ -22,7 +22,7 @@ from remora.engine.sampling import (
 )
 from remora.engine.types import Grammar, Request, RowFault, RowInit, SamplingParams, Thinking
 from tests.engine.guided import EOS as END_OF_SEQUENCE
-from tests.engine.guided import VOCAB, BrokenGrammar, ToyGrammar
+from tests.engine.guided import VOCAB, BrokenGrammar, ToyGrammar, ids
 from tests.sampling_kernels import NAMES, sampling_kernels
 
 MakeSampler = Callable[..., Sampler]
@@ -361,6 +361,19 @@ def test_a_row_that_is_not_finite_is_reported_and_harms_no_other(make_sampler: M
 def test_a_row_with_every_token_banned_is_reported(make_sampler: MakeSampler) -> None:
     sampler = make_sampler()
     sampler.add_row(make_row(0, [1], min_tokens=1, stop_token_ids=tuple(range(VOCAB_SIZE))))
+
+    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
+        0: RowFault("no token is left that may come next", of_request=True)
+    }
+
+
+def test_a_request_that_bans_all_that_its_grammar_allows_is_to_blame_itself(
+    make_sampler: MakeSampler,
+) -> None:
+    sampler = make_sampler()
+    stops = tuple(ids("a"))
+    grammar = ToyGrammar(("a",))
+    sampler.add_row(make_row(0, [1], grammar=grammar, min_tokens=2, stop_token_ids=stops))
 
     assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
         0: RowFault("no token is left that may come next", of_request=True)
