@@ -66,7 +66,12 @@ _KEPT = frozenset().union(_GENERAL, *KEYWORDS_OF.values())
 
 def same(first: Any, second: Any) -> bool:
     """Whether two JSON values are the same to the letter (1, 1.0 and true are three)."""
-    return json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
+    return spelled(first) == spelled(second)
+
+
+def spelled(value: Any) -> str:
+    """Return a text that JSON values share where they are the same to the letter."""
+    return json.dumps(value, sort_keys=True)
 
 
 def keywords(node: Any, path: str) -> Schema:
@@ -133,7 +138,8 @@ def _union(first: Any, second: Any, path: str) -> list[Any]:
 
 
 def _common_values(first: Any, second: Any, path: str) -> list[Any]:
-    return [value for value in first if any(same(value, other) for other in second)]
+    known = set(map(spelled, second))
+    return [value for value in first if spelled(value) in known]
 
 
 def _common_types(first: Any, second: Any, path: str) -> list[str]:

@@ -49,6 +49,13 @@ class Source:
 
 def prepare(constraint: Constraint, section: GrammarSection) -> Source:
     """Check a constraint and rewrite it. Raises ConstraintError."""
+    try:
+        return _source_of(constraint, section)
+    except RecursionError:
+        raise ConstraintError("a constraint of this size and shape nests too deep") from None
+
+
+def _source_of(constraint: Constraint, section: GrammarSection) -> Source:
     is_outlines = section.backend == "outlines"
     kind = constraint.kind
     if is_outlines and kind in _ONLY_XGRAMMAR:

@@ -16,12 +16,13 @@ Knows no compiler. `schema_types.py` has the four types with keywords of their o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
 from remora.engine.grammar.constraint import ConstraintError
-from remora.engine.grammar.merge import KEYWORDS_OF, Schema, keywords, merge, same
+from remora.engine.grammar.merge import KEYWORDS_OF, Schema, keywords, merge, spelled
 from remora.engine.grammar.schema_ends import check_ends
 from remora.engine.grammar.schema_types import (
     plain_array,
@@ -34,6 +35,8 @@ MAX_PLAIN_NODES = 10_000
 MAX_DEPTH = 100
 MAX_INLINED = 40
 MAX_ENUM_INTEGER = 2**53
+# Processor time. Schemas are read where the engine lives, and hold the interpreter meanwhile.
+MAX_READ_S = 0.5
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
 ANY_NAME = "any"
@@ -64,6 +67,7 @@ class _Reader:
         self._uses_any = False
         self._num_nodes = 0
         self._depth = 0
+        self._until_s = time.thread_time() + MAX_READ_S
 
     def read(self) -> Schema:
         """Rewrite the root, then whatever it has come to refer to."""
@@ -95,6 +99,7 @@ class _Reader:
         """Return the keywords of a place, with `allOf` and what stands beside `$ref` merged in."""
         if depth > MAX_INLINED:
             raise ConstraintError(f"{path}: the schemas put together here refer to themselves")
+        self._check_time()
         flat = keywords(node, path)
         parts = flat.pop("allOf", [])
         if "$ref" in flat and (len(flat) > 1 or parts):
@@ -157,6 +162,9 @@ class _Reader:
         return options[0] if len(options) == 1 else {"anyOf": options}
 
     def _check_one_of(self, branches: Sequence[Schema], path: str) -> None:
+        sets = [{*map(spelled, _values(branch) or ())} for branch in branches]
+        if all(sets) and sum(map(len, sets)) == len(set().union(*sets)):
+            return
         for index, branch in enumerate(branches):
             for other in branches[:index]:
                 if not self._are_disjoint(branch, other, path, depth=0):
@@ -168,6 +176,7 @@ class _Reader:
 
     def _are_disjoint(self, first: Schema, second: Schema, path: str, depth: int) -> bool:
         """Whether plainly no value matches both."""
+        self._check_time()
         one, other = self._solid(first, path), self._solid(second, path)
         if depth > 4:
             return False
@@ -177,7 +186,7 @@ class _Reader:
                 return all(self._are_disjoint(node, single, path, depth + 1) for node in nodes)
         values, others = _values(one), _values(other)
         if values is not None and others is not None:
-            return not any(same(value, option) for value in values for option in others)
+            return {*map(spelled, values)}.isdisjoint(map(spelled, others))
         kinds, other_kinds = _kinds(one, path), _kinds(other, path)
         if not kinds & other_kinds:
             return True
@@ -199,6 +208,10 @@ class _Reader:
                 return flat
             flat = self._flat(self._target(flat["$ref"], path), path)
         raise ConstraintError(f"{path}: '$ref' refers to itself")
+
+    def _check_time(self) -> None:
+        if time.thread_time() > self._until_s:
+            raise ConstraintError("to read a schema of this size and shape takes too long")
 
     def _reference(self, pointer: str, path: str) -> Schema:
         self._target(pointer, path)

@@ -29,8 +29,9 @@ def check_ends(root: Schema, defs: Mapping[str, Schema]) -> None:
         ending |= more
     if len(ending) < len(everything):
         raise ConstraintError("the schema refers to itself in a way that has no finite value")
+    checked: set[str] = set()
     for schema in everything.values():
-        _check_writes(schema, everything, ())
+        _check_writes(schema, everything, (), checked)
 
 
 def target(schema: Mapping[str, Any]) -> str:
@@ -58,11 +59,15 @@ def _can_end(schema: Schema, ending: set[str]) -> bool:
     return True
 
 
-def _check_writes(schema: Schema, defs: Mapping[str, Schema], above: tuple[str, ...]) -> None:
+def _check_writes(
+    schema: Schema, defs: Mapping[str, Schema], above: tuple[str, ...], checked: set[str]
+) -> None:
     if "$ref" in schema:
         name = target(schema)
         if name in above:
             raise ConstraintError("the schema refers straight back to itself")
-        _check_writes(defs[name], defs, (*above, name))
+        if name not in checked:
+            _check_writes(defs[name], defs, (*above, name), checked)
+            checked.add(name)
     for option in schema.get("anyOf", ()):
-        _check_writes(option, defs, above)
+        _check_writes(option, defs, above, checked)

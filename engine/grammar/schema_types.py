@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from remora.engine.grammar.constraint import ConstraintError
@@ -123,7 +124,7 @@ def plain_object(places: Places, flat: Schema, path: str) -> Schema:
     """Rewrite an object: named properties and others, or names by pattern."""
     properties = dict(flat.get("properties", {}))
     patterns = flat.get("patternProperties", {})
-    required = flat.get("required", [])
+    required = dict.fromkeys(flat.get("required", ()))
     is_named = bool(properties or patterns or required)
     others = flat.get("additionalProperties", not is_named or None)
     for name in required:
@@ -131,6 +132,8 @@ def plain_object(places: Places, flat: Schema, path: str) -> Schema:
             if others is False or patterns:
                 raise ConstraintError(f"{path}: the required {name!r} is not among the properties")
             properties[name] = True if others is None else others
+        elif properties[name] is False:
+            raise ConstraintError(f"{path}: the required {name!r} allows no value at all")
     low, high = _property_counts(flat, len(properties), required, others, path)
     if patterns:
         return {**_named_by_pattern(places, properties, patterns, others, path), **low, **high}
@@ -171,13 +174,13 @@ def _named_by_pattern(
 
 
 def _property_counts(
-    flat: Schema, num_named: int, required: list[str], others: Any, path: str
+    flat: Schema, num_named: int, required: Collection[str], others: Any, path: str
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the bounds on how many properties there are, where they say more than the names."""
     low, high = _counts(flat, "minProperties", "maxProperties", path)
     is_open = others not in (None, False) or "patternProperties" in flat
     fewest = low.get("minProperties", 0)
-    if fewest <= len(set(required)):
+    if fewest <= len(required):
         low = {}
     elif is_open and fewest > 1:
         raise ConstraintError(
@@ -186,7 +189,7 @@ def _property_counts(
         )
     elif not is_open and fewest > num_named:
         raise ConstraintError(f"{path}: 'minProperties' is more than there are properties")
-    if high.get("maxProperties", num_named) < len(set(required)):
+    if high.get("maxProperties", num_named) < len(required):
         raise ConstraintError(f"{path}: 'maxProperties' is less than the required properties")
     return low, high
 

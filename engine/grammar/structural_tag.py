@@ -63,7 +63,7 @@ def from_old_form(tag: dict[str, Any]) -> dict[str, Any]:
 def _format(node: Any, path: str, max_spaces: int) -> dict[str, Any]:
     if not isinstance(node, dict):
         raise ConstraintError(f"{path} must be an object")
-    kind = node.get("type")
+    kind = str(node.get("type"))
 
     def inner(value: Any, place: str) -> dict[str, Any]:
         return _format(value, f"{path}/{place}", max_spaces)
@@ -93,7 +93,7 @@ def _format(node: Any, path: str, max_spaces: int) -> dict[str, Any]:
         ):
             raise ConstraintError(f"{path}/rules must be a list of pairs")
         return {**node, "rules": [[key, inner(value, "rules")] for key, value in rules]}
-    raise ConstraintError(f"{path}: no format is called {str(kind)[:50]!r}")
+    raise ConstraintError(f"{path}: no format is called {kind[:50]!r}")
 
 
 def _each(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from remora.configs.schema import GrammarSection
 from remora.engine.grammar import limits
+from remora.engine.grammar import schema as schema_module
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.prepare import Source, prepare
 
@@ -69,6 +71,8 @@ def test_a_constraint_is_taken_up_to_its_limit(
         (K.JSON_SCHEMA, '{"properties": {"\\udc00": {}}}', "surrogate"),
         (K.JSON_SCHEMA, "[" * 30_000 + "]" * 30_000, "deeper than 32"),
         (K.REGEX, "\ud800", "surrogate"),
+        (K.JSON_SCHEMA, '{"properties": {"a": false}, "required": ["a"]}', "required 'a'"),
+        (K.STRUCTURAL_TAG, '{"format": {"type": []}}', "no format is called"),
         (K.CHOICE, "[]", "0 choices"),
         (K.CHOICE, '["a", ""]', "at least one character"),
         (K.CHOICE, '["a", 1]', "list of texts"),
@@ -78,6 +82,50 @@ def test_a_constraint_is_taken_up_to_its_limit(
 def test_malformed_sources_are_refused(kind: ConstraintKind, source: str, reason: str) -> None:
     with pytest.raises(ConstraintError, match=reason):
         check(kind, source)
+
+
+# Schemas within all limits; what was written out naively took from 10 s to days.
+ALIKE = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+SERIES = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+CASES = [{"properties": {"k": {"const": i}}, "required": ["k"]} for i in range(480)]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/d0", "$defs": ALIKE | {"d40": {"type": "string"}}},
+        {"$ref": "#/$defs/d0", "$defs": SERIES | {"d40": {"type": "string"}}},
+        {"allOf": [{"enum": [*range(4000)]}, {"enum": [*range(-4000, 1)]}]},
+        {"enum": [*range(4500)], "anyOf": [{"enum": [i]} for i in range(900)]},
+        {"oneOf": [{"const": i} for i in range(1900)]},
+        {"oneOf": [{"anyOf": [{"const": i}] * 40} for i in range(40)]},
+        {"oneOf": CASES},
+        {"type": "object", "required": [f"a{i}" for i in range(6000)]},
+    ],
+)
+def test_no_schema_is_read_for_long(schema: Any) -> None:
+    """It is read where the engine lives, and holds the interpreter."""
+    with suppress(ConstraintError):
+        check(K.JSON_SCHEMA, schema)
+
+
+def test_one_of_many_constants_is_taken() -> None:
+    assert check(K.JSON_SCHEMA, {"oneOf": [{"const": i} for i in range(1900)]})
+    with pytest.raises(ConstraintError, match="oneOf"):
+        check(K.JSON_SCHEMA, {"oneOf": [{"const": 1}, {"enum": [2, 3]}, {"enum": [3]}]})
+
+
+def test_the_time_to_read_a_schema_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_module, "MAX_READ_S", -1.0)
+
+    with pytest.raises(ConstraintError, match="takes too long"):
+        check(K.JSON_SCHEMA, {"type": "string"})
+
+
+def test_a_schema_that_is_too_deep_for_the_backend_is_refused() -> None:
+    with pytest.raises(ConstraintError, match="nests too deep"):
+        check(K.JSON_SCHEMA, {"properties": {f"p{i}": {"const": 1} for i in range(1900)}}, OUTLINES)
 
 
 def test_equal_constraints_give_equal_sources() -> None:
