@@ -89,7 +89,8 @@ class RowGuide:
         if self._healing is not None:
             words[:] = mask_words(self._healing.next_ids(), self._vocab_size)
         elif self._thought is not None and self._matcher is not None:
-            words[:] = ~mask_words(self._stop_ids, self._vocab_size)  # an answer has to follow
+            # An answer has to follow, or what may stand in its place.
+            words[:] = ~mask_words(self._stop_ids - self._thought.exit_ids, self._vocab_size)
         elif self._thought is None and self._matcher is not None:
             self._matcher.fill(words)
         else:
@@ -162,6 +163,7 @@ class _Thought:
     def __init__(self, thinking: Thinking) -> None:
         self._end = thinking.end.encode()
         self._end_ids = thinking.end_ids
+        self.exit_ids = thinking.exit_ids
         self._left = thinking.budget
         self._num_forced = 0
         self._tail = b""

@@ -82,6 +82,7 @@ class Thinking:
     end:      text that ends it
     end_ids:  its tokens, which are forced when the budget is used up
     budget:   most tokens of thought; None = no limit
+    exit_ids: tokens that may end the output within the thought, although a grammar waits
 
     Raises InvalidRequest.
     """
@@ -89,6 +90,7 @@ class Thinking:
     end: str
     end_ids: tuple[int, ...]
     budget: int | None = None
+    exit_ids: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.end or not self.end_ids:

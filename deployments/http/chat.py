@@ -211,7 +211,7 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
         counts_calls=use.choice is not ToolChoice.NAMED,
         grammar=await _grammar(served, body, use),
         thinking=served.formats.thinking(
-            prompt, budget=body.thinking_token_budget, continues=continues
+            prompt, budget=body.thinking_token_budget, continues=continues, use=use
         ),
     )
 

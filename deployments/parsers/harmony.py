@@ -25,7 +25,8 @@ from remora.deployments.parsers.writer import MakeId, ReplyWriter
 
 NAMES = ("gpt-oss", "gpt_oss", "openai", "harmony")
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+CALL_END = "<|call|>"
+_ENDS = ("<|end|>", "<|return|>", CALL_END)
 _MARKS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 _REPLY = f"{_START}assistant"
 _THOUGHT = f"{_CHANNEL}analysis{_MESSAGE}"

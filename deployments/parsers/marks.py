@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from remora.deployments.parsers.formats import ToolFormat
-from remora.deployments.parsers.harmony import HarmonyFormat
+from remora.deployments.parsers.harmony import CALL_END, HarmonyFormat
 from remora.deployments.parsers.reasoning import ReasoningFormat
 from remora.deployments.parsers.response_template import CheckpointFormat
 
@@ -49,6 +49,13 @@ class Marks:
         return frozenset(
             token_id for token_id, text in special if any(text in mark for mark in marks)
         )
+
+    @cached_property
+    def of_exits(self) -> frozenset[int]:
+        """Control tokens by which a call ends a reply that has not come to its answer."""
+        is_harmony = isinstance(self.whole_format, HarmonyFormat)
+        special = self._special_tokens.items()
+        return frozenset(i for i, text in special if is_harmony and text == CALL_END)
 
     @cached_property
     def of_turns(self) -> re.Pattern[str]:

@@ -22,11 +22,7 @@ from remora.deployments.parsers.format_choice import choose_formats, tool_parser
 from remora.deployments.parsers.formats import ToolFormat
 from remora.deployments.parsers.harmony import HarmonyFormat
 from remora.deployments.parsers.marks import Marks
-from remora.deployments.parsers.reasoning import (
-    ReasoningFormat,
-    ThoughtSplitter,
-    ThoughtStart,
-)
+from remora.deployments.parsers.reasoning import ReasoningFormat, ThoughtSplitter, ThoughtStart
 from remora.deployments.parsers.reply_reader import (
     PartReader,
     ReplyReader,
@@ -34,7 +30,7 @@ from remora.deployments.parsers.reply_reader import (
     ThoughtReader,
 )
 from remora.deployments.parsers.response_template import CheckpointFormat
-from remora.deployments.parsers.tools import ToolChoice, ToolUse
+from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.types import Thinking
 
@@ -46,10 +42,6 @@ FORCED = "forced"
 
 MakeParser = Callable[[], ReplyParser | None]
 NoteCallFault = Callable[[str, CallFault], object]
-
-
-def _note_nothing(format_name: str, fault: CallFault) -> None:
-    """Forget a fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +111,12 @@ class ReplyFormats:
         return self._marks.of_calls
 
     def thinking(
-        self, prompt: str, *, budget: int | None = None, continues: bool = False
+        self,
+        prompt: str,
+        *,
+        budget: int | None = None,
+        continues: bool = False,
+        use: ToolUse = NO_TOOLS,
     ) -> Thinking | None:
         """Return the thought that the reply to a prompt begins within; None if it does not.
 
@@ -133,7 +130,8 @@ class ReplyFormats:
         if end is None:
             return None
         ids = self.tokenizer.encode(end, add_special_tokens=False)
-        return Thinking(end=end, end_ids=tuple(ids), budget=budget)
+        exits = self._marks.of_exits if self.reads_calls(use) else frozenset[int]()
+        return Thinking(end=end, end_ids=tuple(ids), budget=budget, exit_ids=exits)
 
     def opened(self, prompt: str, *, continues: bool = False) -> str:
         """Return the prompt with a thought opened at its end, if the model would open it itself.
@@ -154,7 +152,7 @@ class ReplyFormats:
         stream_reasoning: bool = True,
         continues: bool = False,
         skip_special_tokens: bool = True,
-        note: NoteCallFault = _note_nothing,
+        note: NoteCallFault = lambda *_: None,
     ) -> MakeParser:
         """Return what makes the parser of each reply to a prompt.
 

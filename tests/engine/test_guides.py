@@ -138,6 +138,14 @@ def test_control_tokens_may_come_in_a_thought_but_none_that_ends_the_output() ->
     assert MARK in allowed(guide)
 
 
+def test_a_thought_may_be_left_by_what_ends_a_call_within_it() -> None:
+    thinking = Thinking(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
+
+    assert allowed(make_guide(grammar=WORD, thinking=thinking, stop_token_ids=(15,))) == (
+        set(range(VOCAB)) - {15}
+    )
+
+
 def test_first_tokens_are_forgotten_after_the_first_token() -> None:
     assert allowed(make_guide(first_token_ids=(12,))) == {12}
     assert make_guide([12], first_token_ids=(12,)).is_spent

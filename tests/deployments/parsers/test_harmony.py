@@ -166,6 +166,17 @@ def test_a_grammar_holds_for_the_answer_and_calls_stand_before_it() -> None:
     assert len(formats.shown_special_ids(NO_TOOLS)) == len(SPECIALS)
 
 
+def test_a_call_may_end_the_reply_before_the_answer_that_a_grammar_holds() -> None:
+    formats = make_formats()
+    opened = formats.opened(PROMPT)
+    free, bound = formats.thinking(opened, use=USE), formats.thinking(opened)
+
+    assert free is not None
+    assert bound is not None
+    assert [formats.tokenizer.added_tokens[i] for i in free.exit_ids] == ["<|call|>"]
+    assert not bound.exit_ids
+
+
 @pytest.mark.parametrize("choice", [ToolChoice.REQUIRED, ToolChoice.NAMED])
 def test_forced_calls_are_read_from_the_answer(choice: ToolChoice) -> None:
     use = ToolUse(tools=USE.tools, choice=choice, name="add")
