@@ -24,7 +24,7 @@ from remora.deployments.http.fields import (
     only,
     unsupported_part,
 )
-from remora.deployments.http.limits import AtMost, check_size
+from remora.deployments.http.limits import AtMost, check_pieces, check_size
 from remora.deployments.http.messages import CallId, ToolName
 from remora.deployments.http.openai_bodies import TemplateKwargs
 
@@ -213,7 +213,12 @@ class CountTokensBody(Body):
     """Body of /v1/messages/count_tokens: what a prompt is made of."""
 
     model: Annotated[str, Field(max_length=1024)] | None = None
-    messages: Annotated[list[Turn], Field(min_length=1, fail_fast=True), AtMost("max_messages")]
+    messages: Annotated[
+        list[Turn],
+        Field(min_length=1, fail_fast=True),
+        BeforeValidator(check_pieces),
+        AtMost("max_messages"),
+    ]
     system: Annotated[Blocks | None, AfterValidator(_check_system)] = None
     tools: Annotated[list[ToolParam], AtMost("max_tools")] | None = None
     tool_choice: Choice | None = None

@@ -19,6 +19,7 @@ from remora.configs.errors import InvalidRequest
 from remora.configs.limits import LimitsSection
 
 DEFAULTS = LimitsSection()
+PIECES_PER_MESSAGE = 8
 _limits: ContextVar[LimitsSection] = ContextVar("_limits", default=DEFAULTS)
 _JSON_BOUNDS = {"array": "maxItems", "object": "maxProperties", "integer": "maximum"}
 
@@ -68,6 +69,32 @@ def check_size(key: str, value: Sized) -> None:
     """Raise the error of a validator when a value has more than a limit allows."""
     if len(value) > limit(key):
         raise over(key, len(value))
+
+
+def max_pieces() -> int:
+    """Return how many parts and calls all messages together may have."""
+    return int(max(PIECES_PER_MESSAGE * limit("max_messages"), limit("max_parts")))
+
+
+def check_pieces(messages: Any) -> Any:
+    """Raise the error of a validator when messages together have too many parts and calls.
+
+    As many as each of them may have, they would be read for seconds while everybody waits.
+    """
+    if not isinstance(messages, list):
+        return messages
+    found = sum(
+        len(inner)
+        for message in messages
+        if isinstance(message, dict)
+        for inner in message.values()
+        if isinstance(inner, list)
+    )
+    if found > max_pieces():
+        message = f"has {found} parts and calls; at most {max_pieces()} are allowed in all"
+        context = {"message": message, "param": "", "limit": "max_messages"}
+        raise PydanticCustomError("value", "{message}", context)
+    return messages
 
 
 def check_sequences(found: int, param: str) -> None:

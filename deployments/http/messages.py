@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PlainValidator, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.fields import Body, fault, unsupported_part
-from remora.deployments.http.limits import AtMost, check_size
+from remora.deployments.http.limits import AtMost, check_pieces, check_size
 from remora.deployments.http.wire import parse_json
 
 MAX_CALLS = 128
@@ -156,4 +163,6 @@ class Message(Body):
 
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
-Messages = Annotated[list[Message], Field(min_length=1), AtMost("max_messages")]
+Messages = Annotated[
+    list[Message], Field(min_length=1), BeforeValidator(check_pieces), AtMost("max_messages")
+]

@@ -15,7 +15,7 @@ from remora.deployments.http.fields import (
     fault,
     only,
 )
-from remora.deployments.http.limits import AtMost
+from remora.deployments.http.limits import AtMost, check_pieces
 from remora.deployments.http.messages import MAX_CALLS
 from remora.deployments.http.renames import Renames, renames
 
@@ -210,7 +210,9 @@ class OllamaBody(Body):
 class OllamaChatBody(OllamaBody):
     """Body of /api/chat."""
 
-    messages: Annotated[list[OllamaMessage], AtMost("max_messages")] | None = None
+    messages: (
+        Annotated[list[OllamaMessage], BeforeValidator(check_pieces), AtMost("max_messages")] | None
+    ) = None
     tools: Annotated[list[dict[str, Any]], AtMost("max_tools")] | None = None
 
 

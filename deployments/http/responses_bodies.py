@@ -28,7 +28,7 @@ from remora.deployments.http.fields import (
     only,
     unsupported_part,
 )
-from remora.deployments.http.limits import AtMost
+from remora.deployments.http.limits import AtMost, check_pieces
 from remora.deployments.http.messages import ToolName
 from remora.deployments.http.openai_bodies import TemplateKwargs
 from remora.deployments.http.responses_items import Item
@@ -142,7 +142,11 @@ class ResponsesBody(Body):
 
     model: Annotated[str, Field(max_length=1024)] | None = None
     input: Annotated[
-        list[Item], Field(fail_fast=True), AtMost("max_messages"), BeforeValidator(_as_items)
+        list[Item],
+        Field(fail_fast=True),
+        BeforeValidator(check_pieces),
+        AtMost("max_messages"),
+        BeforeValidator(_as_items),
     ]
     instructions: str | None = None
     previous_response_id: Label | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.fields import parse
+from remora.deployments.http.limits import max_pieces
 from remora.deployments.http.responses_archive import Archive, Record
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.responses_items import REFERENCE, Item
@@ -22,6 +23,10 @@ async def earlier_items(archive: Archive, body: ResponsesBody) -> list[Item]:
     if body.previous_response_id is None:
         return []
     records = await archive.chain(body.previous_response_id, _PREVIOUS)
+    found = sum(len(record.items) + len(record.response["output"]) for record in records)
+    if found > max_pieces():
+        message = f"The conversation has {found} items; at most {max_pieces()} are allowed."
+        raise InvalidRequest(message, _PREVIOUS, limit="max_messages")
     return [item for record in records for item in _whole_items(record)]
 
 

@@ -274,3 +274,56 @@ async def test_lines_of_batches_nest_no_deeper_than_the_operator_says(
         ended = await client.batches.retrieve(batch.id)
 
     assert ended.status == status
+
+
+PART = {"type": "text", "text": "a"}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "message"),
+    [
+        ("/v1/chat/completions", "messages", {"role": "user", "content": [PART] * 9}),
+        ("/v1/chat/completions", "messages", {"role": "assistant", "tool_calls": [CALL] * 9}),
+        ("/tokenize", "messages", {"role": "user", "content": [PART] * 9}),
+        ("/v1/responses", "input", {"role": "user", "content": [PART] * 9}),
+        ("/v1/messages", "messages", {"role": "user", "content": [PART] * 9}),
+        ("/api/chat", "messages", {"role": "assistant", "content": "", "tool_calls": [CALL] * 9}),
+    ],
+)
+async def test_parts_and_calls_are_counted_over_all_messages(
+    path: str, field: str, message: dict[str, Any]
+) -> None:
+    """Of what one message may have, two thousand would stop the server for seconds."""
+    limits = {"max_messages": 100, "max_parts": 9}
+    fields = {"max_tokens": 1} if path == "/v1/messages" else {}
+    server = FakeServer(
+        config=make_server_config(limits=limits),
+        plan=make_plan(max_model_len=10**6, num_pages=10**5),
+    )
+    async with make_client(server) as client:
+        taken = await client.post(path, json={field: [message] * 88} | fields)
+        nothing = await refusals_of(client)
+        refused = await client.post(path, json={field: [message] * 89} | fields)
+        counted = await refusals_of(client)
+
+    assert (taken.status_code, nothing) == (200, [])
+    assert (refused.status_code, counted) == (400, ["max_messages"])
+    assert f"{field} has 801 parts and calls; at most 800 are allowed in all" in refused.text
+
+
+async def test_a_conversation_that_is_gone_on_with_has_as_many_items_as_may_be_read() -> None:
+    """Thoughts become one message with what was said, so that messages alone say little."""
+    limits = {"max_messages": 10, "max_parts": 1}
+    thought = {"type": "reasoning", "content": "a"}
+    body: dict[str, Any] = {"input": [thought] * 10}
+    async with make_client(FakeServer(config=make_server_config(limits=limits))) as client:
+        for _ in range(8):
+            body["previous_response_id"] = (await client.post("/v1/responses", json=body)).json()[
+                "id"
+            ]
+        refused = await client.post("/v1/responses", json=body)
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "previous_response_id"
+    assert "has 88 items; at most 80 are allowed" in refused.json()["error"]["message"]

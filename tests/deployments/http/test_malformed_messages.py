@@ -98,7 +98,7 @@ OWN_BOUNDS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
             {"type": "allowed_tools"},
             {"type": "allowed_tools", "mode": "auto", "tools": []},
         ),
-        "stop": ([""], ["x"] * 17, "x", [1]),
+        "stop": ([""], ["x"] * 17, "", [1]),
         "top_logprobs": (-1, 21, True, 1.0),
         "stream_options": (True, {"include_obfuscation": True}),
     },
