@@ -6,6 +6,7 @@ is told by the process; a process that is gone, or does not answer at all, is re
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -157,7 +158,8 @@ class _Server:
             if self.has_ended:
                 return
             self.has_ended = True
-            os.killpg(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # somebody else has waited for it
+                os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
             self._control.close()
 

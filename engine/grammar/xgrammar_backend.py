@@ -90,20 +90,24 @@ class XgrammarLoader:
     def load(self, data: bytes) -> XgrammarGrammar:
         """Read one compiled grammar."""
         compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info)
-        return XgrammarGrammar(compiled, self._ends)
+        return XgrammarGrammar(compiled, len(data), self._ends)
 
 
 class XgrammarGrammar:
     """A compiled grammar."""
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, ends: EndMask) -> None:
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, num_serialized: int, ends: EndMask
+    ) -> None:
         self._compiled = compiled
+        # Measured: memory is 0.7 to 1.0 of what is serialised; xgrammar's figure, down to 0.1.
+        self._num_bytes = max(num_serialized, int(compiled.memory_size_bytes))
         self._ends = ends
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return int(self._compiled.memory_size_bytes)
+        return self._num_bytes
 
     def matcher(self) -> XgrammarMatcher:
         """Return a new matcher at the start of the grammar."""

@@ -140,6 +140,20 @@ def test_a_process_killed_while_idle_is_replaced(make_process: MakeProcess) -> N
     assert process.pid != pid
 
 
+def test_a_process_whose_end_somebody_else_took_note_of_is_replaced(
+    make_process: MakeProcess,
+) -> None:
+    process = make_process()
+    pid = pid_of(process)
+    wait_for(lambda: children(pid) == [])
+
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+    assert process.compile(pattern("next"))
+    assert process.pid != pid
+
+
 def test_who_waits_for_a_process_that_is_killed_is_served_by_the_next(
     make_process: MakeProcess, threads: ThreadPoolExecutor
 ) -> None:
