@@ -87,6 +87,7 @@ class HarmonyFormat:
             after,
             is_within=self.thought_end(prompt) is not None,
             separate=separate and self.has_thought,
+            counts=self.has_thought,
             stream=stream,
             note=note,
         )
@@ -103,14 +104,19 @@ class HarmonyReader:
         *,
         is_within: bool,
         separate: bool,
+        counts: bool,
         stream: bool,
         note: NoteFault,
     ) -> None:
-        """`is_within`: the reply begins within a thought. `names`: of tools that are offered."""
+        """`is_within`: the reply begins within a thought. `names`: of tools that are offered.
+
+        `counts`: whether it is noted where thought stood.
+        """
         self.thought_spans: list[tuple[int, int]] = []
         self._reader = Reader()
         self._writer, self._names, self._after = writer, names, after
         self._separate, self._stream, self._note = separate, stream, note
+        self._counts = counts
         self._events: list[ReplyEvent] = []
         self._thought: list[str] = []
         self._steps = self._read_reply(is_within=is_within)
@@ -160,12 +166,12 @@ class HarmonyReader:
 
     def _read_thought(self, header: str, start: int) -> Steps[str | None]:
         """Read a thought's text, its header being read; return the mark that ends it."""
-        if self._separate:
-            if self.thought_spans:
-                self._think("\n")
-            self.thought_spans.append((start, self._reader.num_read))
-        else:
+        if not self._separate:
             self._say(header)
+        elif self.thought_spans:
+            self._thought.append("\n")
+        if self._counts:
+            self.thought_spans.append((start, self._reader.num_read))
         end = yield from self._reader.until(_IN_BODY, self._think)
         if end in _ENDS:
             self._think("" if self._separate else end)
@@ -197,11 +203,12 @@ class HarmonyReader:
             self._writer.text(text)
 
     def _think(self, text: str) -> None:
-        if not self._separate:
+        if self._counts:
+            self.thought_spans[-1] = (self.thought_spans[-1][0], self._reader.num_read)
+        if self._separate:
+            self._thought.append(text)
+        else:
             self._say(text)
-            return
-        self.thought_spans[-1] = (self.thought_spans[-1][0], self._reader.num_read)
-        self._thought.append(text)
 
     def _tell_thought(self) -> None:
         text = "".join(self._thought)

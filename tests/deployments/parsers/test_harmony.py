@@ -120,6 +120,28 @@ def test_thought_stands_where_its_message_does() -> None:
     assert reader.thought_spans == [(0, len(THOUGHT))]
 
 
+@pytest.mark.parametrize("separate", [True, False])
+def test_what_stands_between_two_thoughts_is_none(separate: bool) -> None:
+    said = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    reader = make_reader(separate=separate)
+
+    read(reader, *f"{THOUGHT}{said}<|start|>assistant{THOUGHT}{FINAL}Hi")
+
+    assert sum(end - start for start, end in reader.thought_spans) == 2 * len(THOUGHT) + len(
+        "<|start|>assistant"
+    )
+
+
+def test_without_a_format_of_thought_there_is_none_to_count() -> None:
+    reader = HarmonyFormat(has_thought=False).reader(
+        PROMPT, use=None, after=None, make_id=random_id
+    )
+
+    read(reader, f"{THOUGHT}{FINAL}Hi")
+
+    assert reader.thought_spans == []
+
+
 SPECIALS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>")
 TEMPLATE = CHAT_TEMPLATE + "{# <|channel|>analysis<|message|> commentary #}"
 
