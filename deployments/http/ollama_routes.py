@@ -7,7 +7,7 @@ from functools import partial
 from typing import NoReturn
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from remora.deployments.http import ollama_info
 from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
@@ -42,6 +42,10 @@ OLLAMA_BODIES: Mapping[str, type[Body]] = {
 def ollama_routes(served: Served) -> APIRouter:
     """Return the router of all of them."""
     router = generation_routes(served, _ROUTES)
+
+    @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def alive() -> Response:
+        return PlainTextResponse("remora is running")
 
     @router.get("/api/tags")
     async def tags() -> Response:

@@ -342,6 +342,15 @@ async def test_errors_before_and_after_the_first_token() -> None:
     assert set(late[-1]) == {"error"}
 
 
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_client_that_asks_whether_anybody_is_there_is_told_so(method: str) -> None:
+    """Ollama's command line does, before anything else."""
+    async with make_client() as client:
+        response = await client.request(method, "/")
+    assert response.status_code == 200
+    assert response.text == ("remora is running" if method == "GET" else "")
+
+
 async def test_the_model_is_listed() -> None:
     async with make_client(make_server()) as client:
         (listed,) = (await client.get("/api/tags")).json()["models"]
