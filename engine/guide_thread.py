@@ -2,8 +2,9 @@
 
 Native code that works out a mask cannot be interrupted. So that the constraint of one row does not
 hold up the others, its thread is left: it ends by itself some time, nobody reads what it finds, and
-the rest goes on in a new one. What counts is processor time, so that a busy machine ends nothing
-that an idle one finishes. A step that fails, in whatever way, costs its own row. Knows no masks.
+the rest goes on in a new one, with less time for each if there are many such rows. What counts is
+processor time, so that a busy machine ends nothing that an idle one finishes. A step that fails, in
+whatever way, costs its own row. Knows no masks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 # Processor time of one step. Schemas in use take up to 6 ms with 49,000 tokens; 0.07 ms is usual.
 MAX_STEP_S = 0.25
-CHECK_S = 0.05
+# Of all the steps together, before each of those that are left has the lower limit.
+MAX_TOTAL_S = 0.5
+LOWER_STEP_S = 0.01
+CHECK_S = 0.01
 
 Steps = Sequence[tuple[int, Callable[[], object]]]
 
@@ -34,9 +38,11 @@ class Work:
 
     faults:   of the steps so far, by row
     is_done:  set after the last step; never, if the work has been left
+    spent_s:  processor time, of the steps before these at first, and of these too once it is left
     """
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, spent_s: float = 0.0) -> None:
+        self.spent_s = spent_s
         self.faults: dict[int, RowFault] = {}
         self.is_done = threading.Event()
         self._steps = steps
@@ -44,11 +50,11 @@ class Work:
         self._is_left = False
         self._lock = threading.Lock()
         self._clock: int | None = None
-        self._began_s = 0.0
+        self._started_s = self._began_s = 0.0
 
     def run(self) -> bool:
         """Do the steps; False if the work was left meanwhile."""
-        self._began_s = time.thread_time()
+        self._started_s = self._began_s = time.thread_time()
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
         for row, action in self._steps:
             fault = fault_of(action, row)
@@ -68,10 +74,11 @@ class Work:
             at = self._num_done
             if self._clock is None or at == len(self._steps):
                 return None
-            took_s = time.clock_gettime(self._clock) - self._began_s
-            if took_s < MAX_STEP_S:
+            now_s = time.clock_gettime(self._clock)
+            took_s, spent_s = now_s - self._began_s, self.spent_s + now_s - self._started_s
+            if took_s < (MAX_STEP_S if spent_s < MAX_TOTAL_S else LOWER_STEP_S):
                 return None
-            self._is_left = True
+            self._is_left, self.spent_s = True, spent_s
             reason = f"to tell which token may come next took more than {took_s:.2f} s"
             self.faults[self._steps[at][0]] = RowFault(reason, of_request=True)
             return self._steps[at + 1 :]
@@ -83,14 +90,17 @@ class GuideThread:
     def __init__(self) -> None:
         self._inbox: SimpleQueue[Work | None] | None = None
 
-    def begin(self, steps: Steps) -> Work:
-        """Begin to do steps; the caller goes on. `finish` must follow before the next `begin`."""
+    def begin(self, steps: Steps, spent_s: float = 0.0) -> Work:
+        """Begin to do steps; the caller goes on. `finish` must follow before the next `begin`.
+
+        spent_s:  processor time that steps before them have taken
+        """
         if self._inbox is None:
             self._inbox = SimpleQueue()
             threading.Thread(
                 target=_serve, args=(self._inbox,), name="remora-guides", daemon=True
             ).start()
-        work = Work(steps)
+        work = Work(steps, spent_s)
         self._inbox.put(work)
         return work
 
@@ -108,7 +118,7 @@ class GuideThread:
                 faults |= work.faults
                 is_left = True
                 self._inbox = None
-                work = self.begin(rest)
+                work = self.begin(rest, work.spent_s)
         return faults | work.faults, is_left
 
     def close(self) -> None:

@@ -56,8 +56,11 @@ class RowGuide:
         self._thought = None if init.thinking is None else _Thought(init.thinking)
         self._allowed = self._words_of(sampling.allowed_token_ids)
         self._first = self._words_of(sampling.first_token_ids)
+        has_moved = False
         for token_id in init.token_ids[init.num_prompt_tokens :].tolist():
-            self.accept(token_id)
+            has_moved = self._take(token_id)
+        if has_moved:
+            self._see_whether_complete()
 
     @property
     def restricts(self) -> bool:
@@ -101,6 +104,11 @@ class RowGuide:
 
     def accept(self, token_id: int) -> None:
         """Take note of the next token. Raises GuideFailed if the row cannot go on after it."""
+        if self._take(token_id):
+            self._see_whether_complete()
+
+    def _take(self, token_id: int) -> bool:
+        """Take note of the next token; returns whether the grammar has gone on by it."""
         self._first = None
         if self._healing is not None:
             if not self._healing.goes_on(token_id):
@@ -109,30 +117,36 @@ class RowGuide:
             rest = self._thought.accept(token_id, self._spellings.token_bytes(token_id))
             if rest is not None:
                 self._thought = None
-                self._begin_answer(rest)
+                return self._begin_answer(rest)
         elif self._matcher is not None:
-            self._go_on(self._matcher, token_id)
+            return self._go_on(self._matcher, token_id)
+        return False
 
-    def _go_on(self, matcher: Matcher, token_id: int) -> None:
+    def _see_whether_complete(self) -> None:
+        # Of the newest token only: a backend may have to work out a whole mask to tell.
+        self.is_complete = self._matcher is not None and self._matcher.is_complete
+
+    def _go_on(self, matcher: Matcher, token_id: int) -> bool:
         if token_id in self._eos_ids:
             self.is_complete = True
         elif matcher.accept(token_id):
-            self.is_complete = matcher.is_complete
+            return True
         elif token_id not in self._stop_ids:
             raise GuideFailed(f"its constraint refuses token {token_id}, which it had allowed")
+        return False
 
-    def _begin_answer(self, rest: bytes) -> None:
+    def _begin_answer(self, rest: bytes) -> bool:
         """Tell the grammar what the token that ended the thought holds after the end."""
         text = rest.lstrip()
         if self._matcher is None or not text:
-            return
+            return False
         token_ids = self._spellings.spell(text)
         if token_ids is None or not all(map(self._matcher.accept, token_ids)):
             raise GuideFailed(
                 "the token that ended its thought also began an answer that its constraint does "
                 "not allow"
             )
-        self.is_complete = self._matcher.is_complete
+        return True
 
     def _words_of(self, token_ids: Sequence[int]) -> MaskWords | None:
         return mask_words(token_ids, self._vocab_size) if token_ids else None

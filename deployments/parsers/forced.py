@@ -81,8 +81,8 @@ def _definition(number: int) -> str:
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
     """Return the schema of a tool's arguments, said to be an object and known by no other name."""
-    schema = {key: value for key, value in tool.parameters.items() if key not in ("$id", "$schema")}
-    return {"type": "object"} | schema
+    schema = tool.enforced_parameters
+    return {key: value for key, value in schema.items() if key not in ("$id", "$schema")}
 
 
 def _moved(schema: Any, place: str) -> Any:

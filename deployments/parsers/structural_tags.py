@@ -66,7 +66,7 @@ def tag(begin: str, content: Tag, end: str) -> Tag:
 
 def arguments(tool: Tool, style: str = "json") -> Tag:
     """Return what the arguments of a call look like."""
-    schema = {"type": "object"} | (dict(tool.parameters) if tool.strict else {})
+    schema = tool.enforced_parameters if tool.strict else {"type": "object"}
     return {"type": "json_schema", "json_schema": schema, "style": style}
 
 

@@ -21,6 +21,14 @@ class Tool:
     parameters: Mapping[str, Any]
     strict: bool = False
 
+    @property
+    def enforced_parameters(self) -> dict[str, Any]:
+        """The schema that arguments are held to: one that lists no properties means none."""
+        schema = {"type": "object", **self.parameters}
+        if schema.get("properties") == {} and schema.keys() <= {"type", "properties", "required"}:
+            schema["additionalProperties"] = False
+        return schema
+
 
 class ToolChoice(StrEnum):
     """Who decides whether a tool is called."""

@@ -83,13 +83,15 @@ class CompilerProcess:
                 raise ConstraintError(
                     f"it takes longer than {self._timeout_s:g} s (grammar.compile_timeout_s)",
                     limit="compile_timeout_s",
+                    is_passing=True,
                 ) from None
             except (OSError, EOFError) as error:  # its own end, and no fault of the source
                 logger.warning("grammar compiler %s is gone: %s", server.pid, error)
                 server.end()
                 continue
             if "error" in head:
-                raise ConstraintError(head["error"], limit=head.get("limit"))
+                is_passing = head.get("is_passing", False)
+                raise ConstraintError(head["error"], limit=head.get("limit"), is_passing=is_passing)
             return body
         raise EngineError("the grammar compiler ended twice while it was asked")
 

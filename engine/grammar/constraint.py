@@ -9,12 +9,14 @@ from enum import StrEnum
 class ConstraintError(ValueError):
     """A constraint that cannot be held to; the message is for the caller.
 
-    limit:  name of the limit that it is over, if it is over one
+    limit:       name of the limit that it is over, if it is over one
+    is_passing:  whether the same constraint may well be taken another time
     """
 
-    def __init__(self, message: str, *, limit: str | None = None) -> None:
+    def __init__(self, message: str, *, limit: str | None = None, is_passing: bool = False) -> None:
         super().__init__(message)
         self.limit = limit
+        self.is_passing = is_passing
 
 
 class ConstraintKind(StrEnum):

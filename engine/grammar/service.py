@@ -173,7 +173,7 @@ class GrammarService:
         except ConstraintError as error:
             with self._lock:
                 self._num_failures += 1
-                if not self._is_closed:
+                if not (self._is_closed or error.is_passing):
                     known = (str(error), error.limit)
                     self._failures.put(key, known, len(key) + len(str(error)))
             raise

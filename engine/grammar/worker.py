@@ -106,15 +106,17 @@ class ForkServer:
                 with contextlib.suppress(OSError):  # nobody listens any more
                     connection.sendall(frame(self._reason(ending)))
 
-    def _reason(self, ending: int) -> dict[str, str]:
+    def _reason(self, ending: int) -> dict[str, Any]:
+        # By the clock on the wall, or by somebody else: no fault that the source would have again.
+        is_passing = ending in (-signal.SIGALRM, -signal.SIGKILL)
         if ending in (-signal.SIGPROF, -signal.SIGALRM):
             limit = f"{self._limits.timeout_s:g} s (grammar.compile_timeout_s)"
             message = f"compiling it takes longer than {limit}"
-            return {"error": message, "limit": "compile_timeout_s"}
+            return {"error": message, "limit": "compile_timeout_s", "is_passing": is_passing}
         message = (
             "compiling it takes more memory than grammar.compile_memory, or crashes the compiler"
         )
-        return {"error": message, "limit": "compile_memory"}
+        return {"error": message, "limit": "compile_memory", "is_passing": is_passing}
 
 
 def main() -> None:

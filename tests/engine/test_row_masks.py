@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from remora.engine import guide_thread
+from remora.engine.guide_thread import GuideThread
 from remora.engine.row_masks import RowMasks
 from remora.engine.types import MaskWords, RowFault, RowInit, SamplingParams
 from tests.engine.guided import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
@@ -189,6 +191,31 @@ def test_a_row_that_takes_too_long_is_left_and_the_others_go_on(
     assert again is not None
     assert [int(line[0]) for line in again.words] == [1, 1]
     masks.close()
+
+
+def test_many_rows_that_hang_have_less_time_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.2)
+    monkeypatch.setattr(guide_thread, "MAX_TOTAL_S", 0.3)
+    let_go = threading.Event()
+    work = GuideThread().begin([(row, partial(spin, let_go)) for row in range(4)])
+    spent = []
+
+    thread = GuideThread()
+    begin = thread.begin
+
+    def noting(steps: Any, spent_s: float = 0.0) -> Any:
+        spent.append(spent_s)
+        return begin(steps, spent_s)
+
+    monkeypatch.setattr(thread, "begin", noting)
+    faults, is_left = thread.finish(work)
+    let_go.set()
+
+    assert is_left
+    assert faults.keys() == {0, 1, 2, 3}
+    took = np.diff([0.0, *spent])
+    assert took[0] >= 0.2
+    assert all(took[2:] < 0.15)
 
 
 def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:

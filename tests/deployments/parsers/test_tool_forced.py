@@ -187,3 +187,23 @@ def test_only_strict_tools_need_a_structural_tag() -> None:
 
 def test_every_name_leads_to_a_format_that_knows_it() -> None:
     assert all(name in (entry.name, *entry.aliases) for name, entry in TOOL_FORMATS.items())
+
+
+@pytest.mark.parametrize(
+    ("parameters", "takes"),
+    [
+        ({"type": "object", "properties": {}}, "nothing"),
+        ({"type": "object", "properties": {}, "required": []}, "nothing"),
+        ({"type": "object"}, "anything"),
+        ({"type": "object", "properties": {}, "additionalProperties": {"type": "string"}}, "texts"),
+        ({"properties": {"a": {"type": "string"}}}, "a"),
+    ],
+)
+def test_a_function_that_lists_no_properties_takes_none(
+    parameters: dict[str, Any], takes: str
+) -> None:
+    enforced = Tool(name="f", parameters=parameters).enforced_parameters
+
+    assert (enforced.get("additionalProperties") is False) == (takes == "nothing")
+    assert enforced["type"] == "object"
+    assert parameters.items() <= enforced.items()

@@ -16,6 +16,9 @@ def faulty(compiler, request):
     if "late" in text: time.sleep(1)
     if "spin" in text:
         while True: pass
+    if "felled" in text and not os.path.exists(os.environ["KILLED_ONCE"]):
+        open(os.environ["KILLED_ONCE"], "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
     if "crash" in text: os.kill(os.getpid(), signal.SIGSEGV)
     if "eat" in text: bytearray(2 << 30)
     if "abort" in text: os.abort()

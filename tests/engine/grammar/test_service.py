@@ -115,6 +115,20 @@ async def test_a_fault_of_the_compiler_costs_one_request(
 
 
 @pytest.mark.usefixtures("faulty")
+async def test_a_fault_that_may_pass_is_not_remembered(
+    make_service: MakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "once"))
+    grammars = make_service()
+    once = regex("felled")
+
+    with pytest.raises(InvalidRequest, match="takes more memory"):
+        await grammars.compile(once, param="p")
+
+    assert await grammars.compile(once, param="p")
+
+
+@pytest.mark.usefixtures("faulty")
 async def test_one_that_hangs_is_in_nobodys_way(make_service: MakeService) -> None:
     grammars = make_service(compile_timeout_s=60)
     hanging = asyncio.create_task(grammars.compile(regex("sleep"), param="p"))
