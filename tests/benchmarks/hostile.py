@@ -3,9 +3,11 @@
     remora serve configs/smollm2.yaml          # in another terminal
     python tests/benchmarks/hostile.py http://127.0.0.1:8000 [--streams 4] [--rounds 3] [--pace 0.5]
 
-Measures the time between the chunks of some streams, alone and while constraints that are made to
-hang, to grow or to crash a compiler keep coming in; both in each round, in turns. Prints p50 and
-p99 of each and the ratio of the p99s, and says how the hostile requests were answered.
+Measures the time between the chunks of some streams: alone (idle), beside requests that ask for one
+token (harmless), beside as many with constraints that are made to hang, to grow or to crash a
+compiler and are refused (refused), and beside those that are large and taken (taken). All four in
+each round, in turns. Prints p50 and p99 of each, and ratios of p99: to idle, and to harmless, since
+a request that is answered takes part in a step like any other.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from itertools import count, pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import httpx
@@ -100,33 +102,56 @@ async def gaps_of_stream(client: httpx.AsyncClient, number: int) -> list[float]:
     return gaps
 
 
-async def attack(client: httpx.AsyncClient, answers: Counter[str], pace_s: float) -> None:
-    """Send hostile requests, one after the other, until cancelled.
+class Arm:
+    """Requests of one kind, and what came of them. `numbers`: which of the hostile constraints."""
 
-    pace_s:  between two of them; with none, what they cost is that of any requests so many
-    """
-    for number in count(time.time_ns()):
-        for fields in hostile_fields(number):
-            body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
-            response = await client.post("/v1/chat/completions", json=body)
-            answers[str(response.status_code)] += 1
+    def __init__(self, numbers: list[int | None]) -> None:
+        self.numbers = numbers
+        self.gaps: list[float] = []
+        self.answers: Counter[int] = Counter()
+
+    async def send(self, client: httpx.AsyncClient, pace_s: float) -> None:
+        """Send requests, one after the other, until cancelled."""
+        for index in cycle(self.numbers):
+            self.answers[await ask(client, index)] += 1
             await asyncio.sleep(pace_s)
 
+    async def measure(self, client: httpx.AsyncClient, options: argparse.Namespace) -> None:
+        """Add the gaps of some streams beside the arm's requests."""
+        senders = options.attackers if self.numbers else 0
+        tasks = [asyncio.create_task(self.send(client, options.pace)) for _ in range(senders)]
+        await asyncio.sleep(0.5)
+        streams = (gaps_of_stream(client, number) for number in range(options.streams))
+        gaps = await asyncio.gather(*streams)
+        for task in tasks:
+            task.cancel()
+        for end in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(end, asyncio.CancelledError):
+                raise RuntimeError("an attacker gave up") from end
+        self.gaps += [gap for of_stream in gaps for gap in of_stream]
 
-async def measure(
-    client: httpx.AsyncClient, streams: int, attackers: int, pace_s: float
-) -> tuple[list[float], Counter[str]]:
-    """Return all gaps of some streams, beside so many attackers."""
-    answers: Counter[str] = Counter()
-    tasks = [asyncio.create_task(attack(client, answers, pace_s)) for _ in range(attackers)]
-    await asyncio.sleep(0.5)
-    all_gaps = await asyncio.gather(*(gaps_of_stream(client, number) for number in range(streams)))
-    for task in tasks:
-        task.cancel()
-    for end in await asyncio.gather(*tasks, return_exceptions=True):
-        if not isinstance(end, asyncio.CancelledError):
-            raise RuntimeError("an attacker gave up") from end
-    return [gap for gaps in all_gaps for gap in gaps], answers
+
+async def ask(client: httpx.AsyncClient, index: int | None) -> int:
+    """Ask for one token, under the hostile constraint of this number; returns the status."""
+    fields = {} if index is None else hostile_fields(time.time_ns())[index]
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, **fields}
+    response = await client.post("/v1/chat/completions", json=body)
+    return response.status_code
+
+
+async def arms_of(client: httpx.AsyncClient) -> dict[str, Arm]:
+    """Return the arms; the server says which constraints it refuses."""
+    numbers: list[int | None] = list(range(len(hostile_fields(0))))
+    statuses = [await ask(client, number) for number in numbers]
+    refused = [number for number, status in zip(numbers, statuses, strict=True) if status == 400]
+    taken = [number for number in numbers if number not in refused]
+    kinds: dict[str, list[int | None]] = {
+        "idle": [],
+        "harmless": [None],
+        "refused": refused,
+        "taken": taken,
+    }
+    return {name: Arm(of_kind) for name, of_kind in kinds.items()}
 
 
 def p99(values: list[float]) -> float:
@@ -140,25 +165,21 @@ async def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--attackers", type=int, default=2)
-    parser.add_argument("--pace", type=float, default=0.5)
+    parser.add_argument("--pace", type=float, default=0.5, help="seconds between two of one's")
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
-    idle: list[float] = []
-    attacked: list[float] = []
-    answers: Counter[str] = Counter()
-    async with httpx.AsyncClient(base_url=args.url, timeout=120) as client:
-        await measure(client, args.streams, 1, args.pace)  # what is done once
-        for _ in range(args.rounds):
-            idle += (await measure(client, args.streams, 0, args.pace))[0]
-            gaps, new = await measure(client, args.streams, args.attackers, args.pace)
-            attacked += gaps
-            answers += new
-    for name, values in (("idle", idle), ("attacked", attacked)):
+    options = parser.parse_args()
+    async with httpx.AsyncClient(base_url=options.url, timeout=120) as client:
+        arms = await arms_of(client)
+        for _ in range(options.rounds):
+            for arm in arms.values():
+                await arm.measure(client, options)
+    for name, arm in arms.items():
         print(
-            f"{name:9} p50 {statistics.median(values) * 1e3:6.1f} ms"
-            f"  p99 {p99(values) * 1e3:6.1f} ms  ({len(values)} gaps)"
+            f"{name:9} p50 {statistics.median(arm.gaps) * 1e3:6.1f} ms  p99"
+            f" {p99(arm.gaps) * 1e3:6.1f} ms  of idle {p99(arm.gaps) / p99(arms['idle'].gaps):.2f}"
+            f"  of harmless {p99(arm.gaps) / p99(arms['harmless'].gaps):.2f}"
+            f"  ({len(arm.gaps)} gaps)  answers {dict(arm.answers)}"
         )
-    print(f"p99 ratio {p99(attacked) / p99(idle):.2f}   answers {dict(answers)}")
 
 
 if __name__ == "__main__":
