@@ -10,9 +10,11 @@ whatever way, costs its own row. Knows no masks.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 
 from remora.engine.types import MatcherTooSlow, RowFault
@@ -25,6 +27,7 @@ MAX_STEP_S = 0.25
 MAX_TOTAL_S = 0.5
 LOWER_STEP_S = 0.01
 CHECK_S = 0.01
+LEFT_NICENESS = 19
 
 Steps = Sequence[tuple[int, Callable[[], object]]]
 
@@ -89,6 +92,7 @@ class GuideThread:
 
     def __init__(self) -> None:
         self._inbox: SimpleQueue[Work | None] | None = None
+        self._thread: threading.Thread | None = None
 
     def begin(self, steps: Steps, spent_s: float = 0.0) -> Work:
         """Begin to do steps; the caller goes on. `finish` must follow before the next `begin`.
@@ -97,9 +101,10 @@ class GuideThread:
         """
         if self._inbox is None:
             self._inbox = SimpleQueue()
-            threading.Thread(
+            self._thread = threading.Thread(
                 target=_serve, args=(self._inbox,), name="remora-guides", daemon=True
-            ).start()
+            )
+            self._thread.start()
         work = Work(steps, spent_s)
         self._inbox.put(work)
         return work
@@ -117,9 +122,16 @@ class GuideThread:
                 logger.warning("a constraint takes too long; its thread is left behind")
                 faults |= work.faults
                 is_left = True
-                self._inbox = None
+                self._leave()
                 work = self.begin(rest, work.spent_s)
         return faults | work.faults, is_left
+
+    def _leave(self) -> None:
+        """Go on without the present thread, which has only what others leave of the processor."""
+        if self._thread is not None and self._thread.native_id is not None:
+            with suppress(OSError):  # it has ended by now
+                os.setpriority(os.PRIO_PROCESS, self._thread.native_id, LEFT_NICENESS)
+        self._inbox = self._thread = None
 
     def close(self) -> None:
         """Let the thread end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from typing import Any
@@ -216,6 +217,27 @@ def test_many_rows_that_hang_have_less_time_each(monkeypatch: pytest.MonkeyPatch
     took = np.diff([0.0, *spent])
     assert took[0] >= 0.2
     assert all(took[2:] < 0.15)
+
+
+def test_a_thread_that_is_left_has_only_what_others_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    let_go = threading.Event()
+    ids_of_threads: list[int] = []
+
+    def hang() -> None:
+        ids_of_threads.append(threading.get_native_id())
+        spin(let_go)
+
+    thread = GuideThread()
+    _, is_left = thread.finish(thread.begin([(0, hang)]))
+    niceness = os.getpriority(os.PRIO_PROCESS, ids_of_threads[0])
+    let_go.set()
+
+    assert is_left
+    assert niceness == guide_thread.LEFT_NICENESS
+    assert os.getpriority(os.PRIO_PROCESS, 0) < niceness
 
 
 def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
