@@ -1,0 +1,62 @@
+"""A constraint that comes to take too long in mid-answer is its caller's fault, the whole way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.deployments.llm_server import LLMServer
+from remora.engine.grammar import xgrammar_backend
+from remora.engine.grammar.matching import TOO_SLOW
+from remora.engine.grammar.xgrammar_backend import XgrammarMatcher
+from remora.engine.types import MatcherTooSlow
+from tests.conftest import TinyCheckpoints
+
+BODY: dict[str, Any] = {"prompt": "x", "regex": "b{90}", "max_tokens": 200}
+QUICK_STEPS = 6
+
+
+class Tiring(XgrammarMatcher):
+    """Takes too long from some step on."""
+
+    num_steps = 0
+
+    def _in_budget(self, work: Any) -> Any:
+        self.num_steps += 1
+        if self.num_steps > QUICK_STEPS:
+            raise MatcherTooSlow(TOO_SLOW)
+        return super()._in_budget(work)
+
+
+@pytest.mark.timeout(120)
+async def test_it_is_a_400_or_the_last_event_and_nobody_elses_matter(
+    tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgrammar_backend, "XgrammarMatcher", Tiring)
+    server = LLMServer.__new__(LLMServer)
+    await server.__init__(  # type: ignore[misc]
+        {
+            "model": {"path": str(tiny_checkpoints("llama")), "served_name": "model"},
+            "engine": {"kv_tokens": 4096, "num_threads": 1},
+        }
+    )
+    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            whole = await client.post("/v1/completions", json=BODY)
+            stream = await client.post("/v1/completions", json=BODY | {"stream": True})
+            other = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": 4})
+    finally:
+        server.__del__()
+
+    assert whole.status_code == 400
+    assert whole.json()["error"]["code"] == "constraint_failed"
+    assert "takes too long" in whole.json()["error"]["message"]
+    assert stream.status_code == 200  # the answer had begun
+    events = [event for event in stream.text.split("\n\n") if event]
+    errors = [json.loads(e.removeprefix("data: "))["error"] for e in events if '"error"' in e]
+    assert [error["code"] for error in errors] == ["constraint_failed"]
+    assert other.status_code == 200
