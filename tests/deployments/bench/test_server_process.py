@@ -69,6 +69,8 @@ def test_an_interrupt_stops_the_server_too(tiny_checkpoints: TinyCheckpoints) ->
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background has it ignored, which is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not still_running("remora-bench-") and time.monotonic() < deadline:
