@@ -178,7 +178,7 @@ def test_a_schema_that_multiplies_when_written_out_is_refused() -> None:
     schema["$ref"] = "#/$defs/d20"
     schema["type"] = ["string", "array"]
 
-    with pytest.raises(ConstraintError, match=r"too many parts|themselves|nests"):
+    with pytest.raises(ConstraintError, match=r"too many parts|themselves|nests|too long"):
         plain_schema(schema)
 
 
