@@ -195,6 +195,8 @@ class OpenAIBody(SamplingBody):
 
 
 BodyT = TypeVar("BodyT", bound=Body)
+# Before the names of sampling fields, in dialects that keep these apart.
+PREFIX = "parameters."
 
 
 def parse(model: type[BodyT], body: Any, *, prefix: str = "") -> BodyT:
@@ -211,6 +213,27 @@ def parse(model: type[BodyT], body: Any, *, prefix: str = "") -> BodyT:
         return model.model_validate(body)
     except ValidationError as error:
         raise _as_invalid_request(error, prefix) from None
+
+
+def parse_with_parameters(
+    model: type[BodyT], parameters: type[Body], body: Any, *, stream: bool | None
+) -> BodyT:
+    """Validate a body whose sampling stands in `parameters`; faults there are named in full.
+
+    stream:  whether the path alone says that the answer is streamed, or is not; None = the body
+
+    Raises InvalidRequest.
+    """
+    given = body.get("parameters") if isinstance(body, dict) else None
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if name != "parameters"}
+    parsed = parse(model, body)
+    changes: dict[str, Any] = {}
+    if given is not None:
+        changes["parameters"] = parse(parameters, given, prefix=PREFIX)
+    if stream is not None:
+        changes["stream"] = stream
+    return parsed.model_copy(update=changes)
 
 
 def _as_invalid_request(error: ValidationError, prefix: str) -> InvalidRequest:

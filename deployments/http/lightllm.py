@@ -14,9 +14,8 @@ from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.constraints import grammar_of
 from remora.deployments.http.errors import unsupported
-from remora.deployments.http.fields import Body
+from remora.deployments.http.fields import PREFIX, Body
 from remora.deployments.http.lightllm_bodies import (
-    PREFIX,
     LightBody,
     LightParameters,
     TokensBody,

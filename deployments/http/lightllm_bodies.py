@@ -17,11 +17,9 @@ from remora.deployments.http.fields import (
     fault,
     is_token_list,
     only,
-    parse,
+    parse_with_parameters,
 )
 from remora.deployments.http.limits import check_size
-
-PREFIX = "parameters."
 
 
 def _check_stops(value: Any) -> list[str] | list[int] | None:
@@ -128,13 +126,4 @@ def parse_light(body: Any, *, stream: bool | None = None) -> LightBody:
 
     Raises InvalidRequest.
     """
-    given = body.get("parameters") if isinstance(body, dict) else None
-    if isinstance(body, dict):
-        body = {name: value for name, value in body.items() if name != "parameters"}
-    parsed = parse(LightBody, body)
-    changes: dict[str, Any] = {}
-    if given is not None:
-        changes["parameters"] = parse(LightParameters, given, prefix=PREFIX)
-    if stream is not None:
-        changes["stream"] = stream
-    return parsed.model_copy(update=changes)
+    return parse_with_parameters(LightBody, LightParameters, body, stream=stream)

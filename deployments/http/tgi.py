@@ -16,13 +16,14 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.errors import unsupported
+from remora.deployments.http.fields import PREFIX
 from remora.deployments.http.logprobs import check_scored, finite
 from remora.deployments.http.native import heals
 from remora.deployments.http.native_tokens import TextToken, tokens_of
 from remora.deployments.http.prompts import check_room, prompt_ids
 from remora.deployments.http.sampling import as_seed, sampling_params
 from remora.deployments.http.served import Served
-from remora.deployments.http.tgi_bodies import PREFIX, TgiBody, TgiGrammar, TgiParameters
+from remora.deployments.http.tgi_bodies import TgiBody, TgiGrammar, TgiParameters
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.types import (
     FinishReason,

@@ -14,11 +14,10 @@ from remora.deployments.http.fields import (
     Seed,
     fault,
     only,
-    parse,
+    parse_with_parameters,
 )
 
 MAX_TOP_TOKENS = 5
-PREFIX = "parameters."
 
 
 class TgiGrammar(Body):
@@ -81,13 +80,4 @@ def parse_tgi(body: Any, *, stream: bool | None = None) -> TgiBody:
 
     Raises InvalidRequest.
     """
-    given = body.get("parameters") if isinstance(body, dict) else None
-    if isinstance(body, dict):
-        body = {name: value for name, value in body.items() if name != "parameters"}
-    parsed = parse(TgiBody, body)
-    changes: dict[str, Any] = {}
-    if given is not None:
-        changes["parameters"] = parse(TgiParameters, given, prefix=PREFIX)
-    if stream is not None:
-        changes["stream"] = stream
-    return parsed.model_copy(update=changes)
+    return parse_with_parameters(TgiBody, TgiParameters, body, stream=stream)
