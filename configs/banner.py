@@ -39,6 +39,7 @@ def banner(
         _line("from", str(plan.model_path)),
         _line("compute", _describe_compute(plan, machine)),
         *([_line("kernels", kernels)] if kernels else []),
+        *([_line("ranks", _describe_ranks(plan))] if plan.num_ranks > 1 else []),
         _line("weights", _describe_weights(plan)),
         _line("KV cache", _describe_kv(plan)),
         _line("batch", _describe_batch(plan)),
@@ -78,9 +79,21 @@ def _describe_compute(plan: EnginePlan, machine: MachineFacts) -> str:
     )
 
 
+def _describe_ranks(plan: EnginePlan) -> str:
+    share = f"{plan.tp_size} share each layer" if plan.tp_size > 1 else "one for each stage"
+    if plan.pp_size == 1:
+        return f"{plan.num_ranks}: {share}"
+    parts = _count(plan.micro_batches, "part")
+    return f"{plan.num_ranks}: {plan.pp_size} stages of layers, {share}; steps in {parts}"
+
+
 def _describe_weights(plan: EnginePlan) -> str:
     number = plan.dtype if plan.quantization == "none" else f"{plan.quantization}, {plan.dtype} KV"
-    return f"{human_bytes(plan.weight_bytes)} {number}"
+    return f"{human_bytes(plan.weight_bytes)}{_of_rank(plan)} {number}"
+
+
+def _of_rank(plan: EnginePlan) -> str:
+    return "" if plan.num_ranks == 1 else f" on each of {plan.num_ranks} ranks,"
 
 
 def _count(number: int, noun: str) -> str:
@@ -95,7 +108,8 @@ def _describe_kv(plan: EnginePlan) -> str:
         room = f"{full:.1f} sequences of full length ({plan.max_model_len:,})"
     reuse = "on" if plan.prefix_cache else "off"
     return (
-        f"{plan.kv_tokens:,} tokens in {plan.num_pages:,} pages, {human_bytes(plan.kv_bytes)}; "
+        f"{plan.kv_tokens:,} tokens in {plan.num_pages:,} pages, {human_bytes(plan.kv_bytes)}"
+        f"{_of_rank(plan).rstrip(',')}; "
         f"{room}; prefix cache {reuse}"
     )
 

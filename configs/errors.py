@@ -14,6 +14,7 @@
       EngineError            our fault: a 500; the replica reports itself unhealthy
         StepTimeout            a step has been running for longer than the watchdog allows
         InvariantViolated      a bug of ours, found by a check
+        RequestCrashed         replicas have died over this request; it is not to be tried again
 
 Messages say what was found, what was expected, and what to do. Every class keeps its arguments
 in `args`, so it survives pickling between Ray processes. This module maps nothing to HTTP:
@@ -118,3 +119,7 @@ class StepTimeout(EngineError):
 
 class InvariantViolated(EngineError):
     """A bug of ours, found by a check."""
+
+
+class RequestCrashed(EngineError):
+    """Too many replicas have died while they worked on this request: it is given to no other."""

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from remora.configs.fields import Section
+from remora.configs.in_place import IN_PLACE
 from remora.configs.messages import shown
 from remora.configs.schema import ServeConfig
 
@@ -61,7 +62,7 @@ def reference_page() -> str:
             continue
         properties = schemas[model.__name__]["properties"]
         rows = [
-            f"| `{key}` | {_kind(properties[key])} | {_default(model, key)} | "
+            f"| `{key}`{_mark(section, key)} | {_kind(properties[key])} | {_default(model, key)} | "
             f"{_one_line(field.description)} |"
             for key, field in model.model_fields.items()
         ]
@@ -79,6 +80,9 @@ the application whose `import_path` is `remora.deployments.app:build`; everythin
 [Ray's](https://docs.ray.io/en/latest/serve/production-guide/config.html). Example:
 `configs/smollm2.yaml`.
 
+With a list `models` in the place of `model`, several are served at one address:
+[gateway.md](gateway.md).
+
 - `remora config check FILE` says what is wrong, with file, line and column.
 - `remora config explain FILE` shows every key's value and whether the file or a default set it.
 - `remora config schema` prints the JSON Schema of `args`.
@@ -86,6 +90,8 @@ the application whose `import_path` is `remora.deployments.app:build`; everythin
 An unknown key is an error. A default gives way to a written value (a larger `max_running_requests`
 raises `max_step_tokens`, unless that is written too); two written values that contradict each other
 are refused. Sizes are bytes or texts such as `512MiB` and `2GiB`; durations are seconds.
+
+Keys marked with * may change while replicas run, by `user_config` (docs/operations.md).
 
 One environment variable is read: `REMORA_CACHE`, the folder in which the built-in model is kept
 (default `$XDG_CACHE_HOME/remora` or `~/.cache/remora`).
@@ -96,6 +102,10 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in ServeConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield name, field.annotation
+
+
+def _mark(section: str, key: str) -> str:
+    return " *" if key in IN_PLACE.get(section, ()) else ""
 
 
 def _one_line(text: str | None) -> str:

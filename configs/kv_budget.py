@@ -20,15 +20,17 @@ def size_kv_pool(
 ) -> int:
     """Return the pages of the KV pool of one replica, the dump page not counted.
 
-    available_bytes:    for one replica, before its weights are loaded
+    page_bytes, weight_bytes:  of one rank; each rank has its part of every page
+    available_bytes:    of the device, before any weights are loaded
     most_useful_pages:  more than this could never be held at once
     The memory taken is one page more than returned: the dump page.
     """
     engine = config.engine
+    available_bytes //= _num_sharers(config)
     if engine.kv_tokens is not None:
         num_pages = engine.kv_tokens // engine.page_size
     elif engine.kv_memory is not None:
-        num_pages = engine.kv_memory // page_bytes - 1
+        num_pages = engine.kv_memory // (page_bytes * config.parallel.num_ranks) - 1
     else:
         share_bytes = int(max(available_bytes - weight_bytes, 0) * engine.mem_fraction)
         num_pages = min(share_bytes // page_bytes - 1, most_useful_pages)
@@ -39,6 +41,17 @@ def size_kv_pool(
         )
     _check_one_sequence_fits(config, num_pages, page_bytes)
     return num_pages
+
+
+def max_replicas(config: ServeConfig) -> int:
+    """Return how many replicas there may be at a time."""
+    return config.autoscaling.max_replicas or config.parallel.num_replicas
+
+
+def ranks_on_machine(config: ServeConfig) -> int:
+    """Return how many ranks share this machine, those of other replicas included."""
+    parallel = config.parallel
+    return max_replicas(config) * (parallel.num_ranks // parallel.num_nodes)
 
 
 def pages_needed(num_tokens: int, page_size: int) -> int:
@@ -60,28 +73,46 @@ def _writable_size(num_bytes: int, *, round_up: bool) -> str:
     return f"{-(-num_bytes // size) if round_up else num_bytes // size}{unit}"
 
 
+def _num_sharers(config: ServeConfig) -> int:
+    """Return how many ranks share the device's memory; Ray gives a rank a GPU of its own."""
+    return 1 if config.engine.device == "cuda" else ranks_on_machine(config)
+
+
+def _describe_sharers(config: ServeConfig) -> str:
+    """Say what the memory was divided by, after `available are 4 GiB`."""
+    replicas, ranks = max_replicas(config), ranks_on_machine(config)
+    if _num_sharers(config) == 1:
+        return ""
+    if ranks == replicas:
+        return f" for each of {replicas} replicas"
+    if replicas == 1:
+        return f" for each of {ranks} ranks"
+    return f" for each of {ranks // replicas} ranks of {replicas} replicas"
+
+
 def _does_not_fit(
     config: ServeConfig, weight_bytes: int, needed_bytes: int, available_bytes: int, page_bytes: int
 ) -> str:
     """Say by how much weights and KV exceed the memory, and which settings would fit."""
-    num_replicas = config.parallel.num_replicas
+    replicas = max_replicas(config)
     left_bytes = available_bytes - weight_bytes
     fitting_pages = left_bytes // page_bytes - 1
     advice = []
     if fitting_pages >= 1:
-        written = _writable_size(left_bytes, round_up=False)
+        written = _writable_size(left_bytes * config.parallel.num_ranks, round_up=False)
         num_tokens = fitting_pages * config.engine.page_size
         advice.append(f"engine.kv_memory up to {written}, or engine.kv_tokens up to {num_tokens}")
     if config.model.dtype == "float32":
         advice.append("model.dtype bfloat16, which halves both")
-    if num_replicas > 1:
-        advice.append(f"parallel.num_replicas below {num_replicas}")
+    if replicas > 1 and _num_sharers(config) > 1:
+        key = "autoscaling.max_replicas" if config.autoscaling.is_on else "parallel.num_replicas"
+        advice.append(f"{key} below {replicas}")
     advice.append("fewer other programs on this machine, or a smaller model")
-    each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
+    of_rank = " of a rank" if config.parallel.num_ranks > 1 else ""
     return (
         f"weights ({human_bytes(weight_bytes)}) and KV cache "
-        f"({human_bytes(needed_bytes - weight_bytes)}) need {human_bytes(needed_bytes)}; "
-        f"available are {human_bytes(available_bytes)}{each}, "
+        f"({human_bytes(needed_bytes - weight_bytes)}){of_rank} need {human_bytes(needed_bytes)}; "
+        f"available are {human_bytes(available_bytes)}{_describe_sharers(config)}, "
         f"{human_bytes(needed_bytes - available_bytes)} too few. "
         f"What would help: {'; '.join(advice)}"
     )
@@ -97,7 +128,7 @@ def _check_one_sequence_fits(config: ServeConfig, num_pages: int, page_bytes: in
     wanted_pages = pages_needed(wanted_tokens, engine.page_size)
     if num_pages >= wanted_pages:
         return
-    wanted_bytes = (wanted_pages + 1) * page_bytes
+    wanted_bytes = (wanted_pages + 1) * page_bytes * config.parallel.num_ranks
     if engine.kv_tokens is not None:
         found = f"engine.kv_tokens = {engine.kv_tokens}"
         advice = f"engine.kv_tokens to at least {wanted_pages * engine.page_size}"

@@ -6,7 +6,7 @@ Serve keys it needs itself. The rest of the Serve schema is Ray's to check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,9 +15,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from remora.configs.errors import ConfigError
-from remora.configs.messages import KeyPath, describe, shown, unknown_keys
+from remora.configs.in_place import GATEWAY, with_user_config
+from remora.configs.messages import KeyPath, Locate, describe, shown, unknown_keys
 from remora.configs.positions import Document, parse_yaml
 from remora.configs.schema import ServeConfig
+from remora.configs.several import (
+    MODELS,
+    deployment_names,
+    name_of,
+    place_of_model,
+    split_models,
+    validate_models,
+)
 
 IMPORT_PATH = "remora.deployments.app:build"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000
@@ -26,11 +35,22 @@ M = TypeVar("M", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeFile:
-    """A Serve config file that serves one model by remora.
+class FileModel:
+    """One model of a file.
 
-    raw:      the whole file as plain data, as Ray wants it
     written:  line of each key of `config` that the file holds, by dotted name (`engine.page_size`)
+    """
+
+    config: ServeConfig
+    written: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeFile:
+    """A Serve config file that serves one model by remora, or several under one address.
+
+    raw:     the whole file as plain data, as Ray wants it
+    models:  by the names that clients know them by
     """
 
     path: Path
@@ -40,8 +60,17 @@ class ServeFile:
     route_prefix: str
     import_path: str
     raw: dict[str, Any]
-    config: ServeConfig
-    written: Mapping[str, int]
+    models: Mapping[str, FileModel]
+
+    @property
+    def config(self) -> ServeConfig:
+        """The configuration of the first model."""
+        return next(iter(self.models.values())).config
+
+    @property
+    def written(self) -> Mapping[str, int]:
+        """What the file holds of it."""
+        return next(iter(self.models.values())).written
 
 
 def _check_slash(prefix: str) -> str:
@@ -56,12 +85,19 @@ class _HttpOptions(BaseModel):
     port: Annotated[int, Field(ge=0, le=65_535)] = DEFAULT_PORT
 
 
+class _Deployment(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: str
+    user_config: dict[Any, Any] | None = None
+
+
 class _Application(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
     name: str = "default"
     route_prefix: Annotated[str, AfterValidator(_check_slash)] = "/"
     import_path: str
     args: dict[Any, Any] = Field(default_factory=dict)
+    deployments: list[_Deployment] = Field(default_factory=list)
 
 
 class _ServeKeys(BaseModel):
@@ -70,9 +106,24 @@ class _ServeKeys(BaseModel):
     applications: list[_Application]
 
 
-def parse_args(args: Mapping[str, Any]) -> ServeConfig:
-    """Validate the `args` of a Serve application. Raises ConfigError with one line per fault."""
-    return _validate(dict(args), ServeConfig, lambda _path, _at_key: "")
+def parse_args(
+    args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None
+) -> ServeConfig:
+    """Validate the `args` of a Serve application. Raises ConfigError with one line per fault.
+
+    user_config:  of the deployment; wins over `args` (`in_place.py`)
+    """
+    merged = with_user_config(args, user_config)
+    return _validate(merged, ServeConfig, lambda _path, _at_key: "")
+
+
+def parse_models(args: Mapping[str, Any]) -> dict[str, ServeConfig]:
+    """Validate the `args` of an application, of one model or of several; returns them by name.
+
+    Raises ConfigError with one line per fault.
+    """
+    configs = validate_models(dict(args), _validate_config, lambda _path, _at_key: "")
+    return {name_of(config): config for config in configs}
 
 
 def load_serve_file(path: Path, also: type[BaseModel] | None = None) -> ServeFile:
@@ -104,9 +155,57 @@ def load_serve_file(path: Path, also: type[BaseModel] | None = None) -> ServeFil
         route_prefix=application.route_prefix,
         import_path=application.import_path,
         raw=document.data,
-        config=_validate(application.args, ServeConfig, document.locate, prefix),
-        written=_written_lines(document, prefix),
+        models=_models_of(application, document, prefix),
     )
+
+
+def _models_of(
+    application: _Application, document: Document, prefix: KeyPath
+) -> dict[str, FileModel]:
+    """Return the models of the `args`, which are at `prefix`, as `user_config`s change them."""
+    args = application.args
+    configs = validate_models(args, _validate_config, document.locate, prefix)
+    common = _written_lines(document, prefix)
+    names = [name_of(config) for config in configs]
+    deployments = deployment_names(names)
+    models = {}
+    for index, (name, merged) in enumerate(zip(names, split_models(args), strict=True)):
+        place = place_of_model(args, index, document.locate, prefix)
+        config = _changed(application, deployments[name], merged, document, place, prefix)
+        _changed(application, GATEWAY, merged, document, place, prefix)  # what it says is valid
+        own = _written_lines(document, (*prefix, MODELS, index)) if MODELS in args else {}
+        models[name] = FileModel(config=config, written=common | own)
+    return models
+
+
+def _changed(
+    application: _Application,
+    deployment: str,
+    args: dict[str, Any],
+    document: Document,
+    place: Locate,
+    prefix: KeyPath,
+) -> ServeConfig:
+    """Validate the args of a model, and what the `user_config` of its deployment changes of them.
+
+    place:   where keys of the args are written
+    prefix:  where all args of the application are
+    """
+    given = [i for i, d in enumerate(application.deployments) if d.name == deployment]
+    changes = application.deployments[given[-1]].user_config if given else None
+    at: KeyPath = (*prefix[:2], "deployments", *given[-1:], "user_config")
+
+    def locate(path: KeyPath, at_key: bool) -> str:
+        section = (changes or {}).get(path[0]) if path else None
+        is_changed = section is not None and (
+            not isinstance(section, dict) or len(path) < 2 or path[1] in section
+        )
+        return document.locate((*at, *path), at_key) if is_changed else place(path, at_key)
+
+    merged = with_user_config(
+        args, changes, lambda path, at_key: document.locate((*at, *path), at_key)
+    )
+    return _validate_config(merged, locate, ())
 
 
 def _read_text(path: Path) -> str:
@@ -120,13 +219,15 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _validate(
-    data: Any, model: type[M], locate: Callable[[KeyPath, bool], str], prefix: KeyPath = ()
-) -> M:
+def _validate(data: Any, model: type[M], locate: Locate, prefix: KeyPath = ()) -> M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
         raise ConfigError(describe(error.errors(), model, locate, prefix)) from None
+
+
+def _validate_config(data: Any, locate: Locate, prefix: KeyPath) -> ServeConfig:
+    return _validate(data, ServeConfig, locate, prefix)
 
 
 def _find_application(applications: list[_Application], document: Document) -> int:
@@ -137,7 +238,7 @@ def _find_application(applications: list[_Application], document: Document) -> i
     if ours:
         raise ConfigError(
             f"{place}applications: {len(ours)} entries have import_path {IMPORT_PATH}; "
-            "one file serves one model so far"
+            "one file holds one of them, which may serve several models"
         )
     found = ", ".join(entry.import_path for entry in applications) or "none"
     raise ConfigError(f"{place}applications: none has import_path {IMPORT_PATH} (found: {found})")

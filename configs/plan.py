@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
-from remora.configs.kv_budget import pages_needed, size_kv_pool
+from remora.configs.kv_budget import max_replicas, pages_needed, ranks_on_machine, size_kv_pool
 from remora.configs.schema import ServeConfig
+from remora.configs.shares import check_divisible, kv_elements_per_token, stage_parameters
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
@@ -26,6 +27,7 @@ class ModelFacts:
     max_position:           longest sequence it was made for, in tokens
     num_parameters:         of the whole model, tied weights counted once
     tied_embeddings:        whether the head uses the embedding's weight
+    fingerprint:            which differs between checkpoints of one shape
     """
 
     architecture: str
@@ -39,6 +41,7 @@ class ModelFacts:
     dtype: str
     num_parameters: int
     tied_embeddings: bool = False
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,9 @@ class MachineFacts:
 class EnginePlan:
     """Everything the engine needs to know, decided.
 
+    num_threads:             of one rank
     num_pages:               pages of the KV pool, the dump page 0 not counted
+    kv_bytes, weight_bytes:  of one rank; of the one that holds most
     max_model_len:           most tokens of one sequence, prompt and output
     max_running_requests:    rows of a batch
     max_step_tokens:         tokens of one step, decode rows and prefill chunks together
@@ -74,6 +79,8 @@ class EnginePlan:
     low_priority_first:      whether a smaller `priority` value means sooner
     priority_preemption_gap: a waiting request preempts a running one whose priority is lower by
                              more than this; None = never
+    tp_size, pp_size:        ranks that share each layer, and stages that share the layers
+    micro_batches:           parts that a step is cut into for the stages
     """
 
     model_path: Path
@@ -100,6 +107,14 @@ class EnginePlan:
     low_priority_first: bool
     priority_preemption_gap: int | None
     max_queued_tokens: int | None = None
+    tp_size: int = 1
+    pp_size: int = 1
+    micro_batches: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that run the model together."""
+        return self.tp_size * self.pp_size
 
     @property
     def kv_tokens(self) -> int:
@@ -123,21 +138,26 @@ def make_plan(
     """Decide everything that depends on model or machine.
 
     `machine.available_bytes` is memory of the device that the model will run on, before the weights
-    are loaded. Replicas are taken to share one machine. Raises ConfigError, with the numbers and
-    with settings that would work.
+    are loaded. Replicas are taken to share one machine, with as many ranks of each as a node has;
+    a GPU that was asked for is a rank's own. Raises ConfigError, with the numbers and with settings
+    that would work.
     """
-    engine = config.engine
+    engine, parallel = config.engine, config.parallel
+    check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     dtype = _pick_dtype(config, model)
     device = _pick_device(config, machine)
+    _check_ranks(config, device)
     weight_bytes = _weight_bytes(config, model, dtype, device)
     max_model_len = _pick_context(config, model)
-    page_bytes = engine.page_size * kv_bytes_per_token(model, dtype)
+    page_bytes = engine.page_size * kv_bytes_per_token(
+        model, dtype, tp_size=parallel.tp_size, pp_size=parallel.pp_size
+    )
     max_running, max_step, chunk = _pick_limits(config)
     num_pages = size_kv_pool(
         config,
         page_bytes=page_bytes,
         weight_bytes=weight_bytes,
-        available_bytes=machine.available_bytes // config.parallel.num_replicas,
+        available_bytes=machine.available_bytes,
         most_useful_pages=max_running * pages_needed(max_model_len, engine.page_size),
     )
     return EnginePlan(
@@ -148,7 +168,7 @@ def make_plan(
         dtype=dtype,
         quantization=config.model.quantization,
         cpu_kernels=engine.cpu_kernels,
-        num_threads=engine.num_threads or max(1, machine.num_cores // config.parallel.num_replicas),
+        num_threads=engine.num_threads or max(1, machine.num_cores // ranks_on_machine(config)),
         page_size=engine.page_size,
         num_pages=num_pages,
         kv_bytes=(num_pages + 1) * page_bytes,
@@ -165,12 +185,16 @@ def make_plan(
         random_seed=engine.random_seed,
         low_priority_first=engine.low_priority_first,
         priority_preemption_gap=engine.priority_preemption_gap,
+        tp_size=parallel.tp_size,
+        pp_size=parallel.pp_size,
+        micro_batches=parallel.micro_batches or parallel.pp_size,
     )
 
 
-def kv_bytes_per_token(model: ModelFacts, dtype: str) -> int:
-    """Return the bytes of K and V of one token over all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * _DTYPE_BYTES[dtype]
+def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_size: int = 1) -> int:
+    """Return the bytes of K and V of one token on the rank that holds most."""
+    elements = kv_elements_per_token(model, tp_size=tp_size, pp_size=pp_size)
+    return elements * _DTYPE_BYTES[dtype]
 
 
 def served_name(config: ServeConfig, model_path: Path) -> str:
@@ -190,25 +214,50 @@ def _pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
 
 
 def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: str) -> int:
-    """Return the bytes of the loaded weights. On a CPU a tied head is packed apart.
+    """Return the bytes of one rank's weights, of the one that holds most.
 
+    On a CPU a tied head is packed apart; between stages, table and head are on two ranks.
     Raises ConfigError for a quantisation that the device does not have.
     """
-    table = model.vocab_size * model.hidden_size
-    heads_counted = 1 if model.tied_embeddings else 2
-    layers = model.num_parameters - heads_counted * table
-    quantization = config.model.quantization
+    quantization, parallel = config.model.quantization, config.parallel
     each = float(_DTYPE_BYTES[dtype])
-    if device != "cpu":
-        if quantization != "none":
-            raise ConfigError(
-                f"model.quantization = {quantization}: quantised weights are computed on a CPU "
-                f"only, and the device is {device}; set model.quantization to none, or "
-                "engine.device to cpu"
-            )
-        return int(model.num_parameters * each)
+    if device != "cpu" and quantization != "none":
+        raise ConfigError(
+            f"model.quantization = {quantization}: quantised weights are computed on a CPU "
+            f"only, and the device is {device}; set model.quantization to none, or "
+            "engine.device to cpu"
+        )
     layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
-    return int(table * each + table * head_bytes + layers * layer_bytes)
+    if device != "cpu" and model.tied_embeddings and parallel.pp_size == 1:
+        head_bytes = 0.0
+    stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
+    return max(
+        int(stage.table * each + stage.head * head_bytes + stage.layers * layer_bytes)
+        for stage in stages
+    )
+
+
+def _check_ranks(config: ServeConfig, device: str) -> None:
+    """Raise ConfigError for what several ranks, or replicas, cannot do."""
+    num_ranks = config.parallel.num_ranks
+    num_processes = num_ranks * max_replicas(config)
+    if device == "cuda" and config.engine.device == "auto" and num_processes > 1:
+        raise ConfigError(
+            f"engine.device = auto has found a GPU, and up to {num_processes} processes (replicas "
+            "* tp_size * pp_size) would share it: set engine.device to cuda, so that Ray reserves "
+            "a GPU for each, or to cpu"
+        )
+    if device != "cpu" or num_ranks == 1:
+        return
+    for key, value, plain in (
+        ("engine.cpu_kernels", config.engine.cpu_kernels, "torch"),
+        ("model.quantization", config.model.quantization, "none"),
+    ):
+        if value not in (plain, "auto"):
+            raise ConfigError(
+                f"{key} = {value}: native CPU kernels run a model on one rank, and "
+                f"parallel.tp_size * pp_size is {num_ranks}; set {key} to {plain}"
+            )
 
 
 def _pick_device(config: ServeConfig, machine: MachineFacts) -> str:

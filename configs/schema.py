@@ -5,18 +5,21 @@ to come; a key written into them is refused like any other unknown key. Where th
 
     model        which weights, by which name, in which number format; tokenizer, vision tower
     engine       device, memory, KV cache, scheduling, attention, graphs, quantised compute
+    sampling     how tokens are chosen where a request says nothing (`sampling.py`)
     lora         adapters: where they are, how many, when they load
-    grammar      constrained output
+    grammar      constrained output (`grammar.py`)
     spec         speculative decoding
-    parallel     replicas and ranks: data, tensor, pipeline, expert; prefill/decode separation
-    autoscaling  how many replicas, by which signal
+    parallel     replicas and ranks (`parallel.py`): data, tensor, pipeline, expert
+    routing      which replica answers a request (`routing.py`)
+    autoscaling  how many replicas, by which signal (`autoscaling.py`)
     api          HTTP: limits, timeouts, strictness, parsers of tools and reasoning
     limits       how much one request may ask for (`limits.py`)
     metrics      counters, traces, logs
 
 Validation is pure: it opens no model and looks for no device. What depends on them is decided in
-`plan.py`. A default gives way to a written value; two written values that contradict each other
-are refused. `messages.py` turns pydantic's errors into ours.
+`plan.py`; what may change while a replica runs stands in `in_place.py`. A default gives way to a
+written value; two written values that contradict each other are refused. `messages.py` turns
+pydantic's errors into ours.
 """
 
 from __future__ import annotations
@@ -25,8 +28,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from remora.configs.autoscaling import AutoscalingSection
 from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Secret, Section, conflict
+from remora.configs.grammar import GrammarSection
 from remora.configs.limits import LimitsSection
+from remora.configs.parallel import ParallelSection
+from remora.configs.routing import RoutingSection
+from remora.configs.sampling import SamplingSection
 
 BUILTIN_MODEL = "smollm2-135m-instruct"
 
@@ -68,7 +76,7 @@ class EngineSection(Section):
     """Where the model runs; auto = cuda where there is one, else cpu."""
 
     num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Compute threads of one replica. Default: physical cores divided by parallel.num_replicas."""
+    """Compute threads of one rank. Default: physical cores divided by the ranks that share them."""
 
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"
     """What computes on a CPU. native = step programs, which need a C++ compiler and pages of a
@@ -142,67 +150,8 @@ class LoraSection(Section):
     """Adapters."""
 
 
-class GrammarSection(Section):
-    """Constrained output: JSON schemas, regular expressions, grammars, tool calls by schema."""
-
-    backend: Literal["xgrammar", "outlines", "none"] = "xgrammar"
-    """What compiles constraints. xgrammar takes all kinds; outlines has no recursion, grammars or
-    structural tags; none = requests with a constraint are refused."""
-
-    json_compact: bool = False
-    """Whether JSON is written without any free whitespace."""
-
-    json_whitespace_pattern: Name | None = None
-    """Regular expression of the whitespace allowed between JSON tokens; backend outlines only."""
-
-    max_source_bytes: Annotated[int, Field(ge=256, le=2**20)] = 64 * 1024
-    """Longest constraint, in bytes; beyond it, and the next two, HTTP 400."""
-
-    max_depth: Annotated[int, Field(ge=4, le=64)] = 32
-    """Deepest nesting of a schema."""
-
-    max_nodes: Annotated[int, Field(ge=16, le=10_000)] = 2000
-    """Most objects and lists of a schema."""
-
-    compile_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """Seconds of processor time that compiling one constraint may take; beyond it HTTP 400."""
-
-    compile_memory: Bytes = 512 * 2**20
-    """Memory that compiling may take beside the compiler's own, in bytes or as 512MiB."""
-
-    cache_memory: Bytes = 64 * 2**20
-    """Memory of compiled constraints kept for later requests, in bytes or as 64MiB."""
-
-    first_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    """Token ids that an output may begin with; applies to every request. Default: any."""
-
-    token_healing: bool = False
-    """Whether the last token of a text prompt is taken back and written anew by the model, so that
-    a prompt that ends within a word goes on as if it had not."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.json_whitespace_pattern is not None:
-            if self.backend != "outlines":
-                raise conflict("json_whitespace_pattern", "needs backend outlines")
-            if self.json_compact:
-                raise conflict("json_compact", "json_whitespace_pattern is set too; keep one")
-        return self
-
-
 class SpecSection(Section):
     """Speculative decoding."""
-
-
-class ParallelSection(Section):
-    """Replicas and ranks."""
-
-    num_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Copies of the model; Ray Serve spreads the requests over them."""
-
-
-class AutoscalingSection(Section):
-    """How many replicas, by which signal."""
 
 
 class ApiSection(Section):
@@ -215,8 +164,9 @@ class ApiSection(Section):
     max_body_bytes: Bytes = 16 * 2**20
     """Largest request body, in bytes or as 16MiB; beyond it HTTP 413."""
 
-    drain_timeout_s: Seconds = 30.0
-    """Seconds that a stopping replica gives its running requests to finish."""
+    drain_timeout_s: Seconds | None = None
+    """Seconds that a stopping replica gives its running requests to finish; beyond it they end with
+    an error. Default: the longest a request may take (request_timeout_s), else 120."""
 
     request_timeout_s: Seconds | None = None
     """Seconds after which a request is aborted. Default: no limit."""
@@ -257,9 +207,17 @@ class ApiSection(Section):
     batch_dir: Name | None = None
     """Folder for the files of /v1/files and /v1/batches. Default: these routes are off."""
 
+    @property
+    def drain_s(self) -> float:
+        """Seconds that a stopping replica gives its running requests."""
+        return self.drain_timeout_s or self.request_timeout_s or 120.0
+
 
 class MetricsSection(Section):
     """Counters, traces, logs."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] | None = None
+    """Least important of our lines in a replica's log. Default: that of Serve's logging_config."""
 
 
 class ServeConfig(Section):
@@ -270,6 +228,9 @@ class ServeConfig(Section):
 
     engine: EngineSection = EngineSection()
     """Device, memory and scheduling."""
+
+    sampling: SamplingSection = SamplingSection()
+    """How tokens are chosen where a request says nothing."""
 
     lora: LoraSection = LoraSection()
     """Adapters; no keys yet."""
@@ -283,8 +244,22 @@ class ServeConfig(Section):
     parallel: ParallelSection = ParallelSection()
     """Replicas and ranks."""
 
+    routing: RoutingSection = RoutingSection()
+    """Which replica answers a request, and what happens while none can."""
+
     autoscaling: AutoscalingSection = AutoscalingSection()
-    """How many replicas, by which signal; no keys yet."""
+    """How many replicas, by which signal."""
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.autoscaling.is_on and "num_replicas" in self.parallel.model_fields_set:
+            raise conflict("parallel", "num_replicas and autoscaling.max_replicas are both set")
+        to_zero = self.autoscaling.is_on and self.autoscaling.min_replicas == 0
+        if to_zero and self.routing.gateway == "off":
+            raise conflict("routing", "gateway is off, but autoscaling.min_replicas 0 needs it")
+        if self.routing.policy == "prefix" and not self.engine.prefix_cache:
+            raise conflict("routing", "policy prefix needs engine.prefix_cache")
+        return self
 
     api: ApiSection = ApiSection()
     """HTTP: limits, timeouts, strictness."""
@@ -293,4 +268,4 @@ class ServeConfig(Section):
     """How much one request may ask for."""
 
     metrics: MetricsSection = MetricsSection()
-    """Counters, traces, logs; no keys yet."""
+    """Counters, traces, logs."""

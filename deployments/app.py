@@ -1,9 +1,10 @@
 """The Serve application: what `serve run configs/x.yaml` and `remora serve` start.
 
-`build` is named in the config file's `import_path`; its `args` are the ServeConfig. The one
-deployment is called `LLMServer`: a config file's `deployments:` may override its options by that
-name. Serve's limits are derived here from the engine's, so that the engine's own refusals, which
-speak OpenAI's language, come before Serve's.
+`build` is named in the config file's `import_path`; its `args` are the ServeConfig, or several
+under `models`. The deployment of one model is called `LLMServer`, those of several
+`LLMServer-<name>`, and what stands before them, if it is needed, `Gateway`: a config file's
+`deployments:` may override their options by these names. Serve's limits are derived here from the
+engine's, so that the engine's own refusals, which speak OpenAI's language, come before Serve's.
 """
 
 from collections.abc import Mapping
@@ -11,13 +12,19 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import BackpressureConfig
 
-from remora.configs.load import parse_args
+from remora.configs.in_place import DEPLOYMENT
+from remora.configs.load import parse_models
 from remora.configs.schema import ServeConfig
+from remora.configs.several import deployment_names, split_models
+from remora.deployments.autoscaling.options import scaling_options
+from remora.deployments.gateway.build import gateway_options, needs_gateway
+from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.llm_server import LLMServer
-
-DEPLOYMENT = "LLMServer"
+from remora.deployments.ranks.placement import placement_options
+from remora.deployments.routing.options import check_direct, routing_options
 
 # Room beside what the engine takes, so that the engine does the refusing: a request that Serve
 # holds back costs its router one retry after another (measured at ten times the load: four times
@@ -26,27 +33,45 @@ SLACK_REQUESTS = 1024
 # A dead replica is found after three failed checks at most.
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 10.0
 RETRY_AFTER_S = 1.0
-# Given to the replica beyond `api.drain_timeout_s`, to stop its engine.
-SHUTDOWN_S = 2.0
+# Given to the replica beyond what its requests get, to tell those that it ends, and to stop its
+# engine. One that is done earlier does not wait for it.
+SHUTDOWN_S = 5.0
 
 
 # No postponed annotations in this module: Serve looks at the parameter's annotation to decide
-# whether to validate the args, and ours are validated by `parse_args`, with better messages.
+# whether to validate the args, and ours are validated by `parse_models`, with better messages.
 def build(args: dict[str, Any]) -> Application:
     """Return the application for the `args` of a config file. Raises ConfigError."""
-    config = parse_args(args)
-    deployment = serve.deployment(serve.ingress()(LLMServer))
-    return deployment.options(**deployment_options(config)).bind(args)
+    configs = parse_models(args)
+    names = deployment_names(tuple(configs))
+    is_behind = needs_gateway(tuple(configs.values()), has_haproxy=RAY_SERVE_ENABLE_HA_PROXY)
+    options = {
+        name: {**deployment_options(config, behind_gateway=is_behind), "name": names[name]}
+        for name, config in configs.items()
+    }
+    if not is_behind:
+        (config,), (only,) = configs.values(), options.values()
+        check_direct(config, has_haproxy=RAY_SERVE_ENABLE_HA_PROXY)
+        deployment = serve.deployment(serve.ingress()(LLMServer))
+        return deployment.options(**only).bind(*split_models(args))
+    # Serve takes one HTTP application only: behind a gateway, `LLMServer.relay` runs the others.
+    models = {
+        name: serve.deployment(LLMServer).options(**options[name]).bind(model_args)
+        for name, model_args in zip(configs, split_models(args), strict=True)
+    }
+    gateway = serve.deployment(serve.ingress()(Gateway))
+    return gateway.options(**gateway_options(options, configs)).bind(args, models)
 
 
-def deployment_options(config: ServeConfig) -> Mapping[str, Any]:
-    """Return Serve's options of the deployment; pure, the model is not opened."""
-    engine, drain_s = config.engine, config.api.drain_timeout_s
+def deployment_options(config: ServeConfig, *, behind_gateway: bool = False) -> Mapping[str, Any]:
+    """Return Serve's options of a model's deployment; pure, the model is not opened."""
+    engine, drain_s = config.engine, config.api.drain_s
     max_requests = engine.max_running_requests + engine.max_queued_requests + SLACK_REQUESTS
     return {
         "name": DEPLOYMENT,
-        "num_replicas": config.parallel.num_replicas,
-        "ray_actor_options": _actor_options(config),
+        **scaling_options(config),
+        **placement_options(config),
+        **routing_options(config, behind_gateway=behind_gateway),
         "max_ongoing_requests": max_requests,
         # Requests wait here while a replica is being replaced.
         "max_queued_requests": max_requests,
@@ -58,14 +83,3 @@ def deployment_options(config: ServeConfig) -> Mapping[str, Any]:
         # A model that cannot be loaded will not load the tenth time either.
         "max_constructor_retry_count": 2,
     }
-
-
-def _actor_options(config: ServeConfig) -> dict[str, Any]:
-    """Return what Ray reserves for a replica.
-
-    CPU replicas take as many of Ray's CPUs as they were given threads, else one: Ray's CPUs are
-    a book-keeping of its own, and asking for all of them would keep a small machine from starting.
-    """
-    if config.engine.device == "cuda":
-        return {"num_cpus": 1, "num_gpus": 1}
-    return {"num_cpus": 1}

@@ -8,14 +8,14 @@ code through methods of the handle:
     handle.options(stream=True).chat_stream.remote(body)     its chunks
     handle.options(stream=True).generate.remote(body)        chunks of /generate
 
-Torch and the model are imported by the constructor, so that importing this module stays cheap.
+Torch and the model are imported during construction, so that importing this module stays cheap.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
+import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
@@ -29,13 +29,24 @@ from fastapi import FastAPI
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan
+from remora.deployments.autoscaling.reports import LoadReporter
+from remora.deployments.draining import watch_for_the_end
+from remora.deployments.gateway.call import Call
+from remora.deployments.gateway.merging import Whole
+from remora.deployments.gateway.relay import Relay
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access
 from remora.deployments.http.batches import BatchStore
 from remora.deployments.http.batches_runner import BatchRunner
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
 from remora.deployments.http.served import Served
+from remora.deployments.in_place import InPlace
 from remora.deployments.parsers.replies import ReplyFormats
+from remora.deployments.ranks.replica import ReplicaEngine
+from remora.deployments.routing.key import RouteKey
+from remora.deployments.routing.reporter import Reporter
+from remora.deployments.serve_context import listens_locally, log_through_serve
+from remora.deployments.serve_environment import without
 from remora.engine.grammar.service import GrammarService
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Request, SamplingParams
@@ -61,22 +72,14 @@ class LLMServer:
     generation_defaults: Mapping[str, Any]
 
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
-        started = time.perf_counter()
-        from remora.engine.launch import start_engine
-
-        import_s = time.perf_counter() - started
-        _log_through_serve()
+        log_through_serve()
         self.config = parse_args(args)
-        is_local = await asyncio.to_thread(_listens_locally)
-        self._access = Access.of(self.config.api, is_local=is_local)
-        # On the event loop and not in a thread: the engine's client belongs to this loop.
-        launched = start_engine(self.config, show_progress=False)
+        is_local = await asyncio.to_thread(listens_locally)
+        access = Access.of(self.config.api, is_local=is_local)
+        self._engine = ReplicaEngine(self.config)
+        launched = await self._engine.start()
         self.client = launched.client
         self.tokenizer = launched.built.tokenizer
-        self.tokenizer.limit_rendering(
-            max_seconds=self.config.limits.template_timeout_s,
-            max_chars=self.config.limits.max_template_chars,
-        )
         self.plan = launched.built.plan
         self.generation_defaults = launched.built.generation_defaults
         self.grammars = GrammarService(
@@ -87,9 +90,16 @@ class LLMServer:
             marker_ids=self._formats().call_mark_ids,
         )
         self._served = Served.over(self)
-        await self._warm_up(launched.built, import_s)
+        self._reporter = Reporter.configured(self.client, self.config)
+        self._load = LoadReporter.of(self._served)
+        await self._warm_up(launched.built, self._engine.import_s)
         self.grammars.start()
+        self._in_place = InPlace(args, self._served, access)
         self._batches = _run_batches(self._served)
+        self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
+        self._end = watch_for_the_end(self._served, self._batches)
+        if self._end is not None and (warning := without(os.environ)) is not None:
+            log.warning(warning)
 
     def _formats(self) -> ReplyFormats:
         api = self.config.api
@@ -112,6 +122,7 @@ class LLMServer:
             phases,
             version=version("remora"),
             kernels=built.kernels,
+            notes=self._engine.notes,
             first_token_s=first_token_s,
         )
         log.info("ready\n%s", text)
@@ -132,24 +143,55 @@ class LLMServer:
         return first_token_s or 0.0
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Return the HTTP application; Serve calls this once, after the constructor."""
-        return build_http_app(self._served, access=self._access, echo_request_id=False)
+        """Return the HTTP application; Serve calls this once, after the constructor.
+
+        Behind a gateway `relay` does, with the first request.
+        """
+        return build_http_app(
+            self._served, access=lambda: self._in_place.access, echo_request_id=False
+        )
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: object = None) -> None:
+        """Let `user_config` hold from now on; Serve calls this also when it is taken away.
+
+        rank:  the replica's place among others. Only for its sake does Serve say that there is no
+               `user_config` any more.
+        """
+        self._in_place.take(user_config)
 
     async def check_health(self) -> None:
-        """Raise EngineError when the engine has stopped or hangs; Serve then replaces us."""
-        self.client.check_health()
+        """Raise EngineError when the engine or a rank has stopped or hangs."""
+        self._engine.check()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """Return what routers are told of us; Serve asks every `routing.stats_period_s`."""
+        return await self._reporter.stats()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what the autoscaling policy goes by; Serve asks where there is one."""
+        return self._load.report()
 
     def __del__(self) -> None:
         """Stop the engine. Serve has let the running requests finish before it comes here."""
         batches = getattr(self, "_batches", None)
         if batches is not None and not batches.get_loop().is_closed():
             batches.get_loop().call_soon_threadsafe(batches.cancel)
-        client = getattr(self, "client", None)
-        if client is not None:
-            client.close()
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            engine.close()
         grammars = getattr(self, "grammars", None)
         if grammars is not None:
             grammars.close()
+
+    # -- for gateways --------------------------------------------------------------------------
+
+    async def relay(self, call: Call, route: RouteKey | None = None) -> None:
+        """Answer a request that a gateway passes on; `route` is for the router on the way."""
+        await self._relay.answer(call)
+
+    async def answer(self, scope: Mapping[str, Any], body: bytes) -> Whole:
+        """Answer a small request, all at once."""
+        return await self._relay.whole(scope, body)
 
     # -- for Python handles --------------------------------------------------------------------
 
@@ -186,37 +228,9 @@ class LLMServer:
                 yield chunk
 
 
-def _log_through_serve() -> None:
-    """Send our log lines where Serve sends its own: the replica's file and the terminal."""
-    ours, serves = logging.getLogger("remora"), logging.getLogger("ray.serve")
-    ours.setLevel(serves.level or logging.INFO)
-    ours.handlers = list(serves.handlers)
-
-
 def _run_batches(served: Served) -> asyncio.Task[None] | None:
     """Begin to run batches, if this server takes any. Raises ConfigError."""
     folder = served.config.api.batch_dir
     if folder is None:
         return None
     return asyncio.create_task(BatchRunner(served, BatchStore(Path(folder))).run())
-
-
-def _listens_locally() -> bool:
-    """Return whether nothing but this machine can reach the HTTP server; False outside Serve.
-
-    The peer of a connection says nothing: between us and the client stands Serve's proxy. But
-    proxies and replicas alike listen at the host that Serve was started with.
-    """
-    from ray import serve
-    from ray.serve.context import _get_global_client
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        serve.get_replica_context()
-    except RayServeException:
-        return False
-    host = _get_global_client().http_config.host
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -96,6 +96,16 @@ def can_start(
     return peak_tokens(demands) <= (kv.num_pages - num_borrowed) * kv.page_size
 
 
+def uncached_tokens(seq: Sequence, kv: KVCache) -> int:
+    """Return how many tokens of a sequence would be computed if it could start now."""
+    if seq.wants_prompt_logprobs:
+        return seq.num_tokens
+    if seq.leader is not None and not seq.leader.is_finished:
+        return seq.num_tokens % kv.page_size + 1  # the rest it borrows from its leader
+    known = seq.token_ids[: seq.num_tokens - 1]
+    return seq.num_tokens - kv.count_cached(seq.namespace, known)
+
+
 def check_fits(request: Request, plan: EnginePlan) -> None:
     """Raise unless the request could run on an empty engine: the message says by how much not."""
     num_prompt = len(request.prompt_ids)

@@ -12,13 +12,17 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from remora.configs.errors import EngineError, InvalidRequest, QueueFull, RequestError, Unavailable
+from remora.configs.plan import EnginePlan
 from remora.engine.engine import Engine
 from remora.engine.loop import EngineLoop
 from remora.engine.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import EngineStats, Output, Request, RowFault, SequenceOutput
+
+AnswerT = TypeVar("AnswerT")
 
 MAX_STEPS_AHEAD = 2
 MAX_WAIT_S = 0.1  # an event loop busy for longer does not hold the engine up
@@ -84,10 +88,11 @@ class LocalEngineClient:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._asyncio = asyncio.get_running_loop()
+        self._failed: asyncio.Future[EngineError] = self._asyncio.create_future()
         self._loop = EngineLoop(
             engine,
             deliver=self._deliver,
-            fail=lambda error: self._cross(self._on_failure, error),
+            on_failure=lambda error: self._cross(self._on_failure, error),
             step_timeout_s=engine.plan.step_timeout_s,
             on_start=on_start,
         )
@@ -97,10 +102,20 @@ class LocalEngineClient:
         """Submit on first iteration; see EngineClient.generate."""
         self._check(request)
         processor = OutputProcessor(request, self._tokenizer)
+        resumption = request.resumption
+        for known in () if resumption is None else resumption.given:
+            for output in processor.process(known):
+                yield output
+        if processor.is_finished:
+            return
+        self._check(request)  # much may have happened while those were read
         stream = self._open(request)
         try:
             while not processor.is_finished:
-                outputs = processor.process(await stream.next())
+                events = await stream.next()
+                if resumption is not None:
+                    resumption.note(events)
+                outputs = processor.process(events)
                 for index in processor.take_stopped():  # before yielding: we may be closed there
                     self._abort_index(stream, index)
                 for output in outputs:
@@ -124,9 +139,13 @@ class LocalEngineClient:
         """Drop the prefix cache; False while requests are running."""
         return await self._ask(Engine.flush_cache)
 
-    async def _ask(self, question: Callable[[Engine], bool]) -> bool:
+    async def page_hashes(self, limit: int) -> bytes:
+        """Return hashes of cached pages; see EngineClient.page_hashes."""
+        return await self._ask(lambda engine: engine.page_hashes(limit))
+
+    async def _ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
         """Let the engine's thread answer a question."""
-        answers: list[bool] = []
+        answers: list[AnswerT] = []
         done: asyncio.Future[None] = self._asyncio.create_future()
         self._questions.add(done)
         self._loop.submit(
@@ -140,6 +159,10 @@ class LocalEngineClient:
             self._questions.discard(done)
         return answers[0]
 
+    def limit_queue(self, plan: EnginePlan) -> None:
+        """Refuse requests beyond this plan's limits of the queue from now on."""
+        self._plan = plan
+
     def stats(self) -> EngineStats:
         """Return the newest counters; never blocks."""
         return self._loop.stats()
@@ -149,14 +172,24 @@ class LocalEngineClient:
         if self._loop.failure is not None:
             raise self._loop.failure
 
+    async def failed(self) -> EngineError:
+        """Wait for the engine to fail, or to be closed; return why."""
+        return await asyncio.shield(self._failed)
+
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests and wait for the open ones; False when time ran out first."""
+        """Refuse new requests and wait for the open ones; end those that take longer: False."""
         self._is_draining = True
         try:
             await asyncio.wait_for(self._is_idle.wait(), timeout_s)
         except TimeoutError:
+            for stream in self._streams.values():
+                stream.fail(Unavailable("The server was stopped amid this answer. Please retry."))
             return False
         return True
+
+    def fail(self, error: EngineError) -> None:
+        """End as if the engine had failed with `error`; from any thread."""
+        self._loop.fail(error)
 
     def close(self) -> None:
         """Stop the loop. Requests still open end with EngineError."""
@@ -273,6 +306,7 @@ class LocalEngineClient:
             question.set_result(None)
 
     def _on_failure(self, error: EngineError) -> None:
+        self._failed.set_result(error)
         for stream in self._streams.values():
             stream.fail(error)
         for question in self._questions:

@@ -27,7 +27,7 @@ class EagerForward:
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size]."""
-        batch = self._batch(inputs)
+        batch = make_batch(inputs, page_size=self._page_size, device=self._device)
         self._hidden = self._model.forward(batch, self._attention)
         return self._model.logits(self._hidden[batch.logit_index])
 
@@ -40,30 +40,33 @@ class EagerForward:
     def close(self) -> None:
         """Nothing was started."""
 
-    def _batch(self, inputs: StepInputs) -> ForwardBatch:
-        lengths = inputs.lengths
-        num_decodes = inputs.num_decodes
-        decode_rows, extend_rows = inputs.rows[:num_decodes], inputs.rows[num_decodes:]
-        widest = pages_needed(int(lengths[:num_decodes].max(initial=1)), self._page_size)
-        extend_lens = lengths[num_decodes:].tolist()
-        return ForwardBatch(
-            token_ids=self._tensor(inputs.token_ids),
-            positions=self._tensor(inputs.positions),
-            slots=self._tensor(inputs.slots),
-            num_decodes=num_decodes,
-            decode_tables=self._table(inputs.tables[decode_rows, :widest]),
-            decode_lens=self._tensor(lengths[:num_decodes]),
-            extend_starts=tuple(inputs.starts[num_decodes:].tolist()),
-            extend_lens=tuple(extend_lens),
-            extend_tables=tuple(
-                self._table(inputs.tables[row, : pages_needed(length, self._page_size)])
-                for row, length in zip(extend_rows, extend_lens, strict=True)
-            ),
-            logit_index=self._tensor(inputs.logit_index),
-        )
 
-    def _table(self, pages: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
-        return self._tensor(pages.astype(np.int64))
+def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> ForwardBatch:
+    """Bring a step's inputs to the device."""
 
-    def _tensor(self, values: Int64Array) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+    def tensor(values: Int64Array) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    def table(pages: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
+        return tensor(pages.astype(np.int64))
+
+    lengths = inputs.lengths
+    num_decodes = inputs.num_decodes
+    decode_rows, extend_rows = inputs.rows[:num_decodes], inputs.rows[num_decodes:]
+    widest = pages_needed(int(lengths[:num_decodes].max(initial=1)), page_size)
+    extend_lens = lengths[num_decodes:].tolist()
+    return ForwardBatch(
+        token_ids=tensor(inputs.token_ids),
+        positions=tensor(inputs.positions),
+        slots=tensor(inputs.slots),
+        num_decodes=num_decodes,
+        decode_tables=table(inputs.tables[decode_rows, :widest]),
+        decode_lens=tensor(lengths[:num_decodes]),
+        extend_starts=tuple(inputs.starts[num_decodes:].tolist()),
+        extend_lens=tuple(extend_lens),
+        extend_tables=tuple(
+            table(inputs.tables[row, : pages_needed(length, page_size)])
+            for row, length in zip(extend_rows, extend_lens, strict=True)
+        ),
+        logit_index=tensor(inputs.logit_index),
+    )

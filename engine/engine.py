@@ -18,7 +18,7 @@ from remora.engine.protocols import Runner
 from remora.engine.sampling import check_token_ids
 from remora.engine.scheduler import Scheduler
 from remora.engine.sequence import Sequence
-from remora.engine.types import EngineStats, Namespace, Request, SequenceOutput
+from remora.engine.types import EngineStats, Request, SequenceOutput
 
 _SEED_SPACE = 2**64
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads the indexes of one request over the seed space
@@ -84,9 +84,9 @@ class Engine:
                 order=self._num_arrived,
                 priority=-request.priority if self.plan.low_priority_first else request.priority,
                 max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
-                token_ids=list(prompt),
+                token_ids=[*prompt, *request.given_ids],
                 num_prompt_tokens=len(prompt),
-                namespace=Namespace(salt=request.cache_salt),
+                namespace=request.namespace,
                 leader=leader,
             )
             if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
@@ -161,12 +161,17 @@ class Engine:
         self._kv.flush()
         return True
 
+    def page_hashes(self, limit: int) -> bytes:
+        """Return the hashes (kv/hashes.py) of up to `limit` cached pages, the latest used first."""
+        return self._kv.newest_hashes(limit)
+
     def stats(self) -> EngineStats:
         """Return the counters as of the last step."""
         scheduler, kv = self._scheduler, self._kv
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
+            num_queued_tokens=scheduler.num_queued_tokens,
             num_pages=kv.num_pages,
             num_free_pages=kv.num_free,
             num_cached_pages=kv.num_cached,

@@ -17,6 +17,8 @@ from remora.engine.eager import EagerForward
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.parallel.forward import RankForward
+from remora.engine.parallel.group import ALONE, Group
 from remora.engine.protocols import ForwardPass
 from remora.engine.sampling import SamplingKernels
 from remora.kernels import sampling as sampling_kernels
@@ -47,20 +49,25 @@ class BuiltForward:
 
 
 def build_forward(
-    model: DecoderModel, plan: EnginePlan, table: RowTable, cache_dir: Path
+    model: DecoderModel,
+    plan: EnginePlan,
+    table: RowTable,
+    cache_dir: Path,
+    group: Group = ALONE,
 ) -> BuiltForward:
     """Build the plan's forward pass from a loaded model, which belongs to it from now on.
 
     cache_dir:  where compiled kernels are kept
+    group:      of the rank whose share the model is; the pass uses it and does not close it
     Raises ConfigError when the configuration insists on what this machine or model cannot do.
     """
     if plan.device != "cpu":
-        return _eager(model, plan, f"torch on {plan.device}")
+        return _eager(model, plan, group, f"torch on {plan.device}")
     if plan.cpu_kernels == "torch":
         _refuse_quantization(plan, "engine.cpu_kernels is torch")
-        return _eager(model, plan, "torch (as engine.cpu_kernels says)")
+        return _eager(model, plan, group, "torch (as engine.cpu_kernels says)")
     try:
-        _check_covered(plan)
+        _check_covered(plan, group.layout.num_ranks)
         library = Library(load_library(cache_dir))
     except NativeUnavailable as reason:
         _refuse_quantization(plan, str(reason))
@@ -68,12 +75,16 @@ def build_forward(
             raise ConfigError(
                 f"engine.cpu_kernels is native, but {reason}; or set engine.cpu_kernels to auto"
             ) from reason
-        return _eager(model, plan, f"torch, which is slower, because {reason}")
+        return _eager(model, plan, group, f"torch, which is slower, because {reason}")
     return _native(model, plan, table, library)
 
 
-def _check_covered(plan: EnginePlan) -> None:
+def _check_covered(plan: EnginePlan, num_ranks: int) -> None:
     """Raise NativeUnavailable if step programs do not cover what is asked for."""
+    if num_ranks > 1:
+        raise NativeUnavailable(
+            f"native kernels run a model on one rank, and parallel.tp_size * pp_size is {num_ranks}"
+        )
     if plan.dtype not in FORMATS:
         raise NativeUnavailable(
             f"native kernels compute in {' and '.join(FORMATS)}, and model.dtype is {plan.dtype}"
@@ -123,23 +134,35 @@ def _native(
     )
 
 
-def _eager(model: DecoderModel, plan: EnginePlan, description: str) -> BuiltForward:
+def _eager(model: DecoderModel, plan: EnginePlan, group: Group, description: str) -> BuiltForward:
     config = model.config
-    weight_bytes = sum(tensor.nbytes for tensor in model.tensors().values())
-    if not config.tied_embeddings:
+    weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
+    if not model.head.tied:
         weight_bytes -= model.embedding.weight.nbytes
     model.pack()
     attention = TorchAttention(
-        num_layers=config.num_layers,
+        num_layers=len(model.layers),
         num_pages=plan.num_pages,
         page_size=plan.page_size,
-        num_kv_heads=config.num_kv_heads,
+        num_kv_heads=len(model.layout.kv_heads(config.num_kv_heads)),
         head_dim=config.head_dim,
         dtype=DTYPES[plan.dtype],
         device=plan.device,
     )
+    forward: ForwardPass
+    if group.layout.num_ranks == 1:
+        forward = EagerForward(model, attention, page_size=plan.page_size, device=plan.device)
+    else:
+        forward = RankForward(
+            model,
+            attention,
+            group,
+            page_size=plan.page_size,
+            device=plan.device,
+            micro_batches=plan.micro_batches,
+        )
     return BuiltForward(
-        forward=EagerForward(model, attention, page_size=plan.page_size, device=plan.device),
+        forward=forward,
         sampling=sampling_kernels,
         description=description,
         step_weight_bytes=weight_bytes,

@@ -1,4 +1,4 @@
-"""From a configuration to a running engine: resolve, plan, load, allocate.
+"""From a configuration to a running engine: resolve, plan, load, allocate. Rank 0, and the others.
 
 The one place where config, weights, attention, sampler and runner are joined. Each phase is timed,
 so that start-up can be explained. Knows no Ray and no HTTP.
@@ -6,15 +6,17 @@ so that start-up can be explained. Knows no Ray and no HTTP.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from remora.configs.environment import cache_dir
+from remora.configs.errors import ConfigError
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.configs.schema import ServeConfig
@@ -22,10 +24,15 @@ from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
 from remora.engine.forward import DTYPES, build_forward
 from remora.engine.inputs import RowTable
+from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
+from remora.engine.parallel.follower import Follower
+from remora.engine.parallel.followers import Followers
+from remora.engine.parallel.layout import Layout
+from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
 from remora.engine.runner import LocalRunner
-from remora.engine.sampling import Sampler
+from remora.engine.sampling import Sampler, SamplingKernels
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -57,6 +64,7 @@ class BuiltEngine:
     kernels:              what computes, in words
     step_weight_bytes:    bytes of weights that one step reads
     torch_threads:        threads that torch may use beside them
+    followers:            the other ranks
     """
 
     engine: Engine
@@ -69,6 +77,7 @@ class BuiltEngine:
     kernels: str
     step_weight_bytes: int
     torch_threads: int
+    followers: Followers
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +88,39 @@ class LaunchedEngine:
     client: LocalEngineClient
 
 
-def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEngine:
-    """Load the model and allocate the KV memory. Raises ConfigError with what to change."""
+def build_engine(
+    config: ServeConfig, *, team: Team | None = None, show_progress: bool = True
+) -> BuiltEngine:
+    """Load the model and allocate the KV memory. Raises ConfigError with what to change.
+
+    team:  the other ranks, when the configuration asks for several
+    """
+    others = _check_team(config, team)
     phases = Phases()
     with phases.timed("resolve model"):
         path = resolve_model(config.model.path, cache_dir())
         facts = read_model_facts(path)
-        machine = _read_machine(config)
+        machine = others.machine(read_machine(config), facts)
         plan = make_plan(config, facts, machine, path)
-    torch.set_num_threads(plan.num_threads)
+    others.load(plan)
     with phases.timed("load tokenizer"):
         tokenizer = Tokenizer.load(path)
+    layout = _layout(plan, 0)
     with phases.timed("load weights"):
-        model = load_model(
-            path,
-            dtype=DTYPES[plan.dtype],
-            load_format=plan.load_format,
-            device=plan.device,
-            show_progress=show_progress,
-        )
-    table = RowTable(
-        max_rows=plan.max_running_requests,
-        max_tokens=plan.max_sequence_tokens,
-        page_size=plan.page_size,
-    )
-    with phases.timed("prepare kernels and KV cache"):
-        forward = build_forward(model, plan, table, cache_dir() / "kernels")
-    torch.set_num_threads(forward.torch_threads)
-    spellings = Spellings(tokenizer.vocab_size, tokenizer.token_bytes, tokenizer.special_ids)
-    if config.grammar.token_healing:
-        spellings.prepare()
-    sampler = Sampler(
-        max_rows=plan.max_running_requests,
-        vocab_size=facts.vocab_size,
-        eos_token_ids=tokenizer.eos_token_ids,
-        kernels=forward.sampling,
-        spellings=spellings,
-    )
-    runner = LocalRunner(forward.forward, sampler, table)
+        model = _load_share(plan, layout, show_progress)
+    with ExitStack() as opened:
+        with phases.timed("gather ranks"):
+            followers, group = others.gather(layout, plan.device)
+        opened.callback(group.close)
+        opened.callback(followers.close)
+        table = _make_table(plan)
+        with phases.timed("prepare kernels and KV cache"):
+            forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
+            others.ready()
+        torch.set_num_threads(forward.torch_threads)
+        sampler = _make_sampler(config, plan, facts, tokenizer, forward.sampling)
+        opened.pop_all()  # the runner's from now on
+    runner = LocalRunner(forward.forward, sampler, table, followers, group)
     return BuiltEngine(
         engine=Engine(
             plan, runner, eos_token_ids=tokenizer.eos_token_ids, vocab_size=facts.vocab_size
@@ -130,22 +134,92 @@ def build_engine(config: ServeConfig, *, show_progress: bool = True) -> BuiltEng
         kernels=forward.description,
         step_weight_bytes=forward.step_weight_bytes,
         torch_threads=forward.torch_threads,
+        followers=followers,
     )
 
 
-def start_engine(config: ServeConfig, *, show_progress: bool = True) -> LaunchedEngine:
-    """Build the engine and start its thread. Call it on the event loop that will use the client."""
-    built = build_engine(config, show_progress=show_progress)
+async def start_engine(
+    config: ServeConfig, *, team: Team | None = None, show_progress: bool = True
+) -> LaunchedEngine:
+    """Build the engine and start its thread; the client belongs to the running event loop."""
+    built = await asyncio.to_thread(build_engine, config, team=team, show_progress=show_progress)
     num_threads = built.torch_threads
     client = LocalEngineClient(
         built.engine,
         built.tokenizer,
         on_start=lambda: torch.set_num_threads(num_threads),  # per thread with OpenMP
     )
+    built.followers.on_failure(client.fail)
     return LaunchedEngine(built, client)
 
 
-def _read_machine(config: ServeConfig) -> MachineFacts:
+def build_follower(plan: EnginePlan, rank: int, meeting: Meeting) -> Follower:
+    """Load the share of a rank other than 0, meet the others, and be ready to follow.
+
+    plan:  rank 0's, but for the path of the model on this node
+    """
+    layout = _layout(plan, rank)
+    model = _load_share(plan, layout, show_progress=False)
+    channel, group = join(meeting, layout, plan.device)
+    table = _make_table(plan)
+    forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
+    torch.set_num_threads(forward.torch_threads)
+    return Follower(forward.forward, table, channel, group)
+
+
+def _check_team(config: ServeConfig, team: Team | None) -> Team:
+    if team is None and config.parallel.num_ranks > 1:
+        raise ConfigError(
+            f"parallel.tp_size * parallel.pp_size is {config.parallel.num_ranks}: several ranks "
+            "are placed by Ray, so only `remora serve` runs them; set both to 1 here"
+        )
+    return team or NoTeam()
+
+
+def _make_sampler(
+    config: ServeConfig,
+    plan: EnginePlan,
+    facts: ModelFacts,
+    tokenizer: Tokenizer,
+    kernels: SamplingKernels,
+) -> Sampler:
+    spellings = Spellings(tokenizer.vocab_size, tokenizer.token_bytes, tokenizer.special_ids)
+    if config.grammar.token_healing:
+        spellings.prepare()
+    return Sampler(
+        max_rows=plan.max_running_requests,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        kernels=kernels,
+        spellings=spellings,
+    )
+
+
+def _layout(plan: EnginePlan, rank: int) -> Layout:
+    return Layout(rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size)
+
+
+def _load_share(plan: EnginePlan, layout: Layout, show_progress: bool) -> DecoderModel:
+    torch.set_num_threads(plan.num_threads)
+    return load_model(
+        plan.model_path,
+        dtype=DTYPES[plan.dtype],
+        load_format=plan.load_format,
+        device=plan.device,
+        show_progress=show_progress,
+        layout=layout,
+    )
+
+
+def _make_table(plan: EnginePlan) -> RowTable:
+    return RowTable(
+        max_rows=plan.max_running_requests,
+        max_tokens=plan.max_sequence_tokens,
+        page_size=plan.page_size,
+    )
+
+
+def read_machine(config: ServeConfig) -> MachineFacts:
     """Ask this machine; the available memory is that of the device the model will run on."""
     gpus = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     machine = read_machine_facts(devices=(*gpus, "cpu"))

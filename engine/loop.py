@@ -1,8 +1,8 @@
 """The engine's own thread, and the watchdog beside it.
 
 Others hand it commands; it runs them between steps, steps while there is work, sleeps otherwise,
-and passes on each step's outputs in one call. Knows no asyncio: `deliver` and `fail` are called on
-the loop's or the watchdog's thread, and crossing over is the caller's business.
+and passes on each step's outputs in one call. Knows no asyncio: `deliver` is called on the loop's
+thread and `on_failure` on any, and crossing over is the caller's business.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class EngineLoop:
         engine: Engine,
         *,
         deliver: Callable[[list[SequenceOutput]], None],
-        fail: Callable[[EngineError], None],
+        on_failure: Callable[[EngineError], None],
         step_timeout_s: float,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._deliver = deliver
-        self._fail = fail
+        self._on_failure = on_failure
         self._step_timeout_s = step_timeout_s
         self._on_start = on_start
         self._commands: deque[tuple[Command, Callable[[], object] | None]] = deque()
@@ -71,7 +71,17 @@ class EngineLoop:
             self._wake.notify()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
-        self._report(EngineError("The engine was closed."))
+        self.fail(EngineError("The engine was closed."))
+
+    def fail(self, error: EngineError) -> None:
+        """Stop for a reason, the first one counts; from any thread, also amid a step."""
+        with self._wake:
+            if self.failure is not None:
+                return
+            self.failure = error
+            self._closing.set()
+            self._wake.notify()
+        self._on_failure(error)
 
     # -- the loop's thread -------------------------------------------------------------------
 
@@ -85,7 +95,7 @@ class EngineLoop:
                     self._step()
         except Exception as error:
             logger.exception("the engine loop has failed")
-            self._report(
+            self.fail(
                 error if isinstance(error, EngineError) else EngineError(f"A step failed: {error}")
             )
         finally:
@@ -120,17 +130,9 @@ class EngineLoop:
             started = self._step_started
             age = 0.0 if started is None else time.monotonic() - started
             if age > self._step_timeout_s:
-                self._report(
+                self.fail(
                     StepTimeout(
                         f"A step has been running for {age:.1f} s; the limit"
                         f" (engine.step_timeout_s) is {self._step_timeout_s:g} s."
                     )
                 )
-
-    def _report(self, error: EngineError) -> None:
-        with self._wake:
-            if self.failure is not None:
-                return
-            self.failure = error
-        self._closing.set()
-        self._fail(error)

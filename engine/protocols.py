@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Protocol
 
+from remora.configs.plan import EnginePlan
 from remora.engine.types import EngineStats, Output, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:  # what only serves requests need not load torch
@@ -60,7 +61,8 @@ class Model(Protocol):
 class ForwardPass(Protocol):
     """From a step's inputs to logits, by whatever means: torch operations, a step program, a graph.
 
-    Logits live until the next call of either method.
+    Logits live until the next call of either method. Of several ranks all make the same calls, and
+    those other than rank 0 get no rows.
     """
 
     def forward(self, inputs: StepInputs) -> Tensor:
@@ -112,6 +114,17 @@ class EngineClient(Protocol):
         """Drop the prefix cache; False, and nothing done, while requests are running."""
         ...
 
+    async def page_hashes(self, limit: int) -> bytes:
+        """Return the hashes (kv/hashes.py) of up to `limit` cached pages, the latest used first.
+
+        Answered between two steps.
+        """
+        ...
+
+    def limit_queue(self, plan: EnginePlan) -> None:
+        """Refuse requests beyond this plan's limits of the queue from now on."""
+        ...
+
     def stats(self) -> EngineStats:
         """Return the newest counters; never blocks."""
         ...
@@ -121,7 +134,10 @@ class EngineClient(Protocol):
         ...
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests, wait for the others; False when time ran out first."""
+        """Refuse new requests and wait for the open ones.
+
+        Those still open after `timeout_s` end with Unavailable, and the answer is False.
+        """
         ...
 
     def close(self) -> None:

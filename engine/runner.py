@@ -1,6 +1,7 @@
-"""Runs step plans on one rank: keeps the rows, runs the forward pass, samples.
+"""Runs step plans on rank 0: keeps the rows, tells the other ranks, runs the forward pass, samples.
 
-Knows nothing of requests, queues or why a row is in the step, nor of how a forward pass is made.
+Knows nothing of requests, queues or why a row is in the step, nor of how a forward pass is made
+or the other ranks are reached.
 """
 
 from __future__ import annotations
@@ -12,25 +13,48 @@ import torch
 
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.logprobs import concat_logprobs
+from remora.engine.parallel.followers import Followers, NoFollowers
+from remora.engine.parallel.group import Alone, Group
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, ForwardPass
 from remora.engine.sampling import SampledTokens, Sampler, prompt_logprobs
 from remora.engine.types import LogprobRows, RowInit, StepPlan, StepResult
 
 NOTHING_SAMPLED = SampledTokens(token_ids=np.empty(0, dtype=np.int64))
+NOBODY = np.empty(0, dtype=np.int32)
 
 
 class LocalRunner:
-    """One rank in this process."""
+    """Rank 0, in this process."""
 
-    def __init__(self, forward: ForwardPass, sampler: Sampler, table: RowTable) -> None:
+    def __init__(
+        self,
+        forward: ForwardPass,
+        sampler: Sampler,
+        table: RowTable,
+        followers: Followers | None = None,
+        group: Group | None = None,
+    ) -> None:
         self._forward = forward
         self._sampler = sampler
         self._table = table
+        self._followers = followers or NoFollowers()
+        self._group = group or Alone()
+        self._sampled = (NOBODY, NOTHING_SAMPLED.token_ids)
         self._prompts: dict[int, RowInit] = {}
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass and sample the rows that the plan asks for."""
+        try:
+            return self._execute(plan)
+        except Exception as error:
+            blamed = self._followers.blame(error)
+            if blamed is error:
+                raise
+            raise blamed from error
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        self._followers.step(plan, *self._sampled)  # first: they have as much to do as we
         self._update_rows(plan)
         inputs = self._table.inputs(plan)
         rows = plan.rows[plan.samples]
@@ -42,6 +66,7 @@ class LocalRunner:
         if len(rows):
             sampled = self._sampler.sample(logits, rows)
             self._table.add_tokens(rows, sampled.token_ids)
+        self._sampled = (rows, sampled.token_ids)
         scored = self._prompt_logprobs(plan, inputs)  # after sampling: its logits replace those
         return StepResult(
             step_id=plan.step_id,
@@ -57,8 +82,10 @@ class LocalRunner:
 
     def close(self) -> None:
         """Stop what forward pass and sampler have started; their memory goes with the object."""
+        self._followers.close()
         self._sampler.close()
         self._forward.close()
+        self._group.close()
 
     def _update_rows(self, plan: StepPlan) -> None:
         for row in plan.dropped.tolist():
@@ -94,6 +121,7 @@ class LocalRunner:
         parts = []
         for at in range(0, len(targets), PROMPT_LOGPROB_ROWS):
             part = targets[at : at + PROMPT_LOGPROB_ROWS]
+            self._followers.logits(first + at, first + at + len(part))
             logits = self._forward.logits(first + at, first + at + len(part))
             parts.append(prompt_logprobs(logits, part, top, self._sampler.kernels))
         return concat_logprobs(parts)

@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Iterable
 
 from remora.configs.errors import InvariantViolated
-from remora.engine.admission import ReserveRatio, can_start
+from remora.engine.admission import ReserveRatio, can_start, uncached_tokens
 from remora.engine.kv.cache import KVCache
 from remora.engine.policy import lower_priority, preemption_victim, waiting_key
 from remora.engine.sequence import Sequence
@@ -61,6 +61,7 @@ class Scheduler:
         self._dropped_rows: list[int] = []
         self._in_step: dict[int, Sequence] = {}
         self._num_steps = 0
+        self._num_waiting_tokens = 0
 
     # -- from outside ------------------------------------------------------------------------
 
@@ -69,9 +70,20 @@ class Scheduler:
         """Whether a step would do something."""
         return bool(self.waiting or self.running)
 
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens to compute before every open sequence decodes, by what was cached on arrival."""
+        return self._num_waiting_tokens + sum(
+            seq.num_pending
+            for seq in self.running
+            if seq.num_pending > 1 or not seq.prompt_is_computed
+        )
+
     def add(self, seq: Sequence) -> None:
-        """Queue a new sequence. The caller has checked that it can fit an empty engine."""
+        """Queue a sequence. The caller has checked that it can fit an empty engine."""
         insort(self.waiting, seq, key=waiting_key)
+        seq.num_queued_tokens = uncached_tokens(seq, self.kv)
+        self._num_waiting_tokens += seq.num_queued_tokens
 
     def abort(self, seq: Sequence) -> SequenceOutput:
         """End a waiting or running sequence now and give its pages back. Only between steps."""
@@ -137,7 +149,7 @@ class Scheduler:
         if pages is None:
             self._forget_pages(seq)
             return False
-        self.waiting.remove(seq)
+        self._leave_queue(seq)
         self.running.append(seq)
         seq.row = self._free_rows.pop()
         if seq.num_cached_tokens is None:
@@ -180,13 +192,17 @@ class Scheduler:
         draft.cancel(seq)
         self._leave_row(seq)
         self._forget_pages(seq)
-        insort(self.waiting, seq, key=waiting_key)
+        self.add(seq)
 
     def _forget_pages(self, seq: Sequence) -> None:
         self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
         seq.num_computed = 0
         if seq.wants_prompt_logprobs:
             seq.prompt_logprob_parts = []
+
+    def _leave_queue(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self._num_waiting_tokens -= seq.num_queued_tokens
 
     def _leave_row(self, seq: Sequence) -> None:
         if seq.row is None:
@@ -201,7 +217,7 @@ class Scheduler:
             raise InvariantViolated(f"{seq.request.request_id} was ended twice")
         seq.finish_reason = reason
         if seq.row is None:
-            self.waiting.remove(seq)
+            self._leave_queue(seq)
         else:
             self._leave_row(seq)
         if keep_cached:
@@ -297,6 +313,8 @@ class Scheduler:
             raise InvariantViolated("two sequences share a row, or a row is both free and in use")
         if any(seq.row is not None or seq.table.pages for seq in self.waiting):
             raise InvariantViolated("a waiting sequence holds a row or pages")
+        if self._num_waiting_tokens != sum(seq.num_queued_tokens for seq in self.waiting):
+            raise InvariantViolated("the scheduler has lost count of its waiting tokens")
         owned = [page for seq in self.running for page in seq.table.owned]
         if len(set(owned)) != len(owned) or len(owned) != self.kv.num_owned:
             raise InvariantViolated("a page is owned by two sequences, or by none")

@@ -22,6 +22,7 @@ class Sequence:
     max_tokens:            most output tokens, resolved
     num_computed:          leading tokens whose KV is in the pages
     num_cached_tokens:     of these, found in the prefix cache at the first admission
+    num_queued_tokens:     while it waits: those that the cache did not have when it began to
     row:                   its row at the ranks while it runs
     num_evictions:         how often memory was short and it had to give its pages up
     leader:                sibling whose prompt must be computed first, so that this one can borrow
@@ -41,6 +42,7 @@ class Sequence:
     table: PageTable = field(default_factory=PageTable)
     num_computed: int = 0
     num_cached_tokens: int | None = None
+    num_queued_tokens: int = 0
     row: int | None = None
     num_evictions: int = 0
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)

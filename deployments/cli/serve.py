@@ -19,10 +19,11 @@ from typing import Annotated, Any
 import typer
 
 from remora.configs.environment import cache_dir
-from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, load_serve_file, parse_args
+from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, load_serve_file, parse_models
 from remora.configs.schema import BUILTIN_MODEL
 from remora.configs.secrets import read_keys
 from remora.configs.serve_file import config_of_model, our_application
+from remora.configs.several import MODELS, split_models
 from remora.deployments.cli.haproxy import (
     SWITCH,
     Proxy,
@@ -30,22 +31,14 @@ from remora.deployments.cli.haproxy import (
     haproxy_environment,
     open_doors,
     own_folder,
-    shape_errors,
+    use_our_answers,
 )
 from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.terminal import Failure, answer
+from remora.deployments.ranks.cluster import check_room
+from remora.deployments.serve_environment import ENVIRONMENT
 
 POLL_S = 0.2
-# Of Ray's own, when the user has said nothing: no phoning home, Serve's own errors in our shape,
-# token authentication (a file in ~/.ray), since Ray's ports listen on every interface and whoever
-# may talk to them may run code, and our handlers in the loop that writes to the sockets, since
-# passing each event on to another thread costs more than all else about it.
-_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "remora.deployments.http.proxy:middlewares",
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-}
 
 
 class _Stopped(BaseException):
@@ -71,7 +64,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C."""
-    for name, value in _RAY_ENVIRONMENT.items():
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # before anything imports ray, which reads it then
     raw = serve_config(target, host=host, port=port, model_name=model_name, dtype=dtype)
     http = raw["http_options"]
@@ -82,9 +75,10 @@ def serve(
     with own_folder() as folder:
         if proxy is Proxy.HAPROXY:
             os.environ.update({**haproxy_environment(folder), **os.environ})
+            use_our_answers(folder)
         os.environ[SWITCH] = str(int(proxy is Proxy.HAPROXY))
         try:
-            _run(raw, signals, folder)
+            _run(raw, signals)
         except _Stopped:
             _drain(raw)
         finally:
@@ -93,9 +87,9 @@ def serve(
 
 def _write_built_in_model(raw: dict[str, Any]) -> None:
     """Put the built-in model into the cache while there is a terminal to show progress on."""
-    path = our_application(raw)["args"]["model"]["path"]
+    paths = [args["model"]["path"] for args in split_models(our_application(raw)["args"])]
     if (
-        path.lower() == BUILTIN_MODEL
+        any(path.lower() == BUILTIN_MODEL for path in paths)
         and not (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
     ):
         from remora.engine.weights.source import resolve_model
@@ -125,9 +119,13 @@ def serve_config(
     args = application.get("args") or {}
     given = {"served_name": model_name, "dtype": dtype}
     changed = {key: value for key, value in given.items() if value is not None}
-    application["args"] = {**args, "model": {**args.get("model", {}), **changed}}
+    if changed and MODELS in args:
+        option = "--model-name" if model_name is not None else "--dtype"
+        raise Failure(f"{option} changes one model, and {target} serves several; edit the file")
+    if MODELS not in args:
+        application["args"] = {**args, "model": {**args.get("model", {}), **changed}}
     # Before Ray starts: what is wrong with a key is better said at once. Replicas read them anew.
-    api = parse_args(application["args"]).api
+    api = next(iter(parse_models(application["args"]).values())).api
     for key, reference in (("api_key", api.api_key), ("admin_api_key", api.admin_api_key)):
         if reference is not None:
             read_keys(reference, f"api.{key}")
@@ -194,18 +192,15 @@ class _Signals:
             raise _Stopped
 
 
-def _run(raw: dict[str, Any], signals: _Signals, folder: Path) -> None:
-    """Start Ray and Serve, deploy, and wait until stopped. Raises Failure.
-
-    folder:  where HAProxy's files are, if it is used
-    """
+def _run(raw: dict[str, Any], signals: _Signals) -> None:
+    """Start Ray and Serve, deploy, and wait until stopped. Raises Failure."""
     import ray
     from ray import serve as ray_serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import ServeDeploySchema
 
     started = time.monotonic()
-    ray.init(
+    context = ray.init(
         address="local",
         namespace="serve",
         dashboard_host="127.0.0.1",
@@ -213,13 +208,14 @@ def _run(raw: dict[str, Any], signals: _Signals, folder: Path) -> None:
         logging_level="warning",
     )
     signals.catch()
+    for config in parse_models(our_application(raw)["args"]).values():
+        check_room(config)
     http = raw["http_options"]
     ray_serve.start(
         http_options=HTTPOptions(**http),
         proxy_location=raw.get("proxy_location", "HeadOnly"),
         logging_config=raw["logging_config"],
     )
-    shape_errors(folder)  # before HAProxy hears of a replica
     from ray.serve.context import _get_global_client
 
     _get_global_client().deploy_apps(ServeDeploySchema.model_validate(raw))
@@ -230,6 +226,7 @@ def _run(raw: dict[str, Any], signals: _Signals, folder: Path) -> None:
         f"ready in {time.monotonic() - started:.1f} s: http://{host}:{http['port']}/v1 "
         f"(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops."
     )
+    answer(f"Changes: RAY_AUTH_MODE=token serve deploy -a http://{context.dashboard_url} FILE")
     if os.environ[SWITCH] == "1":
         answer(open_doors(os.environ, http["host"]))
     while True:
@@ -264,9 +261,13 @@ def _drain(raw: dict[str, Any]) -> None:
     from ray.serve.exceptions import RayServeException
 
     answer("stopping, once the running requests have ended; Ctrl-C again stops at once")
-    for name in _names(raw):
-        with suppress(RayServeException):  # Serve itself may not have started yet
-            ray_serve.delete(name)
+    names = set(_names(raw))
+    with suppress(RayServeException):  # Serve itself may not have started yet
+        for name in names:
+            ray_serve.delete(name, _blocking=False)
+        # For as long as the replicas let their requests take: Serve's own wait ends earlier.
+        while names & ray_serve.status().applications.keys():
+            time.sleep(POLL_S)
 
 
 def _names(raw: dict[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from remora.configs.errors import InvalidRequest, RemoraError
+from remora.deployments.autoscaling.routes import autoscaling_routes
 from remora.deployments.http import ops
 from remora.deployments.http.anthropic import anthropic_routes
 from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBody
@@ -60,6 +61,7 @@ ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     information_routes,
     health_routes,
     control_routes,
+    autoscaling_routes,
     responses_routes,
     anthropic_routes,
     generate_routes,
@@ -81,16 +83,18 @@ BODIES: Mapping[str, type[Body]] = {
 }
 
 
-def build_http_app(served: Served, *, access: Access, echo_request_id: bool = True) -> FastAPI:
+def build_http_app(
+    served: Served, *, access: Callable[[], Access], echo_request_id: bool = True
+) -> FastAPI:
     """Return the application.
 
-    access:           who may do what
+    access:           who may do what at the moment
     echo_request_id:  False where a proxy in front already sends `x-request-id` back
     """
     gate = Middleware(Gate, access=access)
     edge = Middleware(
         Edge,
-        limits=served.config.limits,
+        limits=lambda: served.config.limits,
         dialect_of=partial(dialect_of, generate=served.config.api.generate_dialect),
         echo_request_id=echo_request_id,
         count=served.metrics.count_response,

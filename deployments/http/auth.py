@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import sha256
@@ -166,22 +166,25 @@ def unauthorized(message: str) -> HTTPException:
 
 
 class Gate:
-    """ASGI middleware that lets in who may come in. Its errors are `Edge`'s to answer."""
+    """ASGI middleware that lets in who may come in. Its errors are `Edge`'s to answer.
 
-    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+    access:  who may do what at the moment
+    """
+
+    def __init__(self, app: ASGIApp, *, access: Callable[[], Access]) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            role = self._access.role(headers)
+            headers, access = Headers(scope=scope), self._access()
+            role = access.role(headers)
             if role is Role.STRANGER and route_path(scope) not in OPEN_PATHS:
                 found = "is not one of this server's" if _given_keys(headers) else "is missing"
                 raise unauthorized(f"The API key {found}.")
             state = scope.setdefault("state", {})
-            state.update(access=self._access, owner=self._access.owner(headers))
+            state.update(access=access, owner=access.owner(headers))
         await self._app(scope, receive, send)
 
 

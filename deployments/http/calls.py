@@ -14,9 +14,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Self
 
 from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, Unavailable
+from remora.configs.plan import EnginePlan
+from remora.configs.schema import ServeConfig
 from remora.deployments.http.metrics import Metrics
+from remora.deployments.http.resuming import resumable
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request
 
@@ -65,23 +69,40 @@ class _Clock:
             self.metrics.count_finish(output.finish_reason.value)
 
 
-class Calls:
-    """Opens calls and knows which are open."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """What a call may take.
 
-    def __init__(
-        self,
-        client: EngineClient,
-        metrics: Metrics,
-        *,
-        timeout_s: float | None,
-        queue_timeout_s: float,
-        max_sequences: int,
-    ) -> None:
+    timeout_s:        of the whole call; None = as long as it likes
+    queue_timeout_s:  until its turn
+    max_sequences:    of the call
+    """
+
+    timeout_s: float | None
+    queue_timeout_s: float
+    max_sequences: int
+
+    @classmethod
+    def of(cls, config: ServeConfig, plan: EnginePlan) -> Self:
+        """Read them from a configuration and its plan."""
+        return cls(
+            timeout_s=config.api.request_timeout_s,
+            queue_timeout_s=config.engine.queue_timeout_s,
+            max_sequences=plan.max_open_sequences,
+        )
+
+
+class Calls:
+    """Opens calls and knows which are open. Their limits may be replaced at any time.
+
+    is_draining:  whether the replica is about to stop
+    """
+
+    def __init__(self, client: EngineClient, metrics: Metrics, limits: CallLimits) -> None:
         self._client = client
         self._metrics = metrics
-        self._timeout_s = timeout_s
-        self._queue_timeout_s = queue_timeout_s
-        self._max_sequences = max_sequences
+        self.limits = limits
+        self.is_draining = False
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
 
@@ -101,6 +122,8 @@ class Calls:
             # Not this request's failure: another replica, or this one's successor, can take it.
             raise Unavailable("The engine has stopped and is being replaced.") from error
         numbered = [replace(r, request_id=f"{rid}#{next(self._numbers)}") for r in requests]
+        if len(numbered) == 1:
+            numbered = [resumable(numbered[0])]
         names: dict[str, set[str]] = {rid: {request.request_id for request in numbered}}
         for given, request in zip(requests, numbered, strict=True):
             names.setdefault(given.request_id, set()).add(request.request_id)
@@ -113,10 +136,11 @@ class Calls:
     ) -> Event | None:
         """Wait for the first event, but not for longer than a queue's time in the queue."""
         first = asyncio.ensure_future(anext(events, None))
+        timeout_s = self.limits.queue_timeout_s
         try:
-            await asyncio.wait({first}, timeout=self._queue_timeout_s)
+            await asyncio.wait({first}, timeout=timeout_s)
             if not first.done() and await self._all_wait(requests):
-                message = f"The request waited for {self._queue_timeout_s:g} s without its turn."
+                message = f"The request waited for {timeout_s:g} s without its turn."
                 raise Unavailable(message, 5.0, limit="queue_timeout_s")
             return await first
         finally:
@@ -130,11 +154,12 @@ class Calls:
 
     def check_size(self, num_sequences: int, param: str) -> None:
         """Raise InvalidRequest for a call that could never be taken; `param` is to blame."""
-        if num_sequences > self._max_sequences:
+        allowed = self.limits.max_sequences
+        if num_sequences > allowed:
             raise InvalidRequest(
                 f"{param}: the request asks for {num_sequences} sequences, one for each answer to "
-                f"each prompt; this server takes {self._max_sequences} at most. Send fewer prompts "
-                "at a time, or ask for fewer answers.",
+                f"each prompt; this server takes {allowed} at most. Send fewer prompts at a time, "
+                "or ask for fewer answers.",
                 param,
             )
 
@@ -173,7 +198,8 @@ class Calls:
                     del self._open[name]
 
     def _within_deadline(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        return events if self._timeout_s is None else _limited(events, self._timeout_s)
+        timeout_s = self.limits.timeout_s
+        return events if timeout_s is None else _limited(events, timeout_s)
 
 
 async def _limited(

@@ -6,7 +6,6 @@ of it, and write its replies in their own words.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +20,7 @@ from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import ChatBody
 from remora.deployments.http.prompts import check_room, cut_of, encode, render
 from remora.deployments.http.reply import ParserMaker, Replies
+from remora.deployments.http.resuming import created_at
 from remora.deployments.http.sampling import openai_sampling
 from remora.deployments.http.served import Served, check_together
 from remora.deployments.http.tools_body import tool_use_of
@@ -193,7 +193,7 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
         body=body,
         rid=rid,
         model=served.plan.served_model_name,
-        created=int(time.time()),
+        created=created_at(),
         prompt=prompt,
         prompt_ids=ids,
         sampling=sampling,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
@@ -15,6 +14,7 @@ from remora.deployments.http.limits import check_sequences
 from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import CompletionBody, PromptInput
 from remora.deployments.http.prompts import check_room, cut_of, prompt_ids
+from remora.deployments.http.resuming import created_at
 from remora.deployments.http.sampling import openai_sampling
 from remora.deployments.http.served import Served, check_together
 from remora.engine.types import SamplingParams
@@ -98,7 +98,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         body=body,
         rid=rid,
         model=served.plan.served_model_name,
-        created=int(time.time()),
+        created=created_at(),
         prompts=prompts,
         shown=await _texts(served, given) if body.return_prompt_text else [],
         echoes=await _echoes(served, body, prompts) if body.echo else [],

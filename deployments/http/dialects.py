@@ -132,6 +132,9 @@ OLLAMA = Dialect(
 TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
 LIGHTLLM = Dialect(frame=_bare_event, last=b"")
 
+# All that is ever sent as a sign of life.
+KEEP_ALIVES = frozenset({OPENAI.keep_alive, ANTHROPIC.keep_alive})
+
 _BY_PATH = (
     ("/v1/messages", ANTHROPIC),
     ("/v1/responses", RESPONSES),

@@ -25,6 +25,7 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 class Edge:
     """ASGI middleware around the whole application.
 
+    limits:           those of the moment
     dialect_of:       in which dialect a path answers, until a body says otherwise
     echo_request_id:  whether to send `x-request-id` back; Serve's proxy does so by itself
     count:            called with (route, status) for each response
@@ -36,7 +37,7 @@ class Edge:
         self,
         app: ASGIApp,
         *,
-        limits: LimitsSection,
+        limits: Callable[[], LimitsSection],
         dialect_of: Callable[[str], Dialect],
         echo_request_id: bool,
         count: Callable[[str, int], None],
@@ -72,8 +73,9 @@ class Edge:
             await send(message)
 
         try:
-            apply(self._limits)
-            _check_limits(scope, self._limits)
+            limits = self._limits()
+            apply(limits)
+            _check_limits(scope, limits)
             await self._app(scope, receive, send_on)
         except Exception as error:
             # A boundary: nothing is left above that would answer in our shape.

@@ -22,6 +22,7 @@ from remora.configs.errors import (
     InvalidRequest,
     QueueFull,
     RemoraError,
+    RequestCrashed,
     RequestError,
     RequestTimedOut,
     UnknownModel,
@@ -49,6 +50,7 @@ _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
     (QueueFull, Answer(429, "rate_limit_error", "queue_full")),
     (RequestTimedOut, Answer(504, "timeout_error", "timeout")),
     (CapacityError, Answer(503, "overloaded_error", "unavailable")),
+    (RequestCrashed, Answer(500, "server_error", "replicas_crashed")),
     (EngineError, Answer(500, "server_error", "engine_failed")),
 )
 _INTERNAL = Answer(500, "server_error", "internal_error")
@@ -98,6 +100,8 @@ def error_body(error: BaseException) -> dict[str, Any]:
         message, param, code = error.message, error.param, error.code
     elif isinstance(error, CapacityError):
         message = error.message
+    elif isinstance(error, RequestCrashed):
+        message = str(error)
     elif isinstance(error, EngineError):
         message = "The engine failed while it worked on this request. Please try again."
     elif isinstance(error, HTTPException):
@@ -135,10 +139,16 @@ def error_headers(error: BaseException) -> dict[str, str]:
         wait = max(1, math.ceil(error.retry_after_s))
         return {"retry-after": str(wait), "x-should-retry": "true"}
     own = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    return own | {"x-should-retry": "true" if isinstance(error, EngineError) else "false"}
+    is_retriable = isinstance(error, EngineError) and not isinstance(error, RequestCrashed)
+    return own | {"x-should-retry": "true" if is_retriable else "false"}
 
 
 def log_error(error: BaseException, request_id: str) -> None:
-    """Log what is our fault, with its traceback; a caller's fault is counted, not logged."""
-    if answer_to(error).status == 500:
+    """Log what is our fault, with its traceback; a caller's fault is counted, not logged.
+
+    When the engine fails, all requests fail with it: where is logged there, and once.
+    """
+    if isinstance(error, EngineError):
+        log.error("request %s failed: %s", request_id, error)
+    elif answer_to(error).status == 500:
         log.error("request %s failed", request_id, exc_info=error)

@@ -14,6 +14,7 @@ from typing import Any
 from remora.deployments.http.choices import Choice, Choices
 from remora.deployments.http.logprobs import Line, LogprobWriter
 from remora.deployments.http.native_bodies import PromptOptions
+from remora.deployments.http.resuming import must_repeat
 from remora.engine.types import FinishReason
 
 
@@ -84,15 +85,16 @@ class AnswerWriter:
         """Return the object of a choice as far as it has come."""
         prompt = self._prompts[choice.prompt]
         sent = self._sent.setdefault(self._choices.number(choice), _Sent())
-        meta = {
+        meta: dict[str, Any] = {
             "id": prompt.name,
             "finish_reason": self._finish_reason(choice, is_dry=prompt.is_dry),
             "prompt_tokens": len(prompt.ids),
             "completion_tokens": 0 if prompt.is_dry else choice.num_output_tokens,
             "cached_tokens": choice.num_cached_tokens,
             "weight_version": "default",
-            "e2e_latency": time.monotonic() - self._started,
         }
+        if choice.finish_reason is not None or not must_repeat():
+            meta["e2e_latency"] = time.monotonic() - self._started
         if prompt.options.return_logprob:
             meta |= self._logprobs(choice, prompt, sent)
         new_text, new_ids = slice(None), slice(None)

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from remora.deployments.http.dialects import OPENAI, TGI
+from remora.deployments.http.dialects import OPENAI, TGI, Dialect
 from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.handlers import Route, generation_routes, read_body
 from remora.deployments.http.jobs import GENERATE, Endpoint, Job
@@ -43,6 +43,11 @@ def _is_tgi(body: Any) -> bool:
     return isinstance(body, dict) and "inputs" in body and not {"text", "input_ids"} & body.keys()
 
 
+def dialect_of_body(body: Any) -> Dialect:
+    """Return the dialect in which a body of /generate is answered when none is configured."""
+    return TGI if _is_tgi(body) else OPENAI
+
+
 def _parse_either(body: Any) -> Body:
     return parse_tgi(body, stream=False) if _is_tgi(body) else parse_generate(body)
 
@@ -54,9 +59,7 @@ async def _prepare_either(served: Served, body: Body, rid: str) -> Job:
     return await prepare_generate(served, body, rid)
 
 
-_EITHER: Endpoint[Body] = Endpoint(
-    _parse_either, _prepare_either, lambda body: TGI if _is_tgi(body) else OPENAI
-)
+_EITHER: Endpoint[Body] = Endpoint(_parse_either, _prepare_either, dialect_of_body)
 _GENERATE: Mapping[str, Endpoint[Any]] = {
     "auto": _EITHER,
     "sglang": GENERATE,
@@ -65,16 +68,19 @@ _GENERATE: Mapping[str, Endpoint[Any]] = {
 }
 
 
-def generate_routes(served: Served) -> APIRouter:
-    """Return the router of /generate and its like, in the dialect that is configured."""
-    dialect = served.config.api.generate_dialect
+def text_routes(dialect: str) -> tuple[Route, ...]:
+    """Return /generate and its like, in the dialect that is configured."""
     is_light = dialect == "lightllm"
-    routes = (
+    return (
         Route("/generate", _GENERATE[dialect], GenerateBody, ("GET", "POST", "PUT")),
         Route("/generate_stream", _light(stream=True) if is_light else _tgi(stream=True), TgiBody),
         Route("/", _light(stream=None) if is_light else _tgi(stream=None, wraps=True), TgiBody),
     )
-    router = generation_routes(served, routes)
+
+
+def generate_routes(served: Served) -> APIRouter:
+    """Return the router of these routes, and of what goes with them."""
+    router = generation_routes(served, text_routes(served.config.api.generate_dialect))
     router.include_router(_tgi_information(served))
     router.include_router(_light_information(served))
     return router

@@ -26,13 +26,13 @@ from remora.deployments.http.wire import JSONAnswer
 OLLAMA_CHAT = Endpoint(partial(parse, OllamaChatBody), prepare_ollama_chat)
 OLLAMA_GENERATE = Endpoint(partial(parse, OllamaGenerateBody), prepare_ollama_generate)
 
-_ROUTES = (
+OLLAMA_ROUTES = (
     Route("/api/chat", OLLAMA_CHAT, OllamaChatBody),
     Route("/api/generate", OLLAMA_GENERATE, OllamaGenerateBody),
 )
 # What the paths below /api are sent, for the description of the API.
 OLLAMA_BODIES: Mapping[str, type[Body]] = {
-    **{route.path: route.body for route in _ROUTES},
+    **{route.path: route.body for route in OLLAMA_ROUTES},
     "/api/show": ShowBody,
     "/api/embed": EmbedBody,
     "/api/embeddings": EmbedBody,
@@ -41,7 +41,7 @@ OLLAMA_BODIES: Mapping[str, type[Body]] = {
 
 def ollama_routes(served: Served) -> APIRouter:
     """Return the router of all of them."""
-    router = generation_routes(served, _ROUTES)
+    router = generation_routes(served, OLLAMA_ROUTES)
 
     @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def alive() -> Response:

@@ -60,7 +60,7 @@ def server_info(served: Served) -> dict[str, Any]:
     return {
         "version": version("remora"),
         "served_model_name": plan.served_model_name,
-        "status": "ready",
+        "status": "draining" if served.calls.is_draining else "ready",
         "context_length": plan.max_model_len,
         "max_total_num_tokens": plan.kv_tokens,
         "max_running_requests": plan.max_running_requests,
@@ -68,7 +68,11 @@ def server_info(served: Served) -> dict[str, Any]:
         "page_size": plan.page_size,
         "device": plan.device,
         "dtype": plan.dtype,
+        "tp_size": plan.tp_size,
+        "pp_size": plan.pp_size,
+        "nnodes": served.config.parallel.num_nodes,
         "config": served.config.model_dump(mode="json", exclude=_UNSHOWN),
+        "user_config_refused": served.settings.refused,
         "internal_states": [
             {
                 "num_running_reqs": stats.num_running,
@@ -86,6 +90,13 @@ def check_health(served: Served) -> None:
         served.client.check_health()
     except EngineError as error:
         raise Unavailable(f"The engine is not healthy: {error}") from error
+
+
+def check_ready(served: Served) -> None:
+    """Raise Unavailable unless new requests are welcome."""
+    check_health(served)
+    if served.calls.is_draining:
+        raise Unavailable("This replica is about to stop.")
 
 
 async def check_token(served: Served) -> None:

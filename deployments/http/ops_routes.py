@@ -75,9 +75,13 @@ def health_routes(served: Served) -> APIRouter:
         ops.check_health(served)
         return Response()
 
-    for path in ("/health", "/healthz", "/ready"):
-        router.add_api_route(path, health, methods=["GET"])
-        router.add_api_route(path, health, methods=["HEAD"], include_in_schema=False)
+    async def ready() -> Response:
+        ops.check_ready(served)
+        return Response()
+
+    for path, answer in (("/health", health), ("/healthz", health), ("/ready", ready)):
+        router.add_api_route(path, answer, methods=["GET"])
+        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     async def token() -> None:
         # One at a time: this is work that nobody needs a key for.

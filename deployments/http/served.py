@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.calls import Calls
+from remora.deployments.http.calls import CallLimits, Calls
 from remora.deployments.http.errors import unsupported
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
+from remora.deployments.http.settings import Settings
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.protocols import EngineClient
@@ -76,11 +77,9 @@ class Served:
 
     client: EngineClient
     tokenizer: Tokenizer
-    plan: EnginePlan
-    config: ServeConfig
+    settings: Settings
     grammars: GrammarMaker
     formats: ReplyFormats
-    generation_defaults: Mapping[str, Any]
     metrics: Metrics
     calls: Calls
     responses: Archive
@@ -98,26 +97,39 @@ class Served:
         return cls(
             client=server.client,
             tokenizer=server.tokenizer,
-            plan=server.plan,
-            config=server.config,
+            settings=Settings(server.config, server.plan, server.generation_defaults),
             grammars=server.grammars,
             formats=ReplyFormats.of(
                 server.tokenizer,
                 tool_parser=api.tool_parser,
                 reasoning_parser=api.reasoning_parser,
             ),
-            generation_defaults=server.generation_defaults,
             metrics=metrics,
-            calls=Calls(
-                server.client,
-                metrics,
-                timeout_s=api.request_timeout_s,
-                queue_timeout_s=server.config.engine.queue_timeout_s,
-                max_sequences=server.plan.max_open_sequences,
-            ),
+            calls=Calls(server.client, metrics, CallLimits.of(server.config, server.plan)),
             responses=Archive.configured(server.config),
             created=int(time.time()),
         )
+
+    @property
+    def config(self) -> ServeConfig:
+        """What the operator wants now."""
+        return self.settings.config
+
+    @property
+    def plan(self) -> EnginePlan:
+        """What is being run, and how much may wait."""
+        return self.settings.plan
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """What holds for parameters that a request leaves out."""
+        return self.settings.generation_defaults
+
+    def adopt(self, config: ServeConfig) -> None:
+        """Serve requests by another configuration from now on; those that run go on by theirs."""
+        self.settings.adopt(config)
+        self.client.limit_queue(self.plan)
+        self.calls.limits = CallLimits.of(config, self.plan)
 
     def for_caller(self, owner: str, viewer: str | None) -> Served:
         """Return what one caller is served: what others have made is theirs.

@@ -13,11 +13,12 @@ from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.http.errors import CLIENT_GONE
 from remora.deployments.http.limits import OverLimit, limit
 
 _PARSE_ON_LOOP_BYTES = 256 * 1024
@@ -34,7 +35,7 @@ def route_path(scope: Scope) -> str:
 async def read_json(request: Request, *, max_bytes: int) -> Any:
     """Return the parsed body. Raises InvalidRequest, or HTTPException 408, 413, 415."""
     _check_media_type(request)
-    raw = await _read_body(request, max_bytes)
+    raw = await read_bytes(request, max_bytes, limit("body_timeout_s"))
     if len(raw) > _PARSE_ON_LOOP_BYTES:
         return await asyncio.to_thread(parse_json, raw)
     return parse_json(raw)
@@ -88,11 +89,11 @@ def _check_media_type(request: Request) -> None:
         raise HTTPException(415, "Compressed bodies are not supported; send plain JSON.")
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """Return the body as it came. Raises HTTPException 408, 413, 499 when the client leaves."""
     if declares_more_than(request, max_bytes):
         raise too_large(max_bytes)
     body = bytearray()
-    timeout_s = limit("body_timeout_s")
     try:
         async with asyncio.timeout(timeout_s):
             async for chunk in request.stream():
@@ -102,6 +103,8 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     except TimeoutError:
         message = f"The body did not arrive in {timeout_s:g} s; send it faster, or in parts."
         raise OverLimit(408, message, "body_timeout_s") from None
+    except ClientDisconnect:
+        raise HTTPException(CLIENT_GONE, "The client closed the connection.") from None
     return bytes(body)
 
 

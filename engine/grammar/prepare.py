@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from remora.configs.schema import GrammarSection
+from remora.configs.grammar import GrammarSection
 from remora.engine.grammar import limits
 from remora.engine.grammar.characters import union
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind

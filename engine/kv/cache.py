@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from remora.configs.errors import InvariantViolated
+from remora.engine.kv.newest import newest_hashes
 from remora.engine.kv.pages import PagePool, pages_needed
 from remora.engine.kv.radix import RadixCache, RadixNode
 from remora.engine.types import Namespace
@@ -66,6 +67,16 @@ class KVCache:
     def num_locked(self) -> int:
         """Pages of the prefix cache that sequences borrow."""
         return self._radix.num_locked_pages
+
+    def newest_hashes(self, limit: int) -> bytes:
+        """Return HASH_BYTES for each of up to `limit` reusable pages, the latest used first."""
+        return newest_hashes(self._radix, limit)
+
+    def count_cached(self, namespace: Namespace, tokens: Sequence[int]) -> int:
+        """Return how many tokens `attach_prefix` would find now; borrows nothing."""
+        if not self.prefix_cache:
+            return 0
+        return len(self._radix.match(namespace, tokens).pages) * self.page_size
 
     def attach_prefix(self, table: PageTable, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Borrow the longest cached prefix of `tokens` for an empty table; returns its tokens."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from remora.configs.errors import InvariantViolated
+from remora.engine.kv.hashes import HASH_BYTES
 from remora.engine.types import Namespace
 
 PageKey = bytes
@@ -25,7 +26,11 @@ PageKey = bytes
 
 @dataclass(eq=False, slots=True)
 class RadixNode:
-    """A run of pages below `parent`. `tokens` holds page_size ids for each of `pages`."""
+    """A run of pages below `parent`.
+
+    tokens:  page_size ids for each of `pages`
+    hashes:  HASH_BYTES for each of the first of `pages`, as far as newest.py has made them
+    """
 
     parent: RadixNode | None
     tokens: array[int]
@@ -35,6 +40,7 @@ class RadixNode:
     last_used: int = 0
     is_offered: bool = False  # stands on the eviction heap
     namespace: Namespace | None = None  # of a root
+    hashes: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,10 @@ class RadixCache:
         node, _ = self._descend(self.root(namespace), array("q", tokens))
         path = [ancestor.pages for ancestor in self._path(node)]
         return PrefixMatch(node, [page for pages in reversed(path) for page in pages])
+
+    def roots(self) -> Iterator[RadixNode]:
+        """Yield the roots below which there are pages."""
+        yield from self._roots.values()
 
     # -- borrowing ---------------------------------------------------------------------------
 
@@ -143,6 +153,7 @@ class RadixCache:
             self.num_pages -= len(node.pages) - cut
             if cut:
                 del node.pages[cut:], node.tokens[cut * self.page_size :]
+                node.hashes = node.hashes[: cut * HASH_BYTES]
                 self._offer(node)
             else:
                 self._remove(node)
@@ -179,6 +190,8 @@ class RadixCache:
                 raise InvariantViolated("a node is not where its tokens say")
             if parent.num_locks < node.num_locks:
                 raise InvariantViolated("a node is locked more often than its parent")
+            if parent.last_used < node.last_used or len(node.hashes) > len(pages) * HASH_BYTES:
+                raise InvariantViolated("a node was used after its parent, or has too many hashes")
             seen |= pages
             locked += len(node.pages) if node.num_locks else 0
         if len(seen) != self.num_pages or locked != self.num_locked_pages:
@@ -197,6 +210,8 @@ class RadixCache:
 
     def _add_leaf(self, parent: RadixNode, tokens: array[int], pages: list[int]) -> RadixNode:
         self._clock += 1
+        for ancestor in self._path(parent):
+            ancestor.last_used = self._clock
         leaf = RadixNode(parent=parent, tokens=tokens, pages=pages, last_used=self._clock)
         parent.children[self._first_page(tokens, 0)] = leaf
         self.num_pages += len(pages)
@@ -248,7 +263,9 @@ class RadixCache:
             pages=node.pages[:num_pages],
             num_locks=node.num_locks,
             last_used=node.last_used,
+            hashes=node.hashes[: num_pages * HASH_BYTES],
         )
+        node.hashes = node.hashes[num_pages * HASH_BYTES :]
         parent.children[self._first_page(node.tokens, 0)] = upper
         node.parent, node.tokens, node.pages = upper, node.tokens[cut:], node.pages[num_pages:]
         upper.children[self._first_page(node.tokens, 0)] = node

@@ -11,35 +11,48 @@ from remora.engine.batch import ForwardBatch
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.norm import RMSNorm
 from remora.engine.models.config import DecoderConfig
+from remora.engine.parallel.layout import WHOLE, Layout
+from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
 from remora.kernels.rope import apply_rope
 
 
 class SelfAttention:
-    """Grouped-query attention with one fused projection to q, k and v."""
+    """Grouped-query attention with one fused projection to q, k and v.
+
+    Of several ranks each computes its own heads, and one summand of the result.
+    layer:  counted from the first one that this rank holds
+    """
 
     def __init__(
-        self, config: DecoderConfig, layer: int, *, dtype: torch.dtype, device: str
+        self,
+        config: DecoderConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        layout: Layout = WHOLE,
     ) -> None:
-        self.layer = layer
+        self.layer = layer - layout.layers(config.num_layers).start
         self.window = config.windows[layer]
         self.scale = config.head_dim**-0.5
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
+        heads = Axis(config.num_heads, layout.share(config.num_heads))
+        kv_heads = Axis(config.num_kv_heads, layout.kv_heads(config.num_kv_heads))
+        self.num_heads = len(heads.held)
+        self.num_kv_heads = len(kv_heads.held)
         self.head_dim = config.head_dim
-        query_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
+        query, key_or_value = heads.times(self.head_dim), kv_heads.times(self.head_dim)
         self.qkv_proj = Linear(
-            config.hidden_size,
-            {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size},
+            Axis.whole(config.hidden_size),
+            {"q_proj": query, "k_proj": key_or_value, "v_proj": key_or_value},
             bias=config.qkv_bias,
             dtype=dtype,
             device=device,
         )
         self.o_proj = Linear(
-            query_size,
-            {"o_proj": config.hidden_size},
-            bias=config.attention_out_bias,
+            query,
+            {"o_proj": Axis.whole(config.hidden_size)},
+            bias=config.attention_out_bias and layout.tp_rank == 0,
             dtype=dtype,
             device=device,
         )
@@ -85,8 +98,8 @@ class SelfAttention:
         self.qkv_proj.pack()
         self.o_proj.pack()
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield each checkpoint name and the tensor that it fills."""
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the part of it that is held."""
         yield from self.qkv_proj.tensors(prefix)
         yield from self.o_proj.tensors(prefix)
         if self.head_norms is not None:

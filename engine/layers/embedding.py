@@ -9,51 +9,75 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remora.engine.layers.linear import Linear
+from remora.engine.parallel.shard import Axis, Shard
 
 
 class Embedding:
-    """A row of `weight` [vocab_size, hidden_size] for each token id."""
+    """A row of `weight` [what is held of the vocabulary, hidden_size] for each token id."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: str
+        self, vocabulary: Axis, hidden_size: int, *, dtype: torch.dtype, device: str
     ) -> None:
-        self.weight = torch.empty(vocab_size, hidden_size, dtype=dtype, device=device)
+        self.vocabulary = vocabulary
+        self.weight = torch.empty(len(vocabulary.held), hidden_size, dtype=dtype, device=device)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """Look up [num_tokens] ids; returns a new tensor [num_tokens, hidden_size]."""
-        return F.embedding(token_ids, self.weight)
+        """Look up [num_tokens] ids; returns a new tensor [num_tokens, hidden_size].
 
-    def tensors(self, name: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield the checkpoint name and the tensor that it fills."""
-        yield f"{name}.weight", self.weight
+        Rows of tokens that are not held are zero: the sum over the ranks is the whole.
+        """
+        if self.vocabulary.is_whole:
+            return F.embedding(token_ids, self.weight)
+        held = self.vocabulary.held
+        is_absent = (token_ids < held.start) | (token_ids >= held.stop)
+        places = (token_ids - held.start).masked_fill_(is_absent, 0)
+        return F.embedding(places, self.weight).masked_fill_(is_absent.unsqueeze(1), 0)
+
+    def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
+        """Yield the checkpoint name and the part of it that this memory is for."""
+        if len(self.vocabulary.held) > 0:
+            axes = (self.vocabulary, Axis.whole(self.weight.shape[1]))
+            yield f"{name}.weight", Shard(memory=self.weight, axes=axes)
 
 
 class Head:
     """Projection of hidden states to logits, with a weight of its own or the embedding's."""
 
-    def __init__(self, embedding: Embedding, *, tied: bool) -> None:
-        weight = embedding.weight
-        vocab_size, hidden_size = weight.shape
-        self.tied = tied
+    def __init__(
+        self,
+        name: str,
+        vocabulary: Axis,
+        hidden_size: int,
+        *,
+        tied: Embedding | None,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        """Allocate it.
+
+        name:  of the weight in the checkpoint
+        tied:  the embedding whose memory it uses; None = memory of its own
+        """
+        self.tied = tied is not None
         self.linear = Linear(
-            hidden_size,
-            {"lm_head": vocab_size},
+            Axis.whole(hidden_size),
+            {name: vocabulary},
             bias=False,
-            dtype=weight.dtype,
-            device="meta" if tied else str(weight.device),
+            dtype=dtype,
+            device="meta" if self.tied else device,
         )
-        if tied:
-            self.linear.weight = weight
+        if tied is not None:
+            self.linear.weight = tied.weight
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Project [num_rows, hidden_size] to float32 logits [num_rows, vocab_size]."""
+        """Project [num_rows, hidden_size] to float32 logits [num_rows, held vocabulary]."""
         return self.linear(hidden).float()
 
     def pack(self) -> None:
         """Pack the projection; a tied one becomes a copy beside the embedding."""
         self.linear.pack()
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the checkpoint name and the tensor that it fills; nothing when tied."""
+    def tensors(self) -> Iterator[tuple[str, Shard]]:
+        """Yield the checkpoint name and the part of it that this memory is for, when it has any."""
         if not self.tied:
             yield from self.linear.tensors("")

@@ -1,7 +1,9 @@
 """The one linear layer of every model.
 
 Projections that share an input are fused: one weight whose output columns are named parts, each
-with a place of its own in the checkpoint. Knows nothing of what the parts mean.
+with a place of its own in the checkpoint. Of each part, and of the inputs, a rank may hold a range.
+Knows nothing of what the parts mean, nor of other ranks: where a range of the inputs is held, the
+product is one summand of the whole.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.linear import linear, pack_weight
 from remora.kernels.memory import buffer
 
@@ -25,26 +28,27 @@ def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> 
 class Linear:
     """y = x W^T + b.
 
-    weight:  [sum of the parts, in_features]
-    bias:    [sum of the parts] or None
+    weight:  [what is held of the parts, what is held of the inputs]
+    bias:    [what is held of the parts] or None
     """
 
     def __init__(
         self,
-        in_features: int,
-        parts: Mapping[str, int],
+        inputs: Axis,
+        parts: Mapping[str, Axis],
         *,
         bias: bool,
         dtype: torch.dtype,
         device: str,
     ) -> None:
+        self.inputs = inputs
         self.parts = dict(parts)
-        out_features = sum(self.parts.values())
-        self.weight = allocate_weight((out_features, in_features), dtype, device)
+        out_features = sum(len(part.held) for part in self.parts.values())
+        self.weight = allocate_weight((out_features, len(inputs.held)), dtype, device)
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Project [num_tokens, in_features] to [num_tokens, sum of the parts]."""
+        """Project [num_tokens, held inputs] to [num_tokens, held parts]."""
         return linear(x, self.weight, self.bias)
 
     def pack(self) -> None:
@@ -52,7 +56,8 @@ class Linear:
 
         The views out of `tensors` are void afterwards.
         """
-        self.weight = pack_weight(self.weight)
+        if self.weight.numel() > 0:
+            self.weight = pack_weight(self.weight)
 
     def release(self) -> tuple[Tensor, Tensor | None]:
         """Hand weight and bias over to who computes with them from now on; this layer cannot."""
@@ -60,11 +65,15 @@ class Linear:
         self.weight, self.bias = weight.new_empty(0), None
         return weight, bias
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield each checkpoint name and the view of this layer's memory that it fills."""
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the part of it that this layer's memory is for."""
         start = 0
-        for part, size in self.parts.items():
-            yield f"{prefix}{part}.weight", self.weight[start : start + size]
+        for name, part in self.parts.items():
+            rows = slice(start, start + len(part.held))
+            start = rows.stop
+            if len(part.held) == 0:
+                continue
+            weight = self.weight[rows]
+            yield f"{prefix}{name}.weight", Shard(memory=weight, axes=(part, self.inputs))
             if self.bias is not None:
-                yield f"{prefix}{part}.bias", self.bias[start : start + size]
-            start += size
+                yield f"{prefix}{name}.bias", Shard(memory=self.bias[rows], axes=(part,))

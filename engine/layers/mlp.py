@@ -9,25 +9,33 @@ from torch import Tensor
 
 from remora.engine.layers.linear import Linear
 from remora.engine.models.config import DecoderConfig
+from remora.engine.parallel.layout import WHOLE, Layout
+from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.activation import silu_and_mul
 
 
 class GatedMLP:
-    """down(silu(gate(x)) * up(x)), with gate and up fused."""
+    """down(silu(gate(x)) * up(x)), with gate and up fused.
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: str) -> None:
-        size = config.intermediate_size
+    Of several ranks each computes a share of the inner columns, and one summand of the result.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, dtype: torch.dtype, device: str, layout: Layout = WHOLE
+    ) -> None:
+        inner = Axis(config.intermediate_size, layout.share(config.intermediate_size))
+        outer = Axis.whole(config.hidden_size)
         self.gate_up_proj = Linear(
-            config.hidden_size,
-            {"gate_proj": size, "up_proj": size},
+            outer,
+            {"gate_proj": inner, "up_proj": inner},
             bias=config.mlp_bias,
             dtype=dtype,
             device=device,
         )
         self.down_proj = Linear(
-            size,
-            {"down_proj": config.hidden_size},
-            bias=config.mlp_bias,
+            inner,
+            {"down_proj": outer},
+            bias=config.mlp_bias and layout.tp_rank == 0,
             dtype=dtype,
             device=device,
         )
@@ -41,7 +49,7 @@ class GatedMLP:
         self.gate_up_proj.pack()
         self.down_proj.pack()
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield each checkpoint name and the tensor that it fills."""
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the part of it that is held."""
         yield from self.gate_up_proj.tensors(prefix)
         yield from self.down_proj.tensors(prefix)

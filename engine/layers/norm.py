@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.norm import add_rms_norm, rms_norm
 
 
@@ -27,6 +28,6 @@ class RMSNorm:
             return self(residual), residual
         return add_rms_norm(delta, residual, self.weight, self.eps)
 
-    def tensors(self, name: str) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
         """Yield the checkpoint name and the tensor that it fills."""
-        yield f"{name}.weight", self.weight
+        yield f"{name}.weight", Shard(memory=self.weight, axes=(Axis.whole(len(self.weight)),))

@@ -11,7 +11,6 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.config import DecoderConfig, parse_config
-from remora.engine.weights.gguf import read_gguf_config
 
 
 def is_gguf(path: Path) -> bool:
@@ -24,6 +23,9 @@ def read_raw_config(path: Path) -> dict[str, Any]:
     if is_gguf(path):
         if not path.is_file():
             raise ConfigError(f"{path} does not exist.")
+        # It loads torch, which a reader of config.json can do without.
+        from remora.engine.weights.gguf import read_gguf_config
+
         return read_gguf_config(path)
     if not path.is_dir():
         raise ConfigError(f"{path} does not exist; expected a folder with config.json.")

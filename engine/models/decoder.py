@@ -1,7 +1,8 @@
 """The dense decoder: Llama, Mistral, Qwen2 and Qwen3 differ only in their `DecoderConfig`.
 
-Knows layers and the order of their parts. Knows nothing of files: `tensors` says which checkpoint
-name fills which memory, and whoever loads writes there.
+Knows layers and the order of their parts, and which of them a rank holds. Knows nothing of files:
+`tensors` says which part of which checkpoint tensor fills which memory, and whoever loads writes
+there.
 """
 
 from __future__ import annotations
@@ -18,21 +19,31 @@ from remora.engine.layers.mlp import GatedMLP
 from remora.engine.layers.norm import RMSNorm
 from remora.engine.layers.rotary import RotaryEmbedding
 from remora.engine.models.config import DecoderConfig
+from remora.engine.parallel.group import ALONE, Group
+from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
+from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
+
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
 
 class DecoderBlock:
     """One layer: attention and feed-forward, each behind a norm."""
 
     def __init__(
-        self, config: DecoderConfig, layer: int, *, dtype: torch.dtype, device: str
+        self,
+        config: DecoderConfig,
+        layer: int,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        layout: Layout = WHOLE,
     ) -> None:
-        self.attention_norm = RMSNorm(
-            config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device
-        )
-        self.attention = SelfAttention(config, layer, dtype=dtype, device=device)
-        self.mlp_norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(config, dtype=dtype, device=device)
+        size, eps = config.hidden_size, config.norm_eps
+        self.attention_norm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
+        self.attention = SelfAttention(config, layer, dtype=dtype, device=device, layout=layout)
+        self.mlp_norm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
+        self.mlp = GatedMLP(config, dtype=dtype, device=device, layout=layout)
 
     def __call__(
         self,
@@ -42,18 +53,19 @@ class DecoderBlock:
         sin: Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
+        group: Group,
     ) -> tuple[Tensor, Tensor]:
         """Take what the layer before adds to the stream; return what this one adds, and the stream.
 
         delta, residual:  [num_tokens, hidden_size]; `residual` is overwritten
         """
         hidden, residual = self.attention_norm.add(delta, residual)
-        hidden = self.attention(hidden, cos, sin, batch, attention)
+        hidden = group.all_reduce(self.attention(hidden, cos, sin, batch, attention))
         hidden, residual = self.mlp_norm.add(hidden, residual)
-        return self.mlp(hidden), residual
+        return group.all_reduce(self.mlp(hidden)), residual
 
-    def tensors(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield each checkpoint name and the tensor that it fills."""
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the part of it that is held."""
         yield from self.attention_norm.tensors(f"{prefix}input_layernorm")
         yield from self.attention.tensors(f"{prefix}self_attn.")
         yield from self.mlp_norm.tensors(f"{prefix}post_attention_layernorm")
@@ -61,42 +73,75 @@ class DecoderBlock:
 
 
 class DecoderModel:
-    """A decoder whose memory is allocated; its weights are whatever was written to `tensors`."""
+    """One rank's share of a decoder; its weights are whatever was written to `tensors`.
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: str) -> None:
+    layers:  those of its stage, counted in the whole model
+    """
+
+    def __init__(
+        self, config: DecoderConfig, *, dtype: torch.dtype, device: str, layout: Layout = WHOLE
+    ) -> None:
         self.config = config
         self.dtype = dtype
+        self.layout = layout
         self.vocab_size = config.vocab_size
+        self.layers = layout.layers(config.num_layers)
+        share = layout.share(config.vocab_size)
         self.embedding = Embedding(
-            config.vocab_size, config.hidden_size, dtype=dtype, device=device
+            Axis(config.vocab_size, share if layout.is_first_stage else NOTHING),
+            config.hidden_size,
+            dtype=dtype,
+            device=device,
         )
         self.rotary = RotaryEmbedding(config.rope, config.head_dim, device=device)
         self.blocks = [
-            DecoderBlock(config, layer, dtype=dtype, device=device)
-            for layer in range(config.num_layers)
+            DecoderBlock(config, layer, dtype=dtype, device=device, layout=layout)
+            for layer in self.layers
         ]
         self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
-        self.head = Head(self.embedding, tied=config.tied_embeddings)
+        is_tied = config.tied_embeddings
+        self.head = Head(
+            EMBEDDING if is_tied else HEAD,
+            Axis(config.vocab_size, share if layout.is_last_stage else NOTHING),
+            config.hidden_size,
+            tied=self.embedding if is_tied and layout.pp_size == 1 else None,
+            dtype=dtype,
+            device=device,
+        )
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
-        """Return the final hidden states [T, hidden_size] of the batch, after the last norm."""
-        residual = self.embedding(batch.token_ids)
+    def forward(
+        self,
+        batch: ForwardBatch,
+        attention: AttentionBackend,
+        *,
+        group: Group = ALONE,
+        stream: Tensor | None = None,
+    ) -> Tensor:
+        """Return the final hidden states [T, hidden_size] of the batch, after the last norm.
+
+        With several stages that is the last one's; those before return what the next one takes.
+        stream:  [T, hidden_size] from the stage before, overwritten; None on the first stage
+        """
+        if stream is None:
+            stream = group.all_reduce(self.embedding(batch.token_ids))
         cos, sin = self.rotary.angles(batch.positions, self.dtype)
         delta: Tensor | None = None
         for block in self.blocks:
-            delta, residual = block(delta, residual, cos, sin, batch, attention)
-        return self.norm.add(delta, residual)[0]
+            delta, stream = block(delta, stream, cos, sin, batch, attention, group)
+        if self.layout.is_last_stage:
+            return self.norm.add(delta, stream)[0]
+        return stream if delta is None else stream.add_(delta)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Project hidden states [R, hidden_size] to float32 logits [R, vocab_size]."""
+        """Project hidden states [R, hidden_size] to float32 logits [R, its vocabulary]."""
         return self.head(hidden)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Map each tensor name of a checkpoint to the memory that it fills."""
-        named = dict(self.embedding.tensors("model.embed_tokens"))
-        for layer, block in enumerate(self.blocks):
+    def tensors(self) -> dict[str, Shard]:
+        """Map each tensor name of a checkpoint to the part of it that this rank holds."""
+        named = dict(self.embedding.tensors(EMBEDDING))
+        for layer, block in zip(self.layers, self.blocks, strict=True):
             named.update(block.tensors(f"model.layers.{layer}."))
         named.update(self.norm.tensors("model.norm"))
         named.update(self.head.tensors())

@@ -11,6 +11,7 @@ from remora.configs.plan import ModelFacts
 from remora.engine.models.checkpoint import is_gguf, read_raw_config
 from remora.engine.models.config import RawConfig, parse_config
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.weights.fingerprint import fingerprint
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -36,8 +37,9 @@ def read_model_facts(path: Path) -> ModelFacts:
         vocab_size=config.vocab_size,
         max_position=config.max_position,
         dtype="bfloat16" if is_gguf(path) else _stored_dtype(path, raw),
-        num_parameters=sum(tensor.numel() for tensor in shape.tensors().values()),
+        num_parameters=sum(shard.memory.numel() for shard in shape.tensors().values()),
         tied_embeddings=config.tied_embeddings,
+        fingerprint=fingerprint(path, raw),
     )
 
 

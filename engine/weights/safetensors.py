@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,11 +80,15 @@ class SafetensorsWeights:
             )
         return DTYPES[most]
 
-    def read(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor, mapped from its file until the next is asked for."""
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors of these names, mapped from their files one at a time.
+
+        Of a file only the pages that are looked at are read.
+        """
         for file, entries in self._files.items():
+            wanted = [entry for entry in entries if entry.name in names]
             with file.open("rb") as opened:
-                for entry in entries:
+                for entry in wanted:
                     memory = map_range(opened, entry.start, entry.end - entry.start)
                     yield entry.name, entry.view(memory)
 

@@ -9,11 +9,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.materialise import materialise_smollm2
 
-BUILT_IN: dict[str, Callable[[Path], Path]] = {
-    "smollm2-135m-instruct": materialise_smollm2,
-}
+SMOLLM2 = "smollm2-135m-instruct"
+
+
+def _smollm2(cache: Path) -> Path:
+    folder = cache / SMOLLM2
+    if (folder / "config.json").is_file():
+        return folder
+    # It loads torch, which those who only look for the folder can do without.
+    from remora.engine.weights.materialise import materialise_smollm2
+
+    return materialise_smollm2(cache)
+
+
+BUILT_IN: dict[str, Callable[[Path], Path]] = {SMOLLM2: _smollm2}
 
 
 def resolve_model(name_or_path: str, cache: Path) -> Path:

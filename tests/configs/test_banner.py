@@ -71,3 +71,25 @@ def test_a_pool_below_one_context_is_pointed_out() -> None:
 
 def test_offline_there_is_nothing_to_connect_to() -> None:
     assert "serving" not in make_banner()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"tp_size": 3}, "ranks        3: 3 share each layer"),
+        (
+            {"pp_size": 2},
+            "2: 2 stages of layers, one for each stage; steps in 2 parts",
+        ),
+        (
+            {"tp_size": 3, "pp_size": 2, "micro_batches": 1},
+            "ranks        6: 2 stages of layers, 3 share each layer; steps in 1 part",
+        ),
+    ],
+)
+def test_the_banner_says_how_ranks_divide_the_model(parallel: dict[str, int], said: str) -> None:
+    config = parse_args({"model": {"path": "tiny"}, "parallel": parallel})
+    plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"))
+
+    assert said in banner(plan, MODEL, MACHINE, {}, version="9.9")
+    assert "ranks" not in make_banner()

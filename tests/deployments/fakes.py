@@ -136,6 +136,7 @@ class FakeEngine:
     gate:       outputs after the first wait until it is set
     is_full:    nothing comes of any request: all wait for their turn
     stopped_by: stop reason of sequences that end by `stop`
+    cached_pages: hashes of the pages in its prefix cache
     """
 
     text: str = "Paris."
@@ -143,12 +144,14 @@ class FakeEngine:
     fail_at: int = 0
     limit: int | None = None
     stopped_by: str | int | None = None
+    cached_pages: bytes = b""
     gate: asyncio.Event | None = None
     is_full: bool = False
     health_error: Exception | None = None
     requests: list[Request] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     aborted: set[str] = field(default_factory=set)
+    plan: EnginePlan | None = None
     running: set[str] = field(default_factory=set)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -235,6 +238,12 @@ class FakeEngine:
     async def flush_cache(self) -> bool:
         return not self.running
 
+    async def page_hashes(self, limit: int) -> bytes:
+        return self.cached_pages[: limit * 8]
+
+    def limit_queue(self, plan: EnginePlan) -> None:
+        self.plan = plan
+
     def stats(self) -> EngineStats:
         names = EngineStats.__dataclass_fields__
         return EngineStats(**dict.fromkeys(names, 0) | {"num_pages": 10, "num_held_pages": 5})
@@ -302,7 +311,7 @@ def make_server_config(**sections: Any) -> ServeConfig:
 
 
 def make_app(server: FakeServer | None = None) -> FastAPI:
-    return build_http_app(Served.over(server or FakeServer()), access=Access(is_local=True))
+    return build_http_app(Served.over(server or FakeServer()), access=lambda: Access(is_local=True))
 
 
 def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:

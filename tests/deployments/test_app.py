@@ -29,6 +29,21 @@ def test_a_stopping_replica_gets_the_time_to_drain() -> None:
     assert options["graceful_shutdown_timeout_s"] > 90
 
 
+@pytest.mark.parametrize(
+    ("api", "drain_s"),
+    [
+        ({}, 120),
+        ({"request_timeout_s": 7.0}, 7),
+        ({"request_timeout_s": 7.0, "drain_timeout_s": 3.0}, 3),
+    ],
+)
+def test_the_time_to_drain_follows_from_what_a_request_may_take(
+    api: dict[str, Any], drain_s: float
+) -> None:
+    options = deployment_options(make_config(api=api))
+    assert 0 < options["graceful_shutdown_timeout_s"] - drain_s < 10
+
+
 def test_replicas_are_as_many_as_configured() -> None:
     assert deployment_options(make_config(parallel={"num_replicas": 3}))["num_replicas"] == 3
 

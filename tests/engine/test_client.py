@@ -17,8 +17,10 @@ from remora.configs.errors import (
 )
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
+from remora.engine.kv.hashes import page_hashes
 from remora.engine.types import (
     FinishReason,
+    Namespace,
     Output,
     Request,
     RowFault,
@@ -301,6 +303,19 @@ async def test_draining_refuses_new_requests_and_lets_open_ones_finish(
     assert await draining
 
 
+async def test_what_a_drain_does_not_wait_for_ends_with_an_error(
+    client: LocalEngineClient,
+) -> None:
+    stream = client.generate(make_request(max_tokens=4000))
+    await anext(stream)
+
+    assert not await client.drain(0.0)
+
+    with pytest.raises(Unavailable, match="stopped amid this answer"):
+        [output async for output in stream]
+    assert await client.drain(10)
+
+
 async def test_flushing_is_refused_while_requests_run(client: LocalEngineClient) -> None:
     stream = client.generate(make_request(max_tokens=4000))
     await anext(stream)
@@ -311,3 +326,15 @@ async def test_flushing_is_refused_while_requests_run(client: LocalEngineClient)
 
     assert await client.flush_cache()
     assert client.stats().num_cached_pages == 0
+
+
+async def test_the_pages_of_a_finished_request_are_told_by_their_hashes(
+    client: LocalEngineClient,
+) -> None:
+    outputs = await collect(client, make_request(max_tokens=6))
+    await settle(client)
+    ids = [1, 2, 3, *(token for output in outputs for token in output.token_ids)]
+
+    hashes = await client.page_hashes(100)
+
+    assert hashes == page_hashes(Namespace(), ids[:8], 4)  # the last token has no KV

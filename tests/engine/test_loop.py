@@ -26,7 +26,7 @@ class Probe:
         self.error: EngineError | None = None
         engine = Engine(make_plan(), runner, eos_token_ids=[0], vocab_size=VOCAB)
         self.loop = EngineLoop(
-            engine, deliver=self.deliver, fail=self.fail, step_timeout_s=step_timeout_s
+            engine, deliver=self.deliver, on_failure=self.fail, step_timeout_s=step_timeout_s
         )
         self.loop.start()
 
@@ -98,6 +98,15 @@ def test_a_hung_step_is_reported_by_the_watchdog() -> None:
     assert "step_timeout_s" in str(probe.error)
     runner.release.set()
     probe.loop.close()
+
+
+def test_what_others_see_fail_ends_an_idle_loop_at_once(probe: Probe) -> None:
+    probe.loop.fail(EngineError("rank 1 is gone"))
+    probe.loop.fail(EngineError("rank 2 is gone"))
+
+    assert str(probe.error) == "rank 1 is gone"
+    probe.loop.close(WAIT_S)
+    assert str(probe.loop.failure) == "rank 1 is gone"
 
 
 def test_closing_reports_to_those_still_waiting(probe: Probe) -> None:

@@ -411,3 +411,54 @@ def test_siblings_that_cannot_borrow_do_not_wait() -> None:
     harness.step()
 
     assert harness.engine.stats().num_running == 4
+
+
+def test_queued_tokens_are_what_is_left_to_compute_before_all_decode() -> None:
+    harness = Harness(max_running_requests=1, max_step_tokens=8, prefill_chunk_tokens=8)
+    harness.engine.add(make_request("a", list(range(1, 21)), 3))
+    harness.engine.add(make_request("b", [5] * 6, 1))
+    assert harness.engine.stats().num_queued_tokens == 26
+
+    harness.step()
+    assert harness.engine.stats().num_queued_tokens == 12 + 6
+    harness.step()
+    harness.step()
+    assert harness.engine.stats().num_queued_tokens == 6  # a decodes
+
+    harness.run()
+    assert harness.engine.stats().num_queued_tokens == 0
+
+
+def test_what_is_cached_is_not_queued() -> None:
+    harness = Harness(max_running_requests=1)
+    harness.engine.add(make_request("first", [2] * 10, 1))
+    harness.run()
+    harness.engine.add(make_request("blocks", [9], 20))
+    harness.step()
+
+    harness.engine.add(make_request("again", [2] * 10, 1))
+    harness.engine.add(make_request("other tenant", [2] * 10, 1, salt="x"))
+
+    assert harness.engine.stats().num_queued_tokens == 2 + 10
+
+
+def test_siblings_queue_their_prompt_once() -> None:
+    harness = Harness()
+
+    harness.engine.add(make_request("r", [2] * 8, 1, n=3))
+
+    assert harness.engine.stats().num_queued_tokens == 8 + 1 + 1
+
+
+def test_what_a_preempted_sequence_must_compute_again_is_queued() -> None:
+    harness = Harness(max_running_requests=1, priority_preemption_gap=0, prefix_cache=False)
+    harness.engine.add(make_request("low", [2] * 8, 20))
+    for _ in range(4):
+        harness.step()
+    produced = len(harness.tokens["low", 0])
+    harness.engine.add(make_request("urgent", [3] * 4, 20, priority=1))
+
+    harness.step()
+
+    stats = harness.engine.stats()
+    assert (stats.preemptions_total, stats.num_queued_tokens) == (1, 8 + produced)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from remora.deployments.cli.haproxy import (
     haproxy_environment,
     open_doors,
     own_folder,
-    shape_errors,
+    use_our_answers,
 )
 from remora.deployments.cli.terminal import Failure
 
@@ -80,13 +82,39 @@ def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(taken) not in environment.values()
 
 
-def test_haproxys_own_errors_get_our_shape(tmp_path: Path) -> None:
-    page = tmp_path / "node" / "500.http"
+UNKNOWN = (
+    """http-request return status 404 content-type text/plain lf-string "Path '%[path]'..."\n"""
+)
+
+
+@pytest.mark.parametrize(
+    ("routes", "status", "retriable"), [("", 503, "true"), ("  use_backend x if y\n", 404, "false")]
+)
+def test_haproxys_own_errors_get_our_shape(
+    tmp_path: Path,
+    binary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    routes: str,
+    status: int,
+    retriable: str,
+) -> None:
+    monkeypatch.setenv(haproxy._BINARY, str(binary))  # to be restored
+    binary.write_text('#!/bin/sh\necho ran "$@"\n')
+    page, config = tmp_path / "node" / "500.http", tmp_path / "node" / "haproxy.cfg"
     page.parent.mkdir()
     page.write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
+    config.write_text(f"{routes}backend default_backend\n    {UNKNOWN}")
 
-    shape_errors(tmp_path)
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    use_our_answers(ours)
+    command = [os.environ[haproxy._BINARY], "-db", "-f", str(config), "-sf", "7"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
+    assert output == f"ran -db -f {config} -sf 7\n"
+    line = config.read_text().splitlines()[-1]
+    assert f"return status {status} content-type application/json" in line
+    assert f"x-should-retry {retriable}" in line
     head, body = page.read_bytes().split(b"\r\n\r\n", 1)
     assert head.startswith(b"HTTP/1.1 503 ")
     assert b"retry-after: 1" in head

@@ -24,7 +24,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def make_guarded_app(access: Access, server: FakeServer | None = None) -> FastAPI:
-    return build_http_app(Served.over(server or FakeServer()), access=access)
+    return build_http_app(Served.over(server or FakeServer()), access=lambda: access)
 
 
 def make_guarded(

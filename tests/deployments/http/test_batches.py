@@ -42,7 +42,7 @@ def make_server(folder: Path, engine: FakeEngine | None = None, **plan: Any) -> 
 async def opened(
     server: FakeServer, access: Access | None = None, key: str = "EMPTY"
 ) -> AsyncGenerator[openai.AsyncOpenAI, None]:
-    app = build_http_app(Served.over(server), access=access or Access(is_local=True))
+    app = build_http_app(Served.over(server), access=lambda: access or Access(is_local=True))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     http: Any = httpx.AsyncClient(transport=transport)
     async with (
@@ -430,7 +430,9 @@ async def test_a_cancelled_batch_stops_and_keeps_what_it_has(tmp_path: Path) -> 
         with pytest.raises(openai.ConflictError):
             await client.with_options(max_retries=0).batches.cancel(made.id)
     assert (cancelling.status, done.status) == ("cancelling", "cancelled")
-    assert not server.client.running
+    async with asyncio.timeout(10):
+        while server.client.running:
+            await asyncio.sleep(0.001)
     assert len(server.client.requests) < 9
 
 

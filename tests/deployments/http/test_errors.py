@@ -225,3 +225,16 @@ def test_our_own_error_survives_pickling() -> None:
     error = RequestTimedOut("late", 3.0)
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.args) == (RequestTimedOut, ("late", 3.0))
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(EngineError("x"), False), (KeyError(), True)]
+)
+async def test_a_failed_engine_is_not_told_with_a_traceback_by_each_request(
+    caplog: pytest.LogCaptureFixture, error: Exception, has_traceback: bool
+) -> None:
+    async with make_client(FakeServer(FakeEngine(error=error))) as client:
+        await client.post("/v1/completions", json={"prompt": "a"})
+
+    (record,) = [r for r in caplog.records if "failed" in r.getMessage()]
+    assert (record.exc_info is not None) is has_traceback

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
+from remora.configs.grammar import GrammarSection
 from remora.configs.limits import LimitsSection
-from remora.configs.schema import GrammarSection
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.prepare import Source
 from remora.engine.grammar.service import GrammarService

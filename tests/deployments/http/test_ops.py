@@ -64,6 +64,7 @@ async def test_old_names_of_information_still_work(old: str) -> None:
 async def test_server_information_names_limits_and_no_path() -> None:
     response = await get("/server_info")
     assert response.json()["max_total_num_tokens"] == 1024
+    assert (response.json()["tp_size"], response.json()["pp_size"]) == (1, 1)
     assert "secret" not in response.text
 
 

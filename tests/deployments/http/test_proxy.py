@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from remora.deployments.http.proxy import ProxyErrors
 
 
-async def through(response: ASGIApp) -> httpx.Response:
+async def through(response: ASGIApp, path: str = "/v1/completions") -> httpx.Response:
     transport = httpx.ASGITransport(app=ProxyErrors(response))
     async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
-        return await client.get("/")
+        return await client.get(path)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,31 @@ async def test_plain_errors_are_wrapped(status: int, kind: str, code: str) -> No
         "code": code,
     }
     assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+async def test_a_plain_error_takes_the_shape_of_its_path() -> None:
+    anthropic = await through(PlainTextResponse("No room.", 503), "/v1/messages")
+    ollama = await through(PlainTextResponse("No room.", 503), "/api/chat")
+
+    assert anthropic.json()["error"] == {"type": "overloaded_error", "message": "No room."}
+    assert ollama.json() == {"error": "No room."}
+
+
+@pytest.mark.parametrize(("routes", "status"), [(200, 404), (503, 503)])
+async def test_a_proxy_that_knows_no_route_yet_says_so_instead_of_not_found(
+    routes: int, status: int
+) -> None:
+    async def serves(scope: Scope, receive: Receive, send: Send) -> None:
+        is_asked = scope["path"] == "/-/routes"
+        answer = PlainTextResponse(
+            "routes" if is_asked else "Not here.", routes if is_asked else 404
+        )
+        await answer(scope, receive, send)
+
+    response = await through(serves)
+
+    assert response.status_code == status
+    assert response.headers.get("x-should-retry") == ("true" if status == 503 else None)
 
 
 async def test_the_wait_that_serve_gives_is_kept() -> None:

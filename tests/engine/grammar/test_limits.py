@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remora.configs.schema import GrammarSection
+from remora.configs.grammar import GrammarSection
 from remora.engine.grammar import limits
 from remora.engine.grammar import schema as schema_module
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind

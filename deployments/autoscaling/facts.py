@@ -1,0 +1,146 @@
+"""What a decision about the number of replicas goes by: numbers, and no more.
+
+Knows nothing of Ray, of HTTP, or of where a number comes from. A number that nobody knows is None:
+a replica that has just started has no latencies yet, one that hangs reports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+TINY, HUGE = 1e-9, 1e15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What a replica is meant to carry, and how long to wait before changing how many there are.
+
+    requests:  running at one replica
+    ttft_s, itl_s:  at the 90th percentile; None = not looked at
+    look_back_s:  the past that latencies are taken from
+    """
+
+    requests: float
+    kv_usage: float = 0.8
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    look_back_s: float = 10.0
+    upscale_delay_s: float = 5.0
+    downscale_delay_s: float = 120.0
+    to_zero_delay_s: float = 300.0
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that a request may wait in a queue."""
+        return self.look_back_s if self.ttft_s is None else self.ttft_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """What one replica reports; None = not known.
+
+    num_running, num_waiting:  sequences
+    queued_tokens:     prompt tokens that are still to be computed
+    kv_usage:          0 to 1
+    tokens_per_s, finished_per_s:  computed tokens and finished sequences per second of stepping
+    ttft_p90_s, itl_p90_s:  90th percentiles of the recent past
+    base_itl_s:        shortest step seen: what a token takes when nobody else is there
+    idle_s:            since the last request; 0 while there is one
+    """
+
+    num_running: float | None = None
+    num_waiting: float | None = None
+    queued_tokens: float | None = None
+    kv_usage: float | None = None
+    tokens_per_s: float | None = None
+    finished_per_s: float | None = None
+    ttft_p90_s: float | None = None
+    itl_p90_s: float | None = None
+    base_itl_s: float | None = None
+    idle_s: float | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Take what is known by name; what is no number, or below zero, is not known."""
+        return cls(**{name: known(values.get(name)) for name in LOAD_NAMES})
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the replica has said how busy it is."""
+        return self.num_running is not None
+
+
+LOAD_NAMES = tuple(each.name for each in fields(ReplicaLoad))
+
+
+def known(value: object) -> float | None:
+    """Return a number that can be reckoned with as a float, everything else as None.
+
+    Below zero and beyond HUGE nothing is believed; what is below TINY is zero, so that dividing by
+    what is left stays finite.
+    """
+    if not isinstance(value, int | float) or not 0 <= value <= HUGE:
+        return None
+    return float(value) if value >= TINY else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known at one moment.
+
+    now:              seconds on any clock that does not go back
+    target:           replicas that there should be; those not ready yet are starting
+    num_ready:        replicas that take requests
+    total_requests:   held, queued or running anywhere, averaged over the recent past
+    held_requests:    those of them that have no replica yet
+    replicas:         by name; only those whose report is recent
+    """
+
+    now: float
+    target: int
+    num_ready: int
+    min_replicas: int
+    max_replicas: int
+    total_requests: float = 0.0
+    held_requests: float = 0.0
+    replicas: Mapping[str, ReplicaLoad] = field(default_factory=dict)
+
+    @property
+    def num_starting(self) -> int:
+        """Replicas that are wanted and not there yet."""
+        return max(self.target - self.num_ready, 0)
+
+    @property
+    def loads(self) -> list[ReplicaLoad]:
+        """The reports that say how busy their replica is."""
+        return [load for load in self.replicas.values() if load.is_known]
+
+    def total(self, value: Callable[[ReplicaLoad], float | None]) -> float:
+        """Add a value up over all ready replicas; who does not report is like the others."""
+        values = given(map(value, self.loads))
+        return sum(values) / len(values) * self.num_ready if values else 0.0
+
+    def mean(self, value: Callable[[ReplicaLoad], float | None]) -> float | None:
+        """Return a value's mean over replicas, the busier counting for more; None = not known."""
+        pairs = [
+            (x, 1.0 + (load.num_running or 0.0))
+            for load in self.loads
+            if (x := value(load)) is not None
+        ]
+        weight = sum(w for _, w in pairs)
+        return sum(x * w for x, w in pairs) / weight if pairs else None
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anybody is being served, or waits."""
+        busy = any((load.num_running or 0) + (load.num_waiting or 0) > 0 for load in self.loads)
+        # Where all report, what else is open makes no tokens: somebody reads /metrics.
+        is_unseen = self.total_requests > 0 and len(self.loads) < max(self.num_ready, 1)
+        return busy or is_unseen or self.held_requests > 0
+
+
+def given(values: Iterable[float | None]) -> list[float]:
+    """Return the numbers that are known."""
+    return [value for value in values if value is not None]

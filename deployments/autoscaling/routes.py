@@ -1,0 +1,85 @@
+"""GET /autoscaling/explain of a replica: why there are as many as there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from remora.configs.schema import ServeConfig
+from remora.deployments.autoscaling.explain import explain
+from remora.deployments.http.auth import ADMIN
+from remora.deployments.http.served import Served
+from remora.deployments.http.wire import JSONAnswer
+
+EXPLAIN = "/autoscaling/explain"
+OFF = (
+    "Autoscaling is off: the number of replicas is parallel.num_replicas. Set "
+    "autoscaling.max_replicas to turn it on."
+)
+NOT_YET = "The autoscaling policy has not decided anything yet; ask again in a few seconds."
+
+
+def autoscaling_routes(served: Served) -> APIRouter:
+    """Return what explains the number of replicas."""
+    router = APIRouter(tags=["control"])
+
+    @router.get(EXPLAIN, dependencies=ADMIN)
+    async def explain_scaling() -> Response:
+        return JSONAnswer(await explanation(served.config))
+
+    return router
+
+
+async def explanation(config: ServeConfig) -> dict[str, Any]:
+    """Return the last decision about the replicas of the deployment that we are one of.
+
+    Raises HTTPException 404 where nothing decides, 503 where nothing has been decided yet.
+    """
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    if not config.autoscaling.is_on:
+        raise HTTPException(404, OFF)
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
+        raise HTTPException(404, OFF) from None
+    record = await asyncio.to_thread(explain, context.app_name, context.deployment)
+    if record is None:
+        raise HTTPException(503, NOT_YET)
+    return record
+
+
+class Deployed(Protocol):
+    """What a Serve handle says of the deployment that it leads to."""
+
+    @property
+    def app_name(self) -> str:
+        """The application's name."""
+        ...
+
+    @property
+    def deployment_name(self) -> str:
+        """The deployment's name."""
+        ...
+
+
+async def explanations(models: Mapping[str, Deployed]) -> dict[str, Any]:
+    """Return the same for the models behind a gateway; no replica is asked, nor woken.
+
+    One model: its record; several: model -> record, None where nothing decides. Raises
+    HTTPException 404 where nothing decides for any.
+    """
+    records = {
+        name: await asyncio.to_thread(explain, handle.app_name, handle.deployment_name)
+        for name, handle in models.items()
+    }
+    if not any(records.values()):
+        raise HTTPException(404, OFF)
+    (first, *others) = records.values()
+    return records if others or first is None else first

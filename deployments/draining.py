@@ -1,0 +1,62 @@
+"""The end of a replica: nothing new is begun, and what takes too long is told so.
+
+A replica that Serve stops gets no new requests, and lives until the running ones have ended or
+`api.drain_timeout_s` has passed. Serve tells user code nothing of it before the end, and kills it
+then; so we look at Serve's own mark, to end in time what would be cut off without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from remora.deployments.http.served import Served
+
+POLL_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+def watch_for_the_end(
+    served: Served, batches: asyncio.Task[None] | None
+) -> asyncio.Task[None] | None:
+    """Begin to wait for the end of this replica; None where Serve does not run it."""
+    is_stopping = serves_mark()
+    if is_stopping is None:
+        return None
+    return asyncio.create_task(drain(served, batches, is_stopping))
+
+
+def serves_mark() -> Callable[[], bool] | None:
+    """Return what tells whether Serve stops the replica of this process; None if nothing does."""
+    import ray
+
+    worker = ray._private.worker.global_worker
+    actor = worker.actors.get(worker.actor_id) if worker.connected else None
+    replica = getattr(actor, "_replica_impl", None)
+    if replica is None or not hasattr(replica, "_shutting_down"):
+        if actor is not None:
+            log.warning("Serve does not tell when it stops this replica: long streams may be cut")
+        return None
+    return lambda: bool(replica._shutting_down)
+
+
+async def drain(
+    served: Served, batches: asyncio.Task[None] | None, is_stopping: Callable[[], bool]
+) -> None:
+    """Wait until the end has begun, and see to it that no stream is cut off in silence.
+
+    batches:  runs batches; another replica takes them over
+    """
+    while not is_stopping():  # noqa: ASYNC110 (Serve sets no event)
+        await asyncio.sleep(POLL_S)
+    drain_s = served.config.api.drain_s
+    served.calls.is_draining = True
+    if batches is not None:
+        batches.cancel()
+    log.info("stopping; running requests have %g s to end", drain_s)
+    # Whoever still comes is served: a refusal would reach the client, not the router.
+    await asyncio.sleep(max(0.0, drain_s - POLL_S))
+    if not await served.client.drain(0.0):
+        log.warning("requests that took longer than api.drain_timeout_s were ended")

@@ -1,0 +1,130 @@
+"""What a client has been sent so far, and how its answer goes on: ASGI messages, once each.
+
+Usually the replica's own head and body pass through. A stream that had to wait for a replica has
+its head already; then an error that comes instead of a stream is told as the stream's last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+import orjson
+from starlette.types import Send
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.gateway.waiting import Phase
+from remora.deployments.http.dialects import EVENT_STREAM, Dialect
+
+_EARLY_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_ERROR_STATUS = 400
+
+
+class ClientSide:
+    """One client's end of a request.
+
+    streams:  whether it has asked for a stream of events
+    stall_s:  how long it may take nothing
+
+    After `pass_body` these say what the client has got of the answer itself, comments left out:
+    num_events, num_bytes, checksum (CRC-32)
+    """
+
+    def __init__(self, send: Send, dialect: Dialect, *, streams: bool, stall_s: float) -> None:
+        self.num_events = 0
+        self.num_bytes = 0
+        self.checksum = 0
+        self._send = send
+        self._dialect = dialect
+        self._streams = streams
+        self._stall_s = stall_s
+        self._has_head = False
+        self._is_stream = False
+        self._error: bytearray | None = None  # a body to be told as an event
+        self._tail = b""  # the last bytes sent
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether a part of the answer has been sent: another try would have to continue it."""
+        return self._has_head and (self.num_bytes > 0 or not self._is_stream)
+
+    @property
+    def can_fail_late(self) -> bool:
+        """Whether an error can still be told as an event, and only so."""
+        return self._is_stream
+
+    @property
+    def _end_of_event(self) -> bytes:
+        return b"\n\n" if self._dialect.media_type == EVENT_STREAM else b"\n"
+
+    @property
+    def _is_between_events(self) -> bool:
+        return not self._tail or self._tail.endswith(self._end_of_event)
+
+    async def tell(self, phase: Phase) -> None:
+        """Keep a stream alive that waits for a replica; others are just left waiting."""
+        if not self._streams or not self._is_between_events:
+            return
+        if not self._has_head:
+            headers = {"content-type": self._dialect.media_type, **_EARLY_HEADERS}
+            self._is_stream = True
+            await self._start(200, [(k.encode(), v.encode()) for k, v in headers.items()])
+        await self._send_body(b": waiting for a replica (%s)\n\n" % phase.value.encode())
+
+    async def pass_head(self, head: bytes) -> None:
+        """Pass a replica's status and headers on."""
+        fields: dict[str, Any] = orjson.loads(head)
+        status = fields["status"]
+        if self._has_head:
+            self._error = bytearray() if status >= _ERROR_STATUS else None
+            return
+        raw = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in fields["headers"]]
+        media_type = dict(raw).get(b"content-type", b"").decode("latin-1")
+        self._is_stream = media_type.startswith(self._dialect.media_type) and status == 200
+        await self._start(status, raw)
+
+    async def pass_body(self, parts: Sequence[bytes]) -> None:
+        """Pass pieces of a body on, all that have gathered."""
+        if self._error is not None:
+            self._error += b"".join(parts)
+            return
+        for part in parts:
+            if part != self._dialect.keep_alive:
+                self.num_events += 1
+                self.num_bytes += len(part)
+                self.checksum = crc32(part, self.checksum)
+        await self._send_body(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    async def end(self) -> None:
+        """End the answer."""
+        if self._error is not None:
+            await self._send_body(self._event_of(bytes(self._error)) + self._dialect.last)
+        await self._send_body(b"", is_last=True)
+
+    async def fail(self, error: BaseException) -> None:
+        """End a stream with an error event."""
+        event = self._dialect.error_frame(error, self.num_events)
+        # What broke off in the middle of an event is an event of its own, which nobody can parse.
+        begin = b"" if self._is_between_events else self._end_of_event
+        await self._send_body(begin + event + self._dialect.last)
+        await self._send_body(b"", is_last=True)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_head = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _send_body(self, body: bytes, *, is_last: bool = False) -> None:
+        """Send a piece. Raises TimeoutError when the client takes nothing for `stall_s`."""
+        self._tail = (self._tail + body[-2:])[-2:]
+        async with asyncio.timeout(self._stall_s):
+            await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+    def _event_of(self, body: bytes) -> bytes:
+        value = orjson.loads(body)
+        if self._dialect.late_error is None:
+            return self._dialect.frame(value)
+        inner = value["error"]
+        error = InvalidRequest(inner["message"], inner["param"], inner["code"])
+        return self._dialect.error_frame(error, self.num_events)

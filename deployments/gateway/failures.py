@@ -1,0 +1,71 @@
+"""What the errors of Serve's handles mean for a request, and what its caller is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    ReplicaUnavailableError,
+)
+
+from remora.configs.errors import (
+    EngineError,
+    QueueFull,
+    RemoraError,
+    RequestTimedOut,
+    Unavailable,
+)
+from remora.deployments.gateway.call import BrokenOff, CannotContinue
+
+DIED = "The replica that worked on this request has died. Please try again."
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what a method of a replica raised, without what Ray has wrapped it in."""
+    return error.cause if isinstance(error, RayTaskError) else error
+
+
+def is_death(error: BaseException) -> bool:
+    """Return whether a replica died, or its engine failed, while it worked on the request."""
+    cause = cause_of(error)
+    is_gone = isinstance(cause, RayActorError) and not isinstance(cause, ActorUnavailableError)
+    return is_gone or isinstance(cause, EngineError)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether a replica could not take the request, so that another might."""
+    refusals = (Unavailable, ReplicaUnavailableError, ActorUnavailableError)
+    return isinstance(cause_of(error), refusals)
+
+
+def told(error: BaseException) -> BaseException:
+    """Return the error that a caller is told of instead of one that a handle has raised."""
+    cause = cause_of(error)
+    if isinstance(cause, CannotContinue):
+        return Unavailable(str(cause))
+    if isinstance(cause, BrokenOff):
+        return EngineError("The answer broke off.")
+    if isinstance(cause, RemoraError) and not isinstance(cause, EngineError):
+        return cause
+    if is_death(cause):
+        return Unavailable(DIED)
+    match cause:
+        case BackPressureError():
+            kind = QueueFull if cause.status_code == 429 else Unavailable
+            message = "Too many requests wait for a replica. Please try again."
+            return kind(message, cause.retry_after_s or 1.0)
+        case DeploymentUnavailableError():
+            return Unavailable("The model failed to start; the server's log says why.", 30.0)
+        case TimeoutError():
+            return RequestTimedOut("The request took too long.")
+        case asyncio.CancelledError():
+            return Unavailable("The request was cancelled. Please try again.")
+        case RayServeException() | ActorUnavailableError():
+            return Unavailable("No replica could answer. Please try again.")
+        case RayError():
+            return EngineError(f"Ray reports: {cause}")
+    return cause

@@ -1,0 +1,140 @@
+"""The deployment that stands before the replicas where one is needed; `needs_gateway` says where.
+
+It reads each request, chooses the model, lets the router choose the replica, and carries the
+answer; it holds requests while a model has no replica, and gives them to another when one has died.
+Python callers reach the methods of the model's own deployment through it:
+
+    handle.chat.remote(body)                                 as of LLMServer; the body's `model`
+    handle.options(stream=True).chat_stream.remote(body)     says which, where there are several
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from remora.configs.errors import ConfigError
+from remora.configs.in_place import with_user_config
+from remora.configs.load import parse_models
+from remora.configs.schema import ServeConfig
+from remora.deployments.draining import serves_mark
+from remora.deployments.gateway.choosing import choose
+from remora.deployments.gateway.ending import Ending
+from remora.deployments.gateway.failures import cause_of
+from remora.deployments.gateway.front import build_front
+from remora.deployments.gateway.metrics import GatewayMetrics
+from remora.deployments.gateway.model import Model
+from remora.deployments.gateway.tunnel import Tunnel
+from remora.deployments.http.auth import Access
+from remora.deployments.routing.prompt_keys import PromptKeys
+from remora.deployments.serve_context import listens_locally, log_through_serve
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """One gateway. Raises ConfigError on construction when the configuration is not valid.
+
+    handles:  of the models' deployments, by the models' names
+    """
+
+    async def __init__(  # type: ignore[misc]
+        self, args: Mapping[str, Any], handles: Mapping[str, DeploymentHandle]
+    ) -> None:
+        import ray
+
+        log_through_serve()
+        self._args = args
+        self._is_local = await asyncio.to_thread(listens_locally)
+        configs = self._adopt(None)
+        context = ray.get_runtime_context()
+        self._tunnel = Tunnel(node_id=context.get_node_id(), host=ray.util.get_node_ip_address())
+        await self._tunnel.open()
+        self._metrics = GatewayMetrics()
+        self._models = {
+            name: Model(
+                name,
+                handles[name],
+                config,
+                self._tunnel,
+                self._metrics,
+                key_of=(await asyncio.to_thread(PromptKeys, config)).of,
+            )
+            for name, config in configs.items()
+        }
+        drain_s = max(config.api.drain_s for config in configs.values())
+        self._ending = Ending(serves_mark(), drain_s)
+        self._metrics.watch_held({name: model.num_held for name, model in self._models.items()})
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the HTTP application; Serve calls this once, after the constructor."""
+        return build_front(
+            self._models, lambda: self._config, lambda: self._access, self._metrics, self._ending
+        )
+
+    async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: object = None) -> None:
+        """Let what `user_config` says of `api` and `limits` hold for requests from now on.
+
+        rank:  see `LLMServer.reconfigure`
+        """
+        try:
+            self._adopt(user_config)
+        except ConfigError as error:
+            log.error("user_config was refused, all stays as it was:\n%s", error)
+
+    def _adopt(self, user_config: Mapping[str, Any] | None) -> dict[str, ServeConfig]:
+        configs = parse_models(with_user_config(self._args, user_config))
+        config = next(iter(configs.values()))  # in what is used of it, all are the same
+        self._access = Access.of(config.api, is_local=self._is_local)
+        self._config = config
+        return configs
+
+    def __del__(self) -> None:
+        """Stop listening."""
+        tunnel = getattr(self, "_tunnel", None)
+        if tunnel is not None:
+            tunnel.close()
+
+    # -- for Python handles --------------------------------------------------------------------
+
+    async def chat(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /v1/chat/completions. Raises what HTTP would show as an error."""
+        return await self._answer("chat", body)
+
+    async def completions(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /v1/completions."""
+        return await self._answer("completions", body)
+
+    async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks that answer a body of /v1/chat/completions."""
+        async for chunk in self._chunks("chat_stream", body):
+            yield chunk
+
+    async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks that answer a body of /generate: each holds all text so far."""
+        async for chunk in self._chunks("generate", body):
+            yield chunk
+
+    def _handle(self, body: Mapping[str, Any]) -> DeploymentHandle:
+        return self._models[choose(tuple(self._models), "", "", body)].handle
+
+    async def _answer(self, method: str, body: Mapping[str, Any]) -> Any:
+        try:
+            return await self._handle(body).options(method_name=method).remote(body)
+        except Exception as error:
+            raise cause_of(error) from None
+
+    async def _chunks(
+        self, method: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        try:
+            chunks = self._handle(body).options(method_name=method, stream=True).remote(body)
+            async for chunk in chunks:
+                yield chunk
+        except Exception as error:
+            raise cause_of(error) from None

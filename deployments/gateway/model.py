@@ -1,0 +1,138 @@
+"""One model behind a gateway: its Serve deployment, and what the gateway asks of that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import orjson
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.datastructures import Headers
+
+from remora.configs.schema import ServeConfig
+from remora.deployments.gateway.carrier import Carrier
+from remora.deployments.gateway.crashes import Crashes
+from remora.deployments.gateway.merging import Whole, no_answer
+from remora.deployments.gateway.metrics import GatewayMetrics
+from remora.deployments.gateway.tunnel import Tunnel
+from remora.deployments.gateway.waiting import Phase, WaitingRoom
+from remora.deployments.routing.key import RouteKey
+
+ASK_TIMEOUT_S = 30.0
+# For so long a list of models is told again without asking.
+LISTED_S = 10.0
+
+log = logging.getLogger(__name__)
+
+KeyMaker = Callable[[str, Headers, Any], Awaitable[RouteKey]]
+
+
+class Model:
+    """A model by name.
+
+    key_of:  what its routing policy may know of a request: (path, headers, parsed body) -> key
+    """
+
+    def __init__(
+        self,
+        name: str,
+        handle: DeploymentHandle,
+        config: ServeConfig,
+        tunnel: Tunnel,
+        metrics: GatewayMetrics,
+        *,
+        key_of: KeyMaker,
+    ) -> None:
+        self.name = name
+        self.handle = handle
+        self.key_of = key_of
+        routing = config.routing
+        room = WaitingRoom(
+            partial(_phase_of, handle),
+            max_held=routing.max_held_requests,
+            max_wait_s=routing.hold_timeout_s,
+        )
+        self.carrier = Carrier(
+            handle.options(method_name="relay"),
+            tunnel,
+            room,
+            Crashes(max_crashes=routing.max_crashes),
+            metrics.ledger(name),
+            resumes=routing.resume_on_failure,
+        )
+        self._created = int(time.time())
+        self._listings: dict[str, bytes] = {}
+        self._listed_at: dict[str, float] = {}
+
+    def num_held(self) -> int:
+        """Return how many requests wait for a first replica."""
+        return self.carrier.room.num_held
+
+    async def listing(self, path: str, scope: Mapping[str, Any]) -> bytes | None:
+        """Return what a replica says at `path`, or said last while there was one.
+
+        None: there was none yet, and without it there is nothing to say.
+        """
+        is_old = time.monotonic() - self._listed_at.get(path, -LISTED_S) >= LISTED_S
+        if is_old and await self.carrier.room.phase() is Phase.READY:
+            for answer in await self.ask_all(scope, b""):
+                if answer.status == 200:
+                    self._listings[path] = answer.body
+                    self._listed_at[path] = time.monotonic()
+        if path == "/v1/models":
+            return self._listings.setdefault(path, orjson.dumps(self._unseen()))
+        return self._listings.get(path)
+
+    def _unseen(self) -> dict[str, Any]:
+        """Return the list of a model that has had no replica yet."""
+        card = {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "remora",
+            "root": self.name,
+            "parent": None,
+            "max_model_len": None,
+        }
+        return {"object": "list", "data": [card]}
+
+    async def ask_all(self, scope: Mapping[str, Any], body: bytes) -> list[Whole]:
+        """Return the whole answers of all replicas to a small request; of none if there is none.
+
+        Of a replica that fails or is slow, the answer is a 503.
+        """
+        try:
+            asking = self.handle.broadcast("answer", scope, body)
+            found = await asking.results_async(timeout_s=ASK_TIMEOUT_S, return_exceptions=True)
+        except (RayServeException, RayError, TimeoutError) as error:
+            log.info("%s: no replica was asked: %s", self.name, error)
+            return []
+        return [answer if isinstance(answer, Whole) else no_answer() for answer in found]
+
+
+async def _phase_of(handle: DeploymentHandle) -> Phase | None:
+    """Ask Serve's controller how far the first replica of a deployment has come.
+
+    None: it does not answer, as while it restarts.
+    """
+    try:
+        status = await asyncio.to_thread(serve.status)
+    except (RayServeException, RayError) as error:
+        log.warning("Serve's controller did not answer: %s", error)
+        return None
+    application = status.applications.get(handle.app_name)
+    deployment = application and application.deployments.get(handle.deployment_name)
+    if not deployment:
+        return Phase.PLACING
+    if deployment.replica_states.get("RUNNING", 0):
+        return Phase.READY
+    is_placed = "to be scheduled" not in deployment.message
+    is_starting = deployment.replica_states.get("STARTING", 0) > 0
+    return Phase.LOADING if is_starting and is_placed else Phase.PLACING

@@ -1,0 +1,101 @@
+"""Streams that go on at another replica: what one needs to know of the answer that another began.
+
+Only for greedy or seeded answers of one sequence without log-probabilities: there, the same tokens
+become the same bytes. A gateway collects the tokens of each piece beside the bytes; should the
+replica die, another reads these tokens as its own, writes the same bytes again, leaves out what
+the client has had, and goes on. The checksum of what is left out proves that it was the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import orjson
+
+from remora.engine.types import FinishReason, Request, Resumption, SamplingParams, SequenceOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An answer as far as a client has it; at first, nothing.
+
+    created:    time of the answer in seconds since 1970: it stands in each of its pieces
+    tokens:     what each piece was made of, as `note` wrote it
+    num_bytes:  of the body, comments left out
+    checksum:   CRC-32 of these bytes
+    """
+
+    created: int
+    tokens: tuple[bytes, ...] = ()
+    num_bytes: int = 0
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    begun: Begun
+    note: Callable[[bytes], None]
+
+
+_context: ContextVar[_Context | None] = ContextVar("_context", default=None)
+
+
+def go_on_from(begun: Begun, note: Callable[[bytes], None]) -> None:
+    """Let the answer that the running task makes go on from there, if it can.
+
+    note:  called with the tokens of each further piece
+    """
+    _context.set(_Context(begun, note))
+
+
+def created_at() -> int:
+    """Return the time that an answer bears, in seconds since 1970."""
+    context = _context.get()
+    return int(time.time()) if context is None else context.begun.created
+
+
+def must_repeat() -> bool:
+    """Return whether a piece must come out alike elsewhere, and so tell no times."""
+    return _context.get() is not None
+
+
+def resumable(request: Request) -> Request:
+    """Return the request, to go on from where another replica has come, if it can."""
+    context = _context.get()
+    if context is None or not _is_exact(request.sampling) or request.heal:
+        return request
+    note = context.note
+    given = tuple(_read(group, request.request_id) for group in context.begun.tokens)
+    return replace(request, resumption=Resumption(given, lambda events: note(_write(events))))
+
+
+def _is_exact(sampling: SamplingParams) -> bool:
+    is_exact = sampling.temperature == 0 or sampling.seed is not None
+    has_lines = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    return is_exact and sampling.n == 1 and not has_lines
+
+
+def _write(events: Sequence[SequenceOutput]) -> bytes:
+    return orjson.dumps(
+        [
+            (event.token_ids, event.finish_reason, event.stop_token_id, event.num_cached_tokens)
+            for event in events
+        ]
+    )
+
+
+def _read(group: bytes, request_id: str) -> tuple[SequenceOutput, ...]:
+    return tuple(
+        SequenceOutput(
+            request_id=request_id,
+            index=0,
+            token_ids=tuple(token_ids),
+            finish_reason=None if reason is None else FinishReason(reason),
+            stop_token_id=stop_token_id,
+            num_cached_tokens=num_cached_tokens,
+        )
+        for token_ids, reason, stop_token_id, num_cached_tokens in orjson.loads(group)
+    )

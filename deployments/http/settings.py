@@ -1,0 +1,44 @@
+"""What the operator may change while requests run. Whoever uses a value reads it anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remora.configs.plan import EnginePlan
+from remora.configs.schema import ServeConfig
+
+
+class Settings:
+    """The configuration that holds now, and what follows from it.
+
+    recommended:          the model's generation_config
+    generation_defaults:  what holds for parameters that a request leaves out: the operator's word
+                          before the model's
+    refused:              why the latest change was not made; None: it was
+    """
+
+    def __init__(
+        self, config: ServeConfig, plan: EnginePlan, recommended: Mapping[str, Any]
+    ) -> None:
+        self._recommended = recommended
+        self.plan = plan
+        self.refused: str | None = None
+        self._hold(config)
+
+    def _hold(self, config: ServeConfig) -> None:
+        self.config = config
+        given = config.sampling.model_dump(exclude_none=True)
+        self.generation_defaults: Mapping[str, Any] = {**self._recommended, **given}
+
+    def adopt(self, config: ServeConfig) -> None:
+        """Let another configuration hold. Only what may change in place may differ."""
+        engine = config.engine
+        self.plan = replace(
+            self.plan,
+            max_queued_requests=engine.max_queued_requests,
+            max_queued_tokens=engine.max_queued_tokens or 4 * self.plan.kv_tokens,
+        )
+        self.refused = None
+        self._hold(config)

@@ -1,0 +1,123 @@
+"""The engine of one replica, with all of its ranks: how it starts, is watched, and ends.
+
+A replica is one unit of failure. When the engine or a rank has failed, those who wait are told
+first, then everything of the replica ends, itself included: Serve replaces a process that is gone
+at once, and one that says it is ill after three questions only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from remora.configs.errors import EngineError
+from remora.configs.schema import ServeConfig
+from remora.deployments.ranks.team import RayTeam
+
+if TYPE_CHECKING:  # torch is imported when it is needed
+    from remora.engine.client import LocalEngineClient
+    from remora.engine.launch import LaunchedEngine
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_S = 2.0
+START_TIMEOUT_S = 60.0
+# What has been written must reach the proxy before the process ends.
+FLUSH_S = 0.3
+
+
+class ReplicaEngine:
+    """The engine and its ranks. Make it on the replica's event loop.
+
+    import_s:  seconds that importing the engine took
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._replica_id = _replica_id()
+        self._team: RayTeam | None = None
+        self._client: LocalEngineClient | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.import_s = 0.0
+
+    async def start(self) -> LaunchedEngine:
+        """Start every rank. Raises what has failed in any of them, and leaves none behind."""
+        if self._config.parallel.num_ranks > 1:
+            self._team = RayTeam.placed(self._config, self._replica_id or "")
+        started = time.perf_counter()
+        from remora.engine.launch import start_engine  # torch, while the other ranks start
+
+        self.import_s = time.perf_counter() - started
+        watching = self._watch_start(self._team)
+        try:
+            launched = await start_engine(self._config, team=self._team, show_progress=False)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            watching.cancel()
+        self._client = launched.client
+        self._watch(launched.client)
+        return launched
+
+    @property
+    def notes(self) -> list[str]:
+        """Say where the other ranks are, a line each."""
+        return [] if self._team is None else self._team.notes
+
+    def check(self) -> None:
+        """Raise EngineError when the engine has failed, or nobody looks after the ranks."""
+        if self._client is not None:
+            self._client.check_health()
+        for task in self._tasks:
+            if task.done():
+                raise EngineError(f"{task.get_name()} has ended: {task}")
+
+    def close(self) -> None:
+        """End everything. From any thread."""
+        for task in self._tasks:
+            with suppress(RuntimeError):  # the event loop has been closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        if self._client is not None:
+            self._client.close()
+        if self._team is not None:
+            self._team.kill()
+
+    def _watch_start(self, team: RayTeam | None) -> asyncio.Task[None]:
+        """Let start-up end when a rank hangs: one that imports and loads answers late at times."""
+        timeout_s = max(START_TIMEOUT_S, self._config.parallel.rank_timeout_s)
+        watching = asyncio.sleep(0) if team is None else team.watch(team.give_up, timeout_s)
+        return asyncio.create_task(watching, name="remora-watch-start")
+
+    def _watch(self, client: LocalEngineClient) -> None:
+        if self._team is not None:
+            watching = self._team.watch(client.fail, self._config.parallel.rank_timeout_s)
+            self._tasks.append(asyncio.create_task(watching, name="remora-watch-ranks"))
+        if self._replica_id is not None:
+            ending = self._end_after_failure(client)
+            self._tasks.append(asyncio.create_task(ending, name="remora-end"))
+
+    async def _end_after_failure(self, client: LocalEngineClient) -> None:
+        failure = await client.failed()
+        log.error("the replica ends, to be replaced: %s", failure)
+        if self._team is not None:
+            self._team.kill()
+        await client.drain(LAST_WORDS_S)
+        await asyncio.sleep(FLUSH_S)
+        logging.shutdown()
+        os._exit(1)
+
+
+def _replica_id() -> str | None:
+    """Return the id of the Serve replica that this process is; None outside Serve."""
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        return str(serve.get_replica_context().replica_id.unique_id)
+    except RayServeException:
+        return None

@@ -1,0 +1,255 @@
+"""The ranks of a replica as Ray actors, from rank 0's side: start, watch, end.
+
+Ray starts and ends them; once they run, steps and bad news go over sockets, and only the question
+"are you there" is asked by way of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil  # type: ignore[import-untyped]
+
+from remora.configs.errors import ConfigError, EngineError
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, served_name
+from remora.configs.schema import ServeConfig
+from remora.deployments.ranks.placement import bundle_index, rank_options
+from remora.deployments.ranks.worker import EngineWorker, RankFacts
+
+if TYPE_CHECKING:  # torch is imported when it is needed
+    from remora.engine.parallel.followers import Followers
+    from remora.engine.parallel.group import Group
+    from remora.engine.parallel.layout import Layout
+    from remora.engine.parallel.meeting import Host
+
+log = logging.getLogger(__name__)
+
+# Weights may come over a network; what takes longer than this does not come at all.
+COME_S = 1800.0
+PING_PERIOD_S = 1.0
+GRACE_S = 0.5
+LOOK_S = 0.5
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """An actor, and what it has told of itself.
+
+    is_here:  on this node
+    process:  if it is here
+    """
+
+    rank: int
+    name: str
+    actor: Any
+    facts: RankFacts | None = None
+    is_here: bool = False
+    process: psutil.Process | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}" + (f" on node {self.facts.host}" if self.facts else "")
+
+
+@dataclass(eq=False, slots=True)
+class RayTeam:
+    """Team over actors. `machine`, `load`, `gather` and `ready` run in the thread of start-up."""
+
+    config: ServeConfig
+    workers: Sequence[Worker]
+    _host: Host | None = None
+    _loading: list[Future[None]] = field(default_factory=list)
+    _failure: Exception | None = None
+
+    @classmethod
+    def placed(cls, config: ServeConfig, replica_id: str) -> RayTeam:
+        """Start an actor for each rank but 0, in this replica's placement group.
+
+        Call it in the replica's own thread. Raises ConfigError outside a placement group.
+        """
+        import ray
+        from ray.util.placement_group import get_current_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group = get_current_placement_group()
+        if group is None:
+            raise ConfigError(
+                f"parallel asks for {config.parallel.num_ranks} ranks, and this replica has no "
+                "placement group to put them into: deploy it by remora.deployments.app:build"
+            )
+        model = served_name(config, Path(config.model.path))
+        workers = []
+        for rank in range(1, config.parallel.num_ranks):
+            name = f"remora:{model}:{replica_id}:rank{rank}"
+            actor = ray.remote(EngineWorker).options(
+                name=name,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=bundle_index(config.parallel, rank)
+                ),
+                **rank_options(config),
+            )
+            workers.append(Worker(rank, name, actor.remote(config, rank)))
+        return cls(config, workers)
+
+    @property
+    def notes(self) -> list[str]:
+        """Say where the ranks are."""
+        found = [(worker, worker.facts) for worker in self.workers]
+        return [f"{w} is process {facts.pid}: {w.name}" for w, facts in found if facts]
+
+    # -- start-up: engine.parallel.meeting.Team ------------------------------------------------
+
+    def machine(self, own: MachineFacts, model: ModelFacts) -> MachineFacts:
+        """Return the least of what all ranks' machines offer. Raises what a rank did not find."""
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        asked = [(worker, worker.actor.facts.remote().future()) for worker in self.workers]
+        for worker, answer in asked:
+            worker.facts = self._wait(worker, answer)
+            worker.is_here = worker.facts.node_id == here
+            if worker.is_here:
+                with suppress(psutil.NoSuchProcess):
+                    worker.process = psutil.Process(worker.facts.pid)
+            if worker.facts.model != model:
+                raise ConfigError(
+                    f"{worker} finds another model at model.path = {self.config.model.path} than "
+                    "rank 0; every node needs the same files"
+                )
+        machines = [own, *(worker.facts.machine for worker in self.workers if worker.facts)]
+        return replace(
+            own,
+            num_cores=min(machine.num_cores for machine in machines),
+            total_bytes=min(machine.total_bytes for machine in machines),
+            available_bytes=min(machine.available_bytes for machine in machines),
+        )
+
+    def load(self, plan: EnginePlan) -> None:
+        """Let the ranks load; what fails there ends the waiting for them."""
+        from remora.engine.parallel.meeting import Host
+
+        self._host = Host(self._address(), come_s=COME_S, exchange_s=plan.step_timeout_s)
+        for worker in self.workers:
+            answer = worker.actor.load.remote(plan, self._host.meeting).future()
+            self._loading.append(answer)
+            answer.add_done_callback(self._on_loaded(worker))
+
+    def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
+        """Wait for the ranks to come. Raises what failed in one of them."""
+        assert self._host is not None
+        try:
+            return self._host.gather(layout, device)
+        except EngineError as error:
+            raise self._failure or error from None
+        finally:
+            self._host.close()
+
+    def ready(self) -> None:
+        """Wait for the ranks to be ready to step. Raises what failed in one of them."""
+        for worker, answer in zip(self.workers, self._loading, strict=True):
+            self._wait(worker, answer)
+
+    def give_up(self, failure: Exception) -> None:
+        """End a start-up, from any thread: whoever waits for a rank raises `failure`."""
+        self._failure = self._failure or failure
+        if self._host is not None:
+            self._host.close()
+
+    def _wait(self, worker: Worker, answer: Future[Any]) -> Any:
+        """Wait for a rank's answer, unless start-up is given up. Raises what went wrong."""
+        deadline = time.monotonic() + COME_S
+        while not wait({answer}, LOOK_S).done:
+            if self._failure is not None:
+                raise self._failure
+            if time.monotonic() > deadline:
+                raise EngineError(f"{worker} has not come within {COME_S:g} s")
+        return _result(worker, answer)
+
+    def _address(self) -> str | None:
+        """Return this node's address, if a rank is on another one."""
+        import ray
+
+        if all(worker.is_here for worker in self.workers):
+            return None
+        return str(ray.util.get_node_ip_address())
+
+    def _on_loaded(self, worker: Worker) -> Callable[[Future[None]], None]:
+        def note(answer: Future[None]) -> None:
+            try:
+                _result(worker, answer)
+            except Exception as error:  # a boundary: raised by whoever waits for the rank
+                self.give_up(error)
+
+        return note
+
+    # -- afterwards ----------------------------------------------------------------------------
+
+    async def watch(self, on_failure: Callable[[EngineError], object], timeout_s: float) -> None:
+        """Ask the ranks for signs of life, for good; `on_failure` is told of one that has none.
+
+        A rank is asked once its facts are known: its process may take long to start.
+        """
+        while self.workers:
+            known = [worker for worker in self.workers if worker.facts is not None]
+            await asyncio.gather(*(self._ping(w, on_failure, timeout_s) for w in known))
+            await asyncio.sleep(PING_PERIOD_S)
+
+    async def _ping(
+        self, worker: Worker, on_failure: Callable[[EngineError], object], timeout_s: float
+    ) -> None:
+        from ray.exceptions import RayError
+
+        answer = asyncio.ensure_future(worker.actor.ping.remote())
+        await asyncio.wait({answer}, timeout=timeout_s)
+        # If it was we, or the whole machine, who stood still, the answer is about to be read.
+        await asyncio.wait({answer}, timeout=GRACE_S)
+        if not answer.done():
+            answer.cancel()
+            on_failure(EngineError(f"{_capital(worker)} has not answered for {timeout_s:g} s."))
+        elif isinstance(error := answer.exception(), RayError):
+            on_failure(EngineError(f"{_capital(worker)} has failed: {_first_line(error)}"))
+
+    def kill(self) -> None:
+        """End the ranks, also those that are stopped; nothing is waited for."""
+        import ray
+
+        if self._host is not None:
+            self._host.close()
+        workers, self.workers = self.workers, ()
+        for worker in workers:
+            with suppress(Exception):  # a boundary: it may have gone, or Ray itself
+                ray.kill(worker.actor)
+            if worker.process is not None:
+                with suppress(psutil.NoSuchProcess):
+                    worker.process.kill()  # Ray asks, and a stopped one is deaf
+
+
+def _result(worker: Worker, answer: Future[Any]) -> Any:
+    """Wait for a rank's answer; what it raises is raised as itself, with the rank's name."""
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return answer.result()
+    except RayTaskError as error:
+        cause = error.cause
+        kind = ConfigError if isinstance(cause, ConfigError) else EngineError
+        raise kind(f"{worker}: {cause or _first_line(error)}") from None
+    except RayError as error:
+        raise EngineError(f"{worker} has failed: {_first_line(error)}") from None
+
+
+def _capital(worker: Worker) -> str:
+    name = str(worker)
+    return name[0].upper() + name[1:]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,177 @@
+"""What a gateway can tell of a request by reading it: whose session, which prompt.
+
+A prompt's pages are named as the replica will name them, because the replica's own code prepares
+it: the same bodies, the same templates, the same tokenizer; only nothing is run in the end. That
+costs the gateway a second preparation of each prompt, so it is done for the policy prefix only.
+
+Nothing is refused here. A body with a fault has no pages; the replica says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from remora.configs.environment import cache_dir
+from remora.configs.errors import ConfigError, RemoraError
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.schema import ServeConfig
+from remora.deployments.http.app import GENERATION
+from remora.deployments.http.jobs import Endpoint
+from remora.deployments.http.native_routes import text_routes
+from remora.deployments.http.ollama_routes import OLLAMA_ROUTES
+from remora.deployments.http.served import Served
+from remora.deployments.routing.key import RouteKey
+from remora.engine.grammar.constraint import Constraint
+from remora.engine.grammar.service import GrammarStats
+from remora.engine.kv.hashes import page_hashes
+from remora.engine.models.checkpoint import read_config
+from remora.engine.models.config import DecoderConfig
+from remora.engine.protocols import EngineClient
+from remora.engine.tokens.generation_config import read_generation_defaults
+from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.types import EngineStats, Grammar, Matcher, Request
+from remora.engine.weights.source import resolve_model
+
+log = logging.getLogger(__name__)
+
+# English text in the vocabularies of today; good enough to tell a long prompt from a short one.
+BYTES_PER_TOKEN = 4
+MAX_SESSION_CHARS = 512
+# Bodies name a session in one of these fields, the first found.
+SESSION_FIELDS = ("prompt_cache_key", "user")
+# What the replicas' memory holds decides nothing here; what one prompt may have must not depend
+# on this machine.
+_ANY_MACHINE = MachineFacts(
+    num_cores=1,
+    total_bytes=2**60,
+    available_bytes=2**60,
+    cpu_name="",
+    cpu_features=(),
+    devices=("cpu", "cuda:0"),
+)
+
+
+class PromptKeys:
+    """Makes the keys of one model's requests. With the policy prefix it loads the tokenizer."""
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._session_header = config.routing.session_header.lower()
+        self._page_size = config.engine.page_size
+        routes = (*GENERATION, *text_routes(config.api.generate_dialect), *OLLAMA_ROUTES)
+        self._endpoints: Mapping[str, Endpoint[Any]] = {r.path: r.endpoint for r in routes}
+        self._served = _rehearsal(config) if config.routing.policy == "prefix" else None
+
+    async def of(self, path: str, headers: Mapping[str, str], body: Any) -> RouteKey:
+        """Return the key of a request.
+
+        path:  below the place where the application is mounted
+        body:  parsed, as the replica parses it; None = there is none, or it is not JSON
+        """
+        session = self._session(headers, body)
+        endpoint = self._endpoints.get(path)
+        if self._served is not None and endpoint is not None and body is not None:
+            try:
+                job, _ = await endpoint.job(self._served, body, "route")
+                if job.requests:  # to load a model is to ask for nothing
+                    return self._key_of(session, job.requests)
+            except RemoraError as error:
+                log.debug("a prompt without pages: %s", error)
+            except Exception:
+                # A boundary: a way to go wrong that the replica answers is no reason to fail here.
+                log.warning("a prompt of %s could not be prepared", path, exc_info=True)
+        length = headers.get("content-length", "")
+        num_tokens = int(length) // BYTES_PER_TOKEN if length.isdecimal() else 0
+        return RouteKey(session=session, num_tokens=num_tokens)
+
+    def _key_of(self, session: str | None, requests: Sequence[Request]) -> RouteKey:
+        first = requests[0]
+        return RouteKey(
+            session=session,
+            page_hashes=page_hashes(first.namespace, first.kept_prompt_ids, self._page_size),
+            num_tokens=sum(len(request.prompt_ids) for request in requests),
+        )
+
+    def _session(self, headers: Mapping[str, str], body: Any) -> str | None:
+        found = [headers.get(self._session_header)]
+        if isinstance(body, dict):
+            found += [body.get(name) for name in SESSION_FIELDS]
+        names = (name for name in found if isinstance(name, str) and name)
+        return next((name[:MAX_SESSION_CHARS] for name in names), None)
+
+
+class _Uncompiled:
+    """A constraint that nothing will follow."""
+
+    num_bytes = 0
+
+    def matcher(self) -> Matcher:
+        raise NotImplementedError
+
+
+class _NoGrammars:
+    """Takes every constraint: compiling one costs more than all the rest, and says nothing here."""
+
+    async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
+        return _Uncompiled()
+
+    def stats(self) -> GrammarStats:
+        raise NotImplementedError
+
+
+class _NoEngine:
+    """Stands where requests would go, if they went on."""
+
+    def stats(self) -> EngineStats:
+        raise NotImplementedError
+
+
+class _Rehearsal:
+    """What a replica holds when it prepares requests, without the engine."""
+
+    def __init__(self, config: ServeConfig, tokenizer: Tokenizer, plan: EnginePlan) -> None:
+        self.client = cast("EngineClient", _NoEngine())
+        self.config = config
+        self.tokenizer = tokenizer
+        self.plan = plan
+        self.grammars = _NoGrammars()
+        self.generation_defaults = read_generation_defaults(plan.model_path)
+
+
+def _rehearsal(config: ServeConfig) -> Served | None:
+    """Return what prepares requests; None, with a warning, where the model cannot be read."""
+    try:
+        path = resolve_model(config.model.path, cache_dir())
+        # A GPU that auto might find is not for several processes, and there is none of them here.
+        is_named = config.engine.device != "auto"
+        machine = _ANY_MACHINE if is_named else replace(_ANY_MACHINE, devices=("cpu",))
+        plan = make_plan(config, _facts_of(read_config(path)), machine, path)
+        tokenizer = Tokenizer.load(path)
+    except (ConfigError, OSError) as error:
+        log.warning("Prompts are not read, requests go by load alone: %s", error)
+        return None
+    tokenizer.limit_rendering(
+        max_seconds=config.limits.template_timeout_s, max_chars=config.limits.max_template_chars
+    )
+    return Served.over(_Rehearsal(config, tokenizer, plan))
+
+
+def _facts_of(model: DecoderConfig) -> ModelFacts:
+    """Return what the plan is made from, but for weights, of which there are none here.
+
+    The replica's own way to them builds the model with torch, which a gateway can do without.
+    """
+    return ModelFacts(
+        architecture=model.architecture,
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        max_position=model.max_position,
+        dtype="bfloat16",
+        num_parameters=0,
+    )

@@ -1,0 +1,45 @@
+"""What a replica tells routers of its load and cache, as Serve carries it: a dict of plain values.
+
+Both sides are here, so that they cannot disagree. A reader takes what it finds: during a rolling
+update replicas of two versions report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One replica at one moment.
+
+    made_at_s:          by the replica's own monotonic clock; means nothing elsewhere, but
+                        differences do
+    num_queued_tokens:  still to compute before every open request decodes
+    num_running, num_waiting:  sequences
+    kv_usage:           part of the KV memory held by open requests (0 to 1)
+    page_hashes:        PAGE_HASH_BYTES for each cached page told of, the latest used first
+    """
+
+    made_at_s: float
+    num_queued_tokens: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_usage: float = 0.0
+    page_hashes: bytes = b""
+
+    def as_stats(self) -> dict[str, Any]:
+        """Return the report as `record_routing_stats` returns it."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @classmethod
+    def of_stats(cls, stats: Mapping[str, Any]) -> Report | None:
+        """Return the report that a replica's routing stats hold, if any."""
+        if "made_at_s" not in stats:
+            return None
+        return cls(**{name: stats[name] for name in _FIELDS if name in stats})
+
+
+_FIELDS = tuple(Report.__dataclass_fields__)

@@ -1,0 +1,40 @@
+"""Names of cached pages that mean the same in every process: a chained hash for each full page.
+
+A page's hash covers its tokens, all tokens before it and the namespace, so equal hashes mean equal
+prefixes. Whoever chooses between replicas compares hashes of a prompt with those that replicas
+report; no KV is ever shared by a hash, so a collision costs a poor choice and nothing else. Knows
+tokens and namespaces, no pages. Hashes compare between machines of one byte order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from remora.engine.types import Namespace
+
+HASH_BYTES = 8
+_TOKEN_BYTES = 8
+
+
+def page_hashes(namespace: Namespace, token_ids: Sequence[int], page_size: int) -> bytes:
+    """Return HASH_BYTES bytes for each full page of the tokens, in order."""
+    return chain(root_hash(namespace), token_ids, page_size)
+
+
+def root_hash(namespace: Namespace) -> bytes:
+    """Return what the first page of a namespace is chained to."""
+    name = f"{namespace.adapter_instance}:{namespace.salt}"
+    return blake2b(name.encode(errors="surrogatepass"), digest_size=HASH_BYTES).digest()
+
+
+def chain(before: bytes, token_ids: Sequence[int], page_size: int) -> bytes:
+    """Return the hashes of the full pages that follow the page whose hash is `before`."""
+    data = array("q", token_ids).tobytes()
+    width = page_size * _TOKEN_BYTES
+    hashes = []
+    for start in range(0, len(data) - width + 1, width):
+        before = blake2b(before + data[start : start + width], digest_size=HASH_BYTES).digest()
+        hashes.append(before)
+    return b"".join(hashes)

@@ -1,0 +1,64 @@
+"""A rank that follows rank 0: the same rows, the same forward passes, no tokens of its own choice.
+
+Knows nothing of scheduling, sampling or of who placed it where it runs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from remora.configs.errors import EngineError
+from remora.engine.inputs import RowTable
+from remora.engine.parallel.channel import Channel
+from remora.engine.parallel.group import Group
+from remora.engine.parallel.wire import ComeIn, Failed, Logits, Message, Step
+from remora.engine.protocols import ForwardPass
+
+
+class Follower:
+    """Rows and forward pass of a rank other than 0."""
+
+    def __init__(
+        self, forward: ForwardPass, table: RowTable, channel: Channel, group: Group
+    ) -> None:
+        self._forward = forward
+        self._table = table
+        self._channel = channel
+        self._group = group
+
+    def run(self) -> None:
+        """Do what rank 0 says until it is gone. Raises what fails here, once rank 0 knows."""
+        try:
+            while (message := self._channel.receive()) is not None:
+                self._obey(message)
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            self._channel.fail(Failed(reason, second_hand=isinstance(error, EngineError)))
+            raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Hang up, and leave the group; whoever is in `run` ends."""
+        self._channel.close()
+        self._group.close()
+        self._forward.close()
+
+    @torch.inference_mode()
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Step():
+                self._step(message)
+            case Logits():
+                self._forward.logits(message.first, message.last)
+            case Failed() | ComeIn():
+                raise ValueError(f"rank 0 does not say {message} to one that steps")
+
+    def _step(self, step: Step) -> None:
+        if len(step.rows):
+            self._table.add_tokens(step.rows, step.token_ids)
+        for init in step.plan.added:
+            self._table.start(init)
+        if len(step.plan.page_rows):
+            self._table.add_pages(step.plan.page_rows, step.plan.page_ids)
+        self._forward.forward(self._table.inputs(step.plan))

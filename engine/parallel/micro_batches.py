@@ -1,0 +1,47 @@
+"""Cutting a step's tokens into parts, so that the stages of a pipeline work at the same time.
+
+Parts are taken in order, and a later one may go on where an earlier one left off: a stage has
+stored the K and V of the tokens before by the time it comes to the next. So a cut may go through a
+row. Knows nothing of ranks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from remora.configs.shares import share
+from remora.engine.inputs import StepInputs
+
+
+def split_inputs(inputs: StepInputs, num_parts: int) -> list[StepInputs]:
+    """Cut a step into at most `num_parts` parts of as many tokens, each of one at least.
+
+    The parts' tokens in order are the step's. Their `logit_index` is empty: logits are made of the
+    whole step.
+    """
+    num_tokens = inputs.num_tokens
+    num_parts = min(num_parts, num_tokens)
+    if num_parts <= 1:
+        return [inputs]
+    return [_part(inputs, share(num_tokens, index, num_parts)) for index in range(num_parts)]
+
+
+def _part(inputs: StepInputs, tokens: range) -> StepInputs:
+    """Return the step of these tokens only; the last row may end early, the first begin late."""
+    starts = inputs.starts
+    first = int(np.searchsorted(starts, tokens.start, side="right")) - 1
+    last = int(np.searchsorted(starts, tokens.stop, side="left"))
+    lengths = inputs.lengths[first:last].copy()
+    lengths[-1] -= starts[last] - tokens.stop
+    cut = slice(tokens.start, tokens.stop)
+    return StepInputs(
+        token_ids=inputs.token_ids[cut],
+        positions=inputs.positions[cut],
+        slots=inputs.slots[cut],
+        starts=np.clip(starts[first : last + 1], tokens.start, tokens.stop) - tokens.start,
+        lengths=lengths,
+        rows=inputs.rows[first:last],
+        tables=inputs.tables,
+        num_decodes=min(max(inputs.num_decodes - first, 0), last - first),
+        logit_index=inputs.logit_index[:0],
+    )

@@ -1,0 +1,191 @@
+"""What rank 0 tells the others, as bytes: little-endian numbers, no objects.
+
+A frame is `[length: u32][kind: u8][payload]`. A step's payload is a header of counts, the numbers
+of 8 bytes, those of 4, those of 1. Only what a forward pass needs is in it: nothing of how tokens
+are chosen, and no row that ended, whose state is void when it starts anew.
+
+Decoded arrays are views of the payload: valid as long as that is. Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from remora.engine.sampling_params import SamplingParams
+from remora.engine.types import IntArray, RowInit, StepPlan, TokenArray
+
+HEAD = struct.Struct("<IB")
+MAX_FRAME_BYTES = 2**28
+MAX_REASON_BYTES = 4096
+
+STEP, LOGITS, FAILED, COME_IN = 1, 2, 3, 4
+
+_STEP = struct.Struct("<Q5I")
+_LOGITS = struct.Struct("<II")
+_PORT = struct.Struct("<H")
+_Number = TypeVar("_Number", bound=np.generic)
+
+_NOBODY = np.empty(0, np.int32)
+_SAMPLING = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Run a forward pass, after taking in what rank 0 sampled in the step before.
+
+    rows, token_ids:  [num_sampled] one new token of each row
+    """
+
+    plan: StepPlan
+    rows: IntArray
+    token_ids: TokenArray
+
+
+@dataclass(frozen=True, slots=True)
+class Logits:
+    """Compute the logits of tokens [first, last) of the latest step."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From a follower: it cannot go on.
+
+    second_hand:  because it has lost another rank, which will be heard of as well
+    """
+
+    reason: str
+    second_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ComeIn:
+    """All ranks have come: the tensor group is joined now, there."""
+
+    host: str
+    port: int
+
+
+Message = Step | Logits | Failed | ComeIn
+
+
+def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
+    """Return the frame of a Step."""
+    added = plan.added
+    facts = [(init.row, len(init.token_ids), init.num_prompt_tokens) for init in added]
+    counts = (len(added), sum(fact[1] for fact in facts), len(plan.page_ids), len(plan.rows))
+    payload = b"".join(
+        (
+            _STEP.pack(plan.step_id, *counts, len(rows)),
+            *(np.ascontiguousarray(init.token_ids, "<i8").tobytes() for init in added),
+            token_ids.astype("<i8", copy=False).tobytes(),
+            np.array(facts, "<i4").tobytes(),
+            *(
+                numbers.astype("<i4", copy=False).tobytes()
+                for numbers in (
+                    plan.page_rows,
+                    plan.page_ids,
+                    plan.rows,
+                    plan.starts,
+                    plan.num_tokens,
+                    rows,
+                )
+            ),
+            plan.samples.tobytes(),
+        )
+    )
+    return HEAD.pack(len(payload), STEP) + payload
+
+
+def encode_logits(first: int, last: int) -> bytes:
+    """Return the frame of a Logits."""
+    return HEAD.pack(_LOGITS.size, LOGITS) + _LOGITS.pack(first, last)
+
+
+def encode_failed(failed: Failed) -> bytes:
+    """Return the frame of a Failed; the reason is cut to MAX_REASON_BYTES."""
+    payload = bytes([failed.second_hand]) + failed.reason.encode()[:MAX_REASON_BYTES]
+    return HEAD.pack(len(payload), FAILED) + payload
+
+
+def encode_come_in(message: ComeIn) -> bytes:
+    """Return the frame of a ComeIn."""
+    payload = _PORT.pack(message.port) + message.host.encode()
+    return HEAD.pack(len(payload), COME_IN) + payload
+
+
+def decode(kind: int, payload: memoryview) -> Message:
+    """Return the message of a frame. Raises ValueError for what is none of ours."""
+    if kind == STEP and len(payload) >= _STEP.size:
+        return _decode_step(payload)
+    if kind == LOGITS and len(payload) == _LOGITS.size:
+        return Logits(*_LOGITS.unpack(payload))
+    if kind == FAILED and len(payload) > 0:
+        return Failed(bytes(payload[1:]).decode(errors="replace"), bool(payload[0]))
+    if kind == COME_IN and len(payload) > _PORT.size:
+        host = bytes(payload[_PORT.size :]).decode(errors="replace")
+        return ComeIn(host, *_PORT.unpack_from(payload))
+    raise ValueError(f"a frame of kind {kind} with {len(payload)} bytes")
+
+
+def _decode_step(payload: memoryview) -> Step:
+    step_id, num_added, num_tokens, num_pages, num_rows, num_sampled = _STEP.unpack_from(payload)
+    numbers = _Numbers(payload, _STEP.size)
+    known = numbers.take(num_tokens, np.int64)
+    token_ids = numbers.take(num_sampled, np.int64)
+    facts = numbers.take(3 * num_added, np.int32).reshape(num_added, 3)
+    page_rows, page_ids = numbers.take(num_pages, np.int32), numbers.take(num_pages, np.int32)
+    rows, starts, counts = (numbers.take(num_rows, np.int32) for _ in range(3))
+    sampled_rows = numbers.take(num_sampled, np.int32)
+    samples = numbers.take(num_rows, np.bool_)
+    numbers.check_end()
+    plan = StepPlan(
+        step_id=step_id,
+        added=tuple(_rows_of(facts, known)),
+        dropped=_NOBODY,
+        page_rows=page_rows,
+        page_ids=page_ids,
+        rows=rows,
+        starts=starts,
+        num_tokens=counts,
+        samples=samples,
+    )
+    return Step(plan, sampled_rows, token_ids)
+
+
+def _rows_of(facts: IntArray, known: TokenArray) -> Iterator[RowInit]:
+    first = 0
+    for row, count, num_prompt_tokens in facts.tolist():
+        yield RowInit(
+            row=row,
+            token_ids=known[first : first + count],
+            num_prompt_tokens=num_prompt_tokens,
+            seed=0,
+            sampling=_SAMPLING,
+        )
+        first += count
+
+
+class _Numbers:
+    """Takes arrays off a payload, one after another."""
+
+    def __init__(self, payload: memoryview, at: int) -> None:
+        self._payload = payload
+        self._at = at
+
+    def take(self, count: int, dtype: type[_Number]) -> npt.NDArray[_Number]:
+        found = np.frombuffer(self._payload, dtype, count, self._at)
+        self._at += found.nbytes
+        return found
+
+    def check_end(self) -> None:
+        if self._at != len(self._payload):
+            raise ValueError(f"a step of {len(self._payload)} bytes that should have {self._at}")

@@ -1,0 +1,65 @@
+"""When a gateway is needed, and what Serve is told of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remora.configs.schema import ServeConfig
+from remora.deployments.app import deployment_options
+from remora.deployments.gateway.build import gateway_options, needs_gateway
+
+
+def make_config(**sections: Any) -> ServeConfig:
+    return ServeConfig.model_validate({"model": {"path": "x"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "needed", "needed_under_haproxy"),
+    [
+        ({}, False, False),
+        ({"routing": {"policy": "round_robin"}}, False, True),
+        ({"routing": {"policy": "prefix"}}, True, True),
+        ({"routing": {"policy": "session"}}, True, True),
+        ({"routing": {"policy": "session", "gateway": "off"}}, False, False),
+        ({"routing": {"resume_on_failure": True}}, True, True),
+        ({"routing": {"gateway": "on"}}, True, True),
+        ({"autoscaling": {"max_replicas": 3, "min_replicas": 0}}, True, True),
+        ({"autoscaling": {"max_replicas": 3}}, False, False),
+    ],
+)
+def test_one_model_needs_a_gateway_only_for_what_a_gateway_does(
+    sections: dict[str, Any], needed: bool, needed_under_haproxy: bool
+) -> None:
+    config = make_config(**sections)
+
+    assert needs_gateway([config], has_haproxy=False) is needed
+    assert needs_gateway([config], has_haproxy=True) is needed_under_haproxy
+
+
+def test_several_models_need_one() -> None:
+    assert needs_gateway([make_config(), make_config()], has_haproxy=False)
+
+
+def test_a_gateway_takes_what_all_replicas_take_and_what_is_held() -> None:
+    config = make_config(
+        routing={"num_gateways": 3, "max_held_requests": 10}, parallel={"num_replicas": 2}
+    )
+    model = deployment_options(config, behind_gateway=True)
+
+    options = gateway_options({"x": model}, {"x": config})
+
+    assert options["num_replicas"] == 3
+    assert options["max_ongoing_requests"] == 2 * model["max_ongoing_requests"] + 10
+    assert options["graceful_shutdown_timeout_s"] == model["graceful_shutdown_timeout_s"]
+
+
+def test_a_gateway_stays_for_as_long_as_the_most_patient_model() -> None:
+    configs = {name: make_config(api={"drain_timeout_s": s}) for name, s in (("x", 5), ("y", 50))}
+    models = {name: deployment_options(c, behind_gateway=True) for name, c in configs.items()}
+
+    options = gateway_options(models, configs)
+
+    expected = models["y"]["graceful_shutdown_timeout_s"]
+    assert options["graceful_shutdown_timeout_s"] == expected

@@ -1,0 +1,56 @@
+"""A request is barred after so many crashes, for a while, and memory of it is bounded."""
+
+from __future__ import annotations
+
+from remora.deployments.gateway.crashes import MAX_KNOWN, REMEMBERED_S, Crashes, fingerprint
+
+
+def test_a_request_is_barred_after_as_many_crashes_as_allowed() -> None:
+    crashes = Crashes(max_crashes=2)
+
+    crashes.note(b"poison")
+    once = crashes.is_barred(b"poison")
+    crashes.note(b"poison")
+
+    assert not once
+    assert crashes.is_barred(b"poison")
+    assert not crashes.is_barred(b"other")
+    assert crashes.verdict(b"poison").startswith("2 replicas died")
+
+
+def test_crashes_are_forgotten_after_a_while() -> None:
+    now = 0.0
+    crashes = Crashes(max_crashes=1, clock=lambda: now)
+
+    crashes.note(b"poison")
+    now = REMEMBERED_S + 1
+
+    assert not crashes.is_barred(b"poison")
+
+
+def test_only_the_latest_are_remembered() -> None:
+    crashes = Crashes(max_crashes=1)
+
+    for number in range(MAX_KNOWN + 1):
+        crashes.note(str(number).encode())
+
+    assert not crashes.is_barred(b"0")
+    assert crashes.is_barred(b"1")
+
+
+def test_a_repeated_request_is_known_again_and_no_other_is() -> None:
+    prints = {fingerprint("/a", b"x"), fingerprint("/a", b"y"), fingerprint("/b", b"x")}
+
+    assert len(prints) == 3
+    assert fingerprint("/a", b"x") in prints
+
+
+def test_a_request_that_was_answered_is_not_to_blame() -> None:
+    crashes = Crashes(max_crashes=2)
+    crashes.note(b"popular")
+    crashes.forgive(b"popular")
+    crashes.forgive(b"never seen")
+
+    crashes.note(b"popular")
+
+    assert not crashes.is_barred(b"popular")

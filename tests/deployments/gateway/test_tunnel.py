@@ -1,0 +1,158 @@
+"""The socket between replica and gateway: at once, no faster than read, and for nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from remora.deployments.gateway.call import Call
+from remora.deployments.gateway.frames import SECRET_BYTES, Frame, Kind
+from remora.deployments.gateway.relay import Relay
+from remora.deployments.gateway.tunnel import CutOff, Line, Tunnel
+
+PIECE = b"x" * 10_000
+SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+
+
+class Speaker:
+    """An application that says pieces for as long as it may; `num_said` counts them."""
+
+    def __init__(self, num_pieces: int = 10**9) -> None:
+        self.num_said = 0
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.was_left = asyncio.Event()
+        self._num_pieces = num_pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+        gone = asyncio.ensure_future(receive())
+        try:
+            while self.num_said < self._num_pieces and not gone.done():
+                await send({"type": "http.response.body", "body": PIECE, "more_body": True})
+                self.num_said += 1
+                await self.go_on.wait()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            self.was_left.set()
+
+
+@pytest.fixture
+async def tunnel() -> AsyncIterator[Tunnel]:
+    tunnel = Tunnel(node_id="here", host="127.0.0.1")
+    await tunnel.open()
+    yield tunnel
+    tunnel.close()
+    await asyncio.sleep(0.01)  # transports close in the loop's next turns
+
+
+def start(tunnel: Tunnel, line: Line, app: Speaker) -> asyncio.Task[None]:
+    relay = Relay(lambda: app, lambda: None, whereabouts=lambda: ("here", "one"))
+    call = Call(scope=SCOPE, body=b"", address=tunnel.address, secret=line.secret)
+    return asyncio.create_task(relay.answer(call))
+
+
+async def read_on(line: Line) -> None:
+    while True:
+        await line.read()
+
+
+async def test_the_first_piece_comes_before_the_second_is_made(tunnel: Tunnel) -> None:
+    line, app = tunnel.line(), Speaker()
+    app.go_on.clear()
+    task = start(tunnel, line, app)
+
+    frames: list[Frame] = []
+    while Kind.BODY not in [frame.kind for frame in frames]:
+        frames += await line.read()
+
+    assert (app.num_said, line.replica) == (1, "one")
+    line.close()
+    app.go_on.set()
+    await task
+
+
+async def test_a_replica_gets_no_further_ahead_than_the_sockets_hold(tunnel: Tunnel) -> None:
+    line, app = tunnel.line(), Speaker()
+    task = start(tunnel, line, app)
+    await line.read()
+
+    said = -1
+    while said != app.num_said:
+        said = app.num_said
+        await asyncio.sleep(0.1)
+
+    assert said * len(PIECE) < 4 * 2**20
+    line.close()
+    await task
+
+
+async def test_hanging_up_is_a_client_that_leaves(tunnel: Tunnel) -> None:
+    line, app = tunnel.line(), Speaker()
+    task = start(tunnel, line, app)
+    await line.read()
+
+    line.close()
+
+    async with asyncio.timeout(5):
+        await app.was_left.wait()
+        await task
+
+
+async def test_a_whole_answer_has_its_end_and_a_cancelled_one_has_not(tunnel: Tunnel) -> None:
+    whole, broken = tunnel.line(), tunnel.line()
+    tasks = [start(tunnel, whole, Speaker(3)), start(tunnel, broken, stuck := Speaker(3))]
+    stuck.go_on.clear()
+
+    frames = await whole.read()
+    while frames[-1].kind is not Kind.END:
+        frames += await whole.read()
+    await broken.read()
+    tasks[1].cancel()
+
+    assert sum(len(f.payload) for f in frames if f.kind is Kind.BODY) == 3 * len(PIECE)
+    with pytest.raises(CutOff):
+        await read_on(broken)
+
+
+async def test_strangers_are_hung_up_on(tunnel: Tunnel) -> None:
+    line = tunnel.line()
+    hellos = [
+        bytes(Frame(Kind.HELLO, b"?" * SECRET_BYTES)),
+        bytes(Frame(Kind.HELLO, line.secret[:-1])),
+        bytes(Frame(Kind.BODY, line.secret)),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ]
+
+    for hello in hellos:
+        reader, writer = await asyncio.open_unix_connection(tunnel.address.path)
+        writer.write(hello)
+        async with asyncio.timeout(5):
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        writer.close()
+
+    assert line.replica is None
+
+
+async def test_an_answer_that_has_begun_cannot_be_taken_over(tunnel: Tunnel) -> None:
+    line, app = tunnel.line(), Speaker()
+    app.go_on.clear()
+    task = start(tunnel, line, app)
+    await line.read()
+
+    other = start(tunnel, line, second := Speaker())
+    async with asyncio.timeout(5):
+        await second.was_left.wait()
+        await other
+    line.close()
+    app.go_on.set()
+    await task
+
+    assert app.num_said <= 2

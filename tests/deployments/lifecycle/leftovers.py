@@ -1,0 +1,133 @@
+"""What processes have, and what of it is still there later: nothing may be left behind.
+
+Take `belongings(pids)` while they run (or several times, joined with `|`), stop them, and ask for
+`left()`. For what Ray itself knows, compare `in_ray()` before and after. Both name only what
+belongs to those processes and this cluster, since others work on the same machine.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+SHARED_MEMORY = "/dev/shm/"
+# Ray leaves the sockets of a session in its folder of logs, and its dashboard one in Python's.
+_RAYS_OWN = ("/tmp/ray/", "/tmp/pymp-")
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """What processes had at a moment.
+
+    processes:  (pid, when it began, what it is called)
+    files:      of shared memory, and of Unix sockets that are listened on
+    ports:      of TCP that are listened on
+    """
+
+    processes: frozenset[tuple[int, float, str]] = frozenset()
+    files: frozenset[str] = frozenset()
+    ports: frozenset[int] = frozenset()
+
+    def __or__(self, other: Belongings) -> Belongings:
+        return Belongings(
+            self.processes | other.processes, self.files | other.files, self.ports | other.ports
+        )
+
+    def left(self) -> list[str]:
+        """Name what is there still."""
+        processes = [f"process {pid} {name}" for pid, at, name in self.processes if _runs(pid, at)]
+        files = [f"file {path}" for path in self.files if os.path.exists(path)]
+        ports = [f"port {port}" for port in self.ports if _is_listened_on(port)]
+        return sorted(processes + files + ports)
+
+
+def belongings(pids: Iterable[int]) -> Belongings:
+    """Return what these processes, and those that they started, have now."""
+    found = Belongings()
+    for process in _family(pids):
+        with suppress(psutil.Error, OSError):
+            found |= _of(process)
+    return found
+
+
+def in_ray() -> frozenset[str]:
+    """Name the actors that live and the placement groups that are held in the connected cluster."""
+    import ray
+    from ray.util import placement_group_table
+
+    living = {
+        f"actor {actor['ActorClassName']} {actor['Name']} {actor['ActorID']}"
+        for actor in ray._private.state.actors().values()
+        if actor["State"] != "DEAD"
+    }
+    groups = placement_group_table().values()
+    held = {
+        f"placement group {group['name']} {group['placement_group_id']}"
+        for group in groups
+        if group["state"] != "REMOVED"
+    }
+    return frozenset(living | held)
+
+
+def until_gone(left: Callable[[], Iterable[str]], timeout_s: float = 20.0) -> list[str]:
+    """Wait until nothing is left; return what is, when the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while (names := sorted(left())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return names
+
+
+def _family(pids: Iterable[int]) -> list[psutil.Process]:
+    family: dict[int, psutil.Process] = {}
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            family |= {p.pid: p for p in (process, *process.children(recursive=True))}
+    return list(family.values())
+
+
+def _of(process: psutil.Process) -> Belongings:
+    # Ray keeps workers without work in reserve.
+    command = " ".join(process.cmdline()).strip()[:120] or process.name()
+    own = (
+        () if command.startswith("ray::IDLE") else ((process.pid, process.create_time(), command),)
+    )
+    connections = process.net_connections(kind="all")
+    listening = [c for c in connections if c.status == psutil.CONN_LISTEN]
+    sockets = {c.laddr for c in connections if c.family == socket.AF_UNIX and c.laddr}
+    mapped = {m.path for m in process.memory_maps(grouped=True)} | _open_files(process.pid)
+    files = {path for path in mapped if path.startswith(SHARED_MEMORY)} | sockets
+    return Belongings(
+        frozenset(own),
+        frozenset(p for p in files if not p.startswith(_RAYS_OWN) and os.path.exists(p)),
+        frozenset(c.laddr.port for c in listening),
+    )
+
+
+def _open_files(pid: int) -> set[str]:
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.add(os.readlink(entry))
+    return found
+
+
+def _runs(pid: int, began: float) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return bool(process.create_time() == began and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_listened_on(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

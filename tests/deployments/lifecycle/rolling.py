@@ -1,0 +1,97 @@
+"""Changes of what is served while many streams run: none may fail, none may be cut short."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.deployments.lifecycle.load import Load, Verdict
+from tests.deployments.lifecycle.server import REPLICA, Server
+
+KNOWN = range(6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What came of a change under load.
+
+    peak_running:  most streams that were being answered at a time
+    change_s:      until Serve had made the change
+    failures:      what was not whole, a line each
+    """
+
+    num_streams: int
+    peak_running: int
+    change_s: float
+    verdicts: Mapping[str, int]
+    failures: list[str]
+    num_kept: int
+
+
+def with_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Return a config that differs in what needs a restart of each replica."""
+    changed: dict[str, Any] = copy.deepcopy(dict(config))
+    changed["applications"][0]["args"]["engine"]["random_seed"] = seed
+    return changed
+
+
+def with_replicas(config: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:
+    """Return a config with another number of replicas; those that stay are not restarted."""
+    changed: dict[str, Any] = copy.deepcopy(dict(config))
+    deployment = {"name": "LLMServer", "num_replicas": num_replicas}
+    changed["applications"][0]["deployments"] = [deployment]
+    return changed
+
+
+def with_user_config(config: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
+    """Return a config whose replicas are to change in place."""
+    changed: dict[str, Any] = copy.deepcopy(dict(config))
+    deployment = {"name": "LLMServer", "user_config": sections or None}
+    changed["applications"][0]["deployments"] = [deployment]
+    return changed
+
+
+async def change_under_load(
+    server: Server, load: Load, config: Mapping[str, Any], *, num_streams: int, per_second: float
+) -> Change:
+    """Deploy `config` when half of the streams have begun; return when all is done."""
+    before = server.pids(REPLICA)
+    tasks: list[asyncio.Task[Any]] = []
+    peak, change = 0, None
+    for place in range(num_streams):
+        tasks.append(asyncio.create_task(load.stream(KNOWN[place % len(KNOWN)])))
+        if place == num_streams // 2:
+            change = asyncio.create_task(asyncio.to_thread(_make, server, config, set(before)))
+        peak = max(peak, len(load.running))
+        await asyncio.sleep(1 / per_second)
+    assert change is not None
+    while not all(task.done() for task in tasks):
+        peak = max(peak, len(load.running))
+        await asyncio.sleep(0.1)
+    return Change(
+        num_streams=num_streams,
+        peak_running=peak,
+        change_s=await change,
+        verdicts=load.verdicts(),
+        failures=[
+            f"{s.number} after {(s.ended_at or 0) - s.began_at:.1f} s: {s.status} {s.error}"
+            for s in load.streams
+            if s.verdict is not Verdict.WHOLE
+        ],
+        num_kept=len(set(before) & set(server.pids(REPLICA))),
+    )
+
+
+def _make(server: Server, config: Mapping[str, Any], before: set[int]) -> float:
+    began = time.monotonic()
+    server.deploy(config)
+
+    def is_made() -> bool:
+        return set(server.pids(REPLICA)) != before and server.is_settled()
+
+    server.until(is_made, 300)
+    return time.monotonic() - began

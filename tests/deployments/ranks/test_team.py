@@ -1,0 +1,289 @@
+"""Rank 0's view of the others without Ray: what it hears at start-up, and what it does then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from remora.configs.errors import ConfigError, EngineError
+from remora.configs.load import parse_args
+from remora.configs.plan import MachineFacts, ModelFacts
+from remora.deployments.ranks import replica as replica_module
+from remora.deployments.ranks.replica import ReplicaEngine
+from remora.deployments.ranks.team import RayTeam, Worker
+from remora.deployments.ranks.worker import RankFacts
+from remora.engine.parallel.channel import Channel
+from remora.engine.parallel.layout import Layout
+from tests.engine.fakes import make_plan
+
+CONFIG = parse_args({"model": {"path": "m"}, "parallel": {"tp_size": 3, "rank_timeout_s": 0.1}})
+MACHINE = MachineFacts(
+    num_cores=8,
+    total_bytes=800,
+    available_bytes=600,
+    cpu_name="c",
+    cpu_features=(),
+    devices=("cpu",),
+)
+MODEL = ModelFacts(
+    architecture="A",
+    num_layers=1,
+    hidden_size=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=1,
+    vocab_size=1,
+    max_position=1,
+    dtype="float32",
+    num_parameters=1,
+)
+NO_PROCESS = 2**22 + 1  # more than Linux numbers
+FACTS = RankFacts(pid=NO_PROCESS, node_id="here", host="gpu-7", machine=MACHINE, model=MODEL)
+PLAN = make_plan(tp_size=3, step_timeout_s=5.0)
+
+
+@dataclass
+class Answer:
+    """What calling an actor gives: to be waited for in a thread, or awaited."""
+
+    value: Future[Any]
+
+    def future(self) -> Future[Any]:
+        return self.value
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self.value).__await__()
+
+
+@dataclass
+class FakeActor:
+    """Answers at once unless `load` or `ping` are futures of the test."""
+
+    facts_or_error: RankFacts | Exception = FACTS
+    loaded: Future[Any] = field(default_factory=Future)
+    pinged: Future[Any] = field(default_factory=Future)
+    meetings: list[Any] = field(default_factory=list)
+
+    @property
+    def facts(self) -> Any:
+        answer: Future[Any] = Future()
+        if isinstance(self.facts_or_error, Exception):
+            answer.set_exception(self.facts_or_error)
+        else:
+            answer.set_result(self.facts_or_error)
+        return SimpleNamespace(remote=lambda: Answer(answer))
+
+    @property
+    def load(self) -> Any:
+        def remote(plan: Any, meeting: Any) -> Answer:
+            self.meetings.append(meeting)
+            return Answer(self.loaded)
+
+        return SimpleNamespace(remote=remote)
+
+    @property
+    def ping(self) -> Any:
+        return SimpleNamespace(remote=lambda: Answer(self.pinged))
+
+
+def make_task_error(cause: Exception) -> RayTaskError:
+    return RayTaskError("load", "a long traceback", cause)
+
+
+@pytest.fixture
+def actors() -> list[FakeActor]:
+    return [FakeActor(), FakeActor(replace(FACTS, host="gpu-8"))]
+
+
+@pytest.fixture
+def team(actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch) -> RayTeam:
+    here = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: here)
+    monkeypatch.setattr("ray.kill", lambda actor: None)
+    workers = [Worker(rank, f"w{rank}", actor) for rank, actor in enumerate(actors, start=1)]
+    return RayTeam(CONFIG, workers)
+
+
+def test_plans_are_made_for_the_poorest_machine(team: RayTeam, actors: list[FakeActor]) -> None:
+    poor = replace(MACHINE, num_cores=2, available_bytes=100)
+    actors[1].facts_or_error = replace(FACTS, machine=poor)
+
+    found = team.machine(MACHINE, MODEL)
+
+    assert found == replace(MACHINE, num_cores=2, available_bytes=100)
+
+
+def test_a_node_without_the_model_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
+    actors[0].facts_or_error = make_task_error(ConfigError("on node gpu-9: no such folder"))
+
+    with pytest.raises(ConfigError, match=r"^rank 1: on node gpu-9: no such folder$"):
+        team.machine(MACHINE, MODEL)
+
+
+def test_a_node_with_another_model_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
+    actors[1].facts_or_error = replace(FACTS, host="gpu-8", model=replace(MODEL, hidden_size=2))
+
+    with pytest.raises(ConfigError, match=r"rank 2 on node gpu-8 finds another model"):
+        team.machine(MACHINE, MODEL)
+
+
+def test_a_node_with_other_weights_of_the_same_shapes_is_named(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    actors[0].facts_or_error = replace(FACTS, model=replace(MODEL, fingerprint="other"))
+
+    with pytest.raises(ConfigError, match=r"rank 1 on node gpu-7 finds another model"):
+        team.machine(MACHINE, MODEL)
+
+
+def test_what_fails_in_loading_ends_the_wait_and_leaves_no_socket(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+    folder = Path(actors[0].meetings[0].steps.path).parent
+    assert folder.exists()
+
+    actors[1].loaded.set_exception(make_task_error(MemoryError("no room for 7 GiB")))
+
+    with pytest.raises(EngineError, match=r"^rank 2 on node gpu-8: no room for 7 GiB$"):
+        team.gather(Layout(tp_size=3), "cpu")
+    assert not folder.exists()
+
+
+def test_what_is_wrong_with_the_configuration_stays_that(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+    actors[0].loaded.set_exception(make_task_error(ConfigError("load_format is odd")))
+
+    with pytest.raises(ConfigError, match=r"^rank 1 on node gpu-7: load_format is odd$"):
+        team.gather(Layout(tp_size=3), "cpu")
+
+
+def test_a_rank_that_dies_while_it_loads_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+    actors[0].loaded.set_exception(ActorDiedError())
+
+    with pytest.raises(EngineError, match=r"^rank 1 on node gpu-7 has failed: .*died"):
+        team.gather(Layout(tp_size=3), "cpu")
+
+
+def test_ranks_on_other_nodes_are_met_by_tcp(team: RayTeam, actors: list[FakeActor]) -> None:
+    actors[1].facts_or_error = replace(FACTS, node_id="there")
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+    meeting = actors[0].meetings[0]
+
+    assert meeting.steps.path == ""
+    assert meeting.steps.host not in ("", "0.0.0.0")
+    Channel.connect(meeting.steps, 1, 5.0).close()
+    actors[1].loaded.set_exception(ActorDiedError())
+    with pytest.raises(EngineError):
+        team.gather(Layout(tp_size=3), "cpu")
+
+
+def test_a_start_that_is_given_up_leaves_no_socket(team: RayTeam, actors: list[FakeActor]) -> None:
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+
+    team.kill()
+
+    assert not Path(actors[0].meetings[0].steps.path).parent.exists()
+
+
+async def heard(team: RayTeam, until: Callable[[list[str]], bool]) -> list[str]:
+    """Watch the ranks until enough was heard of them."""
+    team.machine(MACHINE, MODEL)
+    failures: list[str] = []
+    watching = asyncio.create_task(team.watch(lambda e: failures.append(str(e)), 0.1))
+    async with asyncio.timeout(10):
+        while not until(failures):
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    return failures
+
+
+async def test_a_rank_without_a_sign_of_life_is_named(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    actors[0].pinged.set_result(None)
+
+    assert await heard(team, bool) == ["Rank 2 on node gpu-8 has not answered for 0.1 s."]
+
+
+async def test_a_dead_actor_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
+    actors[0].pinged.set_result(None)
+    actors[1].pinged.set_exception(ActorDiedError())
+
+    (failure,) = await heard(team, bool)
+    assert failure.startswith("Rank 2 on node gpu-8 has failed")
+
+
+async def test_a_rank_that_hangs_while_it_gets_ready_ends_the_start(team: RayTeam) -> None:
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+    watching = asyncio.create_task(team.watch(team.give_up, 0.1))
+
+    async with asyncio.timeout(20):
+        with pytest.raises(EngineError, match=r"Rank . on node gpu-. has not answered for 0\.1 s"):
+            await asyncio.to_thread(team.ready)
+        with pytest.raises(EngineError, match="has not answered"):
+            await asyncio.to_thread(team.gather, Layout(tp_size=3), "cpu")
+    watching.cancel()
+
+
+def test_a_stopped_rank_of_this_node_is_killed(team: RayTeam, actors: list[FakeActor]) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        actors[0].facts_or_error = replace(FACTS, pid=process.pid)
+        actors[1].facts_or_error = replace(FACTS, pid=process.pid, node_id="there")
+        team.machine(MACHINE, MODEL)
+        os.kill(process.pid, signal.SIGSTOP)
+
+        team.kill()
+
+        assert process.wait(10) == -signal.SIGKILL
+
+
+class FakeClient:
+    """An engine that has failed, and an order of events."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    async def failed(self) -> EngineError:
+        return EngineError("rank 1 is gone")
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.events.append("streams told")
+        return True
+
+
+async def test_a_failed_replica_ends_itself_once_its_streams_are_told(
+    team: RayTeam, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    engine = ReplicaEngine(CONFIG)
+    engine._team = team
+    monkeypatch.setattr(replica_module, "FLUSH_S", 0.0)
+    monkeypatch.setattr("ray.kill", lambda actor: events.append("rank killed"))
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    monkeypatch.setattr("os._exit", lambda code: events.append(f"exit {code}"))
+
+    await engine._end_after_failure(FakeClient(events))  # type: ignore[arg-type]
+
+    assert events == ["rank killed", "rank killed", "streams told", "exit 1"]

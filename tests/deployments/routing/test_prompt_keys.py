@@ -1,0 +1,124 @@
+"""Keys made from requests: what a replica will do with the prompt, and whose session it is."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from remora.configs.schema import ServeConfig
+from remora.deployments.http.jobs import run
+from remora.deployments.llm_server import LLMServer
+from remora.deployments.routing.key import RouteKey, pages_of
+from remora.deployments.routing.prompt_keys import PromptKeys
+from tests.conftest import TinyCheckpoints
+
+CHAT = "/v1/chat/completions"
+WORDS = "What is the capital of France, and who lives there? " * 4
+MESSAGES = [{"role": "user", "content": WORDS}]
+SHORT = {"temperature": 0, "max_tokens": 2}
+BODIES: Mapping[str, dict[str, Any]] = {
+    CHAT: {
+        "messages": MESSAGES,
+        "cache_salt": "tenant",
+        "response_format": {"type": "json_object"},
+    },
+    "/v1/completions": {"prompt": WORDS, **SHORT},
+    "/v1/responses": {"input": WORDS, "temperature": 0, "max_output_tokens": 2},
+    "/v1/messages": {"model": "tiny", "messages": MESSAGES, **SHORT},
+    "/generate": {"text": WORDS[5:], "sampling_params": {"max_new_tokens": 2}},
+    "/generate_stream": {"inputs": WORDS[9:], "parameters": {"max_new_tokens": 2}},
+    "/api/chat": {"model": "tiny", "messages": MESSAGES, "options": {"num_predict": 2}},
+}
+
+
+def make_config(path: Any = "nowhere", **routing: Any) -> ServeConfig:
+    return ServeConfig.model_validate(make_args(path, **routing))
+
+
+def make_args(path: Any, **routing: Any) -> dict[str, Any]:
+    return {
+        "model": {"path": str(path), "served_name": "tiny", "dtype": "float32"},
+        "engine": {"kv_tokens": 8192, "num_threads": 1, "page_size": 16},
+        "routing": {"policy": "prefix", **routing},
+    }
+
+
+async def test_pages_of_a_request_are_those_that_the_replica_then_reports(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    args = make_args(tiny_checkpoints("llama"))
+    server = LLMServer.__new__(LLMServer)
+    await server.__init__(args)  # type: ignore[misc]
+    keys = PromptKeys(ServeConfig.model_validate(args))
+    try:
+        for path, body in BODIES.items():
+            await server.client.flush_cache()
+            key = await keys.of(path, {}, body)
+            job, _ = await keys._endpoints[path].job(server._served, body, uuid.uuid4().hex)
+            await run(server._served, job)
+
+            reported = pages_of((await server.record_routing_stats())["page_hashes"])
+
+            pages = pages_of(key.page_hashes)
+            assert len(pages) > 2, path
+            assert reported[: len(pages)] == pages, path
+    finally:
+        server.client.close()
+
+
+async def test_a_body_with_a_fault_goes_by_load(tiny_checkpoints: TinyCheckpoints) -> None:
+    keys = PromptKeys(make_config(tiny_checkpoints("llama")))
+
+    faulty: list[Any] = [{"messages": "?"}, {"messages": MESSAGES, "model": "x"}, [], None, "text"]
+    for body in faulty:
+        assert await keys.of(CHAT, {"content-length": "400"}, body) == RouteKey(num_tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/api/generate", {"model": "tiny"}), ("/api/chat", {"model": "tiny", "messages": []})],
+)
+async def test_a_call_that_only_loads_a_model_goes_by_load(
+    path: str, body: dict[str, Any], tiny_checkpoints: TinyCheckpoints
+) -> None:
+    keys = PromptKeys(make_config(tiny_checkpoints("llama")))
+
+    assert await keys.of(path, {"content-length": "40"}, body) == RouteKey(num_tokens=10)
+
+
+async def test_a_model_that_is_not_here_is_no_reason_to_refuse() -> None:
+    keys = PromptKeys(make_config("no/such/folder"))
+
+    assert await keys.of(CHAT, {}, BODIES[CHAT]) == RouteKey()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "session"),
+    [
+        ({"x-chat": "h"}, {"prompt_cache_key": "k", "user": "u"}, "h"),
+        ({}, {"prompt_cache_key": "k", "user": "u"}, "k"),
+        ({}, {"prompt_cache_key": "", "user": "u"}, "u"),
+        ({}, {"user": 3}, None),
+        ({}, {"user": "x" * 9999}, "x" * 512),
+        ({}, None, None),
+    ],
+)
+async def test_a_session_is_named_by_header_or_body(
+    headers: dict[str, str], body: Any, session: str | None
+) -> None:
+    keys = PromptKeys(make_config(policy="session", session_header="X-Chat"))
+
+    assert (await keys.of(CHAT, headers, body)).session == session
+
+
+async def test_prompts_are_read_however_many_replicas_there_are(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    args = make_args(tiny_checkpoints("llama")) | {"parallel": {"num_replicas": 3}}
+
+    key = await PromptKeys(ServeConfig.model_validate(args)).of(CHAT, {}, BODIES[CHAT])
+
+    assert key.page_hashes

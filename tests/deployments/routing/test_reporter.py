@@ -1,0 +1,92 @@
+"""What a replica tells of itself, and when it repeats itself."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass, field
+from itertools import count
+
+from remora.deployments.routing.report import Report
+from remora.deployments.routing.reporter import Reporter
+from remora.engine.types import EngineStats
+from tests.deployments.fakes import FakeEngine, make_server_config
+
+
+@dataclass
+class Engine(FakeEngine):
+    """A fake whose counters can be set, and which may be in a long step."""
+
+    now: EngineStats = field(default_factory=lambda: FakeEngine().stats())
+    step: asyncio.Event | None = None
+
+    def stats(self) -> EngineStats:
+        return self.now
+
+    async def page_hashes(self, limit: int) -> bytes:
+        if self.step is not None:
+            await self.step.wait()
+        return await super().page_hashes(limit)
+
+
+def make_stats(**what: int) -> EngineStats:
+    names = EngineStats.__dataclass_fields__
+    return EngineStats(**dict.fromkeys(names, 0) | {"num_pages": 10} | what)
+
+
+def make_reporter(engine: Engine, *, max_pages: int = 2) -> Reporter:
+    ticks = count()
+    return Reporter(engine, max_pages=max_pages, clock=lambda: float(next(ticks)))
+
+
+async def test_a_report_tells_load_and_the_newest_pages() -> None:
+    pages = struct.pack("<3Q", 7, 8, 9)
+    engine = Engine(cached_pages=pages)
+    engine.now = make_stats(
+        num_queued_tokens=120, num_running=3, num_waiting=2, num_held_pages=4, steps_total=1
+    )
+
+    stats = await make_reporter(engine).stats()
+
+    assert Report.of_stats(stats) == Report(
+        made_at_s=1.0,
+        num_queued_tokens=120,
+        num_running=3,
+        num_waiting=2,
+        kv_usage=0.4,
+        page_hashes=pages[:16],
+    )
+
+
+async def test_while_nothing_happens_the_report_stays_the_same() -> None:
+    engine = Engine()
+    reporter = make_reporter(engine)
+    first = await reporter.stats()
+
+    assert await reporter.stats() == first
+    engine.now = make_stats(steps_total=1)
+    assert await reporter.stats() != first
+
+
+async def test_a_long_step_does_not_hold_the_report_up() -> None:
+    engine = Engine(cached_pages=b"12345678")
+    reporter = make_reporter(engine)
+    await reporter.stats()
+    engine.step, engine.cached_pages = asyncio.Event(), b"87654321"
+    engine.now = make_stats(num_running=1)
+
+    late = await reporter.stats()
+    assert (late["num_running"], late["page_hashes"]) == (1, b"12345678")
+
+    engine.step.set()
+    assert (await reporter.stats())["page_hashes"] == b"87654321"
+
+
+async def test_pages_are_told_only_where_somebody_routes_by_them() -> None:
+    engine = Engine(cached_pages=b"12345678")
+
+    by_load = Reporter.configured(engine, make_server_config())
+    by_prefix = Reporter.configured(engine, make_server_config(routing={"policy": "prefix"}))
+
+    assert (await by_load.stats())["page_hashes"] == b""
+    assert (await by_prefix.stats())["page_hashes"] == b"12345678"

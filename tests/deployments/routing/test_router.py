@@ -1,0 +1,213 @@
+"""The policy as Serve runs it: Serve's own choosing over replicas that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    RequestMetadata,
+)
+from ray.serve.config import RequestRouterConfig
+from ray.serve.request_router import PendingRequest
+
+from remora.configs.errors import ConfigError
+from remora.configs.routing import RoutingSection
+from remora.deployments.routing.key import RouteKey
+from remora.deployments.routing.options import check_direct, routing_options
+from remora.deployments.routing.report import Report
+from remora.deployments.routing.router import RemoraRouter
+from tests.deployments.fakes import make_server_config
+
+HERE = DeploymentID(name="LLMServer")
+
+
+@dataclass(eq=False)
+class FakeReplica:
+    """What Serve's router asks of a replica."""
+
+    name: str
+    num_ongoing: int = 0
+    routing_stats: dict[str, Any] = field(default_factory=dict)
+    max_ongoing_requests: int = 4
+
+    @property
+    def replica_id(self) -> ReplicaID:
+        return ReplicaID(self.name, deployment_id=HERE)
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return self.num_ongoing
+
+
+def make_router(*replicas: FakeReplica, policy: str = "shortest_queue", **routing: Any) -> Any:
+    config = make_server_config(routing={"policy": policy, **routing})
+    options = routing_options(config, behind_gateway=True)["request_router_config"]
+    router = options.get_request_router_class()(
+        deployment_id=HERE,
+        handle_source=DeploymentHandleSource.REPLICA,
+        use_replica_queue_len_cache=True,
+        self_node_id="somewhere",
+    )
+    router.initialize_state(**options.request_router_kwargs)
+    router.update_replicas(list(replicas))
+    return router
+
+
+def make_pending(name: str, *args: Any, **kwargs: Any) -> PendingRequest:
+    metadata = RequestMetadata(request_id=name, internal_request_id=name)
+    return PendingRequest(args=list(args), kwargs=kwargs, metadata=metadata)
+
+
+def over_http(name: str, session: str = "") -> PendingRequest:
+    """A request as Serve's proxy hands it on."""
+    pending = make_pending(name, b"a pickled scope")
+    pending.metadata.session_id = session
+    return pending
+
+
+async def choose(router: Any, pending: PendingRequest) -> str:
+    replica = await asyncio.wait_for(router._choose_replica_for_request(pending), 10)
+    return str(replica.name)
+
+
+async def test_a_burst_is_spread_before_any_report_comes() -> None:
+    router = make_router(FakeReplica("a"), FakeReplica("b"), FakeReplica("c"))
+    key = RouteKey(num_tokens=100)
+
+    chosen = await asyncio.gather(
+        *(choose(router, make_pending(f"r{n}", route=key)) for n in range(9))
+    )
+
+    assert {chosen.count(name) for name in "abc"} == {3}
+
+
+async def test_reports_decide_when_they_come() -> None:
+    busy, idle = FakeReplica("busy"), FakeReplica("idle")
+    router = make_router(busy, idle)
+    busy.routing_stats = Report(made_at_s=1.0, num_queued_tokens=900).as_stats()
+    idle.routing_stats = Report(made_at_s=1.0, num_queued_tokens=100).as_stats()
+    router.update_replicas([busy, idle])
+
+    chosen = [
+        await choose(router, make_pending(f"r{n}", route=RouteKey(num_tokens=100)))
+        for n in range(5)
+    ]
+
+    assert chosen == ["idle"] * 5
+
+
+async def test_requests_that_ended_and_those_given_up_count_no_more() -> None:
+    replicas = FakeReplica("a"), FakeReplica("b", num_ongoing=99)
+    router = make_router(*replicas)
+    pending = make_pending("r1", route=RouteKey(num_tokens=1000))
+    await choose(router, pending)
+    router.on_request_routed(pending, replicas[0].replica_id, None)
+    router.on_request_completed(replicas[0].replica_id, "r1")
+    replicas[0].num_ongoing = 99  # nobody has room
+    router.on_new_queue_len_info(replicas[0].replica_id, 99)
+    waiting = asyncio.create_task(choose(router, make_pending("r2", route=RouteKey())))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.sleep(0.05)
+
+    assert [view.load for view in router._ledger.views("ab")] == [0, 0]
+
+
+async def test_a_full_replica_is_passed_over_for_the_next_in_order() -> None:
+    pages = struct.pack("<2Q", 1, 2)
+    stats = Report(made_at_s=1.0, page_hashes=pages).as_stats()
+    full, free = FakeReplica("full", num_ongoing=4, routing_stats=stats), FakeReplica("free")
+    router = make_router(full, free, policy="prefix")
+    pending = make_pending("r1", route=RouteKey(page_hashes=pages, num_tokens=32))
+
+    assert await choose(router, pending) == "free"
+    router.on_request_routed(pending, free.replica_id, None)
+    assert [view.num_requests for view in router._ledger.views(["full", "free"])] == [0, 1]
+
+
+async def test_a_replica_that_failed_the_request_is_not_tried_again() -> None:
+    router = make_router(FakeReplica("a"), FakeReplica("b"), policy="power_of_two")
+
+    chosen = {
+        await choose(router, make_pending(f"r{n}", route=RouteKey(avoid=frozenset("a"))))
+        for n in range(8)
+    }
+
+    assert chosen == {"b"}
+
+
+async def test_at_serves_proxy_a_header_names_the_session() -> None:
+    router = make_router(*map(FakeReplica, "abc"), policy="session")
+
+    async def answer(name: str, session: str) -> str:
+        chosen = await choose(router, over_http(name, session))
+        router.on_request_completed(ReplicaID(chosen, deployment_id=HERE), name)
+        return chosen
+
+    by_session = {
+        session: {await answer(f"{session}-{n}", session) for n in range(4)}
+        for session in map(str, range(9))
+    }
+
+    assert all(len(chosen) == 1 for chosen in by_session.values())
+    assert len(set.union(*by_session.values())) > 1
+
+
+async def test_a_request_of_unknown_length_counts_as_a_prompt() -> None:
+    router = make_router(FakeReplica("a"), FakeReplica("b"))
+
+    first = await choose(router, over_http("r1"))
+    route = RouteKey(num_tokens=10)
+    others = {await choose(router, make_pending(f"short-{n}", route=route)) for n in range(5)}
+
+    assert others == {"a", "b"} - {first}
+
+
+async def test_a_request_waits_for_a_replica_to_come() -> None:
+    router = make_router()
+    waiting = asyncio.create_task(choose(router, make_pending("r1", route=RouteKey())))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+
+    router.update_replicas([FakeReplica("a")])
+
+    assert await waiting == "a"
+
+
+def test_without_a_gateway_serves_own_router_does_power_of_two() -> None:
+    assert routing_options(make_server_config()) == {}
+
+
+def test_the_router_is_found_by_its_name_in_a_config_file() -> None:
+    config = make_server_config(routing={"policy": "session", "stats_period_s": 2.0})
+
+    options = routing_options(config)["request_router_config"]
+
+    path = f"{RemoraRouter.__module__}.{RemoraRouter.__name__}"
+    assert options.request_router_class == path
+    assert options.request_routing_stats_period_s == 2.0
+    assert RequestRouterConfig(request_router_class=path).request_router_class == path
+
+
+def test_what_cannot_be_done_without_a_gateway_is_refused() -> None:
+    for policy in ("round_robin", "session"):
+        config = make_server_config(routing={"policy": policy, "gateway": "off"})
+        check_direct(config, has_haproxy=False)
+        with pytest.raises(ConfigError, match=rf"{policy}.*HAProxy"):
+            check_direct(config, has_haproxy=True)
+    with pytest.raises(ConfigError, match="reads no bodies"):
+        check_direct(make_server_config(routing={"policy": "prefix"}), has_haproxy=False)
+    check_direct(make_server_config(), has_haproxy=True)
+    other = make_server_config(routing={"policy": "session", "session_header": "x-chat"})
+    with pytest.raises(ConfigError, match="x-session-id"):
+        check_direct(other, has_haproxy=False)
+
+
+def test_a_session_may_be_named_by_its_header_alone() -> None:
+    assert RoutingSection(policy="session", gateway="off").policy == "session"

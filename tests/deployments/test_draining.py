@@ -1,0 +1,86 @@
+"""What a replica does once Serve has begun to stop it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from remora.deployments.draining import drain, serves_mark
+from remora.deployments.http.app import build_http_app
+from remora.deployments.http.auth import Access
+from remora.deployments.http.served import Served
+from tests.deployments.fakes import FakeEngine, FakeServer, make_config
+
+
+@dataclass
+class DrainedEngine(FakeEngine):
+    drained: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.drained.set()
+        return False
+
+
+@dataclass
+class Replica:
+    served: Served
+    engine: DrainedEngine
+    client: httpx.AsyncClient
+    is_stopping: bool = False
+
+
+@pytest.fixture
+async def replica() -> AsyncGenerator[Replica, None]:
+    engine = DrainedEngine()
+    served = Served.over(FakeServer(client=engine, config=make_config(drain_timeout_s=0.5)))
+    app = build_http_app(served, access=lambda: Access(is_local=True))
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield Replica(served, engine, client)
+
+
+async def test_a_replica_that_stops_is_alive_but_not_ready(replica: Replica) -> None:
+    task = asyncio.create_task(drain(replica.served, None, lambda: replica.is_stopping))
+    before = await replica.client.get("/ready")
+
+    replica.is_stopping = True
+    await replica.engine.drained.wait()
+    await task
+
+    ready, health = await replica.client.get("/ready"), await replica.client.get("/health")
+    assert (before.status_code, ready.status_code, health.status_code) == (200, 503, 200)
+    assert ready.headers["x-should-retry"] == "true"
+
+
+async def test_requests_that_still_come_are_answered_and_long_ones_ended_in_time(
+    replica: Replica, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica.is_stopping = True
+    task = asyncio.create_task(drain(replica.served, None, lambda: replica.is_stopping))
+    while not replica.served.calls.is_draining:
+        await asyncio.sleep(0)
+
+    late = await replica.client.post("/v1/completions", json={"prompt": "a"})
+    was_waiting = not replica.engine.drained.is_set()
+    await task
+
+    assert late.status_code == 200
+    assert was_waiting
+    assert "were ended" in caplog.text
+
+
+async def test_batches_are_left_to_other_replicas(replica: Replica) -> None:
+    batches = asyncio.create_task(asyncio.sleep(600))
+    replica.is_stopping = True
+
+    await drain(replica.served, batches, lambda: replica.is_stopping)
+
+    assert batches.cancelled()
+
+
+def test_outside_serve_there_is_no_end_to_wait_for() -> None:
+    assert serves_mark() is None

@@ -1,0 +1,113 @@
+"""Hashes of pages: what they name, and which of them a cache reports."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from remora.engine.kv.cache import KVCache, PageTable
+from remora.engine.kv.hashes import HASH_BYTES, page_hashes
+from remora.engine.types import Namespace
+from tests.engine.kv.test_cache import PAGE_SIZE, CacheMachine
+
+BASE = Namespace()
+
+
+def split(hashes: bytes) -> list[bytes]:
+    return [hashes[at : at + HASH_BYTES] for at in range(0, len(hashes), HASH_BYTES)]
+
+
+def make_cache() -> KVCache:
+    return KVCache(16, page_size=2, prefix_cache=True)
+
+
+def cache_tokens(kv: KVCache, tokens: list[int], namespace: Namespace = BASE) -> None:
+    table = PageTable()
+    computed = kv.attach_prefix(table, namespace, tokens)
+    assert kv.try_grow(table, len(tokens)) is not None
+    kv.retire(table, namespace, tokens, max(computed, len(tokens)))
+
+
+def test_a_hash_is_the_same_in_every_process() -> None:
+    hashes = page_hashes(Namespace(salt="tenant"), [1, 2, 3, 4, 5], 2)
+
+    assert hashes.hex() == "c2974739cc41a781777f8ed896850f8d"
+
+
+def test_only_full_pages_have_hashes() -> None:
+    assert page_hashes(BASE, [1], 2) == b""
+    assert len(page_hashes(BASE, [1, 2, 3], 2)) == HASH_BYTES
+
+
+def test_equal_beginnings_have_equal_hashes_and_differ_from_the_first_other_page_on() -> None:
+    ours = split(page_hashes(BASE, [1, 2, 3, 4, 5, 6], 2))
+    others = split(page_hashes(BASE, [1, 2, 9, 4, 5, 6], 2))
+
+    assert ours[0] == others[0]
+    assert not set(ours[1:]) & set(others)
+
+
+def test_namespaces_share_no_hash() -> None:
+    namespaces = (
+        BASE,
+        Namespace(salt="a"),
+        Namespace(adapter_instance=1),
+        Namespace(salt="\ud800"),
+    )
+
+    hashes = {page_hashes(namespace, [1, 2], 2) for namespace in namespaces}
+
+    assert len(hashes) == len(namespaces)
+
+
+def test_a_cache_reports_what_a_prompt_will_find_in_it() -> None:
+    kv = make_cache()
+    cache_tokens(kv, [1, 2, 3, 4])
+    cache_tokens(kv, [1, 2, 5, 6])
+
+    expected = {
+        *split(page_hashes(BASE, [1, 2, 3, 4], 2)),
+        *split(page_hashes(BASE, [1, 2, 5, 6], 2)),
+    }
+    assert set(split(kv.newest_hashes(100))) == expected
+
+
+def test_the_latest_used_are_reported_first() -> None:
+    kv = make_cache()
+    cache_tokens(kv, [1, 2, 3, 4])
+    cache_tokens(kv, [5, 6])
+    cache_tokens(kv, [1, 2])
+
+    assert kv.newest_hashes(2) == page_hashes(BASE, [1, 2], 2) + page_hashes(BASE, [5, 6], 2)
+
+
+def test_evicted_pages_are_not_reported_any_more() -> None:
+    kv = make_cache()
+    cache_tokens(kv, list(range(32)))
+    assert len(kv.newest_hashes(100)) == 16 * HASH_BYTES
+
+    kv.try_grow(PageTable(), 6)
+
+    assert kv.newest_hashes(100) == page_hashes(BASE, list(range(26)), 2)
+
+
+class ReportingMachine(CacheMachine):
+    """Whatever has happened to the tree, its report tells what is in it."""
+
+    @rule(limit=st.integers(0, 30))
+    def report(self, limit: int) -> None:
+        pages = [page for node in self.kv._radix.nodes() for page in node.pages]
+        chains = [
+            split(page_hashes(namespace, prefix, PAGE_SIZE))
+            for namespace, prefix in map(self.filled.__getitem__, pages)
+        ]
+        before = {own: earlier[-1] if earlier else None for *earlier, own in chains}
+
+        reported = split(self.kv.newest_hashes(limit))
+
+        assert len(set(reported)) == len(reported) == min(limit, len(pages))
+        for place, own in enumerate(reported):
+            assert before[own] is None or before[own] in reported[:place]
+
+
+TestReports = ReportingMachine.TestCase
+TestReports.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

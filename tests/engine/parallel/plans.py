@@ -1,0 +1,65 @@
+"""Steps of any shape, and what of them must arrive at another rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from remora.engine.parallel.wire import Step
+from remora.engine.types import RowInit, SamplingParams, StepPlan
+
+INT32 = st.integers(0, 2**31 - 1)
+TOKENS = st.integers(0, 2**63 - 1)
+
+
+def _int32(numbers: list[int]) -> Any:
+    return np.array(numbers, np.int32)
+
+
+@st.composite
+def make_steps(draw: st.DrawFn) -> Step:
+    """A step with any numbers in it: the wire does not ask whether they make sense."""
+    places = draw(st.lists(st.tuples(INT32, INT32, INT32, st.booleans()), max_size=9))
+    pages = draw(st.lists(st.tuples(INT32, INT32), max_size=9))
+    sampled = draw(st.lists(st.tuples(INT32, TOKENS), max_size=9))
+    prompts = draw(st.lists(st.lists(TOKENS, max_size=20), max_size=4))
+    added = tuple(
+        RowInit(
+            row=draw(INT32),
+            token_ids=np.array(prompt, np.int64),
+            num_prompt_tokens=draw(st.integers(0, len(prompt))),
+            seed=draw(TOKENS),
+            sampling=SamplingParams(temperature=0.5),
+        )
+        for prompt in prompts
+    )
+    plan = StepPlan(
+        step_id=draw(TOKENS),
+        added=added,
+        dropped=_int32(draw(st.lists(INT32, max_size=3))),
+        page_rows=_int32([page[0] for page in pages]),
+        page_ids=_int32([page[1] for page in pages]),
+        rows=_int32([place[0] for place in places]),
+        starts=_int32([place[1] for place in places]),
+        num_tokens=_int32([place[2] for place in places]),
+        samples=np.array([place[3] for place in places], np.bool_),
+    )
+    return Step(
+        plan, _int32([row for row, _ in sampled]), np.array([t for _, t in sampled], np.int64)
+    )
+
+
+def as_sent(step: Step) -> Any:
+    """What a follower needs of a step, as something that can be compared."""
+    plan = step.plan
+    arrays = (plan.page_rows, plan.page_ids, plan.rows, plan.starts, plan.num_tokens, plan.samples)
+    return (
+        plan.step_id,
+        [(init.row, init.token_ids.tolist(), init.num_prompt_tokens) for init in plan.added],
+        [array.tolist() for array in arrays],
+        [array.dtype for array in arrays],
+        step.rows.tolist(),
+        step.token_ids.tolist(),
+    )

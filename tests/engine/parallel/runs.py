@@ -1,0 +1,85 @@
+"""Whole engines on ranks that are threads: what requests come to, and by which logits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remora.engine.engine import Engine
+from remora.engine.inputs import RowTable, StepInputs
+from remora.engine.models.checkpoint import read_config
+from remora.engine.protocols import ForwardPass
+from remora.engine.runner import LocalRunner
+from remora.engine.sampling import Sampler
+from remora.engine.types import Request, SamplingParams
+from tests.engine.fakes import make_plan
+from tests.engine.parallel.ranks import ranks_forward
+
+Requests = Mapping[str, tuple[list[int], SamplingParams]]
+
+
+@dataclass(slots=True)
+class Recorder:
+    """ForwardPass that remembers the logits of each step."""
+
+    inner: ForwardPass
+    steps: list[Tensor] = field(default_factory=list)
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        self.steps.append(self.inner.forward(inputs).clone())
+        return self.steps[-1].clone()
+
+    def logits(self, first: int, last: int) -> Tensor:
+        return self.inner.logits(first, last)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What requests came to: ids and prompt log-probabilities by request, logits by step."""
+
+    token_ids: dict[str, list[int]]
+    prompt_logprobs: dict[str, list[float]]
+    steps: list[Tensor]
+
+    def margin(self) -> float:
+        """Return by how much the best logit led the next where it led least."""
+        best = torch.cat([logits.topk(2).values for logits in self.steps])
+        return float((best[:, 0] - best[:, 1]).min())
+
+
+def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
+    """Let an engine of the plan's ranks run the requests, in chunks, and decode beside prefill."""
+    plan = make_plan(
+        page_size=16,
+        num_pages=64,
+        max_model_len=256,
+        max_step_tokens=40,
+        prefill_chunk_tokens=24,
+        **plan_changes,
+    )
+    rows, vocab_size = plan.max_running_requests, read_config(path).vocab_size
+    table = RowTable(max_rows=rows, max_tokens=plan.max_sequence_tokens, page_size=16)
+    token_ids: dict[str, list[int]] = {name: [] for name in requests}
+    scored: dict[str, list[float]] = {name: [] for name in requests}
+    with ranks_forward(path, plan, table) as forward:
+        recorder = Recorder(forward)
+        sampler = Sampler(max_rows=rows, vocab_size=vocab_size, eos_token_ids=())
+        runner = LocalRunner(recorder, sampler, table)
+        engine = Engine(plan, runner, eos_token_ids=(), vocab_size=vocab_size)
+        for name, (prompt, params) in requests.items():
+            engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params))
+        while engine.has_work:
+            for output in engine.step():
+                token_ids[output.request_id].extend(output.token_ids)
+                for part in output.prompt_logprobs:
+                    scored[output.request_id].extend(part.logprobs.tolist())
+        engine.close()
+    return Run(token_ids=token_ids, prompt_logprobs=scored, steps=recorder.steps)

@@ -1,0 +1,52 @@
+"""Ranks without Ray: the followers of a replica as threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.engine.launch import build_follower
+from remora.engine.parallel.followers import Followers
+from remora.engine.parallel.group import Group
+from remora.engine.parallel.layout import Layout
+from remora.engine.parallel.meeting import Host
+
+
+@dataclass
+class ThreadTeam:
+    """Team whose ranks are threads; `errors` holds what they raised."""
+
+    address: str | None = None
+    threads: list[threading.Thread] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+
+    def machine(self, own: MachineFacts, model: ModelFacts) -> MachineFacts:
+        return own
+
+    def load(self, plan: EnginePlan) -> None:
+        self.host = Host(self.address, come_s=30.0, exchange_s=30.0)
+        for rank in range(1, plan.num_ranks):
+            thread = threading.Thread(target=self.follow, args=(plan, rank))
+            thread.start()
+            self.threads.append(thread)
+
+    def follow(self, plan: EnginePlan, rank: int) -> None:
+        try:
+            build_follower(plan, rank, self.host.meeting).run()
+        except BaseException as error:
+            self.errors.append(error)
+
+    def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
+        try:
+            return self.host.gather(layout, device)
+        finally:
+            self.host.close()
+
+    def ready(self) -> None:
+        pass
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(20.0)
+            assert not thread.is_alive()

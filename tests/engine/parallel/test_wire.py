@@ -1,0 +1,110 @@
+"""What rank 0 says arrives as it was said, without what only the sampler needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.engine.parallel.wire import (
+    HEAD,
+    STEP,
+    ComeIn,
+    Failed,
+    Logits,
+    Message,
+    Step,
+    decode,
+    encode_come_in,
+    encode_failed,
+    encode_logits,
+    encode_step,
+)
+from remora.engine.types import RowInit, SamplingParams, StepPlan
+from tests.engine.parallel.plans import as_sent, make_steps
+
+
+def sent(frame: bytes) -> Message:
+    length, kind = HEAD.unpack(frame[: HEAD.size])
+    payload = memoryview(frame)[HEAD.size :]
+    assert length == len(payload)
+    return decode(kind, payload)
+
+
+@given(make_steps())
+def test_any_step_survives(step: Step) -> None:
+    arrived = sent(encode_step(step.plan, step.rows, step.token_ids))
+
+    assert isinstance(arrived, Step)
+    assert as_sent(arrived) == as_sent(step)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_questions_for_logits_survive(first: int, last: int) -> None:
+    assert sent(encode_logits(first, last)) == Logits(first, last)
+
+
+@given(st.text(max_size=1000), st.booleans())
+def test_reasons_survive(reason: str, second_hand: bool) -> None:
+    assert sent(encode_failed(Failed(reason, second_hand))) == Failed(reason, second_hand)
+
+
+@given(st.text(min_size=1, max_size=1000), st.integers(0, 2**16 - 1))
+def test_where_ranks_join_survives(host: str, port: int) -> None:
+    assert sent(encode_come_in(ComeIn(host, port))) == ComeIn(host, port)
+
+
+def test_a_long_reason_is_cut() -> None:
+    arrived = sent(encode_failed(Failed("x" * 100_000)))
+
+    assert isinstance(arrived, Failed)
+    assert 1000 < len(arrived.reason) < 10_000
+
+
+@given(st.integers(0, 255), st.binary(max_size=200))
+def test_nonsense_is_refused_or_read_but_never_more(kind: int, payload: bytes) -> None:
+    try:
+        message = decode(kind, memoryview(payload))
+    except (ValueError, OverflowError):
+        return
+
+    assert isinstance(message, Message)
+
+
+@given(make_steps(), st.integers(1, 8))
+def test_a_step_that_is_cut_short_or_too_long_is_refused(step: Step, count: int) -> None:
+    payload = encode_step(step.plan, step.rows, step.token_ids)[HEAD.size :]
+
+    for wrong in (payload[:-count], payload + bytes(count)):
+        with pytest.raises(ValueError, match=r"step|buffer|frame"):
+            decode(STEP, memoryview(wrong))
+
+
+def test_secrets_of_a_request_stay_with_rank_0() -> None:
+    init = RowInit(
+        row=1,
+        token_ids=np.array([5], np.int64),
+        num_prompt_tokens=1,
+        seed=77,
+        sampling=SamplingParams(stop=("a stop string",)),
+    )
+    empty = np.empty(0, np.int32)
+    plan = StepPlan(
+        step_id=3,
+        added=(init,),
+        dropped=np.array([4], np.int32),
+        page_rows=empty,
+        page_ids=empty,
+        rows=empty,
+        starts=empty,
+        num_tokens=empty,
+        samples=np.empty(0, np.bool_),
+    )
+
+    arrived = sent(encode_step(plan, empty, np.empty(0, np.int64)))
+
+    assert isinstance(arrived, Step)
+    assert arrived.plan.added[0].sampling == SamplingParams()
+    assert arrived.plan.added[0].seed == 0
+    assert len(arrived.plan.dropped) == 0
