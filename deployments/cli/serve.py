@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -33,6 +33,7 @@ from remora.deployments.cli.haproxy import (
     own_folder,
     use_our_answers,
 )
+from remora.deployments.cli.hush import hushed
 from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.terminal import Failure, answer
 from remora.deployments.ranks.cluster import check_room
@@ -72,7 +73,7 @@ def serve(
     proxy = choose_proxy(proxy, http["host"])
     signals = _Signals()
     _write_built_in_model(raw)
-    with own_folder() as folder:
+    with own_folder() as folder, ExitStack() as ending:
         if proxy is Proxy.HAPROXY:
             os.environ.update({**haproxy_environment(folder), **os.environ})
             use_our_answers(folder)
@@ -81,6 +82,7 @@ def serve(
             _run(raw, signals)
         except _Stopped:
             _drain(raw)
+            ending.enter_context(hushed())
         finally:
             shut_down()
 

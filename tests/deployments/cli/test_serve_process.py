@@ -76,6 +76,7 @@ def test_a_folder_is_served_until_the_signal_and_nothing_stays_behind(
     assert "first token" in output
     assert "stopping" in output
     assert "Traceback" not in output
+    assert "(raylet)" not in output  # nor that tasks of Serve's failed as it was taken down
     assert still_running(process.pid) == []
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")

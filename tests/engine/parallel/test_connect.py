@@ -7,17 +7,20 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import remora.engine.parallel.connect
 from remora.configs.errors import EngineError
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.group import ALONE
 from remora.engine.parallel.layout import Layout
 from tests.engine.parallel.ranks import HOST, connected, free_port
 
+LOCALHOST = "0100007F"  # as the kernel writes it
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -167,17 +170,20 @@ def test_nothing_is_left_of_a_group_that_was_closed() -> None:
     assert count_threads_and_sockets() <= before
 
 
-def test_ranks_listen_on_the_given_address_only() -> None:
-    with connected(2):
-        listening = Path("/proc/self/net/tcp").read_text() + Path("/proc/self/net/tcp6").read_text()
-        inodes = sockets_of_this_process()
-        addresses = {
-            fields[1].rpartition(":")[0]
-            for fields in map(str.split, listening.splitlines())
-            if fields[3] == "0A" and fields[9] in inodes
-        }
+def test_ranks_listen_on_the_given_address_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, meeting = listening(), set[str]()
 
-    assert addresses == {"0100007F"}  # 127.0.0.1, in the kernel's order of bytes
+    def look_and_meet(*args: Any) -> None:
+        meeting.update(listening() - before)
+        meet(*args)
+
+    meet = remora.engine.parallel.connect._meet
+    monkeypatch.setattr("remora.engine.parallel.connect._meet", look_and_meet)
+    with connected(2):
+        joined = listening() - before
+
+    assert {place.rpartition(":")[0] for place in meeting} == {LOCALHOST}
+    assert {place.rpartition(":")[0] for place in joined} == {LOCALHOST}
 
 
 def test_nobody_comes_in_once_all_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +200,17 @@ def test_nobody_comes_in_once_all_have_met(monkeypatch: pytest.MonkeyPatch) -> N
 
 def count_threads_and_sockets() -> tuple[int, int]:
     return len(os.listdir("/proc/self/task")), len(sockets_of_this_process())
+
+
+def listening() -> set[str]:
+    """Return where this process listens (others of its threads may), as the kernel writes it."""
+    sockets = Path("/proc/self/net/tcp").read_text() + Path("/proc/self/net/tcp6").read_text()
+    inodes = sockets_of_this_process()
+    return {
+        fields[1]
+        for fields in map(str.split, sockets.splitlines())
+        if fields[3] == "0A" and fields[9] in inodes
+    }
 
 
 def sockets_of_this_process() -> set[str]:
