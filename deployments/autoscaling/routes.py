@@ -69,17 +69,22 @@ class Deployed(Protocol):
         ...
 
 
-async def explanations(models: Mapping[str, Deployed]) -> dict[str, Any]:
+async def explanations(models: Mapping[str, Deployed | None]) -> dict[str, Any]:
     """Return the same for the models behind a gateway; no replica is asked, nor woken.
 
-    One model: its record; several: model -> record, None where nothing decides. Raises
-    HTTPException 404 where nothing decides for any.
+    models:  by name; None: nothing decides about its replicas
+    One model: its record; several: model -> record, None where nothing decides or has decided.
+    Raises HTTPException 404 where nothing decides for any, 503 where nothing has been decided yet.
     """
-    records = {
-        name: await asyncio.to_thread(explain, handle.app_name, handle.deployment_name)
-        for name, handle in models.items()
-    }
-    if not any(records.values()):
+    records: dict[str, dict[str, Any] | None] = dict.fromkeys(models)
+    for name, handle in models.items():
+        if handle is not None:
+            records[name] = await asyncio.to_thread(
+                explain, handle.app_name, handle.deployment_name
+            )
+    if not any(models.values()):
         raise HTTPException(404, OFF)
+    if not any(records.values()):
+        raise HTTPException(503, NOT_YET)
     (first, *others) = records.values()
     return records if others or first is None else first

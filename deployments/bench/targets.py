@@ -17,6 +17,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import load_serve_file, parse_args
 from remora.configs.schema import ServeConfig
 from remora.configs.serve_file import config_of_model, our_application
+from remora.configs.several import split_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,17 @@ def read_target(name: str, settings: Sequence[str] = ()) -> Target:
     Raises ConfigError.
     """
     if name.endswith((".yaml", ".yml")):
-        raw = copy.deepcopy(load_serve_file(Path(name)).raw)
+        file = load_serve_file(Path(name))
+        if len(file.models) > 1:
+            raise ConfigError(
+                f"{name}: serves several models ({', '.join(file.models)}), and one is measured; give "
+                "a model or a file of one model, or start the server and give --url and --model"
+            )
+        raw = copy.deepcopy(file.raw)
     else:
         raw = config_of_model(name)
     application = our_application(raw)
-    args: dict[str, Any] = application.get("args") or {}
+    (args,) = split_models(application.get("args") or {})
     application["args"] = args
     for setting in settings:
         _apply(args, setting)

@@ -143,8 +143,8 @@ class _Front:
             await answer(scope, receive, send)
         elif path == EXPLAIN and scope["method"] == "GET":
             await require_operator(request)
-            found = await explanations({name: m.handle for name, m in self._models.items()})
-            await JSONAnswer(found)(scope, receive, send)
+            deciding = {n: m.handle if m.is_autoscaled else None for n, m in self._models.items()}
+            await JSONAnswer(await explanations(deciding))(scope, receive, send)
         else:
             await while_connected(request, self._carry(asked, send))
 

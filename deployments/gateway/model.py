@@ -37,6 +37,7 @@ KeyMaker = Callable[[str, Headers, Any], Awaitable[RouteKey]]
 class Model:
     """A model by name.
 
+    is_autoscaled:  whether load decides how many replicas there are
     key_of:  what its routing policy may know of a request: (path, headers, parsed body) -> key
     """
 
@@ -52,6 +53,7 @@ class Model:
     ) -> None:
         self.name = name
         self.handle = handle
+        self.is_autoscaled = config.autoscaling.is_on
         self.key_of = key_of
         routing = config.routing
         room = WaitingRoom(

@@ -78,8 +78,22 @@ async def test_a_gateway_says_of_each_model_what_was_decided(store: dict[bytes, 
 
     assert alone["winner"] == both["a"]["winner"] == "backlog"
     assert both["b"] is None
-    with pytest.raises(HTTPException):
-        await explanations({"b": b})
+
+
+@pytest.mark.parametrize(
+    ("are_autoscaled", "status"),
+    [([True], 503), ([False, True], 503), ([False], 404), ([False, False], 404)],
+)
+async def test_a_gateway_tells_not_yet_from_never(
+    store: dict[bytes, bytes], are_autoscaled: list[bool], status: int
+) -> None:
+    handle = SimpleNamespace(app_name="app", deployment_name="A")
+    deciding = {str(n): handle if is_on else None for n, is_on in enumerate(are_autoscaled)}
+
+    with pytest.raises(HTTPException) as caught:
+        await explanations(deciding)
+
+    assert caught.value.status_code == status
 
 
 @pytest.mark.parametrize(("is_local", "status"), [(True, 200), (False, 403)])
@@ -88,7 +102,7 @@ async def test_a_gateway_explains_to_its_operator(
 ) -> None:
     publish("app", "LLMServer", {"time": time.time(), "winner": "backlog"})
     handle = SimpleNamespace(app_name="app", deployment_name="LLMServer")
-    models: Any = {"a": SimpleNamespace(handle=handle)}
+    models: Any = {"a": SimpleNamespace(handle=handle, is_autoscaled=True)}
     access, ending = Access(is_local=is_local), Ending(None, 0.0)
     front = build_front(models, make_server_config, lambda: access, GatewayMetrics(), ending)
 

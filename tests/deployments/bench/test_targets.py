@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from remora.configs.errors import ConfigError
 from remora.deployments.bench.latency import EngineSteps, parse_steps
@@ -58,6 +59,27 @@ def test_a_folder_is_served_from_anywhere(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_wrong_setting_is_named(settings: list[str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read_target("smollm2-135m-instruct", settings)
+
+
+def test_of_several_models_none_is_chosen_in_silence() -> None:
+    file = FILE.with_name("gateway.yaml")
+
+    with pytest.raises(
+        ConfigError, match=r"several models \(\S+, \S+\), and one is measured; .*--url"
+    ):
+        read_target(str(file))
+
+
+def test_a_list_of_one_model_is_that_model(tmp_path: Path) -> None:
+    data = yaml.safe_load(FILE.with_name("gateway.yaml").read_text())
+    args = data["applications"][0]["args"]
+    args["models"] = [{"model": {"path": "smollm2-135m-instruct"}}]
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(data))
+
+    target = read_target(str(tmp_path / "one.yaml"), ["model.dtype=float32"])
+
+    assert target.config.model.path == "smollm2-135m-instruct"
+    assert target.config.model.dtype == "float32"
 
 
 def test_a_model_that_is_not_there_is_named() -> None:
