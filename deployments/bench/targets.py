@@ -49,7 +49,7 @@ def read_target(name: str, settings: Sequence[str] = ()) -> Target:
         file = load_serve_file(Path(name))
         if len(file.models) > 1:
             raise ConfigError(
-                f"{name}: serves several models ({', '.join(file.models)}), and one is measured; give "
+                f"{name}: serves several models ({', '.join(file.models)}); one is measured. Give "
                 "a model or a file of one model, or start the server and give --url and --model"
             )
         raw = copy.deepcopy(file.raw)
