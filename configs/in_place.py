@@ -16,9 +16,11 @@ from remora.configs.messages import Locate, shown
 from remora.configs.sampling import SamplingSection
 from remora.configs.schema import ServeConfig
 
-# The deployments that take it; the second only where there is a gateway.
+# The deployments that take it; the others only where requests come to the replicas through them,
+# or where HAProxy asks them.
 DEPLOYMENT = "LLMServer"
 GATEWAY = "Gateway"
+CHOOSER = "Chooser"
 IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "sampling": tuple(SamplingSection.model_fields),

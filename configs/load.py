@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from remora.configs.errors import ConfigError
-from remora.configs.in_place import GATEWAY, with_user_config
+from remora.configs.in_place import CHOOSER, GATEWAY, with_user_config
 from remora.configs.messages import KeyPath, Locate, describe, shown, unknown_keys
 from remora.configs.positions import Document, parse_yaml
 from remora.configs.schema import ServeConfig
@@ -172,7 +172,8 @@ def _models_of(
     for index, (name, merged) in enumerate(zip(names, split_models(args), strict=True)):
         place = place_of_model(args, index, document.locate, prefix)
         config = _changed(application, deployments[name], merged, document, place, prefix)
-        _changed(application, GATEWAY, merged, document, place, prefix)  # what it says is valid
+        for other in (GATEWAY, CHOOSER):  # what is said for these is valid
+            _changed(application, other, merged, document, place, prefix)
         own = _written_lines(document, (*prefix, MODELS, index)) if MODELS in args else {}
         models[name] = FileModel(config=config, written=common | own)
     return models

@@ -2,9 +2,10 @@
 
 `build` is named in the config file's `import_path`; its `args` are the ServeConfig, or several
 under `models`. The deployment of one model is called `LLMServer`, those of several
-`LLMServer-<name>`, and what stands before them, if it is needed, `Gateway`: a config file's
-`deployments:` may override their options by these names. Serve's limits are derived here from the
-engine's, so that the engine's own refusals, which speak OpenAI's language, come before Serve's.
+`LLMServer-<name>`, what stands before them, if it is needed, `Gateway`, and what HAProxy asks
+instead, `Chooser`: a config file's `deployments:` may override their options by these names.
+Serve's limits are derived here from the engine's, so that the engine's own refusals, which speak
+OpenAI's language, come before Serve's.
 """
 
 from collections.abc import Mapping
@@ -20,11 +21,13 @@ from remora.configs.load import parse_models
 from remora.configs.schema import ServeConfig
 from remora.configs.several import deployment_names, split_models
 from remora.deployments.autoscaling.options import scaling_options
-from remora.deployments.gateway.build import gateway_options, needs_gateway
+from remora.deployments.gateway.build import gateway_options, goes_direct, needs_gateway
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.ranks.placement import placement_options
-from remora.deployments.routing.options import check_direct, routing_options
+from remora.deployments.routing.asking import ask_first, is_asked
+from remora.deployments.routing.chooser import Chooser, chooser_options
+from remora.deployments.routing.options import check_alone, routing_options
 
 # Room beside what the engine takes, so that the engine does the refusing: a request that Serve
 # holds back costs its router one retry after another (measured at ten times the load: four times
@@ -44,16 +47,27 @@ def build(args: dict[str, Any]) -> Application:
     """Return the application for the `args` of a config file. Raises ConfigError."""
     configs = parse_models(args)
     names = deployment_names(tuple(configs))
-    is_behind = needs_gateway(tuple(configs.values()), has_haproxy=RAY_SERVE_ENABLE_HA_PROXY)
+    all_configs = tuple(configs.values())
+    has_haproxy = RAY_SERVE_ENABLE_HA_PROXY
+    can_ask = has_haproxy and is_asked()
+    has_chooser = goes_direct(all_configs, is_asked=can_ask)
+    is_behind = needs_gateway(all_configs, has_haproxy=has_haproxy, is_asked=can_ask)
     options = {
-        name: {**deployment_options(config, behind_gateway=is_behind), "name": names[name]}
+        name: {
+            **deployment_options(config, behind_gateway=is_behind, has_chooser=has_chooser),
+            "name": names[name],
+        }
         for name, config in configs.items()
     }
     if not is_behind:
-        (config,), (only,) = configs.values(), options.values()
-        check_direct(config, has_haproxy=RAY_SERVE_ENABLE_HA_PROXY)
-        deployment = serve.deployment(serve.ingress()(LLMServer))
-        return deployment.options(**only).bind(*split_models(args))
+        (config,), (only,) = all_configs, options.values()
+        (model_args,) = split_models(args)
+        replicas = serve.deployment(serve.ingress()(LLMServer)).options(**only).bind(model_args)
+        if not has_chooser:
+            check_alone(config, has_haproxy=has_haproxy)
+            return replicas
+        chooser = serve.deployment(serve.ingress()(Chooser)).options(**chooser_options(only))
+        return ask_first(replicas, chooser.bind(model_args, replicas))
     # Serve takes one HTTP application only: behind a gateway, `LLMServer.relay` runs the others.
     models = {
         name: serve.deployment(LLMServer).options(**options[name]).bind(model_args)
@@ -63,7 +77,9 @@ def build(args: dict[str, Any]) -> Application:
     return gateway.options(**gateway_options(options, configs)).bind(args, models)
 
 
-def deployment_options(config: ServeConfig, *, behind_gateway: bool = False) -> Mapping[str, Any]:
+def deployment_options(
+    config: ServeConfig, *, behind_gateway: bool = False, has_chooser: bool = False
+) -> Mapping[str, Any]:
     """Return Serve's options of a model's deployment; pure, the model is not opened."""
     engine, drain_s = config.engine, config.api.drain_s
     max_requests = engine.max_running_requests + engine.max_queued_requests + SLACK_REQUESTS
@@ -71,7 +87,7 @@ def deployment_options(config: ServeConfig, *, behind_gateway: bool = False) -> 
         "name": DEPLOYMENT,
         **scaling_options(config),
         **placement_options(config),
-        **routing_options(config, behind_gateway=behind_gateway),
+        **routing_options(config, behind_gateway=behind_gateway, has_chooser=has_chooser),
         "max_ongoing_requests": max_requests,
         # Requests wait here while a replica is being replaced.
         "max_queued_requests": max_requests,

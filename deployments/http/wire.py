@@ -63,6 +63,16 @@ def parse_json(raw: bytes) -> Any:
     return value
 
 
+async def parsed(raw: bytes) -> Any:
+    """Return a body for those who only look at it; None = there is none, or it is no JSON."""
+    try:
+        if len(raw) > _PARSE_ON_LOOP_BYTES:
+            return await asyncio.to_thread(orjson.loads, raw)
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+
+
 def _is_too_deep(value: Any, max_depth: int) -> bool:
     level = [value]
     for _ in range(max_depth):

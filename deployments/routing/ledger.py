@@ -27,6 +27,8 @@ MAX_OPEN_REQUESTS = 65_536
 MAX_SESSIONS = 65_536
 # A prompt that is still not computed after so long is hardly worth waiting for.
 EXPECTED_S = 30.0
+# Where ends are not told and no report comes, a request counts no longer than this.
+UNHEARD_S = 3.0
 # By how much two machines' clocks may drift apart, in seconds per second.
 DRIFT = 1e-4
 
@@ -83,11 +85,20 @@ class _Replica:
 class Ledger:
     """Reports and open requests of one router.
 
-    max_pages:  most pages that are expected of one replica at a time
+    max_pages:   most pages that are expected of one replica at a time
+    hears_ends:  whether `ended` is told of each request; if not, one counts until a report covers
+                 it, and reports say the rest
     """
 
-    def __init__(self, *, max_pages: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        max_pages: int,
+        hears_ends: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._max_pages = max_pages
+        self._hears_ends = hears_ends
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}
         self._places: dict[str, str] = {}  # open request -> replica
@@ -95,6 +106,7 @@ class Ledger:
 
     def views(self, replica_ids: Iterable[str]) -> list[ReplicaView]:
         """Return what a policy may know of these replicas."""
+        self._forget_unheard()
         return [self._replicas.get(id_, _NOTHING).view(id_) for id_ in replica_ids]
 
     def keep(self, replica_ids: Iterable[str]) -> None:
@@ -119,9 +131,12 @@ class Ledger:
         replica.stats, replica.report, replica.heard_s = stats, report, now
         replica.covered_s = report.made_at_s + replica.lag_s
         replica.num_ended = 0
-        replica.uncounted = {
-            id_: sent for id_, sent in replica.uncounted.items() if sent.at_s > replica.covered_s
-        }
+        covered = [id_ for id_, sent in replica.uncounted.items() if sent.at_s <= replica.covered_s]
+        for id_ in covered:
+            if self._hears_ends:
+                del replica.uncounted[id_]
+            else:
+                self.ended(id_)
         pages = replica.pages = frozenset(pages_of(report.page_hashes))
         replica.expected = {
             page: at_s
@@ -160,6 +175,22 @@ class Ledger:
         replica.num_open -= 1
         if replica.uncounted.pop(request_id, None) is None:
             replica.num_ended += 1
+
+    def _forget_unheard(self) -> None:
+        """Count no more what is old, where nobody would say that it has ended.
+
+        A request that never reaches the engine, a refused one say, changes no report.
+        """
+        if self._hears_ends:
+            return
+        oldest_s = self._clock() - UNHEARD_S
+        while self._places:
+            request_id, place = next(iter(self._places.items()))  # the one sent first
+            replica = self._replicas.get(place, _NOTHING)
+            sent = replica.uncounted.get(request_id)
+            if sent is not None and sent.at_s > oldest_s:
+                break
+            self.ended(request_id)
 
     def _num_uncached(self, replica_id: str, key: RouteKey, pages: tuple[int, ...]) -> int:
         """Return how many tokens of a prompt the replica will probably compute.

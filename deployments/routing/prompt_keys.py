@@ -1,8 +1,8 @@
-"""What a gateway can tell of a request by reading it: whose session, which prompt.
+"""What a gateway or chooser can tell of a request by reading it: whose session, which prompt.
 
 A prompt's pages are named as the replica will name them, because the replica's own code prepares
 it: the same bodies, the same templates, the same tokenizer; only nothing is run in the end. That
-costs the gateway a second preparation of each prompt, so it is done for the policy prefix only.
+costs a second preparation of each prompt, so it is done for the policy prefix only.
 
 Nothing is refused here. A body with a fault has no pages; the replica says what is wrong with it.
 """
@@ -10,7 +10,7 @@ Nothing is refused here. A body with a fault has no pages; the replica says what
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -63,6 +63,11 @@ class PromptKeys:
         routes = (*GENERATION, *text_routes(config.api.generate_dialect), *OLLAMA_ROUTES)
         self._endpoints: Mapping[str, Endpoint[Any]] = {r.path: r.endpoint for r in routes}
         self._served = _rehearsal(config) if config.routing.policy == "prefix" else None
+
+    @property
+    def paths(self) -> Iterable[str]:
+        """The paths whose requests have prompts."""
+        return self._endpoints.keys()
 
     async def of(self, path: str, headers: Mapping[str, str], body: Any) -> RouteKey:
         """Return the key of a request.

@@ -1,10 +1,10 @@
 """A policy as Serve runs it: in every process that holds a handle to the replicas.
 
 Serve carries this class to the proxies by value and everything that it imports by name. What it
-passes on to the policy comes from the call's `route` argument (a gateway has made it); in Serve's
-proxy there is none, and all that is known is the session that Serve has found in a header. The
-order that the policy gives is tried one replica after another; when none has room Serve asks again,
-after its usual pauses.
+passes on to the policy comes from the call's `route` argument (a gateway or a chooser has made it);
+in Serve's proxy there is none, and all that is known is the session that Serve has found in a
+header. The order that the policy gives is tried one replica after another; when none has room Serve
+asks again, after its usual pauses.
 
 Knows Serve and nothing of HTTP bodies, tokens or the engine.
 """
@@ -42,10 +42,11 @@ class RemoraRouter(RequestRouter):  # type: ignore[misc]
         max_imbalance: float,
         page_size: int,
         max_pages: int,
+        hears_ends: bool,
     ) -> None:
         """Take what `routing_options` has written; Serve calls this once."""
         self._policy = make_policy(policy, max_imbalance=max_imbalance, page_size=page_size)
-        self._ledger = Ledger(max_pages=max_pages)
+        self._ledger = Ledger(max_pages=max_pages, hears_ends=hears_ends)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take in which replicas there are, and their reports."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.configs.in_place import DEPLOYMENT, GATEWAY, IN_PLACE
+from remora.configs.in_place import CHOOSER, DEPLOYMENT, GATEWAY, IN_PLACE
 from remora.configs.load import IMPORT_PATH, load_serve_file, parse_args
 from remora.configs.schema import ServeConfig
 
@@ -100,6 +100,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(
     assert reason in str(caught.value)
 
 
+@pytest.mark.parametrize("deployment", [GATEWAY, CHOOSER])
 @pytest.mark.parametrize("models", [False, True])
 @pytest.mark.parametrize(
     ("change", "place", "reason"),
@@ -109,8 +110,8 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(
         ("engine: {page_size: 32}", "20", "takes effect only when a replica starts"),
     ],
 )
-def test_what_is_wrong_for_a_gateway_is_told_with_its_place(
-    tmp_path: Path, models: bool, change: str, place: str, reason: str
+def test_what_is_wrong_for_others_than_the_replicas_is_told_with_its_place(
+    tmp_path: Path, deployment: str, models: bool, change: str, place: str, reason: str
 ) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(f"""\
@@ -118,7 +119,7 @@ applications:
   - import_path: {IMPORT_PATH}
     args: {"{models: [{model: {path: x}}, {model: {path: y}}]}" if models else "{model: {path: x}}"}
     deployments:
-      - name: {GATEWAY}
+      - name: {deployment}
         user_config:
           {change}
 """)

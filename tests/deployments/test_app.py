@@ -6,11 +6,14 @@ import inspect
 from typing import Any
 
 import pytest
+from ray.serve import Application
+from ray.serve._private import build_app
 
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
 from remora.deployments import app
 from remora.deployments.app import build, deployment_options
+from remora.deployments.routing.asking import SWITCH
 
 
 def make_config(**sections: Any) -> ServeConfig:
@@ -56,6 +59,52 @@ def test_a_cuda_replica_reserves_a_gpu() -> None:
 def test_the_application_is_built_from_plain_args() -> None:
     application = build({"model": {"path": "x"}})
     assert application is not None
+
+
+@pytest.mark.parametrize(
+    ("routing", "names"),
+    [
+        ({"policy": "prefix"}, ["LLMServer", "Chooser"]),
+        ({"policy": "round_robin", "gateway": "off"}, ["LLMServer", "Chooser"]),
+        ({"policy": "prefix", "gateway": "on"}, ["LLMServer", "Gateway"]),
+        ({}, ["LLMServer"]),
+    ],
+)
+def test_where_haproxy_asks_a_chooser_stands_beside_the_replicas(
+    monkeypatch: pytest.MonkeyPatch, routing: dict[str, Any], names: list[str]
+) -> None:
+    monkeypatch.setenv(SWITCH, "1")
+    for module in (app, build_app):
+        monkeypatch.setattr(module, "RAY_SERVE_ENABLE_HA_PROXY", True)
+
+    assert deployments_of(build({"model": {"path": "x"}, "routing": routing})) == names
+
+
+@pytest.mark.parametrize("without", ["the switch", "the hook"])
+def test_where_haproxy_does_not_ask_a_gateway_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    for module in (app, build_app):
+        monkeypatch.setattr(module, "RAY_SERVE_ENABLE_HA_PROXY", True)
+    if without == "the hook":
+        monkeypatch.setenv(SWITCH, "1")
+        monkeypatch.delattr(Application, "_with_ingress_request_router")
+    else:
+        monkeypatch.delenv(SWITCH, raising=False)
+    application = build({"model": {"path": "x"}, "routing": {"policy": "prefix"}})
+
+    assert deployments_of(application) == ["LLMServer", "Gateway"]
+    with pytest.raises(ConfigError, match="HAProxy"):
+        build({"model": {"path": "x"}, "routing": {"policy": "session", "gateway": "off"}})
+
+
+def deployments_of(application: Application) -> list[str]:
+    """Return the names of what Serve would start."""
+    built = build_app.build_app(
+        application, name="x", make_deployment_handle=lambda deployment, _: deployment.name
+    )
+    beside = built.ingress_request_router_deployment
+    return [d.name for d in built.deployments] + ([beside.name] if beside else [])
 
 
 def test_faulty_args_are_refused_when_the_application_is_built() -> None:

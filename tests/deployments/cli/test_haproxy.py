@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from remora.deployments.cli.haproxy import (
     haproxy_environment,
     open_doors,
     own_folder,
-    use_our_answers,
 )
 from remora.deployments.cli.terminal import Failure
 
@@ -80,46 +77,6 @@ def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
         environment = haproxy_environment(Path("/tmp/x"))
 
     assert str(taken) not in environment.values()
-
-
-UNKNOWN = (
-    """http-request return status 404 content-type text/plain lf-string "Path '%[path]'..."\n"""
-)
-
-
-@pytest.mark.parametrize(
-    ("routes", "status", "retriable"), [("", 503, "true"), ("  use_backend x if y\n", 404, "false")]
-)
-def test_haproxys_own_errors_get_our_shape(
-    tmp_path: Path,
-    binary: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    routes: str,
-    status: int,
-    retriable: str,
-) -> None:
-    monkeypatch.setenv(haproxy._BINARY, str(binary))  # to be restored
-    binary.write_text('#!/bin/sh\necho ran "$@"\n')
-    page, config = tmp_path / "node" / "500.http", tmp_path / "node" / "haproxy.cfg"
-    page.parent.mkdir()
-    page.write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
-    config.write_text(f"{routes}backend default_backend\n    {UNKNOWN}")
-
-    ours = tmp_path / "ours"
-    ours.mkdir()
-    use_our_answers(ours)
-    command = [os.environ[haproxy._BINARY], "-db", "-f", str(config), "-sf", "7"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    assert output == f"ran -db -f {config} -sf 7\n"
-    line = config.read_text().splitlines()[-1]
-    assert f"return status {status} content-type application/json" in line
-    assert f"x-should-retry {retriable}" in line
-    head, body = page.read_bytes().split(b"\r\n\r\n", 1)
-    assert head.startswith(b"HTTP/1.1 503 ")
-    assert b"retry-after: 1" in head
-    assert f"content-length: {len(body)}".encode() in head
-    assert b'"type":"overloaded_error"' in body
 
 
 def test_doors_are_named_and_those_of_replicas_only_when_open() -> None:

@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import IMPORT_PATH
+from remora.configs.schema import ServeConfig
 from remora.deployments.cli.main import app
-from remora.deployments.cli.serve import check_port, serve_config
+from remora.deployments.cli.serve import check_asking, check_port, serve_config
 from remora.deployments.cli.terminal import Failure
+from remora.deployments.routing import asking
 
 
 def make_file(folder: Path, **changes: Any) -> Path:
@@ -89,3 +91,24 @@ def test_a_faulty_file_ends_with_code_two(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["serve", str(path)])
     assert result.exit_code == 2
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("policy", "lacks", "is_told"),
+    [("prefix", "Application.hook", True), ("prefix", None, False), ("power_of_two", "x", False)],
+)
+def test_a_ray_without_the_hook_is_named_where_a_gateway_must_do_the_work(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    lacks: str | None,
+    is_told: bool,
+) -> None:
+    monkeypatch.setenv(asking.SWITCH, "1")
+    monkeypatch.setattr(asking, "missing", lambda: lacks)
+    config = ServeConfig.model_validate({"model": {"path": "x"}, "routing": {"policy": policy}})
+
+    check_asking([config])
+
+    said = capsys.readouterr()
+    assert (f"no {lacks}" in said.out + said.err and "gateway" in said.out + said.err) is is_told

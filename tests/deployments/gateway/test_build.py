@@ -8,7 +8,7 @@ import pytest
 
 from remora.configs.schema import ServeConfig
 from remora.deployments.app import deployment_options
-from remora.deployments.gateway.build import gateway_options, needs_gateway
+from remora.deployments.gateway.build import gateway_options, goes_direct, needs_gateway
 
 
 def make_config(**sections: Any) -> ServeConfig:
@@ -16,30 +16,53 @@ def make_config(**sections: Any) -> ServeConfig:
 
 
 @pytest.mark.parametrize(
-    ("sections", "needed", "needed_under_haproxy"),
+    ("sections", "needed", "needed_under_haproxy", "goes_direct_if_asked"),
     [
-        ({}, False, False),
-        ({"routing": {"policy": "round_robin"}}, False, True),
-        ({"routing": {"policy": "prefix"}}, True, True),
-        ({"routing": {"policy": "session"}}, True, True),
-        ({"routing": {"policy": "session", "gateway": "off"}}, False, False),
-        ({"routing": {"resume_on_failure": True}}, True, True),
-        ({"routing": {"gateway": "on"}}, True, True),
-        ({"autoscaling": {"max_replicas": 3, "min_replicas": 0}}, True, True),
-        ({"autoscaling": {"max_replicas": 3}}, False, False),
+        ({}, False, False, False),
+        ({"routing": {"policy": "round_robin"}}, False, True, True),
+        ({"routing": {"policy": "shortest_queue"}}, False, True, True),
+        ({"routing": {"policy": "prefix"}}, True, True, True),
+        ({"routing": {"policy": "session"}}, True, True, True),
+        ({"routing": {"policy": "session", "gateway": "off"}}, False, False, True),
+        ({"routing": {"resume_on_failure": True}}, True, True, False),
+        ({"routing": {"policy": "prefix", "resume_on_failure": True}}, True, True, False),
+        ({"routing": {"gateway": "on"}}, True, True, False),
+        ({"routing": {"policy": "prefix", "gateway": "on"}}, True, True, False),
+        ({"autoscaling": {"max_replicas": 3, "min_replicas": 0}}, True, True, False),
+        ({"autoscaling": {"max_replicas": 3}}, False, False, False),
+        (
+            {
+                "routing": {"policy": "prefix"},
+                "autoscaling": {"max_replicas": 3, "min_replicas": 0},
+            },
+            True,
+            True,
+            False,
+        ),
     ],
 )
 def test_one_model_needs_a_gateway_only_for_what_a_gateway_does(
-    sections: dict[str, Any], needed: bool, needed_under_haproxy: bool
+    sections: dict[str, Any],
+    needed: bool,
+    needed_under_haproxy: bool,
+    goes_direct_if_asked: bool,
 ) -> None:
     config = make_config(**sections)
 
     assert needs_gateway([config], has_haproxy=False) is needed
     assert needs_gateway([config], has_haproxy=True) is needed_under_haproxy
+    assert goes_direct([config], is_asked=True) is goes_direct_if_asked
+    assert not goes_direct([config], is_asked=False)
+    asked = needs_gateway([config], has_haproxy=True, is_asked=True)
+    assert asked is (needed_under_haproxy and not goes_direct_if_asked)
 
 
 def test_several_models_need_one() -> None:
-    assert needs_gateway([make_config(), make_config()], has_haproxy=False)
+    configs = [make_config(routing={"policy": "prefix"})] * 2
+
+    assert needs_gateway(configs, has_haproxy=False)
+    assert needs_gateway(configs, has_haproxy=True, is_asked=True)
+    assert not goes_direct(configs, is_asked=True)
 
 
 def test_a_gateway_takes_what_all_replicas_take_and_what_is_held() -> None:

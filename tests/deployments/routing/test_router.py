@@ -20,7 +20,7 @@ from ray.serve.request_router import PendingRequest
 from remora.configs.errors import ConfigError
 from remora.configs.routing import RoutingSection
 from remora.deployments.routing.key import RouteKey
-from remora.deployments.routing.options import check_direct, routing_options
+from remora.deployments.routing.options import check_alone, routing_options
 from remora.deployments.routing.report import Report
 from remora.deployments.routing.router import RemoraRouter
 from tests.deployments.fakes import make_server_config
@@ -198,15 +198,15 @@ def test_the_router_is_found_by_its_name_in_a_config_file() -> None:
 def test_what_cannot_be_done_without_a_gateway_is_refused() -> None:
     for policy in ("round_robin", "session"):
         config = make_server_config(routing={"policy": policy, "gateway": "off"})
-        check_direct(config, has_haproxy=False)
+        check_alone(config, has_haproxy=False)
         with pytest.raises(ConfigError, match=rf"{policy}.*HAProxy"):
-            check_direct(config, has_haproxy=True)
+            check_alone(config, has_haproxy=True)
     with pytest.raises(ConfigError, match="reads no bodies"):
-        check_direct(make_server_config(routing={"policy": "prefix"}), has_haproxy=False)
-    check_direct(make_server_config(), has_haproxy=True)
+        check_alone(make_server_config(routing={"policy": "prefix"}), has_haproxy=False)
+    check_alone(make_server_config(), has_haproxy=True)
     other = make_server_config(routing={"policy": "session", "session_header": "x-chat"})
     with pytest.raises(ConfigError, match="x-session-id"):
-        check_direct(other, has_haproxy=False)
+        check_alone(other, has_haproxy=False)
 
 
 def test_a_session_may_be_named_by_its_header_alone() -> None:

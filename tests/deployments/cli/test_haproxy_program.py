@@ -1,0 +1,126 @@
+"""What the program that stands in for HAProxy makes of what Serve has written."""
+
+from __future__ import annotations
+
+import os
+import string
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment
+from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+
+from remora.deployments.cli.haproxy import BINARY
+from remora.deployments.cli.haproxy_program import use_our_program
+
+UNKNOWN = (
+    """http-request return status 404 content-type text/plain lf-string "Path '%[path]'..."\n"""
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of Serve's files; the program is made, and HAProxy says how it was called."""
+    binary = tmp_path / "haproxy"
+    binary.write_text('#!/bin/sh\necho ran "$@"\n')
+    binary.chmod(0o755)
+    monkeypatch.setenv(BINARY, str(binary))
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    use_our_program(ours, body_timeout_s=2.5)
+    node = tmp_path / "node"
+    node.mkdir()
+    (node / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
+    return node
+
+
+def start(node: Path, config: str) -> str:
+    """Start the program on a configuration; return what it has made of that."""
+    path = node / "haproxy.cfg"
+    path.write_text(config)
+    command = [os.environ[BINARY], "-db", "-f", str(path), "-sf", "7"]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert output == f"ran -db -f {path} -sf 7\n"
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("routes", "status", "retriable"), [("", 503, "true"), ("  use_backend x if y\n", 404, "false")]
+)
+def test_haproxys_own_errors_get_our_shape(
+    node: Path, routes: str, status: int, retriable: str
+) -> None:
+    config = start(node, f"{routes}backend default_backend\n    {UNKNOWN}")
+
+    line = config.splitlines()[-1]
+    assert f"return status {status} content-type application/json" in line
+    assert f"x-should-retry {retriable}" in line
+    head, body = (node / "500.http").read_bytes().split(b"\r\n\r\n", 1)
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in head
+    assert f"content-length: {len(body)}".encode() in head
+    assert b'"type":"overloaded_error"' in body
+
+
+def serves_config() -> str:
+    """Return what Serve writes where a chooser stands beside the replicas."""
+    server = {"name": "s", "host": "127.0.0.1", "port": 30001}
+    backend = {
+        "name": "http-app",
+        "path_prefix": "/",
+        "app_name": "app",
+        "servers": [server],
+        "ingress_request_router_servers": [server],
+        "fallback_server": {"name": "p", "host": "127.0.0.1", "port": 8500},
+    }
+    environment = Environment()
+    environment.filters["haproxy_fmt"] = str
+    return environment.from_string(HAPROXY_CONFIG_TEMPLATE).render(
+        config={"error_file_path": "/x/500.http", "timeout_connect_s": 1},
+        backends=[backend],
+        backends_with_health_config=[{"backend": backend, "health_config": {}}],
+        route_info={},
+        has_ingress_request_router=True,
+        ingress_request_router_forward_body=True,
+        ingress_request_router_timeout_s=5,
+    )
+
+
+def test_a_request_goes_on_where_no_chooser_answers_and_has_the_time_that_bodies_have(
+    node: Path,
+) -> None:
+    before = serves_config()
+
+    after = start(node, before)
+
+    assert "Ingress request router failed" in before
+    assert "Ingress request router failed" not in after
+    assert "use_backend http-app-via-ingress-request-router if is_http-app { var(txn.via" in after
+    assert "use_backend http-app if is_http-app\n" in after
+    assert (
+        '"unknown_replica_id"'
+        not in after.split("backend default_backend")[0].split("use_backend")[-1]
+    )
+    assert "wait-for-body time 5s if METH_POST" in before
+    assert "wait-for-body time 2500ms if !{ path_end /v1/files } METH_POST" in after
+    (page,) = [line.split()[2] for line in after.splitlines() if " errorfile 408 " in line]
+    assert "timeout_error" in Path(page).read_text()
+
+
+def test_a_chooser_is_shown_the_path_and_the_headers(node: Path) -> None:
+    template = files("ray.serve._private").joinpath("ingress_request_router.lua.tmpl").read_text()
+    written = node / "ingress_request_router.lua"
+    written.write_text(string.Template(template).safe_substitute())
+
+    start(node, "")
+    once = written.read_text()
+    start(node, "")
+
+    assert "call_router(router, body, truncated, session_id, (request_id or" in once
+    assert once.index("local function further_headers(txn)") < once.index(".. further_headers(txn)")
+    assert "local function call_router(router, body, truncated_length, session_id, request_id)" in (
+        once
+    )
+    assert written.read_text() == once
