@@ -7,11 +7,12 @@ the same for all: streams run, the signal is sent, the server heals, and every s
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -231,13 +232,45 @@ def try_user_config(server: Server) -> None:
     assert (census(server), server.pids(REPLICA)) == before
 
 
-def try_signal(server: Server) -> None:
-    """Stop the server, and check that nothing is left of it."""
+async def try_resumption(server: Server, load: Load) -> None:
+    """Kill a replica behind a gateway that resumes: its streams go on, every token once."""
+    server.until(lambda: server.is_settled() and "remora_gateway_" in _metrics(server), 120)
+    async with _under_way(load):
+        kill(server.pids(REPLICA)[0], signal.SIGKILL)
+
+    assert load.verdicts() == {"whole": len(STREAMS)}, load.streams
+    resumed = re.search(r"^remora_gateway_resumed_total\{.*\} (\d+)", _metrics(server), re.M)
+    assert resumed is not None
+    assert int(resumed[1]) > 0
+
+
+async def try_signal(server: Server, load: Load) -> None:
+    """Stop the server amid streams: they end whole, and nothing is left of it."""
     found = belongings([server.process.pid])
 
-    assert server.stop() == 0, server.says()
+    async with _under_way(load):
+        code = await asyncio.to_thread(server.stop)
+
+    assert code == 0, server.says()
+    assert load.verdicts() == {"whole": len(STREAMS)}, load.streams
     assert "Traceback" not in server.says().split("stopping, once")[-1]
     assert until_gone(found.left) == []
+
+
+@asynccontextmanager
+async def _under_way(load: Load) -> AsyncIterator[None]:
+    """Do something once all streams answer; then let them end."""
+    load.streams.clear()
+    streams = asyncio.gather(*(load.stream(number) for number in STREAMS))
+    async with asyncio.timeout(30):
+        while len(load.running) < len(STREAMS):
+            await asyncio.sleep(0.02)
+    yield
+    await streams
+
+
+def _metrics(server: Server) -> str:
+    return httpx.get(f"{server.url}/metrics", timeout=30).text
 
 
 def census(server: Server) -> Counter[str]:

@@ -47,6 +47,14 @@ def with_replicas(config: Mapping[str, Any], num_replicas: int) -> dict[str, Any
     return changed
 
 
+def with_resumption(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with a gateway that lets streams go on elsewhere."""
+    changed: dict[str, Any] = copy.deepcopy(dict(config))
+    routing = {"gateway": "on", "resume_on_failure": True}
+    changed["applications"][0]["args"]["routing"] = routing
+    return changed
+
+
 def with_user_config(config: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     """Return a config whose replicas are to change in place."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))

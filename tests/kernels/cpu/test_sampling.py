@@ -95,7 +95,7 @@ def test_the_token_is_the_references_unless_rounding_at_a_border_decides(
     step=st.sampled_from([0.0, 0.5]),
     num_top=st.sampled_from([0, 1, 20, 1024]),
 )
-def test_log_probabilities_are_the_references(
+def test_log_probabilities_are_exact_and_ranks_the_references(
     native: NativeSampling, seed: int, vocab_size: int, spread: float, step: float, num_top: int
 ) -> None:
     logits = make_logits(seed, (4, vocab_size), spread, step)
@@ -104,11 +104,13 @@ def test_log_probabilities_are_the_references(
     chosen, ranks, top_ids, top = native.token_logprobs(logits, token_ids, num_top)
 
     expected = reference.token_logprobs(logits, token_ids, num_top)
-    # Numbers up to 70, of which float32 holds 7 digits.
-    np.testing.assert_allclose(chosen, expected[0], rtol=1e-6, atol=1e-5)
+    # Numbers up to 70, of which float32 holds 7 digits. The reference sums in float32 as well, and
+    # of 49,152 numbers in another order.
+    exact = logits.double().log_softmax(-1).numpy()
+    np.testing.assert_allclose(chosen, exact[range(4), token_ids], rtol=1e-6, atol=1e-5)
     assert ranks.tolist() == expected[1].tolist()
     assert top_ids.tolist() == expected[2].tolist()
-    np.testing.assert_allclose(top, expected[3], rtol=1e-6, atol=1e-5)
+    np.testing.assert_allclose(top, np.take_along_axis(exact, top_ids, 1), rtol=1e-6, atol=1e-5)
     assert [each.dtype for each in (chosen, ranks, top_ids, top)] == [
         each.dtype for each in expected
     ]
