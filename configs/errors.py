@@ -7,6 +7,7 @@
           InvalidSampling        a sampling parameter is out of range
         PromptTooLong          prompt and output do not fit the context or the KV memory
         UnknownModel           no such model or adapter
+        InvalidAdapter         an adapter's files are broken, or made for another model
       CapacityError          try again later: 429 or 503, with retry_after_s
         QueueFull              the waiting queue has reached its limit
         Unavailable            loading, draining or stopped
@@ -76,6 +77,12 @@ class UnknownModel(RequestError):
     """No model or adapter of this name is served."""
 
     default_code = "model_not_found"
+
+
+class InvalidAdapter(RequestError):
+    """An adapter's files are broken, not supported, or made for another model."""
+
+    default_code = "invalid_adapter"
 
 
 class CapacityError(RemoraError):

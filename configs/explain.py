@@ -62,7 +62,8 @@ def reference_page() -> str:
             continue
         properties = schemas[model.__name__]["properties"]
         rows = [
-            f"| `{key}`{_mark(section, key)} | {_kind(properties[key])} | {_default(model, key)} | "
+            f"| `{key}`{_mark(section, key)} | {_kind(properties[key], schemas)} | "
+            f"{_default(model, key)} | "
             f"{_one_line(field.description)} |"
             for key, field in model.model_fields.items()
         ]
@@ -114,19 +115,36 @@ def _one_line(text: str | None) -> str:
 
 def _default(model: type[BaseModel], key: str) -> str:
     field = model.model_fields[key]
-    return "required" if field.is_required() else f"`{shown(field.default)}`".replace("'", "")
+    if field.is_required():
+        return "required"
+    return f"`{shown(field.get_default(call_default_factory=True))}`".replace("'", "")
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
-    """Return allowed values in words, from a property's JSON schema."""
+def _kind(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """Return allowed values in words, from a property's JSON schema.
+
+    schemas:  of the sections and of what they hold, by name
+    """
+    if "$ref" in schema:
+        parts = schemas[schema["$ref"].rpartition("/")[-1]]["properties"]
+        return "{" + ", ".join(f"`{part}`" for part in parts) + "}"
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_kind(choice) for choice in schema["anyOf"])
+        return " or ".join(_kind(choice, schemas) for choice in schema["anyOf"])
     if schema.get("pattern"):
         return "size such as `2GiB`"
-    names = {"integer": "whole number", "number": "number", "string": "text", "null": "null"}
-    name = names.get(schema["type"], "true or false")
+    if schema["type"] == "array":
+        most = f" of at most {schema['maxItems']}" if "maxItems" in schema else ""
+        return f"list{most}: {_kind(schema['items'], schemas)}"
+    name = {
+        "integer": "whole number",
+        "number": "number",
+        "string": "text",
+        "null": "null",
+        "boolean": "true or false",
+        "object": "mapping",
+    }[schema["type"]]
     limits = [
         f"{sign} {json.dumps(schema[key])}"
         for key, sign in (

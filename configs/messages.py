@@ -33,6 +33,7 @@ _LIMITS = {
     "greater_than": ("gt", "must be greater than"),
     "greater_than_equal": ("ge", "must be at least"),
     "too_short": ("min_length", "must be a list of at least this many entries:"),
+    "too_long": ("max_length", "must be a list of at most this many entries:"),
     "less_than": ("lt", "must be less than"),
     "less_than_equal": ("le", "must be at most"),
 }

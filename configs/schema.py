@@ -6,7 +6,7 @@ to come; a key written into them is refused like any other unknown key. Where th
     model        which weights, by which name, in which number format; tokenizer, vision tower
     engine       device, memory, KV cache, scheduling, attention, graphs, quantised compute
     sampling     how tokens are chosen where a request says nothing (`sampling.py`)
-    lora         adapters: where they are, how many, when they load
+    lora         adapters (`lora.py`): where they are, how many, when they load
     grammar      constrained output (`grammar.py`)
     spec         speculative decoding
     parallel     replicas and ranks (`parallel.py`): data, tensor, pipeline, expert
@@ -32,6 +32,7 @@ from remora.configs.autoscaling import AutoscalingSection
 from remora.configs.fields import Bytes, Name, PowerOfTwo, Seconds, Secret, Section, conflict
 from remora.configs.grammar import GrammarSection
 from remora.configs.limits import LimitsSection
+from remora.configs.lora import LoraSection
 from remora.configs.parallel import ParallelSection
 from remora.configs.routing import RoutingSection
 from remora.configs.sampling import SamplingSection
@@ -146,10 +147,6 @@ class EngineSection(Section):
         return self
 
 
-class LoraSection(Section):
-    """Adapters."""
-
-
 class SpecSection(Section):
     """Speculative decoding."""
 
@@ -233,7 +230,7 @@ class ServeConfig(Section):
     """How tokens are chosen where a request says nothing."""
 
     lora: LoraSection = LoraSection()
-    """Adapters; no keys yet."""
+    """Adapters."""
 
     grammar: GrammarSection = GrammarSection()
     """Constrained output."""

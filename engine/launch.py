@@ -31,6 +31,7 @@ from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
+from remora.engine.protocols import WeightEdit
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler, SamplingKernels
 from remora.engine.tokens.generation_config import read_generation_defaults
@@ -89,10 +90,15 @@ class LaunchedEngine:
 
 
 def build_engine(
-    config: ServeConfig, *, team: Team | None = None, show_progress: bool = True
+    config: ServeConfig,
+    *,
+    edit: WeightEdit | None,
+    team: Team | None = None,
+    show_progress: bool = True,
 ) -> BuiltEngine:
     """Load the model and allocate the KV memory. Raises ConfigError with what to change.
 
+    edit:  changes the weights as they load
     team:  the other ranks, when the configuration asks for several
     """
     others = _check_team(config, team)
@@ -107,7 +113,7 @@ def build_engine(
         tokenizer = Tokenizer.load(path)
     layout = _layout(plan, 0)
     with phases.timed("load weights"):
-        model = _load_share(plan, layout, show_progress)
+        model = _load_share(plan, layout, edit, show_progress)
     with ExitStack() as opened:
         with phases.timed("gather ranks"):
             followers, group = others.gather(layout, plan.device)
@@ -139,10 +145,16 @@ def build_engine(
 
 
 async def start_engine(
-    config: ServeConfig, *, team: Team | None = None, show_progress: bool = True
+    config: ServeConfig,
+    *,
+    edit: WeightEdit | None,
+    team: Team | None = None,
+    show_progress: bool = True,
 ) -> LaunchedEngine:
     """Build the engine and start its thread; the client belongs to the running event loop."""
-    built = await asyncio.to_thread(build_engine, config, team=team, show_progress=show_progress)
+    built = await asyncio.to_thread(
+        build_engine, config, edit=edit, team=team, show_progress=show_progress
+    )
     num_threads = built.torch_threads
     client = LocalEngineClient(
         built.engine,
@@ -153,13 +165,16 @@ async def start_engine(
     return LaunchedEngine(built, client)
 
 
-def build_follower(plan: EnginePlan, rank: int, meeting: Meeting) -> Follower:
+def build_follower(
+    plan: EnginePlan, rank: int, meeting: Meeting, *, edit: WeightEdit | None
+) -> Follower:
     """Load the share of a rank other than 0, meet the others, and be ready to follow.
 
     plan:  rank 0's, but for the path of the model on this node
+    edit:  changes the weights as they load, as at rank 0
     """
     layout = _layout(plan, rank)
-    model = _load_share(plan, layout, show_progress=False)
+    model = _load_share(plan, layout, edit, show_progress=False)
     channel, group = join(meeting, layout, plan.device)
     table = _make_table(plan)
     forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
@@ -199,7 +214,9 @@ def _layout(plan: EnginePlan, rank: int) -> Layout:
     return Layout(rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size)
 
 
-def _load_share(plan: EnginePlan, layout: Layout, show_progress: bool) -> DecoderModel:
+def _load_share(
+    plan: EnginePlan, layout: Layout, edit: WeightEdit | None, show_progress: bool
+) -> DecoderModel:
     torch.set_num_threads(plan.num_threads)
     return load_model(
         plan.model_path,
@@ -208,6 +225,7 @@ def _load_share(plan: EnginePlan, layout: Layout, show_progress: bool) -> Decode
         device=plan.device,
         show_progress=show_progress,
         layout=layout,
+        edit=edit,
     )
 
 

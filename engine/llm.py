@@ -26,6 +26,7 @@ from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
 from remora.engine.outputs import OutputProcessor
+from remora.engine.protocols import WeightEdit
 from remora.engine.types import (
     EngineStats,
     FinishReason,
@@ -91,13 +92,21 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...). Raises ConfigError. Use it from one thread.
+    `max_running_requests`, ...); `edit_weights` changes the weights as they load, for instance
+    `remora.lora.merge.merging(folder)`. Raises ConfigError. Use it from one thread.
     """
 
-    def __init__(self, model: str, *, show_progress: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        edit_weights: WeightEdit | None = None,
+        show_progress: bool = True,
+        **options: Any,
+    ) -> None:
         self._show_progress = show_progress
         config = parse_args(_sections(model, options))
-        built = build_engine(config, show_progress=show_progress)
+        built = build_engine(config, edit=edit_weights, show_progress=show_progress)
         self.plan = built.plan
         self.tokenizer = built.tokenizer
         self._engine = built.engine

@@ -5,7 +5,7 @@ Implementations live in their own rooms; nothing here runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from remora.configs.plan import EnginePlan
@@ -42,6 +42,27 @@ class AttentionBackend(Protocol):
         Returns [T, num_heads, head_dim] in the dtype of `query`.
         """
         ...
+
+
+class WeightSource(Protocol):
+    """Tensors of a checkpoint under their Hugging Face names."""
+
+    label: str
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every tensor, without reading any."""
+        ...
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield each of these tensors whole, file after file; it is good until the next.
+
+        No more than one of them takes memory at a time. Names that are not there are passed over.
+        """
+        ...
+
+
+WeightEdit = Callable[[WeightSource], WeightSource]
+"""What stands between a checkpoint and the model: it may change tensors, not names or shapes."""
 
 
 class Model(Protocol):

@@ -19,22 +19,23 @@ from remora.engine.types import Request, SamplingParams
 
 HEALTH_TOKEN_TIMEOUT_S = 20.0
 # Of the configuration: what says where things are on the server.
-_UNSHOWN = {
+_UNSHOWN: dict[str, Any] = {
     "model": {"path"},
+    "lora": {"adapters": {"__all__": {"path"}}},
     "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
 }
 
 
-def model_card(served: Served) -> dict[str, Any]:
-    """Return one entry of /v1/models."""
-    name = served.plan.served_model_name
+def model_card(served: Served, name: str) -> dict[str, Any]:
+    """Return the entry of /v1/models for one of the model's names."""
+    base = served.plan.served_model_name
     return {
         "id": name,
         "object": "model",
         "created": served.created,
         "owned_by": "remora",
         "root": name,
-        "parent": None,
+        "parent": None if name == base else base,
         "max_model_len": served.plan.max_model_len,
     }
 

@@ -42,12 +42,13 @@ def information_routes(served: Served) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Response:
-        return JSONAnswer({"object": "list", "data": [ops.model_card(served)]})
+        cards = [ops.model_card(served, name) for name in served.names]
+        return JSONAnswer({"object": "list", "data": cards})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         served.check_model(name)
-        return JSONAnswer(ops.model_card(served))
+        return JSONAnswer(ops.model_card(served, name.removeprefix(f"{served.names[0]}:")))
 
     @router.get("/model_info")
     @router.get("/get_model_info")

@@ -11,7 +11,6 @@ from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.calls import CallLimits, Calls
-from remora.deployments.http.errors import unsupported
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
 from remora.deployments.http.settings import Settings
@@ -141,13 +140,23 @@ class Served:
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless the name (None: not given) is that of the served model."""
-        served = self.plan.served_model_name
-        if name is None or name == served:
+        if name is None or name in self.names or self._is_adapter(name):
             return
-        if name.startswith(f"{served}:"):
-            raise unsupported("model", "Adapters are not supported yet; name the base model only.")
-        message = f"The model {name[:200]!r} does not exist; this server serves {served!r}."
-        raise UnknownModel(message, "model")
+        listed = ", ".join(map(repr, self.names))
+        raise UnknownModel(
+            f"The model {name[:200]!r} does not exist; this server serves {listed}.", "model"
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """What the model answers to: its own name, and that of the adapter merged into it."""
+        adapters = self.config.lora.adapters
+        return [self.plan.served_model_name, *(adapter.name for adapter in adapters)]
+
+    def _is_adapter(self, name: str) -> bool:
+        """Whether the name is that of an adapter behind the model's own: `base:adapter`."""
+        base, *adapters = self.names
+        return name in [f"{base}:{adapter}" for adapter in adapters]
 
     @property
     def rejects_unknown_fields(self) -> bool:

@@ -49,12 +49,19 @@ class ReplicaEngine:
         if self._config.parallel.num_ranks > 1:
             self._team = RayTeam.placed(self._config, self._replica_id or "")
         started = time.perf_counter()
-        from remora.engine.launch import start_engine  # torch, while the other ranks start
+        # torch, while the other ranks start
+        from remora.engine.launch import start_engine
+        from remora.lora.merge import configured
 
         self.import_s = time.perf_counter() - started
         watching = self._watch_start(self._team)
         try:
-            launched = await start_engine(self._config, team=self._team, show_progress=False)
+            launched = await start_engine(
+                self._config,
+                edit=configured(self._config.lora),
+                team=self._team,
+                show_progress=False,
+            )
         except BaseException:
             self.close()
             raise

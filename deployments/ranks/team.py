@@ -111,6 +111,9 @@ class RayTeam:
         """Return the least of what all ranks' machines offer. Raises what a rank did not find."""
         import ray
 
+        from remora.lora.merge import digests
+
+        adapters = digests(self.config.lora)
         here = ray.get_runtime_context().get_node_id()
         asked = [(worker, worker.actor.facts.remote().future()) for worker in self.workers]
         for worker, answer in asked:
@@ -123,6 +126,11 @@ class RayTeam:
                 raise ConfigError(
                     f"{worker} finds another model at model.path = {self.config.model.path} than "
                     "rank 0; every node needs the same files"
+                )
+            if worker.facts.adapters != adapters:
+                raise ConfigError(
+                    f"{worker} finds another adapter at lora.adapters[0].path than rank 0; every "
+                    "node needs the same files"
                 )
         machines = [own, *(worker.facts.machine for worker in self.workers if worker.facts)]
         return replace(

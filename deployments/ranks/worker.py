@@ -36,6 +36,7 @@ class RankFacts:
     """What a rank has found where it was placed.
 
     node_id, host:  Ray's id of the node, and the machine's name
+    adapters:       digests of the adapters' files
     """
 
     pid: int
@@ -43,6 +44,7 @@ class RankFacts:
     host: str
     machine: MachineFacts
     model: ModelFacts
+    adapters: tuple[str, ...] = ()
 
 
 class EngineWorker:
@@ -77,10 +79,12 @@ class EngineWorker:
         from remora.engine.launch import read_machine
         from remora.engine.models.facts import read_model_facts
         from remora.engine.weights.source import resolve_model
+        from remora.lora.merge import digests
 
         host = os.uname().nodename
         try:
             self._path = resolve_model(self._config.model.path, cache_dir())
+            adapters = digests(self._config.lora)
         except ConfigError as error:
             raise ConfigError(f"on node {host}: {error}") from error
         return RankFacts(
@@ -89,15 +93,19 @@ class EngineWorker:
             host=host,
             machine=read_machine(self._config),
             model=read_model_facts(self._path),
+            adapters=adapters,
         )
 
     def _follow(self, plan: EnginePlan, meeting: Meeting, loaded: Future[None]) -> None:
         """The rank's thread, from loading to the end."""
         from remora.engine.launch import build_follower
+        from remora.lora.merge import configured
 
         assert self._path is not None
         try:
-            follower = build_follower(replace(plan, model_path=self._path), self._rank, meeting)
+            here = replace(plan, model_path=self._path)
+            edit = configured(self._config.lora)
+            follower = build_follower(here, self._rank, meeting, edit=edit)
         except BaseException as error:  # a boundary: raised where the caller waits
             loaded.set_exception(error)
             return

@@ -11,9 +11,10 @@ from remora.engine.models.checkpoint import is_gguf, read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.layout import WHOLE, Layout
+from remora.engine.protocols import WeightEdit, WeightSource
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.gguf import GGUFWeights
-from remora.engine.weights.loader import WeightSource, fill, whole_shapes
+from remora.engine.weights.loader import fill, whole_shapes
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -28,11 +29,13 @@ def load_model(
     device: str,
     show_progress: bool,
     layout: Layout = WHOLE,
+    edit: WeightEdit | None = None,
 ) -> DecoderModel:
     """Build a rank's share of the model that `path` describes and load its weights.
 
     path:         a folder with config.json, or a .gguf file
     load_format:  one of LOAD_FORMATS; auto goes by what the path is; dummy needs no weights
+    edit:         changes the weights on their way
     Of the weights no more than the share is read and kept, and one tensor at a time beside it.
     Raises ConfigError: unknown architecture or setting, weights that do not fit, a format that we
     do not read.
@@ -42,9 +45,10 @@ def load_model(
     config = read_config(path)
     model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
     expected = _expected_shapes(config)
+    source = _open_weights(path, load_format, expected)
     fill(
         model.tensors(),
-        _open_weights(path, load_format, expected),
+        source if edit is None else edit(source),
         expected=expected,
         unused=TIED_HEAD if config.tied_embeddings else frozenset(),
         show_progress=show_progress,

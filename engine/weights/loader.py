@@ -11,38 +11,20 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.parallel.shard import Shard
+from remora.engine.protocols import WeightSource
 
 logger = logging.getLogger(__name__)
 
 # Not weights: rotary frequencies follow from the config, and old files store them all the same.
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 MAX_NAMES_SHOWN = 8
-
-
-class WeightSource(Protocol):
-    """Tensors of a checkpoint under their Hugging Face names."""
-
-    label: str
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor, without reading any."""
-        ...
-
-    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each of these tensors whole, file after file; it is good until the next.
-
-        No more than one of them takes memory at a time. Names that are not there are passed over.
-        """
-        ...
 
 
 def fill(

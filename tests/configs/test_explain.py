@@ -44,6 +44,18 @@ def test_the_documentation_page_is_the_one_generated() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `first_token_ids` * | list: whole number ≥ 0 or null | `null` |",
+        "| `label_selector` | mapping | `{}` |",
+        "| `adapters` | list of at most 1: {`name`, `path`} | `[]` |",
+    ],
+)
+def test_the_page_says_what_lists_and_mappings_hold(row: str) -> None:
+    assert row in reference_page()
+
+
 @pytest.mark.parametrize("section", ServeConfig.model_fields)
 def test_the_page_has_every_section(section: str) -> None:
     assert f"\n## {section}\n" in reference_page()

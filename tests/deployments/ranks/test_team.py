@@ -125,6 +125,13 @@ def test_plans_are_made_for_the_poorest_machine(team: RayTeam, actors: list[Fake
     assert found == replace(MACHINE, num_cores=2, available_bytes=100)
 
 
+def test_a_node_with_another_adapter_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
+    actors[1].facts_or_error = replace(FACTS, adapters=("other",))
+
+    with pytest.raises(ConfigError, match="finds another adapter"):
+        team.machine(MACHINE, MODEL)
+
+
 def test_a_node_without_the_model_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
     actors[0].facts_or_error = make_task_error(ConfigError("on node gpu-9: no such folder"))
 

@@ -11,6 +11,7 @@ from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Host
+from remora.engine.protocols import WeightEdit
 
 
 @dataclass
@@ -18,6 +19,7 @@ class ThreadTeam:
     """Team whose ranks are threads; `errors` holds what they raised."""
 
     address: str | None = None
+    edit: WeightEdit | None = None
     threads: list[threading.Thread] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
 
@@ -33,7 +35,7 @@ class ThreadTeam:
 
     def follow(self, plan: EnginePlan, rank: int) -> None:
         try:
-            build_follower(plan, rank, self.host.meeting).run()
+            build_follower(plan, rank, self.host.meeting, edit=self.edit).run()
         except BaseException as error:
             self.errors.append(error)
 

@@ -1,0 +1,45 @@
+"""Adapters made with PEFT itself, with random values in every tensor."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+
+def make_adapter(base: Path, folder: Path, *, seed: int = 0, **settings: Any) -> PeftModel:
+    """Write an adapter of the model in `base`; return the model that has it, in float32.
+
+    settings:  of LoraConfig
+    """
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tied weights: what it says of them is tested here
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "magnitude" in name:
+                    parameter.mul_(1 + 0.3 * torch.rand(parameter.shape, generator=generator))
+                elif parameter.requires_grad:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+        adapted.save_pretrained(str(folder))
+    return adapted.eval()
+
+
+def greedy_ids(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    """Continue a prompt with transformers; nothing ends it early."""
+    model.generation_config.eos_token_id = None
+    with torch.inference_mode():
+        ids = model.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=num_tokens,
+            eos_token_id=None,
+            do_sample=False,
+        )
+    return [int(token) for token in ids[0, len(prompt) :]]

@@ -1,0 +1,167 @@
+"""A merged adapter against PEFT: the same weights, and the same tokens out of the engine."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from remora.engine.launch import build_engine
+from remora.engine.llm import LLM, SamplingParams
+from remora.engine.weights.safetensors import SafetensorsWeights
+from remora.lora.merge import configured, merging
+from tests.conftest import TinyCheckpoints
+from tests.engine.parallel.teams import ThreadTeam
+from tests.lora.adapters import greedy_ids, make_adapter
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "one target": {"r": 4, "target_modules": ["v_proj"]},
+    "rank 1": {"r": 1, "lora_alpha": 1, "target_modules": ["q_proj", "down_proj"]},
+    "all linear": {"r": 8, "lora_alpha": 32, "target_modules": "all-linear"},
+    "rsLoRA": {"r": 16, "lora_alpha": 3, "target_modules": ATTENTION, "use_rslora": True},
+    "DoRA": {"r": 4, "target_modules": "all-linear", "use_dora": True},
+    "patterns": {
+        "r": 4,
+        "target_modules": r".*\.self_attn\.(q|o)_proj",
+        "rank_pattern": {"layers.0.self_attn.q_proj": 7, r".*\.2\..*o_proj": 2},
+        "alpha_pattern": {"o_proj": 32},
+    },
+    "some layers": {"r": 4, "target_modules": ["up_proj"], "layers_to_transform": [0, 2]},
+    "rank beyond the width": {"r": 128, "target_modules": ["k_proj"]},
+}
+UNTIED: dict[str, dict[str, Any]] = {
+    "head and embedding": {"r": 4, "target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+    "whole tensors": {
+        "r": 4,
+        "target_modules": ["v_proj"],
+        "modules_to_save": ["lm_head", "embed_tokens", "input_layernorm"],
+    },
+}
+PROMPT = [17, 300, 42, 99, 256, 8, 77]
+NUM_TOKENS = 24
+
+
+def merged_by_peft(adapted: Any) -> dict[str, torch.Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(adapted.merge_and_unload().state_dict())
+
+
+@pytest.mark.parametrize("settings", [*ADAPTERS.values(), *UNTIED.values()], ids=str)
+def test_merged_weights_are_those_of_peft(
+    settings: dict[str, Any], tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    base = tiny_checkpoints("llama")
+    expected = merged_by_peft(make_adapter(base, tmp_path, **settings))
+
+    source = merging(tmp_path)(SafetensorsWeights(base))
+
+    made = {name: tensor.float().clone() for name, tensor in source.read(source.shapes().keys())}
+    assert made.keys() == source.shapes().keys()
+    for name, tensor in made.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=2e-5, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-bias", "qwen2.5-tied", "qwen3"])
+@pytest.mark.parametrize("name", ["all linear", "DoRA"])
+def test_the_engine_makes_the_tokens_that_peft_makes(
+    family: str, name: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    base = tiny_checkpoints(family)
+    adapted = make_adapter(base, tmp_path, **ADAPTERS[name])
+    expected = greedy_ids(adapted, PROMPT, NUM_TOKENS)
+    with adapted.disable_adapter():
+        assert greedy_ids(adapted, PROMPT, NUM_TOKENS) != expected  # or it would prove nothing
+
+    assert generate(base, tmp_path) == expected
+
+
+def test_ranks_merge_their_shares(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
+    base = tiny_checkpoints("llama")
+    adapted = make_adapter(base, tmp_path, **ADAPTERS["DoRA"])
+    edit = merging(tmp_path)
+    team = ThreadTeam(edit=edit)
+    config = parse_args(
+        {
+            "model": {"path": str(base), "dtype": "float32"},
+            "engine": {"kv_tokens": 1024, "num_threads": 1},
+            "parallel": {"tp_size": 2, "pp_size": 2},
+        }
+    )
+
+    engine = build_engine(config, edit=edit, team=team, show_progress=False).engine
+    try:
+        from remora.engine.types import Request
+
+        engine.add(Request(request_id="a", prompt_ids=PROMPT, sampling=greedy()))
+        ids = [token for _ in range(NUM_TOKENS) for out in engine.step() for token in out.token_ids]
+    finally:
+        engine.close()
+        team.join()
+
+    assert team.errors == []
+    assert ids == greedy_ids(adapted, PROMPT, NUM_TOKENS)
+
+
+def test_a_merged_model_is_quantised_as_a_whole(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    base = tiny_checkpoints("llama")
+    settings = ADAPTERS["all linear"]
+    merged = make_adapter(base, tmp_path / "adapter", **settings).merge_and_unload()
+    merged.save_pretrained(str(tmp_path / "merged"))
+    for file in base.glob("tokenizer*"):
+        (tmp_path / "merged" / file.name).write_bytes(file.read_bytes())
+
+    expected = generate(tmp_path / "merged", None, quantization="int8")
+    assert generate(base, tmp_path / "adapter", quantization="int8") == expected
+
+
+def generate(base: Path, adapter: Path | None, **options: Any) -> list[int]:
+    llm = LLM(
+        str(base),
+        edit_weights=None if adapter is None else merging(adapter),
+        show_progress=False,
+        **({"dtype": "float32", "kv_tokens": 1024, "num_threads": 1} | options),
+    )
+    return llm.generate(PROMPT, greedy())[0].token_ids
+
+
+def greedy() -> SamplingParams:
+    return SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+
+
+def test_an_embedding_that_is_the_head_too_is_not_merged(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    base = tiny_checkpoints("llama-bias")
+    make_adapter(base, tmp_path, r=4, target_modules=["q_proj", "embed_tokens"])
+
+    with pytest.raises(ConfigError, match="would change both"):
+        merging(tmp_path)(SafetensorsWeights(base))
+
+
+def test_a_configuration_names_the_adapter(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    base = tiny_checkpoints("llama")
+    make_adapter(base, tmp_path, **ADAPTERS["one target"])
+    adapters = [{"name": "a", "path": str(tmp_path)}]
+    config = parse_args({"model": {"path": str(base)}, "lora": {"adapters": adapters}})
+
+    edit = configured(config.lora)
+
+    assert edit is not None
+    assert tmp_path.name in edit(SafetensorsWeights(base)).label
+    assert configured(parse_args({"model": {"path": str(base)}}).lora) is None
+
+
+def test_a_broken_adapter_ends_the_start(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"adapter_config\.json is not there"):
+        LLM(str(tiny_checkpoints("llama")), edit_weights=merging(tmp_path), show_progress=False)
