@@ -21,10 +21,10 @@ class RoutingSection(Section):
     policy: Policy = "power_of_two"
     """power_of_two = the less busy of two at random; round_robin; shortest_queue = fewest tokens
     to compute; prefix = who holds most of the prompt in cache, unless too busy; session = the same
-    for the same session (header, prompt_cache_key or user; without a gateway header only)."""
+    for the same session (header, prompt_cache_key or user; in Serve's own proxy header only)."""
 
     session_header: Name = "x-session-id"
-    """Header that names a session, for the policy session. Without a gateway it is Serve's own,
+    """Header that names a session, for the policy session. In Serve's own proxy it is Serve's,
     x-session-id."""
 
     max_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.5
@@ -39,7 +39,8 @@ class RoutingSection(Section):
 
     gateway: Literal["auto", "on", "off"] = "auto"
     """Whether a Gateway stands before the replicas. It reads bodies, holds requests while there is
-    no replica and resumes streams; auto = where one of these is asked for."""
+    no replica and resumes streams; auto = where one of these is asked for, unless HAProxy can
+    ask a Chooser which replica is to answer."""
 
     num_gateways: Annotated[int, Field(ge=1, le=256)] = 1
     """Gateways, if there are any."""

@@ -1,9 +1,11 @@
-"""What a gateway costs: streams straight from the replica, through a gateway, and through a handle.
+"""What stands before a replica costs: nothing, a chooser that is asked, a gateway, a handle.
 
     python tests/benchmarks/gateway.py [--proxy python haproxy]
 
-No model: a replica that says 128 small events as fast as it can, in the same application each time.
-Figures of one run can be compared with each other, and with nothing else.
+No model: a replica that says small events as fast as it can, in the same application each time.
+Short answers show what a request costs, long ones what an event does as part of many, paced ones
+what it does when it comes alone, as a model's tokens do. Processor time is that of all processes
+but the client. Figures of one run can be compared with each other, and with nothing else.
 """
 
 from __future__ import annotations
@@ -17,30 +19,41 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
+from contextlib import aclosing, suppress
+from typing import Any, NamedTuple
 
+import psutil  # type: ignore[import-untyped]
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from remora.configs.schema import ServeConfig
 from remora.deployments.cli.haproxy import SWITCH, haproxy_environment, own_folder
+from remora.deployments.cli.haproxy_program import use_our_program
 from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.gateway.relay import Relay
+from remora.deployments.routing.asking import ask_first, is_asked
+from remora.deployments.routing.chooser import Chooser
 from remora.deployments.routing.key import RouteKey
+from remora.deployments.routing.options import routing_options
 
-NUM_EVENTS = 128
+# Events of an answer, milliseconds between them, and how many answers are asked for.
+SHORT, LONG, PACED = (128, 0, 64), (4096, 0, 16), (256, 10, 32)
 EVENT = b'data: {"id":"cmpl-0","object":"text_completion","choices":[{"text":" one"}]}\n\n'
 CONCURRENCY = (1, 8, 32)
-NUM_REQUESTS = 64
-WAYS = ("direct", "gateway", "handle")
 BODY = b'{"model":"stub","prompt":"x","stream":true}'
 
 
-async def events() -> AsyncGenerator[bytes, None]:
+def wanted(scope: Scope) -> tuple[int, int]:
+    """Return how many events are asked for, and how far apart: the end of the path."""
+    *_, number, pause_ms = scope["path"].split("/")
+    return int(number), int(pause_ms)
+
+
+async def events(number: int, pause_ms: int) -> AsyncGenerator[bytes, None]:
     """Yield the events of one answer."""
-    for _ in range(NUM_EVENTS):
+    for _ in range(number):
         yield EVENT
-        await asyncio.sleep(0)
+        await asyncio.sleep(pause_ms / 1000)
 
 
 async def answer(send: Send, source: AsyncGenerator[bytes, None]) -> None:
@@ -65,7 +78,7 @@ async def _begin(scope: Scope, receive: Receive, send: Send) -> bool:
 async def stub_app(scope: Scope, receive: Receive, send: Send) -> None:
     """Answer with the events."""
     if await _begin(scope, receive, send):
-        await answer(send, events())
+        await answer(send, events(*wanted(scope)))
 
 
 class Stub:
@@ -82,9 +95,9 @@ class Stub:
         """Answer a gateway."""
         await self._relay.answer(call)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def events(self, number: int, pause_ms: int) -> AsyncGenerator[bytes, None]:
         """Answer a handle."""
-        async for event in events():
+        async for event in events(number, pause_ms):
             yield event
 
 
@@ -99,19 +112,19 @@ class Hop:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             if await _begin(scope, receive, send):
-                await answer(send, self._chunks())
+                await answer(send, self._chunks(*wanted(scope)))
 
         return app
 
-    async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        async for event in self._method.remote():
+    async def _chunks(self, number: int, pause_ms: int) -> AsyncGenerator[bytes, None]:
+        async for event in self._method.remote(number, pause_ms):
             yield event
 
 
-async def ask(port: int, way: str) -> tuple[float, int]:
+async def ask(port: int, way: str, number: int, pause_ms: int) -> tuple[float, int]:
     """Return the seconds to the first byte of a body, and how many events came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /{way}/v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    head = f"POST /{way}/{number}/{pause_ms} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(BODY)}\r\n\r\n"
     started = time.perf_counter()
     writer.write(head.encode() + BODY)
@@ -122,20 +135,51 @@ async def ask(port: int, way: str) -> tuple[float, int]:
     return first_s, received.count(b"data:")
 
 
-async def measure(port: int, way: str, concurrency: int) -> tuple[float, float]:
-    """Return events a second, and the median of seconds to the first byte."""
+class Figures(NamedTuple):
+    """Events a second, the median of seconds to the first byte, and processor seconds an event."""
+
+    rate: float
+    first_s: float
+    cpu_s: float
+
+
+def cpu_s() -> float:
+    """Return the processor time that all servers have used so far."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+async def measure(
+    port: int, way: str, concurrency: int, number: int, pause_ms: int, num_requests: int
+) -> Figures:
+    """Ask for so many answers, so many at a time."""
     room = asyncio.Semaphore(concurrency)
 
     async def one() -> tuple[float, int]:
         async with room:
-            return await ask(port, way)
+            return await ask(port, way, number, pause_ms)
 
     await asyncio.gather(*(one() for _ in range(concurrency)))
-    started = time.perf_counter()
-    found = await asyncio.gather(*(one() for _ in range(NUM_REQUESTS)))
+    cpu_before_s, started = cpu_s(), time.perf_counter()
+    found = await asyncio.gather(*(one() for _ in range(num_requests)))
     total_s = time.perf_counter() - started
-    assert all(num == NUM_EVENTS for _, num in found), "events are missing"
-    return NUM_REQUESTS * NUM_EVENTS / total_s, statistics.median(first for first, _ in found)
+    used_s = cpu_s() - cpu_before_s
+    assert all(num == number for _, num in found), "events are missing"
+    total = num_requests * number
+    first_s = statistics.median(first for first, _ in found)
+    return Figures(total / total_s, first_s, used_s / total)
+
+
+async def until_there(port: int, ways: list[str]) -> None:
+    """Wait until HAProxy goes to the replicas: Serve's Python proxy answers in its place before."""
+    for _ in range(20):
+        for way in ways:
+            await ask(port, way, 1, 0)
+        await asyncio.sleep(0.25)
 
 
 def run(port: int) -> None:
@@ -163,24 +207,40 @@ def run(port: int) -> None:
         serve.run(direct.bind(), name="direct", route_prefix="/direct")
         serve.run(gateway.bind(args, {"stub": stub.bind()}), name="g", route_prefix="/gateway")
         serve.run(hop.bind(stub.bind()), name="h", route_prefix="/handle")
-        for concurrency in CONCURRENCY:
-            runs = [
-                {way: asyncio.run(measure(port, way, concurrency)) for way in WAYS}
-                for _ in range(2)
-            ]
-            report(concurrency, {way: max(run[way] for run in runs) for way in WAYS})
+        ways = ["direct", "gateway", "handle"]
+        if os.environ[SWITCH] == "1" and is_asked():
+            ways.insert(1, "chooser")
+            chosen = args | {"routing": {"policy": "shortest_queue"}}
+            config = ServeConfig.model_validate(chosen)
+            replica = direct.options(**routing_options(config, has_chooser=True)).bind()
+            chooser = serve.deployment(serve.ingress()(Chooser)).options(**light)
+            application = ask_first(replica, chooser.bind(chosen, replica))
+            serve.run(application, name="c", route_prefix="/chooser")
+        asyncio.run(until_there(port, ways))
+        for size in (SHORT, LONG, PACED):
+            # A handle would take minutes for long answers, and is no faster there.
+            measured = ways if size == SHORT else ways[:-1]
+            for concurrency in CONCURRENCY if size != PACED else CONCURRENCY[-1:]:
+                runs = [
+                    {way: asyncio.run(measure(port, way, concurrency, *size)) for way in measured}
+                    for _ in range(2)
+                ]
+                best = {way: max(run[way] for run in runs) for way in measured}
+                report("paced" if size == PACED else f"{size[0]:,}", concurrency, best)
     finally:
         serve.shutdown()
         ray.shutdown()
 
 
-def report(concurrency: int, found: dict[str, tuple[float, float]]) -> None:
+def report(name: str, concurrency: int, found: dict[str, Figures]) -> None:
     """Write a row for each way."""
-    base, base_first = found["direct"]
-    for way, (rate, first_s) in found.items():
+    base = found["direct"]
+    for way, figures in found.items():
         sys.stdout.write(
-            f"| {concurrency} | {way} | {rate:,.0f} | {rate / base:.2f} | {first_s * 1000:.1f} |"
-            f" {first_s / base_first:.1f} |\n"
+            f"| {name} | {concurrency} | {way} |"
+            f" {figures.rate:,.0f} | {figures.rate / base.rate:.2f} |"
+            f" {figures.first_s * 1000:.1f} | {figures.first_s / base.first_s:.1f} |"
+            f" {figures.cpu_s * 1e6:.0f} | {figures.cpu_s / base.cpu_s:.1f} |\n"
         )
     sys.stdout.flush()
 
@@ -197,12 +257,16 @@ def main() -> None:
         run(port)
         return
     for proxy in options.proxy:
-        sys.stdout.write(f"\n{proxy}\n\n| streams | way | events/s | of direct | first, ms | ")
-        sys.stdout.write("of direct |\n|---|---|---|---|---|---|\n")
+        sys.stdout.write(
+            f"\n{proxy}\n\n| events | streams | way | events/s | of direct | first, ms | "
+        )
+        sys.stdout.write("of direct | CPU, us an event | of direct |\n" + "|---" * 9 + "|\n")
         sys.stdout.flush()
         with own_folder() as folder:
             is_on = proxy == "haproxy"
             extra = dict(haproxy_environment(folder)) if is_on else {}
+            if is_on:
+                use_our_program(folder, body_timeout_s=30)
             common = {SWITCH: str(int(is_on)), "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
             environment = os.environ | common | extra
             subprocess.run([sys.executable, __file__, "--here"], env=environment, check=True)
