@@ -118,12 +118,13 @@ def test_a_misspelt_key_is_named_with_its_value_and_the_key_it_looks_like(
     assert f"{section}.{typo} = 7: unknown key; did you mean {section}.{key}?" in message
 
 
+JSON_FORM = ServeConfig.model_json_schema()
 WRONG_VALUES: list[Any] = ["soon", -1, 0.5, True, None, [], {}, [1], {"a": 1}, float("nan"), 10**30]
 
 
 def accepts(section: str, key: str, value: Any) -> bool:
     """Whether the schema's own JSON form, written down apart from the messages, takes a value."""
-    schema = ServeConfig.model_json_schema()["$defs"]
+    schema = JSON_FORM["$defs"]
     name = ServeConfig.model_fields[section].annotation.__name__  # type: ignore[union-attr]
     return any(matches(choice, value) for choice in flatten(schema[name]["properties"][key]))
 

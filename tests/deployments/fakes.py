@@ -315,7 +315,12 @@ def make_app(server: FakeServer | None = None) -> FastAPI:
 
 
 def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app=make_app(server), raise_app_exceptions=False)
+    return client_of(make_app(server))
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    """Return a client of an application, for tests that are many and change nothing in it."""
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
 

@@ -20,7 +20,7 @@ import jsonschema
 import pytest
 
 from remora.deployments.llm_server import LLMServer
-from tests.conftest import TinyCheckpoints
+from tests.conftest import NUM_THREADS, TinyCheckpoints
 from tests.engine.grammar.schemas import SCHEMAS
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ async def serving(path: Path, backend: str) -> AsyncGenerator[httpx.AsyncClient,
     await server.__init__(  # type: ignore[misc]
         {
             "model": {"path": str(path), "served_name": "model"},
-            "engine": {"kv_tokens": 16384, "num_threads": 2},
+            "engine": {"kv_tokens": 16384, "num_threads": NUM_THREADS},
             "grammar": {"backend": backend, "compile_timeout_s": 20.0},
         }
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +22,14 @@ from remora.deployments.http.openai_bodies import (
     TokenizeBody,
 )
 from remora.deployments.http.unsupported import FIELDS
-from tests.deployments.fakes import FakeServer, make_client, make_config, make_plan
+from tests.deployments.fakes import (
+    FakeServer,
+    client_of,
+    make_app,
+    make_client,
+    make_config,
+    make_plan,
+)
 
 HELLO = [{"role": "user", "content": "Hi"}]
 ENDPOINTS: Mapping[str, tuple[type[Body], dict[str, Any]]] = {
@@ -209,10 +218,14 @@ def cases() -> Iterator[Any]:
             yield pytest.param("/generate", {"text": "a"}, f"sampling_params.{name}", value)
 
 
-async def post(path: str, body: Any) -> httpx.Response:
+@cache
+def strict_app() -> FastAPI:
     # Unknown fields would be let through otherwise, those of nested objects too.
-    server = FakeServer(config=make_config(unknown_fields="reject"))
-    async with make_client(server) as client:
+    return make_app(FakeServer(config=make_config(unknown_fields="reject")))
+
+
+async def post(path: str, body: Any) -> httpx.Response:
+    async with client_of(strict_app()) as client:
         return await client.post(path, content=json.dumps(body))
 
 
@@ -311,6 +324,11 @@ JSON_VALUES = st.recursive(
 )
 
 
+@cache
+def lenient_app() -> FastAPI:
+    return make_app(FakeServer(config=make_config(max_body_bytes=100_000)))
+
+
 @pytest.mark.parametrize("path", list(ENDPOINTS))
 @settings(
     max_examples=60,
@@ -323,9 +341,7 @@ async def test_no_body_at_all_makes_a_500(path: str, data: st.DataObject) -> Non
     model, valid = ENDPOINTS[path]
     names = st.sampled_from(sorted(model.model_fields)) | st.sampled_from(sorted(FIELDS))
     fields = data.draw(st.dictionaries(names | st.text(max_size=5), JSON_VALUES, max_size=4))
-    server = FakeServer(config=make_config(max_body_bytes=100_000))
-
-    async with make_client(server) as client:
+    async with client_of(lenient_app()) as client:
         response = await client.post(path, content=json.dumps(valid | fields))
 
     assert response.status_code < 500, response.text

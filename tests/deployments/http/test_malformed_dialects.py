@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ from remora.deployments.http.ollama_bodies import (
 from remora.deployments.http.parse_routes import ParseCallsBody, SeparateBody
 from remora.deployments.http.tgi_bodies import TgiBody, TgiGrammar, TgiParameters
 from remora.deployments.http.unsupported import FIELDS
-from tests.deployments.fakes import FakeServer, make_client, make_config
+from tests.deployments.fakes import FakeServer, client_of, make_app, make_config
 from tests.deployments.http.test_malformed import BOUNDS, JSON_VALUES, NOWHERE_VALID
 
 HELLO = {"role": "user", "content": "Hi"}
@@ -138,14 +140,17 @@ def cases() -> Iterator[Any]:
                     yield pytest.param(label, name, value, id=f"{label}-{name}-{value!r:.40}")
 
 
-async def post(label: str, body: Any) -> httpx.Response:
-    place = PLACES[label]
+@cache
+def app_of(label: str) -> FastAPI:
     # Unknown fields would be let through otherwise, those of nested objects too.
-    config = make_config(
-        generate_dialect=place.dialect, tool_parser="hermes", unknown_fields="reject"
-    )
-    async with make_client(FakeServer(config=config)) as client:
-        return await client.post(place.path, content=json.dumps(body))
+    dialect = PLACES[label].dialect
+    config = make_config(generate_dialect=dialect, tool_parser="hermes", unknown_fields="reject")
+    return make_app(FakeServer(config=config))
+
+
+async def post(label: str, body: Any) -> httpx.Response:
+    async with client_of(app_of(label)) as client:
+        return await client.post(PLACES[label].path, content=json.dumps(body))
 
 
 @pytest.mark.parametrize(("label", "name", "value"), list(cases()))

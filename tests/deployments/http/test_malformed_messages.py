@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +17,15 @@ from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBo
 from remora.deployments.http.fields import Body
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.unsupported import FIELDS
-from tests.deployments.fakes import FakeServer, make_client, make_config, make_plan
-from tests.deployments.http.test_malformed import BOUNDS, JSON_VALUES, NOWHERE_VALID
+from tests.deployments.fakes import (
+    FakeServer,
+    client_of,
+    make_app,
+    make_client,
+    make_config,
+    make_plan,
+)
+from tests.deployments.http.test_malformed import BOUNDS, JSON_VALUES, NOWHERE_VALID, lenient_app
 
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
 HELLO = {"role": "user", "content": "Hi"}
@@ -186,10 +195,14 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(path, valid, sent, value, id=f"{path}-{name}-{value!r:.60}")
 
 
-async def post(path: str, body: Any) -> httpx.Response:
+@cache
+def strict_app() -> FastAPI:
     # Unknown fields would be let through otherwise, those of nested objects too.
-    server = FakeServer(config=make_config(unknown_fields="reject", tool_parser="hermes"))
-    async with make_client(server) as client:
+    return make_app(FakeServer(config=make_config(unknown_fields="reject", tool_parser="hermes")))
+
+
+async def post(path: str, body: Any) -> httpx.Response:
+    async with client_of(strict_app()) as client:
         return await client.post(path, content=json.dumps(body))
 
 
@@ -219,9 +232,7 @@ async def test_no_body_at_all_makes_a_500(path: str, data: st.DataObject) -> Non
     model, valid = ENDPOINTS[path]
     names = st.sampled_from(sorted(model.model_fields)) | st.sampled_from(sorted(FIELDS))
     fields = data.draw(st.dictionaries(names | st.text(max_size=5), JSON_VALUES, max_size=4))
-    server = FakeServer(config=make_config(max_body_bytes=100_000))
-
-    async with make_client(server) as client:
+    async with client_of(lenient_app()) as client:
         response = await client.post(path, content=json.dumps(valid | fields))
 
     assert response.status_code < 500, response.text
@@ -264,7 +275,7 @@ CONVERSATIONS = st.lists(
 async def test_no_conversation_makes_a_500(path: str, conversation: list[Any]) -> None:
     valid = ENDPOINTS[path][1]
     name = "input" if path == RESPONSES else "messages"
-    async with make_client() as client:
+    async with client_of(lenient_app()) as client:
         response = await client.post(path, content=json.dumps(valid | {name: conversation}))
     assert response.status_code < 500, response.text
 

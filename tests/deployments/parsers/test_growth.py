@@ -28,6 +28,7 @@ from tests.deployments.parsers.test_tool_chunking import FORCED, FORMATS, make_i
 
 SIZES = (20_000, 400_000)
 LONGEST = (50_000, 1_000_000)
+ONE_BY_ONE = (5_000, 100_000)
 CHUNK = 250
 SLACK = 4.0
 FLOOR_S = 0.001  # less than this is not told from nothing
@@ -50,11 +51,13 @@ UNITS = {
 Make = Callable[[], ReplyParser | ThoughtSplitter]
 
 
-def seconds_of(push: Callable[[str], object], finish: Callable[[], object], text: str) -> float:
+def seconds_of(
+    push: Callable[[str], object], finish: Callable[[], object], text: str, chunk: int = CHUNK
+) -> float:
     """Read a text piece by piece; return the time of this thread."""
     started = time.thread_time()
-    for start in range(0, len(text), CHUNK):
-        push(text[start : start + CHUNK])
+    for start in range(0, len(text), chunk):
+        push(text[start : start + chunk])
     finish()
     return time.thread_time() - started
 
@@ -64,12 +67,13 @@ def check_growth(
     opening: str,
     unit: str,
     sizes: tuple[int, int] = SIZES,
+    chunk: int = CHUNK,
 ) -> None:
     took_s = []
     for size in sizes:
         parser = make()
         text = opening + unit * (size // len(unit))
-        took_s.append(seconds_of(parser.push, parser.finish, text))
+        took_s.append(seconds_of(parser.push, parser.finish, text, chunk))
     growth = sizes[1] / sizes[0]
     assert took_s[1] <= max(took_s[0], FLOOR_S) * growth * SLACK, took_s
 
@@ -100,6 +104,15 @@ def test_a_tool_format_reads_in_linear_time(name: str, opening: str, unit: str) 
 def test_a_tool_format_reads_a_million_characters_in_linear_time(name: str) -> None:
     opening = OPENINGS.get(name, TOOL_FORMATS[name].markers[0])
     check_growth(lambda: make_parser(name), opening, UNITS["braces"], LONGEST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("unit", ["word < {[( ", "\n ", "[{", "\"'", "\\", "x"])
+def test_a_tool_format_reads_single_characters_in_linear_time(name: str, unit: str) -> None:
+    """What is held back is then looked at most often."""
+    opening = OPENINGS.get(name, TOOL_FORMATS[name].markers[0])
+    check_growth(lambda: make_parser(name), opening, unit, ONE_BY_ONE, chunk=1)
 
 
 FORCED_OPENINGS = ("", "{", '{"a": "', '[{"name": "add", "parameters": {"s": "')

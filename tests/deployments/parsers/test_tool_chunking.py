@@ -226,30 +226,3 @@ def test_little_is_looked_at_twice(unit: str) -> None:
 
     assert "".join(passed) == text
     assert CountingMarkers.num_held <= len(text) * len("<tool_call>")
-
-
-LONG = {
-    "text": "word < {[( ",
-    "blanks": "\n ",
-    "brackets": "[{",
-    "quotes": "\"'",
-    "escapes": "\\",
-    "name": "x",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("unit", LONG.values(), ids=LONG.keys())
-def test_a_million_characters_one_by_one_are_read(name: str, unit: str) -> None:
-    openings = {
-        "llama3": '{"name": "add", "parameters": {"s": "',
-        "llama4": "[add(a=(",
-        "qwen3_coder": "<function=add><parameter=x>",
-    }
-    text = openings.get(name, TOOL_FORMATS[name].markers[0]) + unit * (1_000_000 // len(unit))
-    parser = make_parser(name)
-
-    events = [event for char in text for event in parser.push(char)] + parser.finish()
-
-    assert events
