@@ -59,7 +59,7 @@ def llm(smollm2_path: object) -> LLM:
 
 @pytest.fixture(scope="module")
 def prompts(llm: LLM) -> list[list[int]]:
-    """30 prompts: 12 questions in chat form, 13 raw texts, 5 longer ones, one of 1,500 tokens."""
+    """30 prompts: 12 questions in chat form, 13 raw texts, 5 longer ones, two of 1,500 tokens."""
     chats = [
         llm.tokenizer.encode(
             llm.tokenizer.render_chat([{"role": "user", "content": question}]),
@@ -72,7 +72,7 @@ def prompts(llm: LLM) -> list[list[int]]:
     return [*chats, *raw, *(long[at : at + size] for at, size in LONG)]
 
 
-LONG = ((0, 1500), (7, 100), (3, 700), (11, 300), (5, 513))
+LONG = ((0, 1500), (7, 1500), (3, 700), (11, 300), (5, 513))
 
 
 @pytest.fixture(scope="module")
