@@ -1,8 +1,6 @@
 # One command each. All of them make .venv first where it is missing or out of date.
 PYTHON ?= python3
 CONFIG ?= configs/smollm2.yaml
-# Everything with a Ray runs in one of them, and takes about half of the time: more help little.
-JOBS ?= 2
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -13,8 +11,8 @@ FOLDERS := configs kernels engine lora deployments
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
 
-test: $(STAMP)  ## Run the tests, in JOBS processes
-	$(BIN)/python -m pytest -n $(JOBS)
+test: $(STAMP)  ## Run the tests
+	$(BIN)/python -m pytest
 
 test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
 	$(BIN)/python tests/deployments/clients/run.py

@@ -12,14 +12,11 @@ import torch
 from hypothesis import settings
 
 from remora.engine.weights.source import resolve_model
-from tests.scheduling import ModuleScheduling, in_order
 from tests.tiny_models import make_tiny_checkpoint
 
 TinyCheckpoints = Callable[..., Path]
 
-# Of an engine or of torch. Processes that run tests side by side share the cores, and threads that
-# wait for one another cost many times over where one of them has no core.
-NUM_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+NUM_THREADS = 2  # of an engine, or of torch
 
 torch.set_num_threads(NUM_THREADS)
 
@@ -33,17 +30,6 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
     "remora.deployments.http.proxy:middlewares"
 )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    in_order(items)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ModuleScheduling:
-    """Share tests out by our own rules; asked with `-n`, whatever `--dist` says."""
-    config.option.loadscopereorder = False
-    return ModuleScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
