@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from remora.kernels.lora import NO_GROUPS, RowGroups
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
@@ -26,6 +28,7 @@ class ForwardBatch:
     extend_lens:    E ints, tokens of context at the end of the chunk, the chunk included
     extend_tables:  E tensors [pages of that row] int64
     logit_index:    [R] int64, tokens of this batch whose logits are wanted
+    adapters:       which of the T tokens belong to which adapter
     """
 
     token_ids: Tensor
@@ -38,3 +41,4 @@ class ForwardBatch:
     extend_lens: tuple[int, ...]
     extend_tables: tuple[Tensor, ...]
     logit_index: Tensor
+    adapters: RowGroups = NO_GROUPS

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from remora.engine.batch import ForwardBatch
-from remora.engine.inputs import Int64Array, StepInputs
+from remora.engine.inputs import Int32Array, Int64Array, StepInputs
 from remora.engine.kv.pages import pages_needed
 from remora.engine.protocols import AttentionBackend, Model
+from remora.kernels.lora import RowGroups
 
 
 class EagerForward:
@@ -23,19 +24,23 @@ class EagerForward:
         self._page_size = page_size
         self._device = torch.device(device)
         self._hidden: Tensor | None = None
+        self._adapters: Int32Array = np.empty(0, dtype=np.int32)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size]."""
         batch = make_batch(inputs, page_size=self._page_size, device=self._device)
         self._hidden = self._model.forward(batch, self._attention)
-        return self._model.logits(self._hidden[batch.logit_index])
+        self._adapters = inputs.adapters
+        wanted = RowGroups.of(inputs.adapters[inputs.logit_index], self._device)
+        return self._model.logits(self._hidden[batch.logit_index], wanted)
 
     @torch.inference_mode()
     def logits(self, first: int, last: int) -> Tensor:
         """Return float32 logits [last - first, vocab_size] of tokens of the latest step."""
         assert self._hidden is not None, "no step has run"
-        return self._model.logits(self._hidden[first:last])
+        wanted = RowGroups.of(self._adapters[first:last], self._device)
+        return self._model.logits(self._hidden[first:last], wanted)
 
     def close(self) -> None:
         """Nothing was started."""
@@ -69,4 +74,5 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
             for row, length in zip(extend_rows, extend_lens, strict=True)
         ),
         logit_index=tensor(inputs.logit_index),
+        adapters=RowGroups.of(inputs.adapters, device),
     )

@@ -34,6 +34,7 @@ class StepInputs:
                   entries past a row's last page are the dump page
     num_decodes:  rows with one token
     logit_index:  [R] tokens whose logits are wanted
+    adapters:     [T] slot of each token's adapter, counted from 1; 0 = none
     """
 
     token_ids: Int64Array
@@ -45,6 +46,7 @@ class StepInputs:
     tables: Int32Array
     num_decodes: int
     logit_index: Int64Array
+    adapters: Int32Array
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +67,7 @@ class RowTable:
         max_pages = pages_needed(max_tokens, page_size)
         self.tables: Int32Array = np.full((max_rows, max_pages), DUMP_PAGE, dtype=np.int32)
         self._num_pages = np.zeros(max_rows, dtype=np.int64)
+        self._adapters = np.zeros(max_rows, dtype=np.int32)
 
     def start(self, init: RowInit) -> None:
         """Begin a row; what it held before is void."""
@@ -73,6 +76,7 @@ class RowTable:
         self._num_tokens[row] = count
         self.tables[row] = DUMP_PAGE
         self._num_pages[row] = 0
+        self._adapters[row] = init.adapter_slot
 
     def add_pages(self, rows: IntArray, page_ids: IntArray) -> None:
         """Append each page to its row's table, in order."""
@@ -110,4 +114,5 @@ class RowTable:
             tables=self.tables,
             num_decodes=num_decodes,
             logit_index=(starts[1:] - 1)[plan.samples],
+            adapters=self._adapters[token_rows],
         )

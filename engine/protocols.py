@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what only serves requests need not load torch
 
     from remora.engine.batch import ForwardBatch
     from remora.engine.inputs import StepInputs
+    from remora.kernels.lora import RowGroups
 
 PROMPT_LOGPROB_ROWS = 64  # most rows of logits that `ForwardPass.logits` is asked for at a time
 
@@ -74,8 +75,11 @@ class Model(Protocol):
         """Return the final hidden states [T, hidden_size] of the batch, after the last norm."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Project hidden states [R, hidden_size] to float32 logits [R, vocab_size]."""
+    def logits(self, hidden: Tensor, adapters: RowGroups = ...) -> Tensor:
+        """Project hidden states [R, hidden_size] to float32 logits [R, vocab_size].
+
+        adapters:  which of the R rows belong to which adapter
+        """
         ...
 
 

@@ -188,6 +188,7 @@ class RowInit:
                         prompt is not scored (or has been)
     grammar, thinking:  as in Request
     healed_id:          token whose text the output must begin with
+    adapter_slot:       of the adapter, counted from 1; 0 = none
     """
 
     row: int
@@ -199,6 +200,7 @@ class RowInit:
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     healed_id: int | None = None
+    adapter_slot: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class SelfAttention:
         attention: AttentionBackend,
     ) -> Tensor:
         """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, head_dim / 2]."""
-        heads = self.qkv_proj(hidden).view(len(hidden), -1, self.head_dim)
+        heads = self.qkv_proj(hidden, batch.adapters).view(len(hidden), -1, self.head_dim)
         num_rotated = self.num_heads + self.num_kv_heads
         qk, value = heads[:, :num_rotated], heads[:, num_rotated:]
         if self.head_norms is not None:
@@ -91,7 +91,7 @@ class SelfAttention:
             scale=self.scale,
             window=self.window,
         )
-        return self.o_proj(attended.flatten(1))
+        return self.o_proj(attended.flatten(1), batch.adapters)
 
     def pack(self) -> None:
         """Pack the linears; see `Linear.pack`."""

@@ -10,10 +10,16 @@ from torch import Tensor
 
 from remora.engine.layers.linear import Linear
 from remora.engine.parallel.shard import Axis, Shard
+from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 
 
 class Embedding:
-    """A row of `weight` [what is held of the vocabulary, hidden_size] for each token id."""
+    """A row of `weight` [what is held of the vocabulary, hidden_size] for each token id.
+
+    adapters:  low-rank updates of the rows, for tokens that ask for one; None = there are none
+    """
+
+    adapters: LowRankSlots | None = None
 
     def __init__(
         self, vocabulary: Axis, hidden_size: int, *, dtype: torch.dtype, device: str
@@ -21,17 +27,32 @@ class Embedding:
         self.vocabulary = vocabulary
         self.weight = torch.empty(len(vocabulary.held), hidden_size, dtype=dtype, device=device)
 
-    def __call__(self, token_ids: Tensor) -> Tensor:
+    def __call__(self, token_ids: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Look up [num_tokens] ids; returns a new tensor [num_tokens, hidden_size].
 
         Rows of tokens that are not held are zero: the sum over the ranks is the whole.
         """
         if self.vocabulary.is_whole:
-            return F.embedding(token_ids, self.weight)
+            return self._rows(token_ids, groups)
         held = self.vocabulary.held
         is_absent = (token_ids < held.start) | (token_ids >= held.stop)
         places = (token_ids - held.start).masked_fill_(is_absent, 0)
-        return F.embedding(places, self.weight).masked_fill_(is_absent.unsqueeze(1), 0)
+        return self._rows(places, groups).masked_fill_(is_absent.unsqueeze(1), 0)
+
+    def make_room(self, num_slots: int, max_rank: int) -> LowRankSlots:
+        """Allocate `adapters`: a slot for each, of `max_rank` at most."""
+        num_tokens, size = self.weight.shape
+        device = str(self.weight.device)
+        self.adapters = LowRankSlots(
+            num_slots, num_tokens, [size], max_rank, dtype=self.weight.dtype, device=device
+        )
+        return self.adapters
+
+    def _rows(self, places: Tensor, groups: RowGroups) -> Tensor:
+        rows = F.embedding(places, self.weight)
+        if self.adapters is not None:
+            self.adapters.add_looked_up(places, rows, groups)
+        return rows
 
     def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
         """Yield the checkpoint name and the part of it that this memory is for."""
@@ -69,9 +90,9 @@ class Head:
         if tied is not None:
             self.linear.weight = tied.weight
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Project [num_rows, hidden_size] to float32 logits [num_rows, held vocabulary]."""
-        return self.linear(hidden).float()
+        return self.linear(hidden, groups).float()
 
     def pack(self) -> None:
         """Pack the projection; a tied one becomes a copy beside the embedding."""

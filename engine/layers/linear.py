@@ -15,6 +15,7 @@ from torch import Tensor
 
 from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.linear import linear, pack_weight
+from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 from remora.kernels.memory import buffer
 
 
@@ -28,9 +29,12 @@ def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> 
 class Linear:
     """y = x W^T + b.
 
-    weight:  [what is held of the parts, what is held of the inputs]
-    bias:    [what is held of the parts] or None
+    weight:    [what is held of the parts, what is held of the inputs]
+    bias:      [what is held of the parts] or None
+    adapters:  low-rank updates of the weight, for rows that ask for one; None = there are none
     """
+
+    adapters: LowRankSlots | None = None
 
     def __init__(
         self,
@@ -47,9 +51,25 @@ class Linear:
         self.weight = allocate_weight((out_features, len(inputs.held)), dtype, device)
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Project [num_tokens, held inputs] to [num_tokens, held parts]."""
-        return linear(x, self.weight, self.bias)
+    def __call__(self, x: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
+        """Project [num_tokens, held inputs] to [num_tokens, held parts], by the rows' adapters."""
+        y = linear(x, self.weight, self.bias)
+        if self.adapters is not None:
+            self.adapters.add(x, y, groups)
+        return y
+
+    def make_room(self, num_slots: int, max_rank: int) -> LowRankSlots:
+        """Allocate `adapters`: a slot for each, of `max_rank` at most."""
+        parts = [len(part.held) for part in self.parts.values()]
+        self.adapters = LowRankSlots(
+            num_slots,
+            len(self.inputs.held),
+            parts,
+            max_rank,
+            dtype=self.weight.dtype,
+            device=str(self.weight.device),
+        )
+        return self.adapters
 
     def pack(self) -> None:
         """Put the loaded weight into the layout that this machine multiplies fastest.

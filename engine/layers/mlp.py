@@ -12,6 +12,7 @@ from remora.engine.models.config import DecoderConfig
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.activation import silu_and_mul
+from remora.kernels.lora import NO_GROUPS, RowGroups
 
 
 class GatedMLP:
@@ -40,9 +41,9 @@ class GatedMLP:
             device=device,
         )
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
         """Apply to [num_tokens, hidden_size]."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden, adapters)), adapters)
 
     def pack(self) -> None:
         """Pack the linears; see `Linear.pack`."""

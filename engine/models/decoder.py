@@ -23,6 +23,7 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
+from remora.kernels.lora import NO_GROUPS, RowGroups
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 
@@ -62,7 +63,7 @@ class DecoderBlock:
         hidden, residual = self.attention_norm.add(delta, residual)
         hidden = group.all_reduce(self.attention(hidden, cos, sin, batch, attention))
         hidden, residual = self.mlp_norm.add(hidden, residual)
-        return group.all_reduce(self.mlp(hidden)), residual
+        return group.all_reduce(self.mlp(hidden, batch.adapters)), residual
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the part of it that is held."""
@@ -124,7 +125,7 @@ class DecoderModel:
         stream:  [T, hidden_size] from the stage before, overwritten; None on the first stage
         """
         if stream is None:
-            stream = group.all_reduce(self.embedding(batch.token_ids))
+            stream = group.all_reduce(self.embedding(batch.token_ids, batch.adapters))
         cos, sin = self.rotary.angles(batch.positions, self.dtype)
         delta: Tensor | None = None
         for block in self.blocks:
@@ -134,9 +135,9 @@ class DecoderModel:
         return stream if delta is None else stream.add_(delta)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
         """Project hidden states [R, hidden_size] to float32 logits [R, its vocabulary]."""
-        return self.head(hidden)
+        return self.head(hidden, adapters)
 
     def tensors(self) -> dict[str, Shard]:
         """Map each tensor name of a checkpoint to the part of it that this rank holds."""

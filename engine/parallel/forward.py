@@ -8,15 +8,17 @@ Legend: T tokens of the step, R rows of logits.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from remora.engine.eager import make_batch
-from remora.engine.inputs import StepInputs
+from remora.engine.inputs import Int32Array, StepInputs
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.micro_batches import split_inputs
 from remora.engine.protocols import AttentionBackend
+from remora.kernels.lora import RowGroups
 
 
 class RankForward:
@@ -40,6 +42,7 @@ class RankForward:
         self._device = torch.device(device)
         self._micro_batches = micro_batches
         self._hidden: Tensor | None = None
+        self._adapters: Int32Array = np.empty(0, dtype=np.int32)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
@@ -53,7 +56,8 @@ class RankForward:
             # another to take logits while that one waits for the next part.
             self._hidden = made[0] if len(made) == 1 else torch.cat(made)
             wanted = self._hidden[index]
-        return self._gather_logits(wanted, len(index))
+        self._adapters = inputs.adapters
+        return self._gather_logits(wanted, inputs.adapters[inputs.logit_index])
 
     @torch.inference_mode()
     def logits(self, first: int, last: int) -> Tensor:
@@ -65,7 +69,7 @@ class RankForward:
         if self._layout.is_last_stage:
             assert self._hidden is not None, "no step has run"
             wanted = self._hidden[first:last]
-        return self._gather_logits(wanted, last - first)
+        return self._gather_logits(wanted, self._adapters[first:last])
 
     def close(self) -> None:
         """Nothing was started; the group belongs to who made it."""
@@ -84,13 +88,16 @@ class RankForward:
             group.send(made, layout.rank + layout.tp_size)
         return made
 
-    def _gather_logits(self, hidden: Tensor | None, num_rows: int) -> Tensor:
+    def _gather_logits(self, hidden: Tensor | None, adapters: Int32Array) -> Tensor:
         """Make logits of hidden states [R, hidden_size] and bring them to rank 0.
 
-        hidden:  None on ranks that make none
+        hidden:    None on ranks that make none
+        adapters:  [R] slot of each row's adapter
         """
-        vocab_size, layout = self._model.vocab_size, self._layout
-        own = None if hidden is None or num_rows == 0 else self._model.logits(hidden)
+        vocab_size, layout, num_rows = self._model.vocab_size, self._layout, len(adapters)
+        own: Tensor | None = None
+        if hidden is not None and num_rows > 0:
+            own = self._model.logits(hidden, RowGroups.of(adapters, self._device))
         if layout.rank != 0 or num_rows == 0:
             if own is not None:
                 self._group.send(own, 0)

@@ -44,4 +44,5 @@ def _part(inputs: StepInputs, tokens: range) -> StepInputs:
         tables=inputs.tables,
         num_decodes=min(max(inputs.num_decodes - first, 0), last - first),
         logit_index=inputs.logit_index[:0],
+        adapters=inputs.adapters[cut],
     )

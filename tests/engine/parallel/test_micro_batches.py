@@ -28,6 +28,7 @@ def make_inputs(num_decodes: int, chunks: list[int], before: int = 5) -> StepInp
         tables=NO_TABLES,
         num_decodes=num_decodes,
         logit_index=starts[1:] - 1,
+        adapters=(tokens % 3).astype(np.int32),
     )
 
 
@@ -44,7 +45,7 @@ def test_parts_are_the_step_cut_into_equal_pieces(
     sizes = [part.num_tokens for part in parts]
     assert len(parts) == min(num_parts, whole.num_tokens)
     assert max(sizes) - min(sizes) <= 1
-    for name in ("token_ids", "positions", "slots"):
+    for name in ("token_ids", "positions", "slots", "adapters"):
         joined = np.concatenate([getattr(part, name) for part in parts])
         assert np.array_equal(joined, getattr(whole, name))
     assert sum(part.num_decodes for part in parts) == num_decodes

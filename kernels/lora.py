@@ -1,0 +1,141 @@
+"""Low-rank updates of one weight, a slot for each adapter: y += B_s (A_s x), s the slot of the row.
+
+All adapters of a batch share the product with the base's weight; what each adds is two small
+products of its own rows, grouped by slot (Punica, arXiv:2310.18547; S-LoRA, arXiv:2311.03285). Rows
+of no adapter are not touched: they are the same bits as without.
+
+Legend: N slots, I inputs, O outputs of all parts together, P parts, r most ranks of a part, T rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from remora.kernels.memory import buffer
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """Which rows of a tensor [T, ...] belong to which slot; those of none are in no group.
+
+    groups:  slots, ascending, each with its rows [count] int64
+    """
+
+    groups: tuple[tuple[int, Tensor], ...] = ()
+
+    @classmethod
+    def of(cls, slots: npt.NDArray[np.int32], device: torch.device) -> RowGroups:
+        """Group rows.
+
+        slots:  [T], counted from 1; 0 = no adapter
+        """
+        return cls(
+            tuple(
+                (slot - 1, torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
+                for slot in np.unique(slots).tolist()
+                if slot > 0
+            )
+        )
+
+
+NO_GROUPS = RowGroups()
+
+
+class LowRankSlots:
+    """The updates of a weight [O, I] whose rows are P parts, each with an A and a B of its own.
+
+    a:       [N, I, P * r]
+    b:       [N, r, O], scaled; the columns of a part are multiplied with what its A gave
+    ranks:   [N] int32; the largest rank in use, beyond which A and B are zero
+    bounds:  [P + 1] where each part's columns begin
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        inputs: int,
+        parts: Sequence[int],
+        max_rank: int,
+        *,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        self.max_rank = max_rank
+        self.bounds = tuple(accumulate(parts, initial=0))
+        self.a = _zeros((num_slots, inputs, len(parts) * max_rank), dtype, device)
+        self.b = _zeros((num_slots, max_rank, self.bounds[-1]), dtype, device)
+        self.ranks = np.zeros(num_slots, dtype=np.int32)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all slots."""
+        return self.a.nbytes + self.b.nbytes
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot."""
+        self.a[slot].zero_()
+        self.b[slot].zero_()
+        self.ranks[slot] = 0
+
+    def write(self, slot: int, part: int, a: Tensor, b: Tensor) -> None:
+        """Put one part's update into an empty slot.
+
+        a:  [rank, I];  b: [outputs of the part, rank], scaled
+        """
+        rank, first = len(a), part * self.max_rank
+        self.a[slot, :, first : first + rank] = a.T
+        self.b[slot, :rank, self.bounds[part] : self.bounds[part + 1]] = b.T
+        self.ranks[slot] = max(self.ranks[slot], rank)
+
+    def add(self, x: Tensor, y: Tensor, rows: RowGroups) -> None:
+        """Add each row's update to y [T, O], in place.
+
+        x:  [T, I]
+        """
+        for slot, index in rows.groups:
+            rank = int(self.ranks[slot])
+            if rank > 0:
+                shrunk = x[index] @ self._a_of(slot, rank)
+                y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
+
+    def add_looked_up(self, token_ids: Tensor, y: Tensor, rows: RowGroups) -> None:
+        """Add to rows y [T, O] that were looked up, not multiplied: inputs are one-hot.
+
+        token_ids:  [T], each below I
+        """
+        for slot, index in rows.groups:
+            rank = int(self.ranks[slot])
+            if rank > 0:
+                shrunk = self._a_of(slot, rank)[token_ids[index]]
+                y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
+
+    def _a_of(self, slot: int, rank: int) -> Tensor:
+        """Return A of all parts, [I, P * rank]."""
+        a = self.a[slot]
+        if len(self.bounds) == 2:
+            return a[:, :rank]
+        return a.view(len(a), -1, self.max_rank)[:, :, :rank].flatten(1)
+
+    def _expanded(self, slot: int, rank: int, shrunk: Tensor) -> Tensor:
+        """Multiply [count, P * rank] with B; returns [count, O]."""
+        b = self.b[slot, :rank]
+        if len(self.bounds) == 2:
+            return shrunk @ b
+        parts = [
+            shrunk[:, part * rank : (part + 1) * rank] @ b[:, start:stop]
+            for part, (start, stop) in enumerate(pairwise(self.bounds))
+        ]
+        return torch.cat(parts, dim=1)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    if device == "cpu":
+        return buffer(shape, dtype)
+    return torch.zeros(shape, dtype=dtype, device=device)
