@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.kv_budget import max_replicas, pages_needed, ranks_on_machine, size_kv_pool
 from remora.configs.schema import ServeConfig
-from remora.configs.shares import check_divisible, kv_elements_per_token, stage_parameters
+from remora.configs.shares import (
+    check_divisible,
+    kv_elements_per_token,
+    stage_parameters,
+    update_elements,
+)
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
@@ -33,6 +39,7 @@ class ModelFacts:
     architecture: str
     num_layers: int
     hidden_size: int
+    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -61,6 +68,22 @@ class MachineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoom:
+    """Room for adapters beside the weights.
+
+    num_slots:  adapters that rows of one step may use
+    max_rank:   largest rank of an update
+    targets:    last words of the names of the modules that adapters may change
+    eviction:   lru or fifo
+    """
+
+    num_slots: int
+    max_rank: int
+    targets: tuple[str, ...]
+    eviction: Literal["lru", "fifo"] = "lru"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
     """Everything the engine needs to know, decided.
 
@@ -81,6 +104,8 @@ class EnginePlan:
                              more than this; None = never
     tp_size, pp_size:        ranks that share each layer, and stages that share the layers
     micro_batches:           parts that a step is cut into for the stages
+    adapters:                room for adapters; None = there is none
+    adapter_bytes:           memory of that room, of the rank that holds most
     """
 
     model_path: Path
@@ -110,6 +135,8 @@ class EnginePlan:
     tp_size: int = 1
     pp_size: int = 1
     micro_batches: int = 1
+    adapters: AdapterRoom | None = None
+    adapter_bytes: int = 0
 
     @property
     def num_ranks(self) -> int:
@@ -133,10 +160,15 @@ class EnginePlan:
 
 
 def make_plan(
-    config: ServeConfig, model: ModelFacts, machine: MachineFacts, model_path: Path
+    config: ServeConfig,
+    model: ModelFacts,
+    machine: MachineFacts,
+    model_path: Path,
+    adapters: AdapterRoom | None = None,
 ) -> EnginePlan:
     """Decide everything that depends on model or machine.
 
+    adapters:  room for them that is needed beside the weights
     `machine.available_bytes` is memory of the device that the model will run on, before the weights
     are loaded. Replicas are taken to share one machine, with as many ranks of each as a node has;
     a GPU that was asked for is a rank's own. Raises ConfigError, with the numbers and with settings
@@ -148,6 +180,7 @@ def make_plan(
     device = _pick_device(config, machine)
     _check_ranks(config, device)
     weight_bytes = _weight_bytes(config, model, dtype, device)
+    adapter_bytes = _adapter_bytes(config, model, dtype, adapters)
     max_model_len = _pick_context(config, model)
     page_bytes = engine.page_size * kv_bytes_per_token(
         model, dtype, tp_size=parallel.tp_size, pp_size=parallel.pp_size
@@ -156,7 +189,7 @@ def make_plan(
     num_pages = size_kv_pool(
         config,
         page_bytes=page_bytes,
-        weight_bytes=weight_bytes,
+        weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
         most_useful_pages=max_running * pages_needed(max_model_len, engine.page_size),
     )
@@ -188,6 +221,8 @@ def make_plan(
         tp_size=parallel.tp_size,
         pp_size=parallel.pp_size,
         micro_batches=parallel.micro_batches or parallel.pp_size,
+        adapters=adapters,
+        adapter_bytes=adapter_bytes,
     )
 
 
@@ -235,6 +270,19 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
         int(stage.table * each + stage.head * head_bytes + stage.layers * layer_bytes)
         for stage in stages
     )
+
+
+def _adapter_bytes(
+    config: ServeConfig, model: ModelFacts, dtype: str, room: AdapterRoom | None
+) -> int:
+    """Return the bytes of one rank's slots for adapters, of the one that holds most."""
+    if room is None:
+        return 0
+    parallel = config.parallel
+    elements = update_elements(
+        model, room.targets, tp_size=parallel.tp_size, pp_size=parallel.pp_size
+    )
+    return room.num_slots * room.max_rank * elements * _DTYPE_BYTES[dtype]
 
 
 def _check_ranks(config: ServeConfig, device: str) -> None:

@@ -6,6 +6,7 @@ layers likewise. Plans go by the rank that holds most.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,32 @@ def kv_elements_per_token(model: ModelFacts, *, tp_size: int = 1, pp_size: int =
     num_layers = -(-model.num_layers // pp_size)
     num_kv_heads = len(kv_heads_of(model.num_kv_heads, 0, tp_size))
     return 2 * num_layers * num_kv_heads * model.head_dim
+
+
+def update_elements(
+    model: ModelFacts, targets: Iterable[str], *, tp_size: int = 1, pp_size: int = 1
+) -> int:
+    """Return the elements of A and B that a rank holds, at most, of updates of rank 1.
+
+    targets:  last words of the names of the modules that are updated
+    """
+    query = -(-model.num_heads // tp_size) * model.head_dim
+    kv = len(kv_heads_of(model.num_kv_heads, 0, tp_size)) * model.head_dim
+    inner = -(-model.intermediate_size // tp_size)
+    of_layer = {
+        "q_proj": query + model.hidden_size,
+        "k_proj": kv + model.hidden_size,
+        "v_proj": kv + model.hidden_size,
+        "o_proj": query + model.hidden_size,
+        "gate_proj": inner + model.hidden_size,
+        "up_proj": inner + model.hidden_size,
+        "down_proj": inner + model.hidden_size,
+    }
+    num_layers = -(-model.num_layers // pp_size)
+    vocabulary = -(-model.vocab_size // tp_size) + model.hidden_size
+    return sum(
+        num_layers * of_layer[target] if target in of_layer else vocabulary for target in targets
+    )
 
 
 def check_divisible(model: ModelFacts, *, tp_size: int, pp_size: int) -> None:

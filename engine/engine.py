@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from remora.configs.errors import InvalidRequest, InvariantViolated
 from remora.configs.plan import EnginePlan
+from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import check_fits
 from remora.engine.kv.cache import KVCache
 from remora.engine.protocols import Runner
@@ -49,6 +50,7 @@ class Engine:
             eos_token_ids=eos_token_ids,
             conservativeness=plan.conservativeness,
             priority_preemption_gap=plan.priority_preemption_gap,
+            adapters=_slots(plan),
         )
         self._open: dict[str, dict[int, Sequence]] = {}
         self._random = random.Random(plan.random_seed)
@@ -200,3 +202,8 @@ class Engine:
         sequences = self._open.get(request_id)
         if sequences is not None and all(seq.is_finished for seq in sequences.values()):
             del self._open[request_id]
+
+
+def _slots(plan: EnginePlan) -> AdapterSlots:
+    room = plan.adapters
+    return AdapterSlots(0) if room is None else AdapterSlots(room.num_slots, eviction=room.eviction)

@@ -26,12 +26,12 @@ from remora.engine.forward import DTYPES, build_forward
 from remora.engine.inputs import RowTable
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
+from remora.engine.models.registry import load_model, open_weights
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
-from remora.engine.protocols import WeightEdit
+from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler, SamplingKernels
 from remora.engine.tokens.generation_config import read_generation_defaults
@@ -66,6 +66,7 @@ class BuiltEngine:
     step_weight_bytes:    bytes of weights that one step reads
     torch_threads:        threads that torch may use beside them
     followers:            the other ranks
+    adapters:             this rank's copies of adapters; None = there is no room for any
     """
 
     engine: Engine
@@ -79,6 +80,7 @@ class BuiltEngine:
     step_weight_bytes: int
     torch_threads: int
     followers: Followers
+    adapters: AdapterPool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +94,14 @@ class LaunchedEngine:
 def build_engine(
     config: ServeConfig,
     *,
-    edit: WeightEdit | None,
+    adapting: Adapting = NO_ADAPTERS,
     team: Team | None = None,
     show_progress: bool = True,
 ) -> BuiltEngine:
     """Load the model and allocate the KV memory. Raises ConfigError with what to change.
 
-    edit:  changes the weights as they load
-    team:  the other ranks, when the configuration asks for several
+    adapting:  what is to be done about adapters
+    team:      the other ranks, when the configuration asks for several
     """
     others = _check_team(config, team)
     phases = Phases()
@@ -107,13 +109,14 @@ def build_engine(
         path = resolve_model(config.model.path, cache_dir())
         facts = read_model_facts(path)
         machine = others.machine(read_machine(config), facts)
-        plan = make_plan(config, facts, machine, path)
+        plan = make_plan(config, facts, machine, path, adapting.room)
     others.load(plan)
     with phases.timed("load tokenizer"):
         tokenizer = Tokenizer.load(path)
     layout = _layout(plan, 0)
     with phases.timed("load weights"):
-        model = _load_share(plan, layout, edit, show_progress)
+        model = _load_share(plan, layout, adapting, show_progress)
+        pool = _make_pool(plan, model, adapting)
     with ExitStack() as opened:
         with phases.timed("gather ranks"):
             followers, group = others.gather(layout, plan.device)
@@ -126,7 +129,7 @@ def build_engine(
         torch.set_num_threads(forward.torch_threads)
         sampler = _make_sampler(config, plan, facts, tokenizer, forward.sampling)
         opened.pop_all()  # the runner's from now on
-    runner = LocalRunner(forward.forward, sampler, table, followers, group)
+    runner = LocalRunner(forward.forward, sampler, table, followers, group, pool)
     return BuiltEngine(
         engine=Engine(
             plan, runner, eos_token_ids=tokenizer.eos_token_ids, vocab_size=facts.vocab_size
@@ -141,19 +144,20 @@ def build_engine(
         step_weight_bytes=forward.step_weight_bytes,
         torch_threads=forward.torch_threads,
         followers=followers,
+        adapters=pool,
     )
 
 
 async def start_engine(
     config: ServeConfig,
     *,
-    edit: WeightEdit | None,
+    adapting: Adapting = NO_ADAPTERS,
     team: Team | None = None,
     show_progress: bool = True,
 ) -> LaunchedEngine:
     """Build the engine and start its thread; the client belongs to the running event loop."""
     built = await asyncio.to_thread(
-        build_engine, config, edit=edit, team=team, show_progress=show_progress
+        build_engine, config, adapting=adapting, team=team, show_progress=show_progress
     )
     num_threads = built.torch_threads
     client = LocalEngineClient(
@@ -166,20 +170,21 @@ async def start_engine(
 
 
 def build_follower(
-    plan: EnginePlan, rank: int, meeting: Meeting, *, edit: WeightEdit | None
+    plan: EnginePlan, rank: int, meeting: Meeting, *, adapting: Adapting = NO_ADAPTERS
 ) -> Follower:
     """Load the share of a rank other than 0, meet the others, and be ready to follow.
 
     plan:  rank 0's, but for the path of the model on this node
-    edit:  changes the weights as they load, as at rank 0
+    adapting:  as at rank 0, whose room for adapters is in the plan
     """
     layout = _layout(plan, rank)
-    model = _load_share(plan, layout, edit, show_progress=False)
+    model = _load_share(plan, layout, adapting, show_progress=False)
+    pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
     table = _make_table(plan)
     forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
     torch.set_num_threads(forward.torch_threads)
-    return Follower(forward.forward, table, channel, group)
+    return Follower(forward.forward, table, channel, group, pool)
 
 
 def _check_team(config: ServeConfig, team: Team | None) -> Team:
@@ -215,7 +220,7 @@ def _layout(plan: EnginePlan, rank: int) -> Layout:
 
 
 def _load_share(
-    plan: EnginePlan, layout: Layout, edit: WeightEdit | None, show_progress: bool
+    plan: EnginePlan, layout: Layout, adapting: Adapting, show_progress: bool
 ) -> DecoderModel:
     torch.set_num_threads(plan.num_threads)
     return load_model(
@@ -225,8 +230,16 @@ def _load_share(
         device=plan.device,
         show_progress=show_progress,
         layout=layout,
-        edit=edit,
+        edit=adapting.edit,
     )
+
+
+def _make_pool(plan: EnginePlan, model: DecoderModel, adapting: Adapting) -> AdapterPool | None:
+    """Make room for adapters beside a loaded model, before its kernels are prepared."""
+    if plan.adapters is None or adapting.make_pool is None:
+        return None
+    source = open_weights(plan.model_path, plan.load_format)
+    return adapting.make_pool(model.make_room(plan.adapters), source)
 
 
 def _make_table(plan: EnginePlan) -> RowTable:

@@ -26,7 +26,7 @@ from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
 from remora.engine.outputs import OutputProcessor
-from remora.engine.protocols import WeightEdit
+from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.types import (
     EngineStats,
     FinishReason,
@@ -92,21 +92,21 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...); `edit_weights` changes the weights as they load, for instance
-    `remora.lora.merge.merging(folder)`. Raises ConfigError. Use it from one thread.
+    `max_running_requests`, ...); `adapting` is what `remora.lora.adapting` makes of adapters.
+    Raises ConfigError. Use it from one thread.
     """
 
     def __init__(
         self,
         model: str,
         *,
-        edit_weights: WeightEdit | None = None,
+        adapting: Adapting = NO_ADAPTERS,
         show_progress: bool = True,
         **options: Any,
     ) -> None:
         self._show_progress = show_progress
         config = parse_args(_sections(model, options))
-        built = build_engine(config, edit=edit_weights, show_progress=show_progress)
+        built = build_engine(config, adapting=adapting, show_progress=show_progress)
         self.plan = built.plan
         self.tokenizer = built.tokenizer
         self._engine = built.engine
@@ -116,6 +116,7 @@ class LLM:
             vocab_size=built.facts.vocab_size,
             eos_token_ids=built.tokenizer.eos_token_ids,
         )
+        self._adapters = adapting.instances
         self._numbers = itertools.count()
 
     def generate(
@@ -123,15 +124,18 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        adapter: str | Sequence[str | None] | None = None,
         constraint: Constraint | None = None,
     ) -> list[Generation]:
         """Generate for each prompt (text or token ids); results are in the prompts' order.
 
-        `params` holds for all prompts, or is one for each. Every output that ends with `stop`
-        matches `constraint` as a whole. Raises PromptTooLong or another RequestError before
-        anything is generated, if any prompt, parameter or the constraint is at fault.
+        `params` and `adapter` hold for all prompts, or are one for each; None = the base model.
+        Every output that ends with `stop` matches `constraint` as a whole. Raises PromptTooLong or
+        another RequestError before anything is generated, if any prompt, parameter, adapter or the
+        constraint is at fault.
         """
         batch = _as_batch(prompts)
+        adapters = [adapter] * len(batch) if isinstance(adapter, str | None) else adapter
         grammar = None if constraint is None else self._compile(constraint)
         requests = [
             Request(
@@ -139,8 +143,11 @@ class LLM:
                 prompt_ids=self._tokenise(prompt),
                 sampling=sampling,
                 grammar=grammar,
+                adapter=self._instance(name),
             )
-            for prompt, sampling in zip(batch, _as_params(params, len(batch)), strict=True)
+            for prompt, sampling, name in zip(
+                batch, _as_params(params, len(batch)), adapters, strict=True
+            )
         ]
         return self._run(requests)
 
@@ -170,6 +177,14 @@ class LLM:
         with ThreadPoolExecutor(1) as thread:
             compiled = self._grammars.compile(constraint, param="constraint")
             return thread.submit(asyncio.run, compiled).result()
+
+    def _instance(self, adapter: str | None) -> int:
+        if adapter is None:
+            return 0
+        if adapter not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise RequestError(f"No adapter is called {adapter!r}; there are: {known}.", "adapter")
+        return self._adapters[adapter]
 
     def _tokenise(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

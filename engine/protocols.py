@@ -6,9 +6,10 @@ Implementations live in their own rooms; nothing here runs.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from remora.configs.plan import EnginePlan
+from remora.configs.plan import AdapterRoom, EnginePlan
 from remora.engine.types import EngineStats, Output, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:  # what only serves requests need not load torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:  # what only serves requests need not load torch
 
     from remora.engine.batch import ForwardBatch
     from remora.engine.inputs import StepInputs
-    from remora.kernels.lora import RowGroups
+    from remora.kernels.lora import LowRankSlots, RowGroups
 
 PROMPT_LOGPROB_ROWS = 64  # most rows of logits that `ForwardPass.logits` is asked for at a time
 
@@ -64,6 +65,54 @@ class WeightSource(Protocol):
 
 WeightEdit = Callable[[WeightSource], WeightSource]
 """What stands between a checkpoint and the model: it may change tensors, not names or shapes."""
+
+MakePool = Callable[[Mapping[str, "UpdatePlace"], WeightSource], "AdapterPool"]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlace:
+    """Where low-rank updates of one weight of the checkpoint belong.
+
+    slots:            of the layer that computes with the weight
+    part:             which part of the layer the weight is
+    outputs, inputs:  the ranges of what the slots give and take that this rank holds: rows and
+                      columns of the weight
+    is_lookup:        rows of the weight are looked up: they are inputs, and its columns outputs
+    """
+
+    slots: LowRankSlots
+    part: int
+    outputs: slice
+    inputs: slice
+    is_lookup: bool = False
+
+
+class AdapterPool(Protocol):
+    """A rank's copies of adapters, in the host's memory, and the slots that they are put into."""
+
+    def install(self, slot: int, instance: int) -> None:
+        """Put an adapter into a slot, counted from 1, in the place of what is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adapting:
+    """What an engine is to do about adapters.
+
+    edit:       changes the weights as they load: one adapter may be merged into them
+    room:       slots for adapters beside the weights; None = there are none
+    make_pool:  with a room: makes what fills the slots, from the places of updates by the names of
+                the weights, and the checkpoint of the base model
+    instances:  of adapters that are there from the start, by name
+    """
+
+    edit: WeightEdit | None = None
+    room: AdapterRoom | None = None
+    make_pool: MakePool | None = None
+    instances: Mapping[str, int] = field(default_factory=dict)
+
+
+NO_ADAPTERS = Adapting()
 
 
 class Model(Protocol):

@@ -15,7 +15,7 @@ from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.logprobs import concat_logprobs
 from remora.engine.parallel.followers import Followers, NoFollowers
 from remora.engine.parallel.group import Alone, Group
-from remora.engine.protocols import PROMPT_LOGPROB_ROWS, ForwardPass
+from remora.engine.protocols import PROMPT_LOGPROB_ROWS, AdapterPool, ForwardPass
 from remora.engine.sampling import SampledTokens, Sampler, prompt_logprobs
 from remora.engine.types import LogprobRows, RowInit, StepPlan, StepResult
 
@@ -33,12 +33,14 @@ class LocalRunner:
         table: RowTable,
         followers: Followers | None = None,
         group: Group | None = None,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self._forward = forward
         self._sampler = sampler
         self._table = table
         self._followers = followers or NoFollowers()
         self._group = group or Alone()
+        self._adapters = adapters
         self._sampled = (NOBODY, NOTHING_SAMPLED.token_ids)
         self._prompts: dict[int, RowInit] = {}
 
@@ -88,6 +90,9 @@ class LocalRunner:
         self._group.close()
 
     def _update_rows(self, plan: StepPlan) -> None:
+        if self._adapters is not None:
+            for load in plan.loads:
+                self._adapters.install(load.slot, load.instance)
         for row in plan.dropped.tolist():
             self._sampler.drop_row(row)
             self._prompts.pop(row, None)

@@ -11,9 +11,11 @@ Knows sequences and page counts. Knows nothing of tensors, threads, text or time
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable
 
 from remora.configs.errors import InvariantViolated
+from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import ReserveRatio, can_start, uncached_tokens
 from remora.engine.kv.cache import KVCache
 from remora.engine.policy import lower_priority, preemption_victim, waiting_key
@@ -27,6 +29,10 @@ from remora.engine.types import (
     StepPlan,
     StepResult,
 )
+
+# So many may be started before one that waits for a slot of its adapter; then all wait with it,
+# until those that run have left one.
+MAX_OVERTAKEN = 32
 
 
 class Scheduler:
@@ -42,8 +48,10 @@ class Scheduler:
         eos_token_ids: Iterable[int],
         conservativeness: float = 1.0,
         priority_preemption_gap: int | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.kv = kv
+        self.adapters = adapters or AdapterSlots(0)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -127,15 +135,24 @@ class Scheduler:
     def _admit(self, draft: StepDraft) -> None:
         """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
 
-        The first that does not fit stops the round: overtaking it could starve it.
+        The first that does not fit stops the round: overtaking it could starve it. One that lacks
+        no more than a slot for its adapter may be overtaken, but not for ever.
         """
+        overtaken: list[Sequence] = []
         for seq in list(self.waiting):
             if draft.budget == 0:
                 return
             if seq.leader is not None and not _is_ready(seq.leader):
                 continue
+            if seq.request.adapter and not self.adapters.has_room(seq.request.adapter):
+                if seq.num_overtaken >= MAX_OVERTAKEN:
+                    return
+                overtaken.append(seq)
+                continue
             if not self._try_admit(seq, draft) and not self._preempt_for(seq, draft):
                 return
+            for other in overtaken:
+                other.num_overtaken += 1
 
     def _try_admit(self, seq: Sequence, draft: StepDraft) -> bool:
         if not self._free_rows:
@@ -152,6 +169,7 @@ class Scheduler:
         self._leave_queue(seq)
         self.running.append(seq)
         seq.row = self._free_rows.pop()
+        self._enter_slot(seq, draft)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed
             self.num_prompt_tokens += seq.num_prompt_tokens
@@ -159,6 +177,13 @@ class Scheduler:
         draft.start(seq, seq.table.pages[: seq.table.num_matched])
         draft.plan(seq, count, pages)
         return True
+
+    def _enter_slot(self, seq: Sequence, draft: StepDraft) -> None:
+        instance = seq.request.adapter
+        if instance:
+            seq.adapter_slot, is_new = self.adapters.acquire(instance)
+            if is_new:
+                draft.load(seq.adapter_slot, instance)
 
     # -- giving way --------------------------------------------------------------------------
 
@@ -211,6 +236,9 @@ class Scheduler:
         self._free_rows.append(seq.row)
         self._dropped_rows.append(seq.row)
         seq.row = None
+        if seq.adapter_slot:
+            self.adapters.release(seq.request.adapter)
+            seq.adapter_slot = 0
 
     def _end(self, seq: Sequence, reason: FinishReason, *, keep_cached: bool = True) -> None:
         if seq.is_finished:
@@ -308,6 +336,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise InvariantViolated unless rows, queues and pages are consistent."""
         self.kv.check_integrity()
+        self.adapters.check_integrity(
+            dict(Counter(seq.request.adapter for seq in self.running if seq.request.adapter))
+        )
         rows = [seq.row for seq in self.running]
         if None in rows or len(set(rows)) != len(rows) or set(rows) & set(self._free_rows):
             raise InvariantViolated("two sequences share a row, or a row is both free and in use")

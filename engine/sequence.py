@@ -24,6 +24,8 @@ class Sequence:
     num_cached_tokens:     of these, found in the prefix cache at the first admission
     num_queued_tokens:     while it waits: those that the cache did not have when it began to
     row:                   its row at the ranks while it runs
+    adapter_slot:          where its adapter lies while it runs; 0 = it has none
+    num_overtaken:         how often others were started before it because it waits for a slot
     num_evictions:         how often memory was short and it had to give its pages up
     leader:                sibling whose prompt must be computed first, so that this one can borrow
     prompt_logprob_parts:  gathered chunk by chunk, when asked for
@@ -44,6 +46,8 @@ class Sequence:
     num_cached_tokens: int | None = None
     num_queued_tokens: int = 0
     row: int | None = None
+    adapter_slot: int = 0
+    num_overtaken: int = 0
     num_evictions: int = 0
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
     finish_reason: FinishReason | None = None

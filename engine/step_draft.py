@@ -12,7 +12,7 @@ import numpy as np
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.sequence import Sequence
-from remora.engine.types import IntArray, RowInit, StepPlan
+from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan
 
 
 class StepDraft:
@@ -23,6 +23,7 @@ class StepDraft:
         self._started: dict[Sequence, list[int]] = {}
         self._pages: dict[Sequence, list[int]] = {}
         self._counts: dict[Sequence, int] = {}
+        self._loads: dict[int, int] = {}
 
     @property
     def has_tokens(self) -> bool:
@@ -38,6 +39,10 @@ class StepDraft:
         self._counts[seq] = count
         self._pages[seq] = new_pages
         self.budget -= count
+
+    def load(self, slot: int, instance: int) -> None:
+        """An adapter is to be put into a slot; also if nobody runs with it in the end."""
+        self._loads[slot] = instance
 
     def cancel(self, seq: Sequence) -> None:
         """Forget a sequence that was preempted. Does nothing if it had not been planned."""
@@ -67,6 +72,7 @@ class StepDraft:
                 [seq.num_pending == count for seq, count in zip(order, counts, strict=True)],
                 dtype=np.bool_,
             ),
+            loads=tuple(SlotLoad(slot, instance) for slot, instance in self._loads.items()),
         )
         return plan, {_row(seq): seq for seq in order}
 
@@ -88,6 +94,7 @@ def _row_init(seq: Sequence) -> RowInit:
         grammar=seq.request.grammar,
         thinking=seq.request.thinking,
         healed_id=seq.request.healed_id,
+        adapter_slot=seq.adapter_slot,
     )
 
 

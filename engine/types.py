@@ -108,6 +108,7 @@ class Request:
 
     priority:    the higher, the sooner
     cache_salt:  prefix-cache entries are shared only between requests of the same salt
+    adapter:     id of the adapter instance that it asks for; 0 = the base model
     grammar:     what the output must match, to its end
     thinking:    set when the output begins within a thought
     heal:        take the last prompt token back and let the output begin by writing its text anew,
@@ -121,6 +122,7 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    adapter: int = 0
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     heal: bool = False
@@ -134,7 +136,7 @@ class Request:
     @property
     def namespace(self) -> Namespace:
         """Where in the prefix cache it may find and leave pages."""
-        return Namespace(salt=self.cache_salt)
+        return Namespace(adapter_instance=self.adapter, salt=self.cache_salt)
 
     @property
     def healed_id(self) -> int | None:
@@ -203,10 +205,19 @@ class RowInit:
     adapter_slot: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SlotLoad:
+    """An adapter that is to be put into a slot."""
+
+    slot: int
+    instance: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """One forward pass, as deltas against what the ranks already know of each row.
 
+    loads:       adapters to put into slots before anything else; who was there is void
     added:       rows that start; their old state, if any, is void
     dropped:     rows that ended since the last plan
     page_rows:   [num_new_pages] row that each page of `page_ids` is appended to, in order
@@ -226,6 +237,7 @@ class StepPlan:
     starts: IntArray
     num_tokens: IntArray
     samples: BoolArray
+    loads: tuple[SlotLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

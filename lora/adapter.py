@@ -122,6 +122,33 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterNeeds:
+    """The room that an adapter takes beside the weights.
+
+    targets:  last words of the names of the modules that it changes, those of fused ones apart
+    """
+
+    max_rank: int
+    targets: frozenset[str]
+
+
+def read_needs(folder: Path) -> AdapterNeeds:
+    """Return what an adapter needs, whatever the base model. Raises InvalidAdapter."""
+    files = read_files(folder)
+    parse_adapter_config(files.config)
+    changed = {
+        module.rpartition(".")[2]: part
+        for module, part in _sorted_out(files.tensors).items()
+        if part.factors
+    }
+    ranks = [len(a) for part in changed.values() if (a := part.factors.get("A")) is not None]
+    return AdapterNeeds(
+        max_rank=max(ranks, default=1),
+        targets=frozenset(part for module in changed for part in _FUSED.get(module, (module,))),
+    )
+
+
 @dataclass(slots=True)
 class _Part:
     """The tensors of one module; `kept` are whole ones, by weight or bias."""

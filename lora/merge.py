@@ -13,10 +13,8 @@ from pathlib import Path
 from torch import Tensor
 
 from remora.configs.errors import ConfigError, InvalidAdapter
-from remora.configs.lora import LoraSection
 from remora.engine.protocols import WeightEdit, WeightSource
 from remora.lora.adapter import Adapter, read_adapter
-from remora.lora.files import read_files
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -39,19 +37,6 @@ class MergedWeights:
             kept = self._adapter.replaced.get(name, tensor)
             update = self._adapter.updates.get(name)
             yield name, kept if update is None else update.updated(kept)
-
-
-def configured(section: LoraSection) -> WeightEdit | None:
-    """Return what merges the adapter that a configuration names; None if it names none."""
-    return merging(Path(section.adapters[0].path)) if section.adapters else None
-
-
-def digests(section: LoraSection) -> tuple[str, ...]:
-    """Return what differs where the adapters' files do. Raises ConfigError."""
-    try:
-        return tuple(read_files(Path(adapter.path)).digest for adapter in section.adapters)
-    except InvalidAdapter as error:
-        raise ConfigError(str(error)) from error
 
 
 def merging(folder: Path) -> WeightEdit:

@@ -28,7 +28,7 @@ from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.models.checkpoint import read_config
 from remora.engine.protocols import Runner
 from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
-from remora.lora.merge import configured
+from remora.lora.adapting import configured
 
 WARM_UP = Workload(
     name="warm-up", about="first-time work", num_requests=2, input_tokens=16, output_tokens=4
@@ -118,7 +118,7 @@ class OfflineEngine:
 
     def __init__(self, config: ServeConfig, *, show_progress: bool = True) -> None:
         self.built: BuiltEngine = build_engine(
-            config, edit=configured(config.lora), show_progress=show_progress
+            config, adapting=configured(config.lora), show_progress=show_progress
         )
         self._engine = self.built.engine
         # There is no other way to see one step's times: the engine's counters are sums.

@@ -27,7 +27,7 @@ from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.logprobs import concat_logprobs
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import FloatArray, LogprobRows, Request, SamplingParams
-from remora.lora.merge import configured
+from remora.lora.adapting import configured
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
 WINDOW_TOKENS = 512
@@ -168,7 +168,7 @@ def quality_suite(
 
 @contextmanager
 def _running(target: Target) -> Iterator[BuiltEngine]:
-    built = build_engine(target.config, edit=configured(target.config.lora))
+    built = build_engine(target.config, adapting=configured(target.config.lora))
     try:
         yield built
     finally:

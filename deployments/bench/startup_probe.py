@@ -16,11 +16,11 @@ def main() -> None:
     from remora.configs.load import parse_args
     from remora.engine.launch import build_engine
     from remora.engine.types import Request, SamplingParams
-    from remora.lora.merge import configured
+    from remora.lora.adapting import configured
 
     imported = time.perf_counter()
     config = parse_args(json.loads(sys.argv[1]))
-    built = build_engine(config, edit=configured(config.lora), show_progress=False)
+    built = build_engine(config, adapting=configured(config.lora), show_progress=False)
     ready = time.perf_counter()
     prompt = built.tokenizer.encode("The capital of France is", add_special_tokens=True) or [0]
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)

@@ -76,7 +76,7 @@ class MessageJob:
             "id": f"msg_{self.rid}",
             "type": "message",
             "role": "assistant",
-            "model": self.chat.model,
+            "model": self.chat.model.name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
@@ -123,7 +123,7 @@ async def count_tokens(served: Served, body: CountTokensBody) -> int:
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    served.check_model(body.model)
+    served.model(body.model)
     chat = chat_body(body, knows_efforts=_knows_efforts(served))
     with in_callers_words(renames_of(body)):
         prompt = await render(served.tokenizer, served.plan, chat.messages, chat)

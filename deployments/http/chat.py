@@ -22,7 +22,7 @@ from remora.deployments.http.prompts import check_room, cut_of, encode, render
 from remora.deployments.http.reply import ParserMaker, Replies
 from remora.deployments.http.resuming import created_at
 from remora.deployments.http.sampling import openai_sampling
-from remora.deployments.http.served import Served, check_together
+from remora.deployments.http.served import Served, ServedModel, check_together
 from remora.deployments.http.tools_body import tool_use_of
 from remora.deployments.parsers.tools import ToolChoice, ToolUse
 from remora.engine.types import Grammar, Request, SamplingParams, Thinking
@@ -39,7 +39,7 @@ class ChatJob:
 
     body: ChatBody
     rid: str
-    model: str
+    model: ServedModel
     created: int
     prompt: str
     prompt_ids: list[int]
@@ -67,6 +67,7 @@ class ChatJob:
             cache_salt=self.body.cache_salt or "",
             grammar=self.grammar,
             thinking=self.thinking,
+            adapter=self.model.adapter,
         )
         return (request,)
 
@@ -106,7 +107,7 @@ class ChatJob:
             "id": f"chatcmpl-{self.rid}",
             "object": kind,
             "created": self.created,
-            "model": self.model,
+            "model": self.model.name,
         }
         return (
             envelope if self.body.service_tier is None else envelope | {"service_tier": "default"}
@@ -123,7 +124,6 @@ class ChatJob:
 
 
 def _check(served: Served, body: ChatBody, use: ToolUse) -> None:
-    served.check_model(body.model)
     check_together(
         stream=bool(body.stream),
         prompt_logprobs=body.prompt_logprobs,
@@ -170,6 +170,7 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     """
     use = tool_use_of(body)
     is_constrained = constraint_of(body) is not None
+    model = served.model(body.model)
     _check(served, body, use)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
@@ -192,7 +193,7 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     return ChatJob(
         body=body,
         rid=rid,
-        model=served.plan.served_model_name,
+        model=model,
         created=created_at(),
         prompt=prompt,
         prompt_ids=ids,

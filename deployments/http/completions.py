@@ -68,7 +68,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    served.check_model(body.model)
+    model = served.model(body.model)
     _check(body)
     is_dry = body.max_tokens == 0
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
@@ -97,7 +97,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
     return CompletionJob(
         body=body,
         rid=rid,
-        model=served.plan.served_model_name,
+        model=model,
         created=created_at(),
         prompts=prompts,
         shown=await _texts(served, given) if body.return_prompt_text else [],

@@ -10,6 +10,7 @@ from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choice, Choices, let_others_go_on
 from remora.deployments.http.logprobs import Line, LogprobWriter, TextOffsets
 from remora.deployments.http.openai_bodies import CompletionBody
+from remora.deployments.http.served import ServedModel
 from remora.engine.types import FinishReason, Grammar, Output, Request, SamplingParams
 
 
@@ -28,7 +29,7 @@ class CompletionJob:
 
     body: CompletionBody
     rid: str
-    model: str
+    model: ServedModel
     created: int
     prompts: list[list[int]]
     shown: list[str]
@@ -57,6 +58,7 @@ class CompletionJob:
                 cache_salt=self.body.cache_salt or "",
                 grammar=self.grammar,
                 heal=heal,
+                adapter=self.model.adapter,
             )
             for ids, heal in zip(self.prompts, self.heals, strict=True)
         )
@@ -100,7 +102,7 @@ class CompletionJob:
             "id": f"cmpl-{self.rid}",
             "object": "text_completion",
             "created": self.created,
-            "model": self.model,
+            "model": self.model.name,
         }
         return (
             envelope if self.body.service_tier is None else envelope | {"service_tier": "default"}

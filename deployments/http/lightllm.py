@@ -46,6 +46,7 @@ class LightJob:
 
     body: LightBody
     rid: str
+    adapter: int
     prompt_ids: list[int]
     sampling: SamplingParams
     grammar: Grammar | None
@@ -66,6 +67,7 @@ class LightJob:
             sampling=self.sampling,
             grammar=self.grammar,
             heal=self.heals,
+            adapter=self.adapter,
         )
         return (request,)
 
@@ -214,7 +216,7 @@ async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    served.check_model(body.model)
+    adapter = served.model(body.model).adapter
     parameters = body.parameters
     if body.stream and parameters.num_drawn > 1:
         name = f"{PREFIX}{'best_of' if parameters.best_of else 'n'}"
@@ -235,6 +237,7 @@ async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
     return LightJob(
         body=body,
         rid=rid,
+        adapter=adapter,
         prompt_ids=ids,
         sampling=sampling,
         grammar=grammar,

@@ -49,6 +49,7 @@ class GenerateJob:
 
     body: GenerateBody
     rid: str
+    adapter: int
     prompts: list[Prompt]
     samplings: list[SamplingParams]
     grammars: list[Grammar | None]
@@ -76,6 +77,7 @@ class GenerateJob:
                 cache_salt=self.body.cache_salt or "",
                 grammar=grammar,
                 heal=heal,
+                adapter=self.adapter,
             )
             for prompt, sampling, grammar, heal in zip(
                 self.prompts, self.samplings, self.grammars, self.heals, strict=True
@@ -176,7 +178,7 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     started = time.monotonic()
-    served.check_model(body.model)
+    adapter = served.model(body.model).adapter
     given, param = body.given
     options = body.options
     _check_n(options)
@@ -203,6 +205,7 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     return GenerateJob(
         body=body,
         rid=rid,
+        adapter=adapter,
         prompts=prompts,
         samplings=samplings,
         grammars=grammars,

@@ -27,15 +27,15 @@ from remora.deployments.http.served import Served
 _LATEST = ":latest"
 
 
-def check_name(served: Served, name: str | None) -> None:
-    """Raise UnknownModel unless the name, with or without a tag, is that of the served model."""
+def check_name(served: Served, name: str | None) -> str:
+    """Return the served model of a name with or without a tag. Raises UnknownModel."""
     if name is not None and name != served.plan.served_model_name:
         name = name.removesuffix(_LATEST)
-    served.check_model(name)
+    return served.model(name).name
 
 
-def _chat_fields(served: Served, body: OllamaBody) -> dict[str, Any]:
-    fields = body.shared()
+def _chat_fields(served: Served, body: OllamaBody, model: str) -> dict[str, Any]:
+    fields = body.shared() | {"model": model}
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if isinstance(body.think, str):
@@ -66,7 +66,7 @@ async def _of_chat(
     return OllamaJob(
         body=body,
         rid=rid,
-        model=body.model or job.model,
+        model=body.model or job.model.name,
         is_chat=is_chat,
         requests=job.requests,
         replies=job.replies,
@@ -90,10 +90,10 @@ def _load_only(served: Served, body: OllamaBody, rid: str, *, is_chat: bool) -> 
 
 async def prepare_ollama_chat(served: Served, body: OllamaChatBody, rid: str) -> OllamaJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    check_name(served, body.model)
+    model = check_name(served, body.model)
     if not body.messages:
         return _load_only(served, body, rid, is_chat=True)
-    fields = _chat_fields(served, body) | {
+    fields = _chat_fields(served, body, model) | {
         "messages": [message.as_openai() for message in body.messages]
     }
     if body.tools:
@@ -103,26 +103,26 @@ async def prepare_ollama_chat(served: Served, body: OllamaChatBody, rid: str) ->
 
 async def prepare_ollama_generate(served: Served, body: OllamaGenerateBody, rid: str) -> OllamaJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    check_name(served, body.model)
+    model = check_name(served, body.model)
     if not body.prompt:
         return _load_only(served, body, rid, is_chat=False)
     if body.raw or body.suffix:
-        return await _of_text(served, body, rid)
+        return await _of_text(served, body, rid, model)
     messages = [{"role": "user", "content": body.prompt}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
-    fields = _chat_fields(served, body) | {"messages": messages}
+    fields = _chat_fields(served, body, model) | {"messages": messages}
     return await _of_chat(served, body, rid, fields, is_chat=False)
 
 
-async def _of_text(served: Served, body: OllamaGenerateBody, rid: str) -> OllamaJob:
+async def _of_text(served: Served, body: OllamaGenerateBody, rid: str, model: str) -> OllamaJob:
     """Return the job of a prompt that the model gets as it is, or that has a text to follow."""
     started_ns = time.monotonic_ns()
     for name, value in (("system", body.system), ("think", body.think)):
         if value:
             message = f"{name} cannot be combined with raw or suffix: no chat template is used."
             raise unsupported(name, message)
-    fields = body.shared() | {"prompt": body.prompt}
+    fields = body.shared() | {"model": model, "prompt": body.prompt}
     if body.suffix:
         fields["suffix"] = body.suffix
     if body.logprobs:
@@ -136,7 +136,7 @@ async def _of_text(served: Served, body: OllamaGenerateBody, rid: str) -> Ollama
     return OllamaJob(
         body=body,
         rid=rid,
-        model=body.model or job.model,
+        model=body.model or job.model.name,
         is_chat=False,
         requests=(request,),
         replies=lambda: Replies(1, lambda: None),

@@ -140,7 +140,7 @@ class ResponseJob:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
-            "model": self.chat.model,
+            "model": self.chat.model.name,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,

@@ -70,6 +70,17 @@ class ModelServer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request asks for: the base model, or an adapter of it.
+
+    adapter:  id of the adapter's instance in the engine; 0 = the weights as they are
+    """
+
+    name: str
+    adapter: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """Everything a request handler needs."""
@@ -138,10 +149,15 @@ class Served:
         """
         return replace(self, responses=self.responses.seen_by(owner, viewer))
 
-    def check_model(self, name: str | None) -> None:
-        """Raise UnknownModel unless the name (None: not given) is that of the served model."""
-        if name is None or name in self.names or self._is_adapter(name):
-            return
+    def model(self, name: str | None) -> ServedModel:
+        """Return which model a name means (None: not given, the base). Raises UnknownModel."""
+        base, *adapters = self.names
+        if name is None or name == base:
+            return ServedModel(base, 0)
+        short = name.removeprefix(f"{base}:")
+        if short in adapters:
+            merges = self.config.lora.merges
+            return ServedModel(short, 0 if merges else adapters.index(short) + 1)
         listed = ", ".join(map(repr, self.names))
         raise UnknownModel(
             f"The model {name[:200]!r} does not exist; this server serves {listed}.", "model"
@@ -149,14 +165,9 @@ class Served:
 
     @property
     def names(self) -> list[str]:
-        """What the model answers to: its own name, and that of the adapter merged into it."""
+        """What the model answers to: its own name, and those of the adapters."""
         adapters = self.config.lora.adapters
         return [self.plan.served_model_name, *(adapter.name for adapter in adapters)]
-
-    def _is_adapter(self, name: str) -> bool:
-        """Whether the name is that of an adapter behind the model's own: `base:adapter`."""
-        base, *adapters = self.names
-        return name in [f"{base}:{adapter}" for adapter in adapters]
 
     @property
     def rejects_unknown_fields(self) -> bool:

@@ -55,6 +55,7 @@ class TgiJob:
 
     body: TgiBody
     rid: str
+    adapter: int
     prompt_ids: list[int]
     sampling: SamplingParams
     seed: int | None
@@ -77,6 +78,7 @@ class TgiJob:
             sampling=self.sampling,
             grammar=self.grammar,
             heal=self.heals,
+            adapter=self.adapter,
         )
         return (request,)
 
@@ -255,7 +257,7 @@ async def prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool = 
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    served.check_model(body.model)
+    adapter = served.model(body.model).adapter
     _check(body)
     parameters = body.parameters
     (ids,) = await prompt_ids(
@@ -275,6 +277,7 @@ async def prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool = 
     return TgiJob(
         body=body,
         rid=rid,
+        adapter=adapter,
         prompt_ids=ids,
         sampling=sampling,
         seed=seed,

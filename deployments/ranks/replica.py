@@ -51,14 +51,14 @@ class ReplicaEngine:
         started = time.perf_counter()
         # torch, while the other ranks start
         from remora.engine.launch import start_engine
-        from remora.lora.merge import configured
+        from remora.lora.adapting import configured
 
         self.import_s = time.perf_counter() - started
         watching = self._watch_start(self._team)
         try:
             launched = await start_engine(
                 self._config,
-                edit=configured(self._config.lora),
+                adapting=configured(self._config.lora),
                 team=self._team,
                 show_progress=False,
             )

@@ -111,7 +111,7 @@ class RayTeam:
         """Return the least of what all ranks' machines offer. Raises what a rank did not find."""
         import ray
 
-        from remora.lora.merge import digests
+        from remora.lora.adapting import digests
 
         adapters = digests(self.config.lora)
         here = ray.get_runtime_context().get_node_id()

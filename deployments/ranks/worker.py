@@ -79,7 +79,7 @@ class EngineWorker:
         from remora.engine.launch import read_machine
         from remora.engine.models.facts import read_model_facts
         from remora.engine.weights.source import resolve_model
-        from remora.lora.merge import digests
+        from remora.lora.adapting import digests
 
         host = os.uname().nodename
         try:
@@ -99,13 +99,13 @@ class EngineWorker:
     def _follow(self, plan: EnginePlan, meeting: Meeting, loaded: Future[None]) -> None:
         """The rank's thread, from loading to the end."""
         from remora.engine.launch import build_follower
-        from remora.lora.merge import configured
+        from remora.lora.adapting import configured
 
         assert self._path is not None
         try:
             here = replace(plan, model_path=self._path)
-            edit = configured(self._config.lora)
-            follower = build_follower(here, self._rank, meeting, edit=edit)
+            adapting = configured(self._config.lora)
+            follower = build_follower(here, self._rank, meeting, adapting=adapting)
         except BaseException as error:  # a boundary: raised where the caller waits
             loaded.set_exception(error)
             return

@@ -172,6 +172,7 @@ def _facts_of(model: DecoderConfig) -> ModelFacts:
         architecture=model.architecture,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,

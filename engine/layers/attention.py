@@ -98,6 +98,10 @@ class SelfAttention:
         self.qkv_proj.pack()
         self.o_proj.pack()
 
+    def linears(self) -> tuple[Linear, Linear]:
+        """Return its linear layers."""
+        return self.qkv_proj, self.o_proj
+
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the part of it that is held."""
         yield from self.qkv_proj.tensors(prefix)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from remora.engine.layers.linear import Linear
 from remora.engine.parallel.shard import Axis, Shard
+from remora.engine.protocols import UpdatePlace
 from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 
 
@@ -47,6 +48,12 @@ class Embedding:
             num_slots, num_tokens, [size], max_rank, dtype=self.weight.dtype, device=device
         )
         return self.adapters
+
+    def place(self) -> UpdatePlace:
+        """Return the place for updates of the weight, which there must be room for."""
+        assert self.adapters is not None
+        held = slice(self.vocabulary.held.start, self.vocabulary.held.stop)
+        return UpdatePlace(self.adapters, 0, outputs=slice(None), inputs=held, is_lookup=True)
 
     def _rows(self, places: Tensor, groups: RowGroups) -> Tensor:
         rows = F.embedding(places, self.weight)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.parallel.shard import Axis, Shard
+from remora.engine.protocols import UpdatePlace
 from remora.kernels.linear import linear, pack_weight
 from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 from remora.kernels.memory import buffer
@@ -71,6 +72,15 @@ class Linear:
         )
         return self.adapters
 
+    def places(self, prefix: str) -> Iterator[tuple[str, UpdatePlace]]:
+        """Yield each checkpoint name and the place for updates of it, where there is room."""
+        if self.adapters is None:
+            return
+        inputs = _slice(self.inputs)
+        for index, (name, part) in enumerate(self.parts.items()):
+            place = UpdatePlace(self.adapters, index, outputs=_slice(part), inputs=inputs)
+            yield f"{prefix}{name}.weight", place
+
     def pack(self) -> None:
         """Put the loaded weight into the layout that this machine multiplies fastest.
 
@@ -97,3 +107,7 @@ class Linear:
             yield f"{prefix}{name}.weight", Shard(memory=weight, axes=(part, self.inputs))
             if self.bias is not None:
                 yield f"{prefix}{name}.bias", Shard(memory=self.bias[rows], axes=(part,))
+
+
+def _slice(axis: Axis) -> slice:
+    return slice(axis.held.start, axis.held.stop)

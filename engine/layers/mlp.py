@@ -50,6 +50,10 @@ class GatedMLP:
         self.gate_up_proj.pack()
         self.down_proj.pack()
 
+    def linears(self) -> tuple[Linear, Linear]:
+        """Return its linear layers."""
+        return self.gate_up_proj, self.down_proj
+
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the part of it that is held."""
         yield from self.gate_up_proj.tensors(prefix)

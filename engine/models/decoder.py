@@ -12,9 +12,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from remora.configs.plan import AdapterRoom
 from remora.engine.batch import ForwardBatch
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.embedding import Embedding, Head
+from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import GatedMLP
 from remora.engine.layers.norm import RMSNorm
 from remora.engine.layers.rotary import RotaryEmbedding
@@ -22,7 +24,7 @@ from remora.engine.models.config import DecoderConfig
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
-from remora.engine.protocols import AttentionBackend
+from remora.engine.protocols import AttentionBackend, UpdatePlace
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
@@ -64,6 +66,13 @@ class DecoderBlock:
         hidden = group.all_reduce(self.attention(hidden, cos, sin, batch, attention))
         hidden, residual = self.mlp_norm.add(hidden, residual)
         return group.all_reduce(self.mlp(hidden, batch.adapters)), residual
+
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Yield its linear layers, each with the beginning of its parts' names."""
+        for linear in self.attention.linears():
+            yield f"{prefix}self_attn.", linear
+        for linear in self.mlp.linears():
+            yield f"{prefix}mlp.", linear
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the part of it that is held."""
@@ -147,6 +156,27 @@ class DecoderModel:
         named.update(self.norm.tensors("model.norm"))
         named.update(self.head.tensors())
         return named
+
+    def make_room(self, room: AdapterRoom) -> dict[str, UpdatePlace]:
+        """Allocate slots for adapters; returns where updates of each weight go.
+
+        The head's is `lm_head` also where its weight is the embedding's: the two are updated apart.
+        """
+        size = (room.num_slots, room.max_rank)
+        places: dict[str, UpdatePlace] = {}
+        if self.layout.is_first_stage and EMBEDDING.rpartition(".")[2] in room.targets:
+            self.embedding.make_room(*size)
+            places[f"{EMBEDDING}.weight"] = self.embedding.place()
+        for layer, block in zip(self.layers, self.blocks, strict=True):
+            for prefix, linear in block.linears(f"model.layers.{layer}."):
+                if not linear.parts.keys().isdisjoint(room.targets):
+                    linear.make_room(*size)
+                    places.update(linear.places(prefix))
+        if self.layout.is_last_stage and HEAD in room.targets:
+            self.head.linear.make_room(*size)
+            ((_, place),) = self.head.linear.places("")
+            places[f"{HEAD}.weight"] = place
+        return places
 
     @torch.inference_mode()
     def pack(self) -> None:

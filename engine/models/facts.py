@@ -31,6 +31,7 @@ def read_model_facts(path: Path) -> ModelFacts:
         architecture=config.architecture,
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

@@ -44,12 +44,11 @@ def load_model(
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
     config = read_config(path)
     model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
-    expected = _expected_shapes(config)
-    source = _open_weights(path, load_format, expected)
+    source = open_weights(path, load_format)
     fill(
         model.tensors(),
         source if edit is None else edit(source),
-        expected=expected,
+        expected=_expected_shapes(config),
         unused=TIED_HEAD if config.tied_embeddings else frozenset(),
         show_progress=show_progress,
     )
@@ -62,11 +61,10 @@ def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return whole_shapes(whole.tensors())
 
 
-def _open_weights(
-    path: Path, load_format: str, expected: dict[str, tuple[int, ...]]
-) -> WeightSource:
+def open_weights(path: Path, load_format: str) -> WeightSource:
+    """Open the tensors of a checkpoint. Raises ConfigError; see `load_model`."""
     if load_format == "dummy":
-        return DummyWeights(expected)
+        return DummyWeights(_expected_shapes(read_config(path)))
     stored = "gguf" if is_gguf(path) else "safetensors"
     if load_format not in ("auto", stored):
         raise ConfigError(

@@ -12,15 +12,24 @@ from remora.engine.inputs import RowTable
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.wire import ComeIn, Failed, Logits, Message, Step
-from remora.engine.protocols import ForwardPass
+from remora.engine.protocols import AdapterPool, ForwardPass
 
 
 class Follower:
-    """Rows and forward pass of a rank other than 0."""
+    """Rows and forward pass of a rank other than 0.
+
+    adapters:  its copies of adapters; None = there is no room for any
+    """
 
     def __init__(
-        self, forward: ForwardPass, table: RowTable, channel: Channel, group: Group
+        self,
+        forward: ForwardPass,
+        table: RowTable,
+        channel: Channel,
+        group: Group,
+        adapters: AdapterPool | None = None,
     ) -> None:
+        self.adapters = adapters
         self._forward = forward
         self._table = table
         self._channel = channel
@@ -57,6 +66,9 @@ class Follower:
     def _step(self, step: Step) -> None:
         if len(step.rows):
             self._table.add_tokens(step.rows, step.token_ids)
+        if self.adapters is not None:
+            for load in step.plan.loads:
+                self.adapters.install(load.slot, load.instance)
         for init in step.plan.added:
             self._table.start(init)
         if len(step.plan.page_rows):

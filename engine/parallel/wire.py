@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.engine.sampling_params import SamplingParams
-from remora.engine.types import IntArray, RowInit, StepPlan, TokenArray
+from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan, TokenArray
 
 HEAD = struct.Struct("<IB")
 MAX_FRAME_BYTES = 2**28
@@ -26,7 +26,7 @@ MAX_REASON_BYTES = 4096
 
 STEP, LOGITS, FAILED, COME_IN = 1, 2, 3, 4
 
-_STEP = struct.Struct("<Q5I")
+_STEP = struct.Struct("<Q6I")
 _LOGITS = struct.Struct("<II")
 _PORT = struct.Struct("<H")
 _Number = TypeVar("_Number", bound=np.generic)
@@ -80,13 +80,24 @@ Message = Step | Logits | Failed | ComeIn
 def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
     """Return the frame of a Step."""
     added = plan.added
-    facts = [(init.row, len(init.token_ids), init.num_prompt_tokens) for init in added]
-    counts = (len(added), sum(fact[1] for fact in facts), len(plan.page_ids), len(plan.rows))
+    facts = [
+        (init.row, len(init.token_ids), init.num_prompt_tokens, init.adapter_slot) for init in added
+    ]
+    loads = plan.loads
+    counts = (
+        len(loads),
+        len(added),
+        sum(fact[1] for fact in facts),
+        len(plan.page_ids),
+        len(plan.rows),
+    )
     payload = b"".join(
         (
             _STEP.pack(plan.step_id, *counts, len(rows)),
+            np.array([load.instance for load in loads], "<i8").tobytes(),
             *(np.ascontiguousarray(init.token_ids, "<i8").tobytes() for init in added),
             token_ids.astype("<i8", copy=False).tobytes(),
+            np.array([load.slot for load in loads], "<i4").tobytes(),
             np.array(facts, "<i4").tobytes(),
             *(
                 numbers.astype("<i4", copy=False).tobytes()
@@ -137,11 +148,15 @@ def decode(kind: int, payload: memoryview) -> Message:
 
 
 def _decode_step(payload: memoryview) -> Step:
-    step_id, num_added, num_tokens, num_pages, num_rows, num_sampled = _STEP.unpack_from(payload)
+    step_id, num_loads, num_added, num_tokens, num_pages, num_rows, num_sampled = _STEP.unpack_from(
+        payload
+    )
     numbers = _Numbers(payload, _STEP.size)
+    instances = numbers.take(num_loads, np.int64)
     known = numbers.take(num_tokens, np.int64)
     token_ids = numbers.take(num_sampled, np.int64)
-    facts = numbers.take(3 * num_added, np.int32).reshape(num_added, 3)
+    slots = numbers.take(num_loads, np.int32)
+    facts = numbers.take(4 * num_added, np.int32).reshape(num_added, 4)
     page_rows, page_ids = numbers.take(num_pages, np.int32), numbers.take(num_pages, np.int32)
     rows, starts, counts = (numbers.take(num_rows, np.int32) for _ in range(3))
     sampled_rows = numbers.take(num_sampled, np.int32)
@@ -157,19 +172,24 @@ def _decode_step(payload: memoryview) -> Step:
         starts=starts,
         num_tokens=counts,
         samples=samples,
+        loads=tuple(
+            SlotLoad(slot, instance)
+            for slot, instance in zip(slots.tolist(), instances.tolist(), strict=True)
+        ),
     )
     return Step(plan, sampled_rows, token_ids)
 
 
 def _rows_of(facts: IntArray, known: TokenArray) -> Iterator[RowInit]:
     first = 0
-    for row, count, num_prompt_tokens in facts.tolist():
+    for row, count, num_prompt_tokens, adapter_slot in facts.tolist():
         yield RowInit(
             row=row,
             token_ids=known[first : first + count],
             num_prompt_tokens=num_prompt_tokens,
             seed=0,
             sampling=_SAMPLING,
+            adapter_slot=adapter_slot,
         )
         first += count
 

@@ -32,6 +32,7 @@ def make_model(**changes: Any) -> ModelFacts:
         "architecture": "LlamaForCausalLM",
         "num_layers": 30,
         "hidden_size": 576,
+        "intermediate_size": 1536,
         "num_heads": 9,
         "num_kv_heads": 3,
         "head_dim": 64,

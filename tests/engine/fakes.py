@@ -12,19 +12,19 @@ from remora.engine.types import LogprobRows, RowFault, RowInit, StepPlan, StepRe
 VOCAB = 50
 
 
-def next_token(context: list[int]) -> int:
-    """The fake model: a function of the whole context, and never 0, the end of sequence."""
-    state = len(context)
+def next_token(context: list[int], adapter: int = 0) -> int:
+    """The fake model: a function of context and adapter, and never 0, the end of sequence."""
+    state = len(context) + 1000 * adapter
     for token in context:
         state = (state * 31 + token + 7) % 1_000_003
     return state % (VOCAB - 1) + 1
 
 
-def expected_output(prompt: list[int], count: int) -> list[int]:
+def expected_output(prompt: list[int], count: int, adapter: int = 0) -> list[int]:
     """What the fake model generates for `prompt`, undisturbed."""
     context = list(prompt)
     for _ in range(count):
-        context.append(next_token(context))
+        context.append(next_token(context, adapter))
     return context[len(prompt) :]
 
 
@@ -45,7 +45,8 @@ class FakeRunner:
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
-        self.memory: dict[int, int] = {}
+        self.memory: dict[int, tuple[int, int]] = {}  # token and adapter that it was computed by
+        self.adapters = {0: 0}  # slot -> instance
         self.tables: dict[int, list[int]] = {}
         self.rows: dict[int, RowInit] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -60,6 +61,7 @@ class FakeRunner:
         self.plans.append(plan)
         for row in plan.dropped.tolist():
             del self.tables[row], self.tokens[row]
+        self.adapters |= {load.slot: load.instance for load in plan.loads}
         for init in plan.added:
             assert init.row not in self.tables, "a row was started twice without being dropped"
             self.tables[init.row], self.tokens[init.row] = [], init.token_ids.tolist()
@@ -72,7 +74,7 @@ class FakeRunner:
         for place, row in enumerate(plan.rows.tolist()):
             self.compute(row, int(plan.starts[place]), counts[place])
             if plan.samples[place]:
-                token = next_token(self.read(row))
+                token = next_token(self.read(row), self.adapter(row))
                 self.tokens[row].append(token)
                 sampled.append(token)
         rows = plan.rows[plan.samples]
@@ -92,12 +94,16 @@ class FakeRunner:
 
     def compute(self, row: int, start: int, count: int) -> None:
         for position in range(start, start + count):
-            self.memory[self.slot(row, position)] = self.tokens[row][position]
+            self.memory[self.slot(row, position)] = self.tokens[row][position], self.adapter(row)
 
     def read(self, row: int) -> list[int]:
         context = [self.memory[self.slot(row, at)] for at in range(len(self.tokens[row]))]
-        assert context == self.tokens[row], "KV memory holds another sequence's tokens"
-        return context
+        expected = [(token, self.adapter(row)) for token in self.tokens[row]]
+        assert context == expected, "KV memory holds another sequence's or adapter's tokens"
+        return self.tokens[row]
+
+    def adapter(self, row: int) -> int:
+        return self.adapters[self.rows[row].adapter_slot]
 
     def slot(self, row: int, position: int) -> int:
         page = self.tables[row][position // self.page_size]

@@ -47,7 +47,7 @@ def describe(
         "model": {"path": str(path), "dtype": dtype, "quantization": quantization},
         "engine": {"kv_tokens": 256, "num_threads": 1, "device": "cpu", **engine},
     }
-    built = build_engine(parse_args(sections), edit=None, show_progress=False)
+    built = build_engine(parse_args(sections), show_progress=False)
     built.engine.close()
     return built.kernels
 
@@ -57,7 +57,7 @@ def build(path: Path, *, quantization: str = "none", kernels: str = "auto") -> B
         "model": {"path": str(path), "dtype": "bfloat16", "quantization": quantization},
         "engine": {"kv_tokens": 256, "num_threads": 1, "device": "cpu", "cpu_kernels": kernels},
     }
-    plan = build_engine(parse_args(sections), edit=None, show_progress=False).plan
+    plan = build_engine(parse_args(sections), show_progress=False).plan
     model = load_model(
         path, dtype=DTYPES["bfloat16"], load_format="auto", device="cpu", show_progress=False
     )

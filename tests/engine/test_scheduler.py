@@ -6,6 +6,7 @@ page table, so shared, stale or swapped pages show as wrong output.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import pytest
@@ -14,10 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.configs.plan import AdapterRoom
 from remora.engine.engine import Engine
+from remora.engine.scheduler import MAX_OVERTAKEN
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
 
+TWO_SLOTS = AdapterRoom(num_slots=2, max_rank=1, targets=())
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
 
 
@@ -30,13 +34,19 @@ def make_request(
     salt: str = "",
     n: int = 1,
     prompt_logprobs: int | None = None,
+    adapter: int = 0,
 ) -> Request:
     """A greedy request."""
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=0.0, n=n, prompt_logprobs=prompt_logprobs
     )
     return Request(
-        request_id=name, prompt_ids=prompt, sampling=sampling, priority=priority, cache_salt=salt
+        request_id=name,
+        prompt_ids=prompt,
+        sampling=sampling,
+        priority=priority,
+        cache_salt=salt,
+        adapter=adapter,
     )
 
 
@@ -77,7 +87,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.harness = Harness(num_pages=20, priority_preemption_gap=1, conservativeness=0.1)
+        self.harness = Harness(
+            num_pages=20, priority_preemption_gap=1, conservativeness=0.1, adapters=TWO_SLOTS
+        )
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
 
@@ -88,9 +100,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         salt=st.sampled_from(["", "x"]),
         n=st.integers(1, 3),
         scored=st.booleans(),
+        adapter=st.integers(0, 4),
     )
     def add(
-        self, prompt: list[int], max_tokens: int, priority: int, salt: str, n: int, scored: bool
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        salt: str,
+        n: int,
+        scored: bool,
+        adapter: int,
     ) -> None:
         name = f"r{len(self.requests)}"
         request = make_request(
@@ -101,6 +121,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             salt=salt,
             n=n,
             prompt_logprobs=0 if scored else None,
+            adapter=adapter,
         )
         self.harness.engine.add(request)
         self.requests[name] = request
@@ -133,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 got = self.harness.tokens[name, index]
                 count = request.sampling.max_tokens
                 assert count is not None
-                expected = expected_output(list(request.prompt_ids), count)
+                expected = expected_output(list(request.prompt_ids), count, request.adapter)
                 end = self.harness.ends[name, index]
                 assert got == expected[: len(got)]
                 if name not in self.aborted:
@@ -462,3 +483,26 @@ def test_what_a_preempted_sequence_must_compute_again_is_queued() -> None:
 
     stats = harness.engine.stats()
     assert (stats.preemptions_total, stats.num_queued_tokens) == (1, 8 + produced)
+
+
+def test_a_rare_adapter_is_overtaken_only_so_often() -> None:
+    one_slot = AdapterRoom(num_slots=1, max_rank=1, targets=())
+    harness = Harness(adapters=one_slot, num_pages=64, max_queued_requests=200)
+    numbers = itertools.count()
+
+    def add_popular() -> None:  # of different lengths: one of them runs at any time
+        number = next(numbers)
+        harness.engine.add(make_request(f"{number}", [1] * 3, 3 + number % 5, adapter=1))
+
+    for _ in range(8):
+        add_popular()
+    harness.step()
+    harness.engine.add(make_request("rare", [2] * 3, 4, adapter=2))
+    while ("rare", 0) not in harness.ends:
+        add_popular()
+        harness.step()
+
+    started = [init.token_ids[0] for plan in harness.runner.plans for init in plan.added]
+    first = 8  # they came before it
+    rows = harness.plan.max_running_requests
+    assert MAX_OVERTAKEN <= started.index(2) <= first + MAX_OVERTAKEN + rows

@@ -13,8 +13,10 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.engine.launch import build_engine
 from remora.engine.llm import LLM, SamplingParams
+from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.weights.safetensors import SafetensorsWeights
-from remora.lora.merge import configured, merging
+from remora.lora.adapting import configured
+from remora.lora.merge import merging
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import greedy_ids, make_adapter
@@ -85,8 +87,8 @@ def test_the_engine_makes_the_tokens_that_peft_makes(
 def test_ranks_merge_their_shares(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
     base = tiny_checkpoints("llama")
     adapted = make_adapter(base, tmp_path, **ADAPTERS["DoRA"])
-    edit = merging(tmp_path)
-    team = ThreadTeam(edit=edit)
+    adapting = Adapting(edit=merging(tmp_path))
+    team = ThreadTeam(adapting=adapting)
     config = parse_args(
         {
             "model": {"path": str(base), "dtype": "float32"},
@@ -95,7 +97,7 @@ def test_ranks_merge_their_shares(tiny_checkpoints: TinyCheckpoints, tmp_path: P
         }
     )
 
-    engine = build_engine(config, edit=edit, team=team, show_progress=False).engine
+    engine = build_engine(config, adapting=adapting, team=team, show_progress=False).engine
     try:
         from remora.engine.types import Request
 
@@ -126,7 +128,7 @@ def test_a_merged_model_is_quantised_as_a_whole(
 def generate(base: Path, adapter: Path | None, **options: Any) -> list[int]:
     llm = LLM(
         str(base),
-        edit_weights=None if adapter is None else merging(adapter),
+        adapting=NO_ADAPTERS if adapter is None else Adapting(edit=merging(adapter)),
         show_progress=False,
         **({"dtype": "float32", "kv_tokens": 1024, "num_threads": 1} | options),
     )
@@ -155,13 +157,17 @@ def test_a_configuration_names_the_adapter(
     adapters = [{"name": "a", "path": str(tmp_path)}]
     config = parse_args({"model": {"path": str(base)}, "lora": {"adapters": adapters}})
 
-    edit = configured(config.lora)
+    adapting = configured(config.lora)
 
-    assert edit is not None
-    assert tmp_path.name in edit(SafetensorsWeights(base)).label
-    assert configured(parse_args({"model": {"path": str(base)}}).lora) is None
+    assert adapting.edit is not None
+    assert tmp_path.name in adapting.edit(SafetensorsWeights(base)).label
+    assert configured(parse_args({"model": {"path": str(base)}}).lora) is NO_ADAPTERS
 
 
 def test_a_broken_adapter_ends_the_start(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"adapter_config\.json is not there"):
-        LLM(str(tiny_checkpoints("llama")), edit_weights=merging(tmp_path), show_progress=False)
+        LLM(
+            str(tiny_checkpoints("llama")),
+            adapting=Adapting(edit=merging(tmp_path)),
+            show_progress=False,
+        )

@@ -167,7 +167,7 @@ def test_a_text_without_anything_to_predict_is_refused(tiny_checkpoints: TinyChe
 
 def test_scores_are_those_of_transformers(tiny_checkpoints: TinyCheckpoints) -> None:
     path = tiny_checkpoints("llama")
-    built = build_engine(read_target(str(path), SETTINGS).config, edit=None, show_progress=False)
+    built = build_engine(read_target(str(path), SETTINGS).config, show_progress=False)
     prompts = windows(built.tokenizer, SENTENCE * 3, 40)
 
     lines = score(built.engine, prompts)
@@ -237,9 +237,7 @@ def test_quantised_weights_of_the_built_in_model_keep_its_quality(smollm2_path: 
     views = {}
     for mode in ("none", "int8", "int4"):
         settings = [*SETTINGS, f"model.quantization={mode}"]
-        built = build_engine(
-            read_target(str(smollm2_path), settings).config, edit=None, show_progress=False
-        )
+        built = build_engine(read_target(str(smollm2_path), settings).config, show_progress=False)
         views[mode] = score(built.engine, windows(built.tokenizer, text, 512))
         built.engine.close()
 

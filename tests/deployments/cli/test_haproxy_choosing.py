@@ -16,7 +16,14 @@ import pytest
 
 from remora.deployments.routing.asking import SHOWN_BYTES
 from tests.conftest import TinyCheckpoints
-from tests.deployments.lifecycle.server import REPLICA, Server, kill, make_serve_config, running
+from tests.deployments.lifecycle.server import (
+    CHOOSER,
+    REPLICA,
+    Server,
+    kill,
+    make_serve_config,
+    running,
+)
 
 pytestmark = [
     pytest.mark.ray,
@@ -26,12 +33,12 @@ pytestmark = [
         reason="there is no haproxy program",
     ),
 ]
-CHOOSER = "ray::ServeReplica:remora:Chooser"
 WORDS = "the same words for everybody, again and again " * 4
 LONG = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "temperature": 0, "stream": True}
 BODY_TIMEOUT_S = 3
-# So many do not go where they should by chance.
-MANY = range(24)
+# So many do not go where they should by chance. An odd number: HAProxy by itself takes turns, which
+# an even one would find to be the same again.
+MANY = range(25)
 
 
 @pytest.fixture(scope="module")
@@ -115,21 +122,21 @@ def test_what_is_wrong_is_said_by_the_replica(
 
 
 def test_a_body_in_chunks_is_read_and_chosen_by(client: httpx.Client) -> None:
-    content = orjson.dumps({"prompt": f"in chunks: {WORDS}", "max_tokens": 1})
-    headers = {"content-type": "application/json"}
+    def num_cached_in_chunks(number: int) -> int:
+        body = {"prompt": f"in chunks {number}: {WORDS}", "max_tokens": 1}
+        content = orjson.dumps(body)
+        pieces = (content[start : start + 50] for start in range(0, len(content), 50))
+        headers = {"content-type": "application/json"}
+        answer = client.post("/v1/completions", content=pieces, headers=headers)
+        usage = answer.raise_for_status().json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
 
-    def pieces() -> Iterator[bytes]:
-        for start in range(0, len(content), 50):
-            yield content[start : start + 50]
+    first = [num_cached_in_chunks(number) for number in MANY]
+    again = [num_cached_in_chunks(number) for number in MANY]
 
-    answers = [
-        client.post("/v1/completions", content=pieces(), headers=headers).raise_for_status().json()
-        for _ in MANY
-    ]
-
-    found = [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
-    assert found[0] == 0
-    assert all(found[1:])
+    assert not any(first)
+    # Where everything is slow a preference may be lost; no more than that.
+    assert sum(found > 0 for found in again) > 0.75 * len(MANY)
 
 
 def test_a_body_that_does_not_come_is_refused_in_our_shape(server: Server) -> None:

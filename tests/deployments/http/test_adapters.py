@@ -1,6 +1,8 @@
-"""The names of an adapter that is merged into the model."""
+"""The names of adapters: one that is merged into the model, and several beside it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ async def test_a_merged_model_answers_to_both_names(name: str) -> None:
         answer = await client.post("/v1/completions", json={"model": name, "prompt": "a"})
 
     assert answer.status_code == 200, answer.text
-    assert answer.json()["model"] == "tiny"
+    assert answer.json()["model"] == name.removeprefix("tiny:")
 
 
 @pytest.mark.parametrize("name", ["parrot", "tiny:parrot", "pirate:tiny", "tiny:"])
@@ -47,5 +49,50 @@ async def test_paths_of_adapters_are_nobody_elses_business() -> None:
     async with make_client(make_server()) as client:
         told = await client.get("/server_info")
 
-    assert told.json()["config"]["lora"] == {"adapters": [{"name": "pirate"}]}
+    assert told.json()["config"]["lora"]["adapters"] == [{"name": "pirate"}]
     assert "/secret" not in told.text
+
+
+SEVERAL = {"adapters": [{"name": name, "path": f"/{name}"} for name in ("pirate", "json")]}
+ASKED = [("tiny", 0), ("pirate", 1), ("tiny:json", 2)]
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2},
+    "/generate": {"text": "a"},
+    "/api/chat": {"messages": [{"role": "user", "content": "a"}], "stream": False},
+    "/api/generate": {"prompt": "a", "raw": True, "stream": False},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("name", "adapter"), ASKED)
+async def test_the_engine_is_asked_for_the_adapter_that_a_request_names(
+    path: str, name: str, adapter: int
+) -> None:
+    server = FakeServer(config=make_server_config(lora=SEVERAL))
+    async with make_client(server) as client:
+        answer = await client.post(path, json={"model": name, **PATHS[path]})
+
+    assert answer.status_code == 200, answer.text
+    assert [request.adapter for request in server.client.requests] == [adapter]
+
+
+@pytest.mark.parametrize("dialect", ["tgi", "lightllm"])
+async def test_so_it_is_by_other_servers_words(dialect: str) -> None:
+    api = {"generate_dialect": dialect}
+    server = FakeServer(config=make_server_config(lora=SEVERAL, api=api))
+    async with make_client(server) as client:
+        body = {"model": "json", "inputs": "a", "parameters": {"max_new_tokens": 2}}
+        answer = await client.post("/generate", json=body)
+
+    assert answer.status_code == 200, answer.text
+    assert [request.adapter for request in server.client.requests] == [2]
+
+
+async def test_all_adapters_are_listed() -> None:
+    async with make_client(FakeServer(config=make_server_config(lora=SEVERAL))) as client:
+        cards = (await client.get("/v1/models")).json()["data"]
+
+    assert [card["id"] for card in cards] == ["tiny", "pirate", "json"]

@@ -25,6 +25,7 @@ from tests.deployments.lifecycle.leftovers import belongings, until_gone
 from tests.deployments.lifecycle.load import Load, Stream, Verdict
 from tests.deployments.lifecycle.rolling import Change, change_under_load, with_user_config
 from tests.deployments.lifecycle.server import (
+    CHOOSER,
     CONTROLLER,
     GATEWAY,
     HAPROXY,
@@ -73,20 +74,23 @@ PYTHON_FAULTS = (
     Fault("gateway killed", GATEWAY, Breaks.ALL),
     Fault("proxy killed", PROXY, Breaks.ALL),
 )
-# With HAProxy, straight to the replicas. Just after the start it may know one of them only.
+# With HAProxy, asking a chooser. Just after the start it may know one of the replicas only.
 HAPROXY_FAULTS = (
+    Fault("chooser killed", CHOOSER, Breaks.NONE),
+    Fault("chooser stopped", CHOOSER, Breaks.NONE, signal.SIGSTOP),
     Fault("controller killed", CONTROLLER, Breaks.NONE),
     Fault("fallback proxy killed", PROXY, Breaks.NONE),
     Fault("HAProxy killed", HAPROXY, Breaks.ALL),
     Fault("replica killed", REPLICA, Breaks.WHOEVER),
 )
-_TITLES = (REPLICA, WORKER, GATEWAY, PROXY, CONTROLLER, HAPROXY)
+_TITLES = (REPLICA, WORKER, GATEWAY, CHOOSER, PROXY, CONTROLLER, HAPROXY)
 
 
 def make_config(model: Path, proxy: str) -> dict[str, Any]:
     """Return the Serve config of two replicas for the faults of a proxy."""
     if proxy == "haproxy":
-        return make_serve_config(model, parallel={"num_replicas": 2})
+        policy = {"policy": "shortest_queue"}
+        return make_serve_config(model, parallel={"num_replicas": 2}, routing=policy)
     return make_serve_config(
         model,
         parallel={"num_replicas": 2, "tp_size": 2},

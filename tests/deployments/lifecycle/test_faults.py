@@ -1,6 +1,6 @@
 """Each kind of process is killed once under load; servers are changed, and stopped, under load.
 
-Once with Serve's Python proxy, a gateway and ranks, and once with HAProxy straight to the replicas.
+Once with Serve's Python proxy, a gateway and ranks, and once with HAProxy and a chooser.
 Tests of a class share a server, and come in this order.
 """
 

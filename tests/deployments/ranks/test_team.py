@@ -41,6 +41,7 @@ MODEL = ModelFacts(
     architecture="A",
     num_layers=1,
     hidden_size=1,
+    intermediate_size=1,
     num_heads=1,
     num_kv_heads=1,
     head_dim=1,

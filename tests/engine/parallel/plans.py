@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from remora.engine.parallel.wire import Step
-from remora.engine.types import RowInit, SamplingParams, StepPlan
+from remora.engine.types import RowInit, SamplingParams, SlotLoad, StepPlan
 
 INT32 = st.integers(0, 2**31 - 1)
 TOKENS = st.integers(0, 2**63 - 1)
@@ -31,6 +31,7 @@ def make_steps(draw: st.DrawFn) -> Step:
             token_ids=np.array(prompt, np.int64),
             num_prompt_tokens=draw(st.integers(0, len(prompt))),
             seed=draw(TOKENS),
+            adapter_slot=draw(INT32),
             sampling=SamplingParams(temperature=0.5),
         )
         for prompt in prompts
@@ -45,6 +46,10 @@ def make_steps(draw: st.DrawFn) -> Step:
         starts=_int32([place[1] for place in places]),
         num_tokens=_int32([place[2] for place in places]),
         samples=np.array([place[3] for place in places], np.bool_),
+        loads=tuple(
+            SlotLoad(slot, instance)
+            for slot, instance in draw(st.lists(st.tuples(INT32, TOKENS), max_size=3))
+        ),
     )
     return Step(
         plan, _int32([row for row, _ in sampled]), np.array([t for _, t in sampled], np.int64)
@@ -57,7 +62,11 @@ def as_sent(step: Step) -> Any:
     arrays = (plan.page_rows, plan.page_ids, plan.rows, plan.starts, plan.num_tokens, plan.samples)
     return (
         plan.step_id,
-        [(init.row, init.token_ids.tolist(), init.num_prompt_tokens) for init in plan.added],
+        plan.loads,
+        [
+            (init.row, init.token_ids.tolist(), init.num_prompt_tokens, init.adapter_slot)
+            for init in plan.added
+        ],
         [array.tolist() for array in arrays],
         [array.dtype for array in arrays],
         step.rows.tolist(),

@@ -11,7 +11,7 @@ from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Host
-from remora.engine.protocols import WeightEdit
+from remora.engine.protocols import NO_ADAPTERS, Adapting
 
 
 @dataclass
@@ -19,7 +19,7 @@ class ThreadTeam:
     """Team whose ranks are threads; `errors` holds what they raised."""
 
     address: str | None = None
-    edit: WeightEdit | None = None
+    adapting: Adapting = NO_ADAPTERS
     threads: list[threading.Thread] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class ThreadTeam:
 
     def follow(self, plan: EnginePlan, rank: int) -> None:
         try:
-            build_follower(plan, rank, self.host.meeting, edit=self.edit).run()
+            build_follower(plan, rank, self.host.meeting, adapting=self.adapting).run()
         except BaseException as error:
             self.errors.append(error)
 

@@ -56,12 +56,10 @@ def test_ranks_give_the_tokens_of_one_rank(
     parallel: dict[str, int], tiny_checkpoints: TinyCheckpoints
 ) -> None:
     path = tiny_checkpoints("llama")
-    alone = build_engine(make_config(path), edit=None, show_progress=False).engine
+    alone = build_engine(make_config(path), show_progress=False).engine
     team = ThreadTeam()
 
-    engine = build_engine(
-        make_config(path, **parallel), edit=None, team=team, show_progress=False
-    ).engine
+    engine = build_engine(make_config(path, **parallel), team=team, show_progress=False).engine
     try:
         assert run(engine) == run(alone)
     finally:
@@ -74,7 +72,7 @@ def test_ranks_across_nodes_meet_by_tcp(tiny_checkpoints: TinyCheckpoints) -> No
     config = make_config(tiny_checkpoints("llama"), tp_size=2)
     team = ThreadTeam(address="127.0.0.1")
 
-    engine = build_engine(config, edit=None, team=team, show_progress=False).engine
+    engine = build_engine(config, team=team, show_progress=False).engine
     try:
         assert len(run(engine)) == 5
     finally:
@@ -137,4 +135,4 @@ def test_several_ranks_without_a_team_are_refused(tiny_checkpoints: TinyCheckpoi
     config = make_config(tiny_checkpoints("llama"), tp_size=2)
 
     with pytest.raises(ConfigError, match=r"parallel\.tp_size \* parallel\.pp_size is 2.*serve"):
-        build_engine(config, edit=None, show_progress=False)
+        build_engine(config, show_progress=False)

@@ -127,6 +127,7 @@ def test_a_plan_says_what_the_fullest_rank_holds(drawn: tuple[DecoderConfig, int
         architecture="Any",
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,

@@ -1,0 +1,101 @@
+"""Which adapter lies in which slot of the model's memory, and which may be put out for another.
+
+Adapters are known by the id of their instance: a name that is loaded anew is another instance. A
+slot that a running sequence uses is never given to another; of the others the least recently used
+one is, or the one filled first. Pure book-keeping: knows no tensors, names or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from remora.configs.errors import InvariantViolated
+
+Eviction = Literal["lru", "fifo"]
+
+
+class AdapterSlots:
+    """Slots 1 to `num_slots`."""
+
+    def __init__(self, num_slots: int, *, eviction: Eviction = "lru") -> None:
+        self.num_loads = 0
+        self.num_evicted = 0
+        self._by_use = eviction == "lru"
+        self._free = list(range(num_slots, 0, -1))
+        self._slots: dict[int, int] = {}  # instance -> slot; who is put out first stands first
+        self._users: dict[int, int] = {}  # instance -> sequences that run with it
+        self._pinned: set[int] = set()
+
+    @property
+    def resident(self) -> Collection[int]:
+        """Instances that lie in a slot."""
+        return self._slots.keys()
+
+    def has_room(self, instance: int) -> bool:
+        """Return whether `acquire` would find a slot."""
+        return instance in self._slots or bool(self._free) or self._victim() is not None
+
+    def acquire(self, instance: int) -> tuple[int, bool]:
+        """Take a slot for one more sequence; returns it, and whether it must be filled first."""
+        is_new = instance not in self._slots
+        slot = self._take() if is_new else self._slots[instance]
+        if is_new or self._by_use:
+            self._slots.pop(instance, None)
+            self._slots[instance] = slot
+        self.num_loads += is_new
+        self._users[instance] = self._users.get(instance, 0) + 1
+        return slot, is_new
+
+    def release(self, instance: int) -> None:
+        """One sequence less runs with it; it stays in its slot."""
+        if self._users.get(instance, 0) < 1:
+            raise InvariantViolated(f"adapter {instance} was released more often than acquired")
+        self._users[instance] -= 1
+        if not self._users[instance]:
+            del self._users[instance]
+
+    def forget(self, instance: int) -> None:
+        """Empty the slot of an adapter that nobody uses."""
+        if instance in self._users:
+            raise InvariantViolated(f"adapter {instance} is in use and cannot be forgotten")
+        self._pinned.discard(instance)
+        slot = self._slots.pop(instance, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def pin(self, instances: Collection[int]) -> None:
+        """From now on these, and no others, stay once they are in a slot."""
+        self._pinned = set(instances)
+
+    def check_integrity(self, users: dict[int, int]) -> None:
+        """Raise InvariantViolated unless slots are consistent.
+
+        users:  sequences that run, by instance
+        """
+        taken = [*self._slots.values(), *self._free]
+        if sorted(taken) != list(range(1, len(taken) + 1)):
+            raise InvariantViolated(f"a slot is both free and taken, or neither: {taken}")
+        if users != self._users:
+            raise InvariantViolated(f"adapters are used by {users}, counted are {self._users}")
+        if not users.keys() <= self._slots.keys():
+            raise InvariantViolated("a sequence runs with an adapter that has no slot")
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        victim = self._victim()
+        if victim is None:
+            raise InvariantViolated("there is no slot to acquire")
+        self.num_evicted += 1
+        return self._slots.pop(victim)
+
+    def _victim(self) -> int | None:
+        return next(
+            (
+                instance
+                for instance in self._slots
+                if instance not in self._users and instance not in self._pinned
+            ),
+            None,
+        )

@@ -1,0 +1,72 @@
+"""From a configuration's adapters to what an engine does about them.
+
+One adapter alone is merged into the weights, which costs nothing afterwards. Several lie beside
+the weights, and requests choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from remora.configs.errors import ConfigError, InvalidAdapter
+from remora.configs.lora import LoraSection
+from remora.configs.plan import AdapterRoom
+from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, UpdatePlace, WeightSource
+from remora.lora.adapter import read_needs
+from remora.lora.files import read_files
+from remora.lora.merge import merging
+from remora.lora.pool import HostAdapters
+
+
+def configured(section: LoraSection) -> Adapting:
+    """Return what a configuration asks for. Raises ConfigError for adapters that are broken."""
+    if not section.adapters:
+        return NO_ADAPTERS
+    if section.merges:
+        return Adapting(edit=merging(Path(section.adapters[0].path)))
+    return pooling(
+        {adapter.name: Path(adapter.path) for adapter in section.adapters},
+        num_slots=section.max_loras_per_batch,
+        max_rank=section.max_lora_rank,
+    )
+
+
+def pooling(
+    folders: Mapping[str, Path], *, num_slots: int = 8, max_rank: int | None = None
+) -> Adapting:
+    """Return what serves adapters beside the base model, each by its name.
+
+    num_slots:  most adapters of one step; no more are made than there are adapters
+    max_rank:   most that is accepted; None = what these adapters need
+    Raises ConfigError.
+    """
+    try:
+        needs = [read_needs(folder) for folder in folders.values()]
+    except InvalidAdapter as error:
+        raise ConfigError(str(error)) from error
+    room = AdapterRoom(
+        num_slots=min(num_slots, len(folders)),
+        max_rank=max_rank or max(need.max_rank for need in needs),
+        targets=tuple(sorted({target for need in needs for target in need.targets})),
+    )
+    instances = {name: instance for instance, name in enumerate(folders, 1)}
+
+    def make_pool(places: Mapping[str, UpdatePlace], base: WeightSource) -> AdapterPool:
+        pool = HostAdapters(room, places, base)
+        try:
+            for instance, folder in enumerate(folders.values(), 1):
+                pool.prepare(instance, folder)
+        except InvalidAdapter as error:
+            raise ConfigError(str(error)) from error
+        return pool
+
+    return Adapting(room=room, make_pool=make_pool, instances=instances)
+
+
+def digests(section: LoraSection) -> tuple[str, ...]:
+    """Return what differs where the adapters' files do. Raises ConfigError."""
+    try:
+        return tuple(read_files(Path(adapter.path)).digest for adapter in section.adapters)
+    except InvalidAdapter as error:
+        raise ConfigError(str(error)) from error

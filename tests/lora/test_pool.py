@@ -1,0 +1,234 @@
+"""Adapters beside the weights against PEFT: alone, mixed, evicted, preempted, cached, on ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import ConfigError, RequestError
+from remora.configs.load import parse_args
+from remora.engine.engine import Engine
+from remora.engine.launch import build_engine
+from remora.engine.llm import LLM, SamplingParams
+from remora.engine.protocols import Adapting
+from remora.engine.types import Request
+from remora.lora.adapting import pooling
+from tests.conftest import TinyCheckpoints
+from tests.engine.parallel.teams import ThreadTeam
+from tests.lora.adapters import greedy_ids, make_adapter
+from tests.tiny_models import COMMON
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "rank-1": {"r": 1, "lora_alpha": 1, "target_modules": ["q_proj", "down_proj"]},
+    "rank-4": {"r": 4, "target_modules": ["v_proj"]},
+    "rank-8": {"r": 8, "lora_alpha": 32, "target_modules": "all-linear"},
+    "rank-16": {"r": 16, "lora_alpha": 3, "target_modules": ATTENTION, "use_rslora": True},
+    "rank-64": {"r": 64, "target_modules": ["gate_proj", "up_proj", "down_proj"]},
+    "patterns": {
+        "r": 4,
+        "target_modules": r".*\.self_attn\.(q|o)_proj",
+        "rank_pattern": {"layers.0.self_attn.q_proj": 7, r".*\.2\..*o_proj": 2},
+        "alpha_pattern": {"o_proj": 32},
+    },
+    "some-layers": {"r": 4, "target_modules": ["up_proj"], "layers_to_transform": [0, 2]},
+}
+ENDS = {"ends": {"r": 4, "target_modules": ["q_proj", "embed_tokens", "lm_head"]}}
+PROMPT = [17, 300, 42, 99, 256, 8, 77]
+NUM_TOKENS = 20
+EOS: int = COMMON["eos_token_id"]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Adapters of one model, and what PEFT makes of the prompt with each; None = without any."""
+
+    base: Path
+    folders: dict[str, Path]
+    expected: dict[str | None, list[int]]
+
+
+def train(base: Path, folder: Path, settings: dict[str, dict[str, Any]]) -> Trained:
+    expected: dict[str | None, list[int]] = {}
+    for seed, (name, of_adapter) in enumerate(settings.items()):
+        adapted = make_adapter(base, folder / name, seed=seed, **of_adapter)
+        expected[name] = greedy_ids(adapted, PROMPT, NUM_TOKENS)
+        with adapted.disable_adapter():
+            expected[None] = greedy_ids(adapted, PROMPT, NUM_TOKENS)
+    assert len({tuple(ids) for ids in expected.values()}) == len(expected)  # or nothing is proved
+    return Trained(base, {name: folder / name for name in settings}, expected)
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_checkpoints: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train(tiny_checkpoints("llama"), tmp_path_factory.mktemp("adapters"), ADAPTERS)
+
+
+def greedy() -> SamplingParams:
+    return SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+
+
+def make_llm(trained: Trained, *, num_slots: int = 8, **options: Any) -> LLM:
+    adapting = pooling(trained.folders, num_slots=num_slots)
+    options = {"dtype": "float32", "kv_tokens": 2048, "num_threads": 1} | options
+    return LLM(str(trained.base), adapting=adapting, show_progress=False, **options)
+
+
+def generate(trained: Trained, names: list[str | None], **options: Any) -> list[list[int]]:
+    """Let one engine answer the prompt by each of these adapters at a time."""
+    llm = make_llm(trained, **options)
+    answers = llm.generate([PROMPT] * len(names), greedy(), adapter=names)
+    llm.close()
+    return [answer.token_ids for answer in answers]
+
+
+def expected(trained: Trained, names: list[str | None]) -> list[list[int]]:
+    return [trained.expected[name] for name in names]
+
+
+@pytest.mark.parametrize("family", ["llama-bias", "qwen2.5-tied", "qwen3"])
+def test_families_make_the_tokens_that_peft_makes(
+    family: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    chosen = {name: ADAPTERS[name] for name in ("rank-8", "rank-16")}
+    trained = train(tiny_checkpoints(family), tmp_path, chosen)
+    names = [*chosen, None]
+
+    assert generate(trained, names) == expected(trained, names)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2.5-tied"])
+def test_head_and_embedding_are_updated_apart(
+    family: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    trained = train(tiny_checkpoints(family), tmp_path, ENDS)
+    names: list[str | None] = ["ends", None]
+
+    assert generate(trained, names) == expected(trained, names)
+
+
+def test_all_adapters_and_the_base_share_a_batch(trained: Trained) -> None:
+    names = [*ADAPTERS, None, *reversed(ADAPTERS), None]
+
+    assert generate(trained, names) == expected(trained, names)
+
+
+def test_fewer_slots_than_adapters_make_some_wait_and_come_back(trained: Trained) -> None:
+    names = [*ADAPTERS, None, *ADAPTERS, None, *reversed(ADAPTERS)]
+
+    assert generate(trained, names, num_slots=2) == expected(trained, names)
+
+
+def test_memory_that_is_short_makes_rows_start_anew_with_their_adapters(trained: Trained) -> None:
+    names = [*ADAPTERS, None] * 2
+    short: dict[str, Any] = {"kv_tokens": 240, "schedule_conservativeness": 0.05}
+    llm = make_llm(trained, **short)
+    params = SamplingParams(max_tokens=80, temperature=0.0, logit_bias={EOS: -1000.0})
+
+    answers = llm.generate([PROMPT] * len(names), params, adapter=names)
+
+    assert llm.stats().preemptions_total > 0
+    assert [answer.token_ids[:NUM_TOKENS] for answer in answers] == expected(trained, names)
+    alone = [llm.generate([PROMPT], params, adapter=name)[0].token_ids for name in names[:8]]
+    assert [answer.token_ids for answer in answers] == alone * 2
+    llm.close()
+
+
+def test_what_one_adapter_has_cached_no_other_finds(trained: Trained) -> None:
+    names = ["rank-8", "rank-8", "rank-16", "rank-8", None]
+    llm = make_llm(trained, page_size=16)
+    prompts = [PROMPT * 3] * len(names)
+
+    cached = [
+        llm.generate([prompt], adapter=name)[0].num_cached_tokens
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
+
+    assert cached == [0, 16, 0, 16, 0]
+    llm.close()
+
+
+def test_prompts_are_scored_by_the_adapter(trained: Trained) -> None:
+    llm = make_llm(trained)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+
+    first, base, again = (
+        llm.generate([PROMPT], params, adapter=name)[0].prompt_logprobs
+        for name in ("rank-8", None, "rank-8")
+    )
+
+    assert first == again != base
+    llm.close()
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 2)])
+def test_ranks_hold_their_shares(
+    trained: Trained, tmp_path: Path, tp_size: int, pp_size: int
+) -> None:
+    ends = train(trained.base, tmp_path, ENDS)
+    folders = trained.folders | ends.folders
+    adapting = pooling(folders, num_slots=3)
+    team = ThreadTeam(adapting=adapting)
+    config = parse_args(
+        {
+            "model": {"path": str(trained.base), "dtype": "float32"},
+            "engine": {"kv_tokens": 2048, "num_threads": 1},
+            "parallel": {"tp_size": tp_size, "pp_size": pp_size},
+        }
+    )
+    engine = build_engine(config, adapting=adapting, team=team, show_progress=False).engine
+    names: list[str | None] = [*folders, None]
+    try:
+        answers = run(engine, adapting, names)
+    finally:
+        engine.close()
+        team.join()
+
+    assert team.errors == []
+    assert answers == [*expected(trained, [*ADAPTERS]), *expected(ends, ["ends", None])]
+
+
+def run(engine: Engine, adapting: Adapting, names: list[str | None]) -> list[list[int]]:
+    """Step until each adapter has answered the prompt."""
+    answers: list[list[int]] = [[] for _ in names]
+    for place, name in enumerate(names):
+        adapter = 0 if name is None else adapting.instances[name]
+        request_id = str(place)
+        engine.add(
+            Request(request_id=request_id, prompt_ids=PROMPT, sampling=greedy(), adapter=adapter)
+        )
+    while engine.has_work:
+        for output in engine.step():
+            answers[int(output.request_id)] += output.token_ids
+        engine.check_integrity()
+    return answers
+
+
+def test_an_adapter_that_nobody_knows_is_named(trained: Trained) -> None:
+    llm = make_llm(trained)
+
+    with pytest.raises(RequestError, match=r"'rank-5'; there are: rank-1, rank-4"):
+        llm.generate([PROMPT], adapter="rank-5")
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_modules": ["q_proj"], "use_dora": True}, "DoRA"),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"target_modules": ["q_proj"], "r": 9}, r"its rank is 9, .* lora\.max_lora_rank to 9"),
+    ],
+    ids=["dora", "whole tensors", "rank"],
+)
+def test_what_cannot_lie_beside_the_weights_ends_the_start(
+    trained: Trained, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    make_adapter(trained.base, tmp_path, **settings)
+    folders = {"a": trained.folders["rank-4"], "b": tmp_path}
+
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(trained.base), adapting=pooling(folders, max_rank=8), show_progress=False)
