@@ -51,7 +51,7 @@ NO_GROUPS = RowGroups()
 class LowRankSlots:
     """The updates of a weight [O, I] whose rows are P parts, each with an A and a B of its own.
 
-    a:       [N, I, P * r]
+    a:       [N, P * r, I]
     b:       [N, r, O], scaled; the columns of a part are multiplied with what its A gave
     ranks:   [N] int32; the largest rank in use, beyond which A and B are zero
     bounds:  [P + 1] where each part's columns begin
@@ -69,7 +69,7 @@ class LowRankSlots:
     ) -> None:
         self.max_rank = max_rank
         self.bounds = tuple(accumulate(parts, initial=0))
-        self.a = _zeros((num_slots, inputs, len(parts) * max_rank), dtype, device)
+        self.a = _zeros((num_slots, len(parts) * max_rank, inputs), dtype, device)
         self.b = _zeros((num_slots, max_rank, self.bounds[-1]), dtype, device)
         self.ranks = np.zeros(num_slots, dtype=np.int32)
 
@@ -90,7 +90,7 @@ class LowRankSlots:
         a:  [rank, I];  b: [outputs of the part, rank], scaled
         """
         rank, first = len(a), part * self.max_rank
-        self.a[slot, :, first : first + rank] = a.T
+        self.a[slot, first : first + rank] = a
         self.b[slot, :rank, self.bounds[part] : self.bounds[part + 1]] = b.T
         self.ranks[slot] = max(self.ranks[slot], rank)
 
@@ -102,7 +102,7 @@ class LowRankSlots:
         for slot, index in rows.groups:
             rank = int(self.ranks[slot])
             if rank > 0:
-                shrunk = x[index] @ self._a_of(slot, rank)
+                shrunk = x[index] @ self._a_of(slot, rank).T
                 y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
 
     def add_looked_up(self, token_ids: Tensor, y: Tensor, rows: RowGroups) -> None:
@@ -113,15 +113,13 @@ class LowRankSlots:
         for slot, index in rows.groups:
             rank = int(self.ranks[slot])
             if rank > 0:
-                shrunk = self._a_of(slot, rank)[token_ids[index]]
+                shrunk = self._a_of(slot, rank)[:, token_ids[index]].T
                 y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
 
     def _a_of(self, slot: int, rank: int) -> Tensor:
-        """Return A of all parts, [I, P * rank]."""
+        """Return A of all parts, [P * rank, I]."""
         a = self.a[slot]
-        if len(self.bounds) == 2:
-            return a[:, :rank]
-        return a.view(len(a), -1, self.max_rank)[:, :, :rank].flatten(1)
+        return a.view(-1, self.max_rank, a.shape[1])[:, :rank].flatten(0, 1)
 
     def _expanded(self, slot: int, rank: int, shrunk: Tensor) -> Tensor:
         """Multiply [count, P * rank] with B; returns [count, O]."""

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.layers.linear import Linear
+from remora.engine.layers.norm import RMSNorm
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS
-from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
-from remora.kernels.cpu.library import Epilogue, Format, Team
-from remora.kernels.cpu.packing import PackedWeight, pack
+from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
+from remora.kernels.cpu.library import PANEL, Epilogue, Format, Team
+from remora.kernels.cpu.packing import pack
 from remora.kernels.cpu.program import Program
+from remora.kernels.lora import LowRankSlots
 from remora.kernels.memory import Arena, buffer
 
 
@@ -78,6 +80,7 @@ class StepProgram:
         batch.lengths[:num_rows] = inputs.lengths
         batch.table_rows[:num_rows] = inputs.rows
         batch.logit_index[:num_logits] = inputs.logit_index
+        batch.adapters[:num_tokens] = inputs.adapters
         self._program.run(num_tokens, num_rows, num_logits)
         return self._logits[:num_logits]
 
@@ -96,6 +99,7 @@ class StepProgram:
 class StepProgramBuilder:
     """Goes through a model once, packing weights and adding operations.
 
+    Layers that have adapters by then keep their slots: what is written there later counts at once.
     The model's weights are given up: it cannot run by itself after `build`.
     """
 
@@ -115,6 +119,7 @@ class StepProgramBuilder:
         self._format, self._head_format = layer_format, head_format
         self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
         self._weight_bytes = 0
+        self._shrunk: dict[int, Tensor] = {}
         self._arena = Arena()
         batch = Batch(
             max_tokens=shape.max_tokens,
@@ -138,24 +143,22 @@ class StepProgramBuilder:
 
     def build(self) -> StepProgram:
         """Pack everything; call it once."""
-        model, program = self._model, self._program
-        config = self._config
-        stream = self._floats(config.hidden_size)
-        self._stream = stream
-        self._normal = self._rows(config.hidden_size)
-        self._qkv: Tensor | None = None
+        model, program, config = self._model, self._program, self._config
+        self._stream = self._floats(config.hidden_size)
+        self._normal = self._operand(config.hidden_size, in_floats=False)
+        self._normal_in_floats = self._operand(config.hidden_size)
+        heads = config.num_heads + 2 * config.num_kv_heads
+        self._qkv = self._floats(heads * config.head_dim)
         self._attended = self._operand(config.num_heads * config.head_dim)
         self._gated = self._operand(config.intermediate_size)
 
-        program.embed(model.embedding.weight, stream)
+        program.embed(model.embedding.weight, self._stream)
+        if model.embedding.adapters is not None:
+            program.update_embedded(self._updates(model.embedding.adapters), self._stream)
         for layer, block in enumerate(model.blocks):
             self._layer(layer, block)
         head_start = len(program)
-        normal = Rows.allocate(self._team, self._head_format, self._max_logits, config.hidden_size)
-        head = self._pack(model.head.linear, self._head_format)
-        logits = buffer((self._max_logits, head.out_columns), torch.float32)
-        program.norm(stream, model.norm.weight.float(), config.norm_eps, normal, on_logits=True)
-        program.multiply(normal, head, logits, on_logits=True)
+        logits = self._head()
         return StepProgram(
             program,
             head_start=head_start,
@@ -167,13 +170,9 @@ class StepProgramBuilder:
     def _layer(self, layer: int, block: DecoderBlock) -> None:
         config, program = self._config, self._program
         attention, mlp = block.attention, block.mlp
-        eps = config.norm_eps
 
-        program.norm(self._stream, block.attention_norm.weight.float(), eps, self._normal)
-        qkv_proj = self._pack(attention.qkv_proj)
-        if self._qkv is None:
-            self._qkv = buffer((self._shape.max_tokens, qkv_proj.out_columns), torch.float32)
-        program.multiply(self._normal, qkv_proj, self._qkv)
+        normal = self._normalize(block.attention_norm, attention.qkv_proj)
+        self._multiply(normal, attention.qkv_proj, self._qkv)
         norms = attention.head_norms
         program.rotate_and_store(
             self._qkv,
@@ -185,63 +184,106 @@ class StepProgramBuilder:
             head_norms=None
             if norms is None
             else (norms[0].weight.float(), norms[1].weight.float()),
-            epsilon=eps,
+            epsilon=config.norm_eps,
         )
         program.attend(
             self._qkv,
             self._cache,
             layer,
-            self._attended.source,
+            self._attended.written.values,
             num_heads=config.num_heads,
             scale=attention.scale,
             window=attention.window,
         )
-        o_proj = self._pack(attention.o_proj)
-        program.multiply(self._attended.ready(program), o_proj, self._stream, Epilogue.ADD)
+        self._multiply(self._attended, attention.o_proj, self._stream, Epilogue.ADD)
 
-        program.norm(self._stream, block.mlp_norm.weight.float(), eps, self._normal)
-        gate_up = self._pack(mlp.gate_up_proj, gated=True)
-        program.multiply(self._normal, gate_up, self._gated.source, Epilogue.GATED)
-        down = self._pack(mlp.down_proj)
-        program.multiply(self._gated.ready(program), down, self._stream, Epilogue.ADD)
+        normal = self._normalize(block.mlp_norm, mlp.gate_up_proj)
+        self._multiply(normal, mlp.gate_up_proj, self._gated.written.values, Epilogue.GATED)
+        self._multiply(self._gated, mlp.down_proj, self._stream, Epilogue.ADD)
 
-    def _pack(
-        self, linear: Linear, format: Format | None = None, *, gated: bool = False
-    ) -> PackedWeight:
+    def _head(self) -> Tensor:
+        """Add the last norm and the head; returns where the logits will be."""
+        linear, config = self._model.head.linear, self._config
+        has_adapters = linear.adapters is not None
+        normal = self._operand(config.hidden_size, in_floats=has_adapters, on_logits=True)
+        logits = self._floats(self._model.vocab_size, on_logits=True)
+        self._program.norm(
+            self._stream,
+            self._model.norm.weight.float(),
+            config.norm_eps,
+            normal.written,
+            on_logits=True,
+        )
+        self._multiply(normal, linear, logits)
+        return logits
+
+    def _normalize(self, norm: RMSNorm, linear: Linear) -> _Operand:
+        """Add a norm of the stream; returns what `linear` reads."""
+        normal = self._normal if linear.adapters is None else self._normal_in_floats
+        weight = norm.weight.float()
+        self._program.norm(self._stream, weight, self._config.norm_eps, normal.written)
+        return normal
+
+    def _multiply(
+        self, x: _Operand, linear: Linear, out: Tensor, epilogue: Epilogue = Epilogue.STORE
+    ) -> None:
+        """Add the product with a layer's weight and, where it has them, its adapters."""
+        program, updates = self._program, None
+        if linear.adapters is not None:
+            updates = self._updates(linear.adapters)
+            program.shrink(x.written.values, updates, on_logits=x.on_logits)
+        if x.rows is not x.written:
+            program.quantize(x.written.values, x.size, x.rows, on_logits=x.on_logits)
         weight, bias = linear.release()
-        packed = pack(self._team, weight, bias, format or self._format, self._arena, gated=gated)
+        gated = epilogue is Epilogue.GATED
+        packed = pack(self._team, weight, bias, x.rows.format, self._arena, gated=gated)
         self._weight_bytes += packed.num_bytes
-        return packed
+        program.multiply(x.rows, packed, out, epilogue, updates=updates, on_logits=x.on_logits)
 
-    def _rows(self, size: int) -> Rows:
-        return Rows.allocate(self._team, self._format, self._shape.max_tokens, size)
+    def _updates(self, slots: LowRankSlots) -> Updates:
+        width = slots.a.shape[1]
+        if width not in self._shrunk:
+            num_rows = max(self._shape.max_tokens, self._max_logits)
+            self._shrunk[width] = buffer((num_rows, width), torch.float32)
+        return Updates(slots, self._shrunk[width])
 
-    def _floats(self, size: int) -> Tensor:
-        """Allocate [T, size] with room for the panels that products write."""
-        return buffer((self._shape.max_tokens, -(-size // 64) * 64), torch.float32)
+    def _num_rows(self, on_logits: bool) -> int:
+        return self._max_logits if on_logits else self._shape.max_tokens
 
-    def _operand(self, size: int) -> _Operand:
-        """Allocate what one operation writes and a product reads."""
-        rows = self._rows(-(-size // 64) * 64)
-        if self._format.is_grouped:
-            return _Operand(source=self._floats(size), size=size, rows=rows)
-        return _Operand(source=rows.values, size=size, rows=rows)
+    def _floats(self, size: int, *, on_logits: bool = False) -> Tensor:
+        """Allocate [T or R, size] with room for the panels that products write."""
+        return buffer((self._num_rows(on_logits), _whole_panels(size)), torch.float32)
+
+    def _operand(self, size: int, *, in_floats: bool = True, on_logits: bool = False) -> _Operand:
+        """Allocate what one operation writes and a product reads.
+
+        in_floats:  it is not written in groups, even if that is how it is read
+        """
+        format = self._head_format if on_logits else self._format
+
+        def rows(format: Format) -> Rows:
+            num_rows, padded = self._num_rows(on_logits), _whole_panels(size)
+            return Rows.allocate(self._team, format, num_rows, padded)
+
+        read = rows(format)
+        written = rows(Format.F32) if format.is_grouped and in_floats else read
+        return _Operand(written=written, rows=read, size=size, on_logits=on_logits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operand:
-    """Rows that are written as floats or bf16, and read by a product.
+    """Rows that one operation writes and a product reads.
 
-    source:  [T, size or more] what is written
-    rows:    what is read: the same memory, or quantised from it
+    written:    `size` values a row, or more
+    rows:       what is read: the same rows, or quantised ones
+    on_logits:  there are R of them, not T
     """
 
-    source: Tensor
-    size: int
+    written: Rows
     rows: Rows
+    size: int
+    on_logits: bool
 
-    def ready(self, program: Program) -> Rows:
-        """Return the rows to multiply, after the operation that makes them from the source."""
-        if self.rows.format.is_grouped:
-            program.quantize(self.source, self.size, self.rows)
-        return self.rows
+
+def _whole_panels(size: int) -> int:
+    return -(-size // PANEL) * PANEL

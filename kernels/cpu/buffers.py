@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.library import Format, Team
-from remora.kernels.cpu.structs import BatchStruct, CacheStruct, RowsStruct
-from remora.kernels.memory import buffer
+from remora.kernels.cpu.structs import BatchStruct, CacheStruct, LowRankStruct, RowsStruct
+from remora.kernels.lora import LowRankSlots
+from remora.kernels.memory import buffer, is_bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,38 @@ class Rows:
             stride=self.values.shape[1],
             scales=None if self.scales is None else self.scales.data_ptr(),
             sums=None if self.sums is None else self.sums.data_ptr(),
+        )
+
+
+class Updates:
+    """Low-rank updates of a weight, and where A x goes before B is multiplied with it.
+
+    slots:   which may be written to between runs
+    shrunk:  [rows, P * r or more] float32; products one after the other may use the same
+    """
+
+    def __init__(self, slots: LowRankSlots, shrunk: Tensor) -> None:
+        if shrunk.shape[1] < slots.a.shape[1]:
+            raise ValueError(f"{slots.a.shape[1]} columns are needed; got {list(shrunk.shape)}")
+        self.slots = slots
+        self.shrunk = shrunk
+        self._bounds = torch.tensor(slots.bounds, dtype=torch.int32)
+
+    def struct(self) -> LowRankStruct:
+        """Return what the library reads."""
+        slots = self.slots
+        return LowRankStruct(
+            a=slots.a.data_ptr(),
+            b=slots.b.data_ptr(),
+            is_bf16=is_bf16(slots.a),
+            inputs=slots.a.shape[2],
+            outputs=slots.bounds[-1],
+            num_parts=len(slots.bounds) - 1,
+            max_rank=slots.max_rank,
+            ranks=slots.ranks.ctypes.data,
+            bounds=self._bounds.data_ptr(),
+            shrunk=self.shrunk.data_ptr(),
+            stride=self.shrunk.shape[1],
         )
 
 
@@ -108,6 +141,7 @@ class Batch:
     starts:                       [max_rows + 1] int32, first token of each sequence
     lengths, table_rows:          [max_rows] int32
     logit_index:                  [max_logits] int32
+    adapters:                     [max_tokens] int32, slots counted from 1; 0 = none
     tables:                       [rows, pages] int32, the caller's own array of page ids
     """
 
@@ -119,6 +153,7 @@ class Batch:
         self.lengths = buffer((max_rows,), torch.int32).numpy()
         self.table_rows = buffer((max_rows,), torch.int32).numpy()
         self.logit_index = buffer((max_logits,), torch.int32).numpy()
+        self.adapters = buffer((max_tokens,), torch.int32).numpy()
         self.tables = tables
 
     def struct(self) -> BatchStruct:
@@ -133,4 +168,5 @@ class Batch:
             tables=self.tables.data_ptr(),
             table_stride=self.tables.stride(0),
             logit_index=self.logit_index.ctypes.data,
+            adapters=self.adapters.ctypes.data,
         )

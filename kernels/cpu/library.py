@@ -16,6 +16,7 @@ from remora.kernels.cpu.structs import (
     AttentionStruct,
     BatchStruct,
     CacheStruct,
+    LowRankStruct,
     OutputStruct,
     RotationStruct,
     RowsStruct,
@@ -76,12 +77,24 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
             POINTER(RowsStruct),
         ),
     ),
-    "add_quantize": (None, (c_void_p, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct))),
+    "add_quantize": (
+        None,
+        (c_void_p, c_int, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct)),
+    ),
+    "add_shrink": (None, (c_void_p, c_int, POINTER(LowRankStruct), c_void_p, c_int, c_int)),
+    "add_update_embedded": (None, (c_void_p, POINTER(LowRankStruct), c_void_p, c_int)),
     "add_rotate_and_store": (None, (c_void_p, POINTER(RotationStruct))),
     "add_attend": (None, (c_void_p, POINTER(AttentionStruct))),
     "add_multiply": (
         None,
-        (c_void_p, c_int, POINTER(WeightStruct), POINTER(RowsStruct), POINTER(OutputStruct)),
+        (
+            c_void_p,
+            c_int,
+            POINTER(WeightStruct),
+            POINTER(RowsStruct),
+            POINTER(OutputStruct),
+            POINTER(LowRankStruct),
+        ),
     ),
 }
 

@@ -12,7 +12,7 @@ from ctypes import byref
 
 from torch import Tensor
 
-from remora.kernels.cpu.buffers import Batch, PagedCache, Rows
+from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
 from remora.kernels.cpu.library import Epilogue, Team
 from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.structs import AttentionStruct, OutputStruct, RotationStruct
@@ -89,11 +89,45 @@ class Program:
             byref(out.struct()),
         )
 
-    def quantize(self, x: Tensor, size: int, out: Rows) -> None:
-        """Quantise the first `size` columns of x [T, >= size] float32."""
+    def quantize(self, x: Tensor, size: int, out: Rows, *, on_logits: bool = False) -> None:
+        """Quantise the first `size` columns of x [T or R, >= size] float32."""
         self._keep(x, out)
         self._library.add_quantize(
-            self._pointer, x.data_ptr(), x.shape[1], size, out.format, byref(out.struct())
+            self._pointer,
+            on_logits,
+            x.data_ptr(),
+            x.shape[1],
+            size,
+            out.format,
+            byref(out.struct()),
+        )
+
+    def update_embedded(self, updates: Updates, out: Tensor) -> None:
+        """Add to what `embed` has written; the updates are those of the table, transposed."""
+        if out.shape[1] < updates.slots.bounds[-1]:
+            raise ValueError(f"{updates.slots.bounds[-1]} columns are needed; got {out.shape[1]}")
+        self._check_rows(updates.shrunk, out)
+        self._keep(updates, out)
+        self._library.add_update_embedded(
+            self._pointer, byref(updates.struct()), out.data_ptr(), out.shape[1]
+        )
+
+    def shrink(self, x: Tensor, updates: Updates, *, on_logits: bool = False) -> None:
+        """Multiply A with the rows of x [T or R, >= I], float32 or bfloat16, that have an adapter.
+
+        Belongs before `multiply` with the same updates.
+        """
+        if x.shape[1] < updates.slots.a.shape[2]:
+            raise ValueError(f"{updates.slots.a.shape[2]} columns are needed; got {x.shape[1]}")
+        self._check_rows(x, updates.shrunk, on_logits=on_logits)
+        self._keep(x, updates)
+        self._library.add_shrink(
+            self._pointer,
+            on_logits,
+            byref(updates.struct()),
+            x.data_ptr(),
+            is_bf16(x),
+            x.shape[1],
         )
 
     def rotate_and_store(
@@ -163,15 +197,19 @@ class Program:
         out: Tensor,
         epilogue: Epilogue = Epilogue.STORE,
         *,
+        updates: Updates | None = None,
         on_logits: bool = False,
     ) -> None:
         """Multiply rows with a weight: out [rows, >= weight.out_columns].
 
         out is float32; with the gated epilogue it may be bfloat16.
+        updates:  added to the product, before the epilogue; `shrink` comes before
         """
-        needed = len(self.batch.logit_index if on_logits else self.batch.token_ids)
-        if min(len(x.values), len(out)) < needed:
-            raise ValueError(f"{needed} rows are needed; got {len(x.values)} and {len(out)}")
+        self._check_rows(x.values, out, on_logits=on_logits)
+        if updates is not None and updates.slots.bounds[-1] != weight.n:
+            raise ValueError(
+                f"updates of {updates.slots.bounds[-1]} columns do not fit a weight of {weight.n}"
+            )
         if (
             x.format != weight.format
             or x.values.shape[1] < weight.k
@@ -181,7 +219,7 @@ class Program:
                 f"rows {x.format.name} {list(x.values.shape)} and out {list(out.shape)} do not "
                 f"fit a {weight.format.name} weight [{weight.n}, {weight.k}]"
             )
-        self._keep(x, weight, out)
+        self._keep(x, weight, out, updates)
         to = OutputStruct(
             epilogue=epilogue,
             is_bf16=is_bf16(out),
@@ -189,8 +227,19 @@ class Program:
             stride=out.shape[1],
         )
         self._library.add_multiply(
-            self._pointer, on_logits, byref(weight.struct()), byref(x.struct()), byref(to)
+            self._pointer,
+            on_logits,
+            byref(weight.struct()),
+            byref(x.struct()),
+            byref(to),
+            None if updates is None else byref(updates.struct()),
         )
+
+    def _check_rows(self, *tensors: Tensor, on_logits: bool = False) -> None:
+        needed = len(self.batch.logit_index if on_logits else self.batch.token_ids)
+        if any(len(tensor) < needed for tensor in tensors):
+            given = " and ".join(str(len(tensor)) for tensor in tensors)
+            raise ValueError(f"{needed} rows are needed; got {given}")
 
     def _keep(self, *things: object) -> None:
         """Count one more operation, and hold on to what it has pointers into."""

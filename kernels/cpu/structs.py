@@ -24,6 +24,7 @@ class BatchStruct(Structure):
         ("tables", c_void_p),
         ("table_stride", c_int64),
         ("logit_index", c_void_p),
+        ("adapters", c_void_p),
     )
 
 
@@ -109,6 +110,24 @@ class RotationStruct(Structure):
     )
 
 
+class LowRankStruct(Structure):
+    """low_rank.h: LowRank."""
+
+    _fields_ = (
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("is_bf16", c_bool),
+        ("inputs", c_int),
+        ("outputs", c_int),
+        ("num_parts", c_int),
+        ("max_rank", c_int),
+        ("ranks", c_void_p),
+        ("bounds", c_void_p),
+        ("shrunk", c_void_p),
+        ("stride", c_int),
+    )
+
+
 MIRRORED = (
     BatchStruct,
     WeightStruct,
@@ -117,4 +136,5 @@ MIRRORED = (
     CacheStruct,
     AttentionStruct,
     RotationStruct,
+    LowRankStruct,
 )

@@ -27,10 +27,10 @@ def fill(slots: LowRankSlots, ranks: list[list[int]]) -> list[Tensor]:
     """Write random updates; returns what each slot adds to a dense weight [outputs, inputs]."""
     dense = []
     for slot, of_parts in enumerate(ranks):
-        whole = torch.zeros(slots.bounds[-1], slots.a.shape[1])
+        whole = torch.zeros(slots.bounds[-1], slots.a.shape[2])
         for part, rank in enumerate(of_parts):
             start, stop = slots.bounds[part], slots.bounds[part + 1]
-            a, b = torch.randn(rank, slots.a.shape[1]), torch.randn(stop - start, rank)
+            a, b = torch.randn(rank, slots.a.shape[2]), torch.randn(stop - start, rank)
             if rank > 0:
                 slots.write(slot, part, a, b)
             whole[start:stop] = b @ a

@@ -29,6 +29,10 @@ void add(void* program, Values&&... values) {
   ((Program*)program)->add(std::make_unique<T>(std::forward<Values>(values)...));
 }
 
+const AdapterRows& adapter_rows(void* program, bool on_logits) {
+  return ((Program*)program)->adapter_rows(on_logits);
+}
+
 }  // namespace
 
 extern "C" {
@@ -51,7 +55,7 @@ const char* remora_instruction_set() {
 int remora_struct_size(int number) {
   const size_t sizes[] = {sizeof(Batch),   sizeof(Weight),    sizeof(Rows),
                           sizeof(Output),  sizeof(KvCache),   sizeof(Attention),
-                          sizeof(RotateAndStore::Settings)};
+                          sizeof(RotateAndStore::Settings), sizeof(LowRank)};
   return (int)sizes[number];
 }
 
@@ -90,9 +94,16 @@ void remora_add_norm(void* program, int on_logits, const float* x, int stride, c
                      int size, float epsilon, int format, const Rows* out) {
   add<Norm>(program, on_logits, x, stride, weight, size, epsilon, (Format)format, *out);
 }
-void remora_add_quantize(void* program, const float* x, int stride, int size, int format,
-                         const Rows* out) {
-  add<Quantize>(program, x, stride, size, (Format)format, *out);
+void remora_add_quantize(void* program, int on_logits, const float* x, int stride, int size,
+                         int format, const Rows* out) {
+  add<Quantize>(program, on_logits, x, stride, size, (Format)format, *out);
+}
+void remora_add_shrink(void* program, int on_logits, const LowRank* low, const void* x,
+                       int x_is_bf16, int stride) {
+  add<Shrink>(program, adapter_rows(program, on_logits), *low, x, x_is_bf16, stride);
+}
+void remora_add_update_embedded(void* program, const LowRank* low, float* stream, int stride) {
+  add<UpdateEmbedded>(program, adapter_rows(program, false), *low, stream, stride);
 }
 void remora_add_rotate_and_store(void* program, const RotateAndStore::Settings* settings) {
   add<RotateAndStore>(program, *settings);
@@ -100,9 +111,10 @@ void remora_add_rotate_and_store(void* program, const RotateAndStore::Settings* 
 void remora_add_attend(void* program, const Attention* attention) {
   add<Attend>(program, *attention);
 }
+// low: null where the weight has no updates
 void remora_add_multiply(void* program, int on_logits, const Weight* weight, const Rows* x,
-                         const Output* out) {
-  add<Multiply>(program, on_logits, *weight, *x, *out);
+                         const Output* out, const LowRank* low) {
+  add<Multiply>(program, on_logits, *weight, *x, *out, adapter_rows(program, on_logits), low);
 }
 
 void remora_program_run(void* program, int first, int last, int num_tokens, int num_sequences,

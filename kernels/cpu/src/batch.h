@@ -17,6 +17,7 @@ struct Batch {
   const int32_t* tables;       // [rows][table_stride] page ids
   int64_t table_stride;
   const int32_t* logit_index;  // [R] tokens whose logits are wanted
+  const int32_t* adapters;     // [T] slot of each token's adapter, counted from 1; 0 = none
 };
 
 }  // namespace remora

@@ -10,6 +10,24 @@ namespace {
 struct Writer {
   const Weight& weight;
   const Output& out;
+  const Updates* updates;
+
+  template <int MR, int NV>
+  INLINE void write_tile(int row, int column, vf (&acc)[MR][NV]) const {
+    if (updates) update<MR, NV>(row, column, acc);
+    UNROLL for (int r = 0; r < MR; r++) write<NV>(row + r, column, acc[r]);
+  }
+
+  // Of sums that are copied: they stay in registers where there is nothing to update.
+  template <int MR, int NV>
+  INLINE void update(int row, int column, vf (&acc)[MR][NV]) const {
+    vf sums[MR * NV];
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int v = 0; v < NV; v++) sums[r * NV + v] = acc[r][v];
+    updates->expand(row, MR, column, sums);
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = sums[r * NV + v];
+  }
 
   template <int NV>
   INLINE void write(int row, int column, const vf (&acc)[NV]) const {
@@ -47,8 +65,7 @@ void plain_tile(const Weight& weight, const Rows& x, const Writer& writer, int p
   vf acc[MR][NV] = {};
   dot_columns<Step, MR, NV>(acc, rows, x.stride, columns, PANEL * 4,
                             padded_k(weight.format, weight.k) / Step::K);
-  UNROLL for (int r = 0; r < MR; r++)
-    writer.write<NV>(row + r, panel * PANEL + vector * LANES, acc[r]);
+  writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, acc);
 }
 
 // Reads Q8 groups: 16 steps of four k.
@@ -127,8 +144,7 @@ void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int
     Group::template add<MR, NV>(w + group * (int64_t)Group::BYTES, vector,
                                 rows + group * Group::SIZE, x.stride, scales + group, sums + group,
                                 groups, total);
-  UNROLL for (int r = 0; r < MR; r++)
-    writer.write<NV>(row + r, panel * PANEL + vector * LANES, total[r]);
+  writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 
 // Calls tile(number of rows, panel's vector, row) over the rows of one panel. Rows are dealt out
@@ -164,8 +180,8 @@ void multiply_grouped(const Weight& weight, const Rows& x, const Writer& to, int
 }  // namespace
 
 void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
-                    int last) {
-  const Writer to{weight, out};
+                    int last, const Updates* updates) {
+  const Writer to{weight, out, updates};
   switch (weight.format) {
     case F32: return multiply_plain<StepF32>(weight, x, to, panel, first, last);
     case BF16: return multiply_plain<StepBF16>(weight, x, to, panel, first, last);

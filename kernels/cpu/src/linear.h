@@ -14,6 +14,7 @@
 // For Q8 and Q4 the activations are quantised too: per row and group of the same size, x = scale * s.
 #pragma once
 
+#include "low_rank.h"
 #include "simd.h"
 
 namespace remora {
@@ -72,8 +73,9 @@ struct Output {
 };
 
 // Multiply rows [first, last) with one panel.
+// updates: what is added to the product before the epilogue, or null
 void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int panel, int first,
-                    int last);
+                    int last, const Updates* updates);
 
 // Fill panel `panel` of `to` from rows [n][k] of float or bf16. With `gated`, the n / 2 rows of the
 // gate are followed by those of up, and their columns are packed in turn, 16 by 16.

@@ -123,6 +123,40 @@ void RotateAndStore::run_row(const Batch& batch, int row, int) {
   store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, batch.slots[row]);
 }
 
+void Shrink::prepare(const Batch&) {
+  int most = 0;
+  for (const auto& block : rows_.blocks()) most = std::max(most, low_.ranks[block.slot]);
+  num_pieces_ = ceil_div(most, PIECE);
+}
+
+int Shrink::num_chunks(const Batch&, int) const {
+  return (int)rows_.blocks().size() * low_.num_parts * num_pieces_;
+}
+
+void Shrink::run_chunk(const Batch&, int, int chunk, int) {
+  const auto& block = rows_.blocks()[chunk / num_pieces_ / low_.num_parts];
+  const int part = chunk / num_pieces_ % low_.num_parts, first = chunk % num_pieces_ * PIECE;
+  const int last = std::min(first + PIECE, low_.ranks[block.slot]);
+  if (first < last) shrink(low_, block, part, first, last, x_, x_is_bf16_, stride_);
+}
+
+int UpdateEmbedded::num_chunks(const Batch&, int) const { return (int)rows_.rows().size(); }
+
+void UpdateEmbedded::run_chunk(const Batch& batch, int, int chunk, int) {
+  constexpr int COLUMNS = TILE_VECTORS * LANES;
+  const int row = rows_.rows()[chunk];
+  shrink_one_hot(low_, rows_.adapters()[row], row, batch.token_ids[row]);
+  const Updates updates{low_, rows_.adapters(), false};
+  for (int column = 0; column < low_.outputs; column += COLUMNS) {
+    float* to = stream_ + (int64_t)row * stride_ + column;
+    const size_t bytes = std::min(COLUMNS, low_.outputs - column) * sizeof(float);
+    vf sums[TILE_VECTORS] = {};
+    memcpy(sums, to, bytes);
+    updates.expand(row, 1, column, sums);
+    memcpy(to, sums, bytes);
+  }
+}
+
 // A chunk is one panel and a block of rows. Few rows make one block: threads share out the panels,
 // and the weight is read once. Many are shared out themselves, so that each thread multiplies the
 // rows that it has made; every one of them then reads the whole weight, at a rate that does not
@@ -144,8 +178,11 @@ int Multiply::num_chunks(const Batch& batch, int num_threads) const {
 void Multiply::run_chunk(const Batch& batch, int num_threads, int chunk, int) {
   const int rows = num_rows(batch), blocks = num_blocks(rows, num_threads);
   const int block = chunk / weight_.num_panels, panel = chunk % weight_.num_panels;
-  multiply_panel(weight_, x_, out_, panel, part_start(rows, block, blocks),
-                 part_start(rows, block + 1, blocks));
+  const int first = part_start(rows, block, blocks), last = part_start(rows, block + 1, blocks);
+  if (!low_ || rows_.blocks().empty())
+    return multiply_panel(weight_, x_, out_, panel, first, last, nullptr);
+  const Updates updates{*low_, rows_.adapters(), out_.epilogue == GATED};
+  multiply_panel(weight_, x_, out_, panel, first, last, &updates);
 }
 
 void Attend::reserve(int num_threads) {
@@ -180,6 +217,8 @@ void Program::add(std::unique_ptr<Operation> operation) {
 }
 
 void Program::run(int first, int last) {
+  tokens_.find(batch.adapters, nullptr, batch.num_tokens);
+  logits_.find(batch.adapters, batch.logit_index, batch.num_logits);
   for (int at = first; at < last; at++) operations_[at]->prepare(batch);
   for (first_ = first; first_ < last; first_ = last_) {
     last_ = std::min(last, first_ + Team::MAX_STAGES);

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention.h"
 #include "batch.h"
 #include "linear.h"
+#include "low_rank.h"
 #include "team.h"
 
 namespace remora {
@@ -80,8 +82,8 @@ class Norm : public RowOperation {
 // Quantise rows of float for a product with a Q8 or Q4 weight.
 class Quantize : public RowOperation {
  public:
-  Quantize(const float* x, int stride, int size, Format format, Rows out)
-      : RowOperation(false), x_(x), stride_(stride), size_(size), format_(format), out_(out) {}
+  Quantize(bool on_logits, const float* x, int stride, int size, Format format, Rows out)
+      : RowOperation(on_logits), x_(x), stride_(stride), size_(size), format_(format), out_(out) {}
   void run_row(const Batch& batch, int row, int thread) override;
 
  private:
@@ -110,10 +112,49 @@ class RotateAndStore : public RowOperation {
   const Settings s_;
 };
 
+// low.shrunk = A_s x, for rows that have an adapter: what a product with these updates reads.
+class Shrink : public Operation {
+ public:
+  Shrink(const AdapterRows& rows, const LowRank& low, const void* x, bool x_is_bf16, int stride)
+      : rows_(rows), low_(low), x_(x), x_is_bf16_(x_is_bf16), stride_(stride) {}
+  void prepare(const Batch& batch) override;
+  int num_chunks(const Batch& batch, int num_threads) const override;
+  void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
+
+ private:
+  static constexpr int PIECE = 8;  // ranks of one part
+
+  const AdapterRows& rows_;
+  const LowRank low_;
+  const void* x_;
+  const bool x_is_bf16_;
+  const int stride_;
+  int num_pieces_ = 0;  // of a part, by the highest rank of the step
+};
+
+// stream[t] += B_s A_s e, e the one-hot vector of token_ids[t], for tokens that have an adapter.
+class UpdateEmbedded : public Operation {
+ public:
+  UpdateEmbedded(const AdapterRows& rows, const LowRank& low, float* stream, int stride)
+      : rows_(rows), low_(low), stream_(stream), stride_(stride) {}
+  int num_chunks(const Batch& batch, int num_threads) const override;
+  void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
+
+ private:
+  const AdapterRows& rows_;
+  const LowRank low_;
+  float* stream_;
+  const int stride_;
+};
+
 class Multiply : public Operation {
  public:
-  Multiply(bool on_logits, Weight weight, Rows x, Output out)
-      : on_logits_(on_logits), weight_(weight), x_(x), out_(out) {}
+  // low: whose updates are added, or null; they have been shrunk for this product's x
+  Multiply(bool on_logits, Weight weight, Rows x, Output out, const AdapterRows& rows,
+           const LowRank* low)
+      : on_logits_(on_logits), weight_(weight), x_(x), out_(out), rows_(rows) {
+    if (low) low_ = *low;
+  }
   int num_chunks(const Batch& batch, int num_threads) const override;
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
 
@@ -127,6 +168,8 @@ class Multiply : public Operation {
   const Weight weight_;
   const Rows x_;
   const Output out_;
+  const AdapterRows& rows_;
+  std::optional<LowRank> low_;
 };
 
 class Attend : public Operation {
@@ -149,6 +192,8 @@ class Program : public Job {
 
   Batch batch{};
 
+  // The rows of the step that is run, to whoever is added.
+  const AdapterRows& adapter_rows(bool on_logits) const { return on_logits ? logits_ : tokens_; }
   void add(std::unique_ptr<Operation> operation);
   // Run operations [first, last) on `batch`.
   void run(int first, int last);
@@ -159,6 +204,7 @@ class Program : public Job {
 
  private:
   Team& team_;
+  AdapterRows tokens_, logits_;
   std::vector<std::unique_ptr<Operation>> operations_;
   int first_ = 0, last_ = 0;
 };

@@ -6,143 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from remora.configs.environment import cache_dir
-from remora.engine.attention import TorchAttention
-from remora.engine.eager import EagerForward
 from remora.engine.forward import QUANTIZED_FORMATS
-from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
-from remora.engine.inputs import RowTable
 from remora.engine.llm import LLM, SamplingParams
-from remora.engine.models.registry import load_model
-from remora.engine.protocols import ForwardPass
-from remora.engine.types import RowInit, StepPlan
-from remora.kernels.cpu.build import NativeUnavailable, load_library
-from remora.kernels.cpu.library import Format, Library, Team
+from remora.kernels.cpu.library import Library
 from tests.conftest import TinyCheckpoints
+from tests.engine.graphs.stepping import make_eager, make_native
 from tests.engine.test_parity import make_prompts
-from tests.kernels.cpu.products import pack_alone, unpack
 
-PAGE_SIZE, MAX_TOKENS, MAX_ROWS, NUM_PAGES = 16, 256, 4, 64
-MODES = {"none": (Format.BF16, Format.BF16), **QUANTIZED_FORMATS}
+MODES = ("none", *QUANTIZED_FORMATS)
 # Norm of what the logits differ by, as a share of their own: what rounding activations costs these
 # small models, which blow up what goes in.
 ERRORS = {"none": 0.08, "int8": 0.2, "int4": 0.2}
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    try:
-        return Library(load_library(cache_dir() / "kernels"))
-    except NativeUnavailable as reason:
-        pytest.skip(str(reason))
-
-
-class Stepper:
-    """A forward pass and rows of random tokens on it."""
-
-    def __init__(self, forward: ForwardPass, table: RowTable) -> None:
-        self.forward = forward
-        self._table = table
-        self._done: dict[int, int] = {}
-        self._pages = iter(np.random.default_rng(0).permutation(NUM_PAGES) + 1)
-
-    def step(self, counts: dict[int, int]) -> Tensor:
-        """Compute so many tokens more of each row; return their last logits."""
-        rows = sorted(counts, key=lambda row: counts[row] > 1)
-        added = tuple(self._start(row) for row in rows if row not in self._done)
-        pages = [
-            (row, next(self._pages)) for row in rows for _ in range(self._lacking(row, counts))
-        ]
-        for init in added:
-            self._table.start(init)
-        page_rows, page_ids = np.array(pages, dtype=np.int32).reshape(-1, 2).T
-        self._table.add_pages(page_rows, page_ids)
-        inputs = self._table.inputs(
-            StepPlan(
-                step_id=0,
-                added=added,
-                dropped=np.empty(0, np.int32),
-                page_rows=page_rows,
-                page_ids=page_ids,
-                rows=np.array(rows, np.int32),
-                starts=np.array([self._done[row] for row in rows], np.int32),
-                num_tokens=np.array([counts[row] for row in rows], np.int32),
-                samples=np.ones(len(rows), np.bool_),
-            )
-        )
-        logits = self.forward.forward(inputs)
-        for row in rows:
-            self._done[row] += counts[row]
-        return logits.clone()
-
-    def _lacking(self, row: int, counts: dict[int, int]) -> int:
-        done = self._done[row]
-        return -(-(done + counts[row]) // PAGE_SIZE) - -(-done // PAGE_SIZE)
-
-    def _start(self, row: int) -> RowInit:
-        self._done[row] = 0
-        tokens = np.random.default_rng(row).integers(10, 250, 200)
-        return RowInit(
-            row=row, token_ids=tokens, num_prompt_tokens=200, seed=0, sampling=SamplingParams()
-        )
-
-
-def make_table() -> RowTable:
-    return RowTable(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
-
-
-def make_native(
-    path: Path, library: Library, mode: str = "none", dtype: torch.dtype = torch.bfloat16
-) -> Stepper:
-    model = load_model(path, dtype=dtype, load_format="auto", device="cpu", show_progress=False)
-    table = make_table()
-    layers, head = MODES[mode]
-    shape = StepShape(
-        max_tokens=MAX_TOKENS,
-        max_rows=MAX_ROWS,
-        num_pages=NUM_PAGES,
-        page_size=PAGE_SIZE,
-        max_positions=MAX_TOKENS,
-    )
-    program = StepProgramBuilder(
-        model, Team(library, 2), shape, table, layer_format=layers, head_format=head
-    ).build()
-    return Stepper(program, table)
-
-
-def make_eager(path: Path, library: Library, mode: str) -> Stepper:
-    """Run in float32, in torch, with the weights that the mode's rounding leaves."""
-    model = load_model(
-        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
-    config = model.config
-    layer_format, head_format = MODES[mode]
-    team = Team(library, 1)
-    for block in model.blocks:
-        heads, mlp = block.attention, block.mlp
-        for linear in (heads.qkv_proj, heads.o_proj, mlp.gate_up_proj, mlp.down_proj):
-            linear.weight = rounded(team, linear.weight, layer_format)
-    model.head.linear.weight = rounded(team, model.head.linear.weight, head_format)
-    team.close()
-    attention = TorchAttention(
-        num_layers=config.num_layers,
-        num_pages=NUM_PAGES,
-        page_size=PAGE_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float32,
-        device="cpu",
-    )
-    return Stepper(EagerForward(model, attention, page_size=PAGE_SIZE), make_table())
-
-
-def rounded(team: Team, weight: Tensor, format: Format) -> Tensor:
-    return unpack(pack_alone(team, weight.bfloat16(), None, format)).values.float()
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-bias", "mistral", "qwen3"])

@@ -1,0 +1,173 @@
+"""A whole model step by step, as a step program or in torch: rows of random tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remora.engine.attention import TorchAttention
+from remora.engine.eager import EagerForward
+from remora.engine.forward import QUANTIZED_FORMATS
+from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
+from remora.engine.inputs import RowTable
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.registry import load_model
+from remora.engine.protocols import ForwardPass
+from remora.engine.types import RowInit, SamplingParams, StepPlan
+from remora.kernels.cpu.library import Format, Library, Team
+from tests.kernels.cpu.products import pack_alone, unpack
+
+PAGE_SIZE, MAX_TOKENS, MAX_ROWS, NUM_PAGES = 16, 256, 4, 64
+# By `model.quantization`, bfloat16 otherwise; and float32.
+MODES = {
+    "none": (Format.BF16, Format.BF16),
+    **QUANTIZED_FORMATS,
+    "float32": (Format.F32, Format.F32),
+}
+NO_ADAPTERS: Mapping[int, int] = MappingProxyType({})
+
+
+class Stepper:
+    """A forward pass and rows of random tokens on it."""
+
+    def __init__(
+        self, forward: ForwardPass, table: RowTable, adapters: Mapping[int, int] = NO_ADAPTERS
+    ) -> None:
+        """See `make_native` and `make_eager`.
+
+        adapters:  each row's slot; those not named have none
+        """
+        self.forward = forward
+        self._adapters = adapters
+        self._table = table
+        self._done: dict[int, int] = {}
+        self._pages = iter(np.random.default_rng(0).permutation(NUM_PAGES) + 1)
+
+    def step(self, counts: dict[int, int]) -> Tensor:
+        """Compute so many tokens more of each row; return their last logits."""
+        rows = sorted(counts, key=lambda row: counts[row] > 1)
+        added = tuple(self._start(row) for row in rows if row not in self._done)
+        pages = [
+            (row, next(self._pages)) for row in rows for _ in range(self._lacking(row, counts))
+        ]
+        for init in added:
+            self._table.start(init)
+        page_rows, page_ids = np.array(pages, dtype=np.int32).reshape(-1, 2).T
+        self._table.add_pages(page_rows, page_ids)
+        inputs = self._table.inputs(
+            StepPlan(
+                step_id=0,
+                added=added,
+                dropped=np.empty(0, np.int32),
+                page_rows=page_rows,
+                page_ids=page_ids,
+                rows=np.array(rows, np.int32),
+                starts=np.array([self._done[row] for row in rows], np.int32),
+                num_tokens=np.array([counts[row] for row in rows], np.int32),
+                samples=np.ones(len(rows), np.bool_),
+            )
+        )
+        logits = self.forward.forward(inputs)
+        for row in rows:
+            self._done[row] += counts[row]
+        return logits.clone()
+
+    def _lacking(self, row: int, counts: dict[int, int]) -> int:
+        done = self._done[row]
+        return -(-(done + counts[row]) // PAGE_SIZE) - -(-done // PAGE_SIZE)
+
+    def _start(self, row: int) -> RowInit:
+        self._done[row] = 0
+        tokens = np.random.default_rng(row).integers(10, 250, 200)
+        return RowInit(
+            row=row,
+            token_ids=tokens,
+            num_prompt_tokens=200,
+            seed=0,
+            sampling=SamplingParams(),
+            adapter_slot=self._adapters.get(row, 0),
+        )
+
+
+def make_table() -> RowTable:
+    return RowTable(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
+
+
+def as_it_is(model: DecoderModel) -> None:
+    """Change nothing."""
+
+
+def make_native(
+    path: Path,
+    library: Library,
+    mode: str = "none",
+    *,
+    prepare: Callable[[DecoderModel], None] = as_it_is,
+    adapters: Mapping[int, int] = NO_ADAPTERS,
+) -> Stepper:
+    """Return a step program.
+
+    prepare:   what is done with the model before
+    """
+    layers, head = MODES[mode]
+    dtype = torch.float32 if layers is Format.F32 else torch.bfloat16
+    model = load_model(path, dtype=dtype, load_format="auto", device="cpu", show_progress=False)
+    prepare(model)
+    table = make_table()
+    shape = StepShape(
+        max_tokens=MAX_TOKENS,
+        max_rows=MAX_ROWS,
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        max_positions=MAX_TOKENS,
+    )
+    program = StepProgramBuilder(
+        model, Team(library, 2), shape, table, layer_format=layers, head_format=head
+    ).build()
+    return Stepper(program, table, adapters)
+
+
+def make_eager(
+    path: Path,
+    library: Library,
+    mode: str,
+    *,
+    prepare: Callable[[DecoderModel], None] = as_it_is,
+    adapters: Mapping[int, int] = NO_ADAPTERS,
+) -> Stepper:
+    """Run in float32, in torch, with the weights that the mode's rounding leaves."""
+    model = load_model(
+        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+    )
+    config = model.config
+    layer_format, head_format = MODES[mode]
+    team = Team(library, 1)
+    for block in model.blocks:
+        heads, mlp = block.attention, block.mlp
+        for linear in (heads.qkv_proj, heads.o_proj, mlp.gate_up_proj, mlp.down_proj):
+            linear.weight = rounded(team, linear.weight, layer_format)
+    model.head.linear.weight = rounded(team, model.head.linear.weight, head_format)
+    team.close()
+    prepare(model)
+    attention = TorchAttention(
+        num_layers=config.num_layers,
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    forward = EagerForward(model, attention, page_size=PAGE_SIZE)
+    return Stepper(forward, make_table(), adapters)
+
+
+def rounded(team: Team, weight: Tensor, format: Format) -> Tensor:
+    if format is Format.F32:
+        return weight
+    return unpack(pack_alone(team, weight.bfloat16(), None, format)).values.float()
