@@ -17,7 +17,9 @@ from remora.deployments.bench.stats import percentile
 SECONDS_EACH = 0.35
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _MIN_BYTES, _MAX_BYTES = 256 * 2**20, 1024 * 2**20
-_MATRIX = 1536
+# Sides of the matrices: the largest of which one product does not take LONG_S.
+_SIDES = (192, 384, 768, 1536)
+_LONG_S = 0.05
 
 
 def measure_bounds(num_threads: int) -> Bounds:
@@ -30,24 +32,46 @@ def measure_bounds(num_threads: int) -> Bounds:
         read_1 = halves.nbytes / _usual_seconds(lambda: halves[0] @ halves[1])
         torch.set_num_threads(num_threads)
         read = halves.nbytes / _usual_seconds(lambda: halves[0] @ halves[1])
-        operations = 2 * _MATRIX**3
-        left = torch.ones(_MATRIX, _MATRIX, dtype=torch.bfloat16)
-        bf16 = operations / _usual_seconds(lambda: left @ left)
         return Bounds(
             num_threads=num_threads,
             read_gb_s_1=read_1 / 1e9,
             read_gb_s=max(read, read_1) / 1e9,
-            bf16_gflop_s=bf16 / 1e9,
-            int8_gop_s=_int8_rate(operations),
+            bf16_gflop_s=rate(_bf16_product) / 1e9,
+            int8_gop_s=_int8_rate(),
         )
     finally:
         torch.set_num_threads(before)
 
 
-def _int8_rate(operations: int) -> float | None:
-    left = torch.ones(_MATRIX, _MATRIX, dtype=torch.int8)
+def rate(product: Callable[[int], Callable[[], object]]) -> float:
+    """Return the operations a second of products of matrices as large as is worth waiting for.
+
+    A CPU that lacks a number format takes a hundred times as long.
+    product:  given the side of two square matrices, returns what multiplies them
+    """
+    for side in _SIDES:
+        multiply = product(side)
+        multiply()
+        started = time.perf_counter()
+        multiply()
+        if time.perf_counter() - started > _LONG_S:
+            break
+    return 2 * side**3 / _usual_seconds(multiply)
+
+
+def _bf16_product(side: int) -> Callable[[], object]:
+    matrix = torch.ones(side, side, dtype=torch.bfloat16)
+    return lambda: matrix @ matrix
+
+
+def _int8_product(side: int) -> Callable[[], object]:
+    matrix = torch.ones(side, side, dtype=torch.int8)
+    return lambda: torch._int_mm(matrix, matrix)
+
+
+def _int8_rate() -> float | None:
     try:
-        return operations / _usual_seconds(lambda: torch._int_mm(left, left)) / 1e9
+        return rate(_int8_product) / 1e9
     except (AttributeError, RuntimeError):
         return None
 

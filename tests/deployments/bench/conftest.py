@@ -26,4 +26,3 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remora.deployments.bench.bounds.SECONDS_EACH", 0.0)
     monkeypatch.setattr("remora.deployments.bench.bounds._MIN_BYTES", 2**20)
     monkeypatch.setattr("remora.deployments.bench.bounds._MAX_BYTES", 2**20)
-    monkeypatch.setattr("remora.deployments.bench.bounds._MATRIX", 64)
