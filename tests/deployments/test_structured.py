@@ -1,8 +1,9 @@
 """Structured output, the whole way: HTTP, compiler, engine, sampler.
 
-Two hundred schemas of growing difficulty, on a model that knows JSON and on one whose weights are
-random, greedy and sampled, streamed and not, among requests without a constraint: what ended with
-`stop` validates, what a backend cannot hold an answer to is a 400, and nobody else's tokens change.
+Two hundred schemas of growing difficulty on a model whose weights are random, some of them on one
+that knows JSON, greedy and sampled, streamed and not, among requests without a constraint: what
+ended with `stop` validates, what a backend cannot hold an answer to is a 400, and nobody else's
+tokens change.
 """
 
 from __future__ import annotations
@@ -107,13 +108,13 @@ async def test_what_ends_by_itself_validates_and_free_requests_are_untouched(
 ) -> None:
     path = smollm2_path if model == "smollm2" else tiny_checkpoints("llama")
     # Each schema greedy and sampled on the quick model, one of the two streamed, in turns; on the
-    # other, each schema in one of the four ways.
+    # other, which takes minutes, every fifth schema, in one of the four ways.
     ways = [(0.0, False), (1.0, True), (0.0, True), (1.0, False)]
     bodies = [
         (schema, guided_body(schema, number, temperature=temperature, stream=stream))
         for number, schema in enumerate(SCHEMAS)
         for way, (temperature, stream) in enumerate(ways)
-        if (way // 2 == number % 2 if model == "random" else way == number % 4)
+        if (way // 2 == number % 2 if model == "random" else number % 20 == 5 * way)
     ]
     async with serving(path, backend) as client:
         alone = [await ask(client, free_body(prompt)) for prompt in FREE]
