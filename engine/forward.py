@@ -85,8 +85,6 @@ def _check_covered(plan: EnginePlan, num_ranks: int) -> None:
         raise NativeUnavailable(
             f"native kernels run a model on one rank, and parallel.tp_size * pp_size is {num_ranks}"
         )
-    if plan.adapters is not None:
-        raise NativeUnavailable("adapters beside the weights are computed by torch as yet")
     if plan.dtype not in FORMATS:
         raise NativeUnavailable(
             f"native kernels compute in {' and '.join(FORMATS)}, and model.dtype is {plan.dtype}"
