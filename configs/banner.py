@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from remora.configs.kv_budget import human_bytes
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.plan import AdapterRoom, EnginePlan, MachineFacts, ModelFacts
 
 _WIDTH = 12
 
@@ -41,6 +41,7 @@ def banner(
         *([_line("kernels", kernels)] if kernels else []),
         *([_line("ranks", _describe_ranks(plan))] if plan.num_ranks > 1 else []),
         _line("weights", _describe_weights(plan)),
+        *([_line("adapters", _describe_adapters(plan, plan.adapters))] if plan.adapters else []),
         _line("KV cache", _describe_kv(plan)),
         _line("batch", _describe_batch(plan)),
         *(_line("note", note) for note in notes),
@@ -111,6 +112,13 @@ def _describe_kv(plan: EnginePlan) -> str:
         f"{plan.kv_tokens:,} tokens in {plan.num_pages:,} pages, {human_bytes(plan.kv_bytes)}"
         f"{_of_rank(plan).rstrip(',')}; "
         f"{room}; prefix cache {reuse}"
+    )
+
+
+def _describe_adapters(plan: EnginePlan, room: AdapterRoom) -> str:
+    return (
+        f"{room.num_slots} at a time beside the weights, of rank {room.max_rank} at most, "
+        f"{human_bytes(plan.adapter_bytes)}{_of_rank(plan).rstrip(',')}"
     )
 
 

@@ -95,20 +95,18 @@ def update_elements(
     query = -(-model.num_heads // tp_size) * model.head_dim
     kv = len(kv_heads_of(model.num_kv_heads, 0, tp_size)) * model.head_dim
     inner = -(-model.intermediate_size // tp_size)
+    hidden, wanted = model.hidden_size, set(targets)
+    # What is fused has room for all of its parts, or for none.
     of_layer = {
-        "q_proj": query + model.hidden_size,
-        "k_proj": kv + model.hidden_size,
-        "v_proj": kv + model.hidden_size,
-        "o_proj": query + model.hidden_size,
-        "gate_proj": inner + model.hidden_size,
-        "up_proj": inner + model.hidden_size,
-        "down_proj": inner + model.hidden_size,
+        frozenset({"q_proj", "k_proj", "v_proj"}): query + 2 * kv + 3 * hidden,
+        frozenset({"o_proj"}): query + hidden,
+        frozenset({"gate_proj", "up_proj"}): 2 * inner + 2 * hidden,
+        frozenset({"down_proj"}): inner + hidden,
     }
-    num_layers = -(-model.num_layers // pp_size)
-    vocabulary = -(-model.vocab_size // tp_size) + model.hidden_size
-    return sum(
-        num_layers * of_layer[target] if target in of_layer else vocabulary for target in targets
-    )
+    in_layer = sum(size for parts, size in of_layer.items() if parts & wanted)
+    vocabulary = -(-model.vocab_size // tp_size) + hidden
+    num_ends = len(wanted & {"embed_tokens", "lm_head"})
+    return -(-model.num_layers // pp_size) * in_layer + num_ends * vocabulary
 
 
 def check_divisible(model: ModelFacts, *, tp_size: int, pp_size: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
-from remora.configs.plan import MachineFacts, ModelFacts, make_plan
+from remora.configs.plan import AdapterRoom, MachineFacts, ModelFacts, make_plan
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",
@@ -94,3 +94,14 @@ def test_the_banner_says_how_ranks_divide_the_model(parallel: dict[str, int], sa
 
     assert said in banner(plan, MODEL, MACHINE, {}, version="9.9")
     assert "ranks" not in make_banner()
+
+
+def test_room_for_adapters_is_told_with_its_memory() -> None:
+    room = AdapterRoom(num_slots=4, max_rank=16, targets=("q_proj", "down_proj"))
+    config = parse_args({"model": {"path": "tiny"}})
+    plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"), room)
+
+    text = banner(plan, MODEL, MACHINE, {}, version="9.9")
+
+    assert "adapters     4 at a time beside the weights, of rank 16 at most, 17.58 MiB" in text
+    assert "adapters" not in make_banner()

@@ -233,7 +233,8 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("native_kernels")
 def test_quantised_weights_of_the_built_in_model_keep_its_quality(smollm2_path: Path) -> None:
-    text = read_text(TEXT)
+    whole = read_text(TEXT)
+    text = whole[: len(whole) // 3]  # all of it takes minutes
     views = {}
     for mode in ("none", "int8", "int4"):
         settings = [*SETTINGS, f"model.quantization={mode}"]

@@ -77,7 +77,6 @@ PYTHON_FAULTS = (
 # With HAProxy, asking a chooser. Just after the start it may know one of the replicas only.
 HAPROXY_FAULTS = (
     Fault("chooser killed", CHOOSER, Breaks.NONE),
-    Fault("chooser stopped", CHOOSER, Breaks.NONE, signal.SIGSTOP),
     Fault("controller killed", CONTROLLER, Breaks.NONE),
     Fault("fallback proxy killed", PROXY, Breaks.NONE),
     Fault("HAProxy killed", HAPROXY, Breaks.ALL),

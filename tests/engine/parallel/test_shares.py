@@ -13,7 +13,7 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.plan import MachineFacts, ModelFacts, make_plan
+from remora.configs.plan import AdapterRoom, EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
@@ -33,6 +33,19 @@ MACHINE = MachineFacts(
     cpu_name="test",
     cpu_features=(),
     devices=("cpu",),
+)
+
+
+TARGETS = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "embed_tokens",
+    "lm_head",
 )
 
 
@@ -118,10 +131,49 @@ def test_every_element_is_held_once_unless_all_need_it(
 @given(models())
 def test_a_plan_says_what_the_fullest_rank_holds(drawn: tuple[DecoderConfig, int, int]) -> None:
     config, tp_size, pp_size = drawn
-    shares = [
+    shares = make_shares(config, tp_size, pp_size)
+    plan = make_plan_of(config, tp_size, pp_size)
+
+    fullest = max(
+        count_bytes(share) + (share.embedding.weight.nbytes if share.head.tied else 0)
+        for share in shares
+    )
+    # Biases and norms of such small models are many, beside what is divided.
+    norms_and_biases = 4 * (8 * config.hidden_size + 8 * config.head_dim * config.num_heads)
+    assert fullest <= plan.weight_bytes + config.num_layers * norms_and_biases
+    kv_heads = max(len(share.layout.kv_heads(config.num_kv_heads)) for share in shares)
+    layers = max(len(share.layers) for share in shares)
+    assert plan.kv_bytes == (4 + 1) * 16 * 2 * 4 * layers * kv_heads * config.head_dim
+
+
+@given(models(), st.lists(st.sampled_from(TARGETS), unique=True), st.integers(1, 9))
+def test_a_plan_says_how_much_room_for_adapters_a_rank_has_at_most(
+    drawn: tuple[DecoderConfig, int, int], targets: list[str], max_rank: int
+) -> None:
+    config, tp_size, pp_size = drawn
+    room = AdapterRoom(num_slots=3, max_rank=max_rank, targets=tuple(targets))
+
+    plan = make_plan_of(config, tp_size, pp_size, room)
+
+    taken = []
+    for share in make_shares(config, tp_size, pp_size):
+        slots = {id(place.slots): place.slots for place in share.make_room(room).values()}
+        taken.append(sum(each.num_bytes for each in slots.values()))
+    assert max(taken) <= plan.adapter_bytes
+    if tp_size * pp_size == 1:
+        assert taken == [plan.adapter_bytes]
+
+
+def make_shares(config: DecoderConfig, tp_size: int, pp_size: int) -> list[DecoderModel]:
+    return [
         DecoderModel(config, dtype=torch.float32, device="meta", layout=layout)
         for layout in layouts(tp_size, pp_size)
     ]
+
+
+def make_plan_of(
+    config: DecoderConfig, tp_size: int, pp_size: int, adapters: AdapterRoom | None = None
+) -> EnginePlan:
     whole = DecoderModel(config, dtype=torch.float32, device="meta")
     facts = ModelFacts(
         architecture="Any",
@@ -140,18 +192,7 @@ def test_a_plan_says_what_the_fullest_rank_holds(drawn: tuple[DecoderConfig, int
     parallel = {"tp_size": tp_size, "pp_size": pp_size}
     sections = {"model": {"path": "x"}, "engine": {"kv_tokens": 64}, "parallel": parallel}
 
-    plan = make_plan(parse_args(sections), facts, MACHINE, Path("x"))
-
-    fullest = max(
-        count_bytes(share) + (share.embedding.weight.nbytes if share.head.tied else 0)
-        for share in shares
-    )
-    # Biases and norms of such small models are many, beside what is divided.
-    norms_and_biases = 4 * (8 * config.hidden_size + 8 * config.head_dim * config.num_heads)
-    assert fullest <= plan.weight_bytes + config.num_layers * norms_and_biases
-    kv_heads = max(len(share.layout.kv_heads(config.num_kv_heads)) for share in shares)
-    layers = max(len(share.layers) for share in shares)
-    assert plan.kv_bytes == (4 + 1) * 16 * 2 * 4 * layers * kv_heads * config.head_dim
+    return make_plan(parse_args(sections), facts, MACHINE, Path("x"), adapters)
 
 
 def count_bytes(model: DecoderModel) -> int:
