@@ -46,13 +46,16 @@ class RowGroups:
 
 
 NO_GROUPS = RowGroups()
+COLUMNS = 64  # of a block of B; src/low_rank.h knows it too
 
 
 class LowRankSlots:
     """The updates of a weight [O, I] whose rows are P parts, each with an A and a B of its own.
 
     a:       [N, P * r, I]
-    b:       [N, r, O], scaled; the columns of a part are multiplied with what its A gave
+    b:       [N, O / COLUMNS, r, COLUMNS], scaled, padded with zeros; the columns of a part are
+             multiplied with what its A gave. A product that goes through the columns in blocks
+             reads it from its beginning to its end.
     ranks:   [N] int32; the largest rank in use, beyond which A and B are zero
     bounds:  [P + 1] where each part's columns begin
     """
@@ -70,7 +73,8 @@ class LowRankSlots:
         self.max_rank = max_rank
         self.bounds = tuple(accumulate(parts, initial=0))
         self.a = _zeros((num_slots, len(parts) * max_rank, inputs), dtype, device)
-        self.b = _zeros((num_slots, max_rank, self.bounds[-1]), dtype, device)
+        num_blocks = -(-self.bounds[-1] // COLUMNS)
+        self.b = _zeros((num_slots, num_blocks, max_rank, COLUMNS), dtype, device)
         self.ranks = np.zeros(num_slots, dtype=np.int32)
 
     @property
@@ -91,7 +95,9 @@ class LowRankSlots:
         """
         rank, first = len(a), part * self.max_rank
         self.a[slot, first : first + rank] = a
-        self.b[slot, :rank, self.bounds[part] : self.bounds[part + 1]] = b.T
+        whole = self._b_of(slot, self.max_rank).clone()
+        whole[:rank, self.bounds[part] : self.bounds[part + 1]] = b.T
+        self.b[slot] = whole.view(self.max_rank, -1, COLUMNS).transpose(0, 1)
         self.ranks[slot] = max(self.ranks[slot], rank)
 
     def add(self, x: Tensor, y: Tensor, rows: RowGroups) -> None:
@@ -121,9 +127,13 @@ class LowRankSlots:
         a = self.a[slot]
         return a.view(-1, self.max_rank, a.shape[1])[:, :rank].flatten(0, 1)
 
+    def _b_of(self, slot: int, rank: int) -> Tensor:
+        """Return B, [rank, O padded]."""
+        return self.b[slot, :, :rank].transpose(0, 1).flatten(1)
+
     def _expanded(self, slot: int, rank: int, shrunk: Tensor) -> Tensor:
         """Multiply [count, P * rank] with B; returns [count, O]."""
-        b = self.b[slot, :rank]
+        b = self._b_of(slot, rank)[:, : self.bounds[-1]]
         if len(self.bounds) == 2:
             return shrunk @ b
         parts = [

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <type_traits>
-#include <utility>
 
 #include "simd.h"
 
@@ -12,30 +11,50 @@ namespace remora {
 struct StepF32 {
   typedef float element;
   static constexpr int K = 1;
-  static INLINE vf add(vf acc, vi x, vi w) { return fma((vf)x, (vf)w, acc); }
+  static INLINE rf add(rf acc, ri x, ri w) { return fma((rf)x, (rf)w, acc); }
 };
 
 struct StepBF16 {
   typedef bf16 element;
   static constexpr int K = 2;
-  static INLINE vf add(vf acc, vi x, vi w) { return dot_bf16(acc, x, w); }
+  static INLINE rf add(rf acc, ri x, ri w) { return dot_bf16(acc, x, w); }
 };
 
-// acc[r][v] += the product of row r with the 16 columns at columns[v], over `steps` steps of k that
+// Take vectors apart into registers, and put them together again.
+template <int MR, int NV>
+INLINE void to_registers(const vf (&from)[MR][NV], rf (&to)[MR][NV * PARTS]) {
+  UNROLL for (int r = 0; r < MR; r++)
+    UNROLL for (int v = 0; v < NV * PARTS; v++)
+      to[r][v] = load<rf>((const char*)&from[r][v / PARTS] + v % PARTS * REGISTER);
+}
+
+template <int MR, int NV>
+INLINE void to_vectors(const rf (&from)[MR][NV * PARTS], vf (&to)[MR][NV]) {
+  UNROLL for (int r = 0; r < MR; r++)
+    UNROLL for (int v = 0; v < NV * PARTS; v++)
+      store((char*)&to[r][v / PARTS] + v % PARTS * REGISTER, from[r][v]);
+}
+
+// sums[r][v] += the product of row r with the 16 columns at columns[v], over `steps` steps of k that
 // lie `column_step` bytes apart. Ascending k, one accumulator each.
 template <class Step, int MR, int NV>
-INLINE void dot_columns(vf (&acc)[MR][NV], const typename Step::element* rows, int64_t stride,
+INLINE void dot_columns(vf (&sums)[MR][NV], const typename Step::element* rows, int64_t stride,
                         const char* const* columns, int64_t column_step, int steps) {
+  constexpr int N = NV * PARTS;
   const char* at[NV];
   UNROLL for (int v = 0; v < NV; v++) at[v] = columns[v];
+  rf acc[MR][N];
+  to_registers(sums, acc);
   for (int step = 0; step < steps; step++) {
-    vi column[NV];
-    UNROLL for (int v = 0; v < NV; v++) column[v] = load<vi>(at[v] + step * column_step);
+    ri column[N];
+    UNROLL for (int v = 0; v < N; v++)
+      column[v] = load<ri>(at[v / PARTS] + step * column_step + v % PARTS * REGISTER);
     UNROLL for (int r = 0; r < MR; r++) {
-      const vi value = splat_word(rows + r * stride + step * Step::K);
-      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = Step::add(acc[r][v], value, column[v]);
+      const ri value = spread_word(rows + r * stride + step * Step::K);
+      UNROLL for (int v = 0; v < N; v++) acc[r][v] = Step::add(acc[r][v], value, column[v]);
     }
   }
+  to_vectors<MR, NV>(acc, sums);
 }
 
 // Call `body` with the number of rows, 1 to MAX, as a constant.

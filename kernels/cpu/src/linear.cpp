@@ -21,12 +21,13 @@ struct Writer {
   // Of sums that are copied: they stay in registers where there is nothing to update.
   template <int MR, int NV>
   INLINE void update(int row, int column, vf (&acc)[MR][NV]) const {
-    vf sums[MR * NV];
+    static_assert(NV == TILE_VECTORS);
+    float sums[MR][NV][LANES];
     UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < NV; v++) sums[r * NV + v] = acc[r][v];
-    updates->expand(row, MR, column, sums);
+      UNROLL for (int v = 0; v < NV; v++) store(sums[r][v], acc[r][v]);
+    updates->expand(row, MR, column, sums[0][0]);
     UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = sums[r * NV + v];
+      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = load<vf>(sums[r][v]);
   }
 
   template <int NV>
@@ -72,25 +73,25 @@ void plain_tile(const Weight& weight, const Rows& x, const Writer& writer, int p
 struct GroupQ8 {
   static constexpr int SIZE = 64, BYTES = 2 * PANEL + 64 * PANEL;
 
-  template <int MR, int NV>
+  template <int MR, int N>
   static INLINE void add(const char* w, int at, const int8_t* x, int stride, const float* scales,
-                         const int32_t* sums, int groups, vf (&total)[MR][NV]) {
-    vi acc[MR][NV];
+                         const int32_t* sums, int groups, rf (&total)[MR][N]) {
+    ri acc[MR][N];
     UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = splat(-128 * sums[r * groups]);
+      UNROLL for (int v = 0; v < N; v++) acc[r][v] = spread(-128 * sums[r * groups]);
     const char* data = w + 2 * PANEL + at * 64;
     for (int step = 0; step < SIZE / 4; step++, data += PANEL * 4) {
-      vi column[NV];
-      UNROLL for (int v = 0; v < NV; v++) column[v] = load<vi>(data + v * 64);
+      ri column[N];
+      UNROLL for (int v = 0; v < N; v++) column[v] = load<ri>(data + v * REGISTER);
       UNROLL for (int r = 0; r < MR; r++) {
-        const vi value = splat_word(x + (int64_t)r * stride + step * 4);
-        UNROLL for (int v = 0; v < NV; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
+        const ri value = spread_word(x + (int64_t)r * stride + step * 4);
+        UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_u8s8(acc[r][v], column[v], value);
       }
     }
-    UNROLL for (int v = 0; v < NV; v++) {
-      const vf scale = widen(load<vuh>(w + (at + v) * 32));
+    UNROLL for (int v = 0; v < N; v++) {
+      const rf scale = widen(load<ruh>(w + at * 32 + v * REGISTER / 2));
       UNROLL for (int r = 0; r < MR; r++)
-        total[r][v] = fma(to_float(acc[r][v]) * scale, splat(scales[r * groups]), total[r][v]);
+        total[r][v] = fma(to_float(acc[r][v]) * scale, spread(scales[r * groups]), total[r][v]);
     }
   }
 };
@@ -99,32 +100,33 @@ struct GroupQ8 {
 struct GroupQ4 {
   static constexpr int SIZE = 32, BYTES = 4 * PANEL + 16 * PANEL;
 
-  template <int MR, int NV>
+  template <int MR, int N>
   static INLINE void add(const char* w, int at, const int8_t* x, int stride, const float* scales,
-                         const int32_t* sums, int groups, vf (&total)[MR][NV]) {
-    vi acc[MR][NV] = {};
+                         const int32_t* sums, int groups, rf (&total)[MR][N]) {
+    ri acc[MR][N] = {};
     const char* data = w + 4 * PANEL + at * 64;
     for (int step = 0; step < SIZE / 8; step++, data += PANEL * 4) {
-      vi low[NV], high[NV];
-      UNROLL for (int v = 0; v < NV; v++) {
-        const vi both = load<vi>(data + v * 64);
+      ri low[N], high[N];
+      UNROLL for (int v = 0; v < N; v++) {
+        const ri both = load<ri>(data + v * REGISTER);
         low[v] = both & 0x0f0f0f0f;
         high[v] = (both >> 4) & 0x0f0f0f0f;
       }
       UNROLL for (int r = 0; r < MR; r++) {
         const int8_t* from = x + (int64_t)r * stride + step * 8;
-        const vi first = splat_word(from), second = splat_word(from + 4);
-        UNROLL for (int v = 0; v < NV; v++) {
+        const ri first = spread_word(from), second = spread_word(from + 4);
+        UNROLL for (int v = 0; v < N; v++) {
           acc[r][v] = dot_u8s8(acc[r][v], low[v], first);
           acc[r][v] = dot_u8s8(acc[r][v], high[v], second);
         }
       }
     }
-    UNROLL for (int v = 0; v < NV; v++) {
-      const vf scale = widen(load<vuh>(w + (at + v) * 32)), least = widen(load<vuh>(w + 2 * PANEL + (at + v) * 32));
+    UNROLL for (int v = 0; v < N; v++) {
+      const char* scales_at = w + at * 32 + v * REGISTER / 2;
+      const rf scale = widen(load<ruh>(scales_at)), least = widen(load<ruh>(scales_at + 2 * PANEL));
       UNROLL for (int r = 0; r < MR; r++) {
-        const vf group = fma(to_float(acc[r][v]), scale, least * (float)sums[r * groups]);
-        total[r][v] = fma(group, splat(scales[r * groups]), total[r][v]);
+        const rf group = fma(to_float(acc[r][v]), scale, least * (float)sums[r * groups]);
+        total[r][v] = fma(group, spread(scales[r * groups]), total[r][v]);
       }
     }
   }
@@ -139,11 +141,12 @@ void grouped_tile(const Weight& weight, const Rows& x, const Writer& writer, int
   const float* scales = x.scales + (int64_t)row * groups;
   const int32_t* sums = x.sums + (int64_t)row * groups;
   const char* w = weight.data + panel * panel_bytes(weight.format, weight.k);
-  vf total[MR][NV] = {};
+  rf acc[MR][NV * PARTS] = {};
   for (int group = 0; group < used; group++)
-    Group::template add<MR, NV>(w + group * (int64_t)Group::BYTES, vector,
-                                rows + group * Group::SIZE, x.stride, scales + group, sums + group,
-                                groups, total);
+    Group::add(w + group * (int64_t)Group::BYTES, vector, rows + group * Group::SIZE, x.stride,
+               scales + group, sums + group, groups, acc);
+  vf total[MR][NV];
+  to_vectors<MR, NV>(acc, total);
   writer.write_tile<MR, NV>(row, panel * PANEL + vector * LANES, total);
 }
 

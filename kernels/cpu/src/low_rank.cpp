@@ -17,45 +17,60 @@ constexpr int DOT_ROWS = 2, DOT_RANKS = 2;
 
 INLINE float number(float x) { return x; }
 INLINE float number(bf16 x) { return widen(x); }
-INLINE vf numbers(const float* from) { return load<vf>(from); }
-INLINE vf numbers(const bf16* from) { return widen(load<vuh>(from)); }
+INLINE rf numbers(const float* from) { return load<rf>(from); }
+INLINE rf numbers(const bf16* from) { return widen(load<ruh>(from)); }
 
-struct Whole {
-  template <class T>
-  INLINE vf operator()(const T* from) const { return numbers(from); }
-};
-
-// The first `count` of a vector, then zeros.
-struct First {
-  int count;
-  template <class T>
-  INLINE vf operator()(const T* from) const {
-    T part[LANES] = {};
-    for (int i = 0; i < count; i++) part[i] = from[i];
-    return numbers(part);
-  }
-};
-
-template <class Read, class X, class A, int MR, int RANKS>
-INLINE void add_products(Read read, const X* const* x, const A* a, int64_t size, int64_t at,
-                         vf (&acc)[MR][RANKS]) {
-  vf value[MR];
-  UNROLL for (int r = 0; r < MR; r++) value[r] = read(x[r] + at);
-  UNROLL for (int j = 0; j < RANKS; j++) {
-    const vf weight = read(a + j * size + at);
-    UNROLL for (int r = 0; r < MR; r++) acc[r][j] = fma(value[r], weight, acc[r][j]);
+// acc[r][j] += x[r] * a[j], lane by lane, of 16 values each that lie `at` from where x[r] begins
+// and from where row j of A does.
+template <class X, class A, int MR, int RANKS>
+INLINE void add_products(const X* const* x, const A* a, int64_t size, int64_t at,
+                         rf (&acc)[MR][RANKS][PARTS]) {
+  UNROLL for (int p = 0; p < PARTS; p++) {
+    rf value[MR];
+    UNROLL for (int r = 0; r < MR; r++) value[r] = numbers(x[r] + at + p * REGISTER_LANES);
+    UNROLL for (int j = 0; j < RANKS; j++) {
+      const rf weight = numbers(a + j * size + at + p * REGISTER_LANES);
+      UNROLL for (int r = 0; r < MR; r++) acc[r][j][p] = fma(value[r], weight, acc[r][j][p]);
+    }
   }
 }
+
+// The values from `at` on that there are, then zeros.
+template <int ROWS, class T>
+struct Tail {
+  T values[ROWS][LANES] = {};
+  const T* rows[ROWS];
+
+  template <class Row>
+  Tail(Row&& row, int64_t at, int64_t size) {
+    for (int r = 0; r < ROWS; r++) {
+      rows[r] = values[r];
+      std::copy(row(r) + at, row(r) + size, values[r]);
+    }
+  }
+};
 
 // MR rows of x times RANKS rows of A: 16 partial sums each over ascending k, then those.
 template <class X, class A, int MR, int RANKS>
 INLINE void dot_rows(const X* const* x, const A* a, int64_t size, float* const* to) {
-  vf acc[MR][RANKS] = {};
+  rf acc[MR][RANKS][PARTS] = {};
   int64_t at = 0;
-  for (; at + LANES <= size; at += LANES) add_products(Whole{}, x, a, size, at, acc);
-  if (at < size) add_products(First{(int)(size - at)}, x, a, size, at, acc);
+  for (; at + LANES <= size; at += LANES) {
+    // What follows in A, for the next call: rows are too short for the machine to see them coming.
+    UNROLL for (int j = 0; j < RANKS; j++) __builtin_prefetch(a + (RANKS + j) * size + at);
+    add_products(x, a, size, at, acc);
+  }
+  if (at < size) {
+    const Tail<MR, X> last_x([&](int r) { return x[r]; }, at, size);
+    const Tail<RANKS, A> last_a([&](int j) { return a + j * size; }, at, size);
+    add_products(last_x.rows, last_a.values[0], LANES, 0, acc);
+  }
   UNROLL for (int r = 0; r < MR; r++)
-    UNROLL for (int j = 0; j < RANKS; j++) to[r][j] = sum(acc[r][j]);
+    UNROLL for (int j = 0; j < RANKS; j++) {
+      float lane[LANES];
+      UNROLL for (int p = 0; p < PARTS; p++) store(lane + p * REGISTER_LANES, acc[r][j][p]);
+      to[r][j] = sum(load<vf>(lane));
+    }
 }
 
 template <class X, class A>
@@ -97,7 +112,7 @@ void shrink_as(const LowRank& low, const AdapterRows::Block& block, int part, in
 struct Columns {
   int first[TILE_VECTORS], count[TILE_VECTORS];  // columns in the order of B, those that there are
   int part[TILE_VECTORS];                        // of the first one
-  bool are_whole;                                // no vector has fewer than 16, or of two parts
+  bool are_whole;  // every vector has 16, of one part, and lies within a block of B
 
   Columns(const LowRank& low, bool is_gated, int column) : are_whole(true) {
     const int half = low.outputs / 2;
@@ -107,53 +122,62 @@ struct Columns {
       first[v] = !is_gated ? column : is_second ? half + within : within;
       count[v] = std::clamp((is_gated ? half - within : low.outputs - column), 0, LANES);
       part[v] = low.part_of(first[v]);
-      are_whole &= count[v] == LANES && first[v] + LANES <= low.bounds[part[v] + 1];
+      are_whole &= count[v] == LANES && first[v] + LANES <= low.bounds[part[v] + 1] &&
+                   first[v] % LANES == 0;
     }
   }
 };
 
 // Ascending j, one accumulator for each sum.
 template <class B, int MR>
-void expand_rows(const LowRank& low, const Columns& columns, int adapter, int64_t row, vf* sums) {
-  const int rank = low.ranks[adapter - 1];
-  const B* b = (const B*)low.b + (int64_t)(adapter - 1) * low.max_rank * low.outputs;
+void expand_rows(const LowRank& low, const Columns& columns, int adapter, int64_t row,
+                 float* sums) {
+  const int rank = low.ranks[adapter - 1], stride = low.stride;
+  const B* b[TILE_VECTORS];
   const float* shrunk[TILE_VECTORS];
-  vf acc[MR][TILE_VECTORS];
+  rf acc[MR][TILE_VECTORS][PARTS];
+  const auto sums_of = [&](int r, int v, int p) {
+    return sums + r * TILE_COLUMNS + v * LANES + p * REGISTER_LANES;
+  };
   UNROLL for (int v = 0; v < TILE_VECTORS; v++) {
+    b[v] = (const B*)low.b + low.column_of_b(adapter - 1, columns.first[v]);
     shrunk[v] = low.shrunk_of(row, columns.part[v]);
-    UNROLL for (int r = 0; r < MR; r++) acc[r][v] = sums[r * TILE_VECTORS + v];
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int p = 0; p < PARTS; p++) acc[r][v][p] = load<rf>(sums_of(r, v, p));
   }
-  for (int j = 0; j < rank; j++, b += low.outputs) {
+  for (int j = 0; j < rank; j++) {
     UNROLL for (int v = 0; v < TILE_VECTORS; v++) {
-      const vf column = numbers(b + columns.first[v]);
-      UNROLL for (int r = 0; r < MR; r++)
-        acc[r][v] = fma(splat(shrunk[v][r * low.stride + j]), column, acc[r][v]);
+      // The next block of this B: until it is needed, all other rows of this one are multiplied.
+      __builtin_prefetch(b[v] + (low.max_rank + j) * LowRank::COLUMNS);
+      UNROLL for (int p = 0; p < PARTS; p++) {
+        const rf column = numbers(b[v] + j * LowRank::COLUMNS + p * REGISTER_LANES);
+        UNROLL for (int r = 0; r < MR; r++)
+          acc[r][v][p] = fma(spread(shrunk[v][r * stride + j]), column, acc[r][v][p]);
+      }
     }
   }
   UNROLL for (int v = 0; v < TILE_VECTORS; v++)
-    UNROLL for (int r = 0; r < MR; r++) sums[r * TILE_VECTORS + v] = acc[r][v];
+    UNROLL for (int r = 0; r < MR; r++)
+      UNROLL for (int p = 0; p < PARTS; p++) store(sums_of(r, v, p), acc[r][v][p]);
 }
 
 // One row, column by column: for vectors that lie in two parts, or beyond the last column.
 template <class B>
-void expand_singly(const LowRank& low, const Columns& columns, int adapter, int64_t row, vf* sums) {
+void expand_singly(const LowRank& low, const Columns& columns, int adapter, int64_t row,
+                   float* sums) {
   const int rank = low.ranks[adapter - 1];
-  const B* b = (const B*)low.b + (int64_t)(adapter - 1) * low.max_rank * low.outputs;
-  for (int v = 0; v < TILE_VECTORS; v++) {
-    float lane[LANES];
-    store(lane, sums[v]);
+  for (int v = 0; v < TILE_VECTORS; v++)
     for (int i = 0; i < columns.count[v]; i++) {
       const int column = columns.first[v] + i;
+      const B* b = (const B*)low.b + low.column_of_b(adapter - 1, column);
       const float* shrunk = low.shrunk_of(row, low.part_of(column));
       for (int j = 0; j < rank; j++)
-        lane[i] += shrunk[j] * number(b[(int64_t)j * low.outputs + column]);
+        sums[v * LANES + i] += shrunk[j] * number(b[j * LowRank::COLUMNS]);
     }
-    sums[v] = load<vf>(lane);
-  }
 }
 
 template <class B>
-void expand_as(const Updates& updates, int64_t row, int num_rows, int column, vf* sums) {
+void expand_as(const Updates& updates, int64_t row, int num_rows, int column, float* sums) {
   const LowRank& low = updates.low;
   const int32_t* adapters = updates.adapters + row;
   if (std::all_of(adapters, adapters + num_rows, [](int32_t adapter) { return adapter == 0; }))
@@ -161,7 +185,7 @@ void expand_as(const Updates& updates, int64_t row, int num_rows, int column, vf
   const Columns columns(low, updates.is_gated, column);
   if (!columns.are_whole) {
     for (int r = 0; r < num_rows; r++)
-      if (adapters[r]) expand_singly<B>(low, columns, adapters[r], row + r, sums + r * TILE_VECTORS);
+      if (adapters[r]) expand_singly<B>(low, columns, adapters[r], row + r, sums + r * TILE_COLUMNS);
     return;
   }
   // Neighbours of the same adapter share the reading of B.
@@ -170,7 +194,7 @@ void expand_as(const Updates& updates, int64_t row, int num_rows, int column, vf
     if (adapters[r] == 0) continue;
     with_rows<TILE_ROWS>(next - r, [&](auto count) {
       expand_rows<B, decltype(count)::value>(low, columns, adapters[r], row + r,
-                                             sums + r * TILE_VECTORS);
+                                             sums + r * TILE_COLUMNS);
     });
   }
 }
@@ -221,7 +245,7 @@ void shrink_one_hot(const LowRank& low, int adapter, int64_t row, int64_t input)
   }
 }
 
-void Updates::expand(int64_t row, int num_rows, int column, vf* sums) const {
+void Updates::expand(int64_t row, int num_rows, int column, float* sums) const {
   if (low.is_bf16)
     expand_as<bf16>(*this, row, num_rows, column, sums);
   else

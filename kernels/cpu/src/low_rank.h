@@ -19,7 +19,7 @@ namespace remora {
 // to the slots between steps.
 struct LowRank {
   const void* a;          // [slots][parts * max_rank][inputs]
-  const void* b;          // [slots][max_rank][outputs]
+  const void* b;          // [slots][outputs / COLUMNS][max_rank][COLUMNS], padded with zeros
   bool is_bf16;           // of a and b, which are float otherwise
   int inputs, outputs, num_parts, max_rank;
   const int32_t* ranks;   // [slots] in use, of every part
@@ -27,7 +27,15 @@ struct LowRank {
   float* shrunk;          // [rows][stride] A_s x: max_rank values of each part
   int stride;
 
+  static constexpr int COLUMNS = 64;
+
   int part_of(int column) const;
+  // Where B has rank 0 of a column; the next ranks follow COLUMNS apart.
+  int64_t column_of_b(int slot, int column) const {
+    const int64_t num_blocks = (outputs + COLUMNS - 1) / COLUMNS;
+    const int64_t block = slot * num_blocks + column / COLUMNS;
+    return block * max_rank * COLUMNS + column % COLUMNS;
+  }
   float* shrunk_of(int64_t row, int part) const { return shrunk + row * stride + part * max_rank; }
 };
 
@@ -62,14 +70,14 @@ void shrink(const LowRank& low, const AdapterRows::Block& block, int part, int f
 // low.shrunk[row] = the column `input` of A_s, all parts.
 void shrink_one_hot(const LowRank& low, int adapter, int64_t row, int64_t input);
 
-// What a product adds to its sums.
+// What a product adds to its sums. Columns are those of the packed weight.
 struct Updates {
   const LowRank& low;
   const int32_t* adapters;  // [rows] counted from 1; 0 = none
   bool is_gated;            // columns come as in a gated product: 16 of the first half, 16 of the second
 
-  // Add those of rows [row, row + num_rows) to sums [num_rows][TILE_VECTORS] that begin at `column`.
-  void expand(int64_t row, int num_rows, int column, vf* sums) const;
+  // Add those of rows [row, row + num_rows) to sums [num_rows][TILE_COLUMNS] that begin at `column`.
+  void expand(int64_t row, int num_rows, int column, float* sums) const;
 };
 
 }  // namespace remora

@@ -143,14 +143,13 @@ void Shrink::run_chunk(const Batch&, int, int chunk, int) {
 int UpdateEmbedded::num_chunks(const Batch&, int) const { return (int)rows_.rows().size(); }
 
 void UpdateEmbedded::run_chunk(const Batch& batch, int, int chunk, int) {
-  constexpr int COLUMNS = TILE_VECTORS * LANES;
   const int row = rows_.rows()[chunk];
   shrink_one_hot(low_, rows_.adapters()[row], row, batch.token_ids[row]);
   const Updates updates{low_, rows_.adapters(), false};
-  for (int column = 0; column < low_.outputs; column += COLUMNS) {
+  for (int column = 0; column < low_.outputs; column += TILE_COLUMNS) {
     float* to = stream_ + (int64_t)row * stride_ + column;
-    const size_t bytes = std::min(COLUMNS, low_.outputs - column) * sizeof(float);
-    vf sums[TILE_VECTORS] = {};
+    const size_t bytes = std::min(TILE_COLUMNS, low_.outputs - column) * sizeof(float);
+    float sums[TILE_COLUMNS] = {};
     memcpy(sums, to, bytes);
     updates.expand(row, 1, column, sums);
     memcpy(to, sums, bytes);

@@ -2,7 +2,8 @@
 //
 // GCC's and Clang's vector extensions compile to whatever the target has: one register with
 // AVX-512, two with AVX2, four with NEON or SSE. Only the dot products name an instruction set.
-// Knows nothing of matrices, models or threads.
+// Compilers keep a vector that is wider than a register in memory, so inner loops are written in
+// registers, PARTS of them to a vector. Knows nothing of matrices, models or threads.
 #pragma once
 
 #include <cstdint>
@@ -26,12 +27,27 @@ typedef int16_t vh __attribute__((vector_size(32)));
 typedef uint16_t vuh __attribute__((vector_size(32)));
 typedef int8_t vb __attribute__((vector_size(16)));
 
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;
+#elif defined(__AVX2__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+constexpr int PARTS = 64 / REGISTER, REGISTER_LANES = REGISTER / 4;
+typedef float rf __attribute__((vector_size(REGISTER)));
+typedef int32_t ri __attribute__((vector_size(REGISTER)));
+typedef uint32_t ru __attribute__((vector_size(REGISTER)));
+typedef uint16_t ruh __attribute__((vector_size(REGISTER / 2)));
+
 // How many rows and vectors of columns a register tile has: accumulators, one row of operands.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6, GROUPED_ROWS = 3, TILE_VECTORS = 4;
 #else
 constexpr int TILE_ROWS = 3, GROUPED_ROWS = 1, TILE_VECTORS = 2;
 #endif
+
+constexpr int TILE_COLUMNS = TILE_VECTORS * LANES;
 
 typedef uint16_t bf16;  // stored as the upper half of a float
 
@@ -50,11 +66,14 @@ INLINE void store(T* to, V value) {
 INLINE vf splat(float x) { return vf{} + x; }
 INLINE vi splat(int32_t x) { return vi{} + x; }
 
+INLINE rf spread(float x) { return x - rf{}; }  // not +, which would turn -0 into 0
+INLINE ri spread(int32_t x) { return x - ri{}; }
+
 // Broadcast the 4 bytes at `from`, whatever they hold.
-INLINE vi splat_word(const void* from) {
+INLINE ri spread_word(const void* from) {
   int32_t word;
   __builtin_memcpy(&word, from, 4);
-  return vi{} + word;
+  return spread(word);
 }
 
 INLINE vf fma(vf a, vf b, vf c) {
@@ -64,6 +83,10 @@ INLINE vf fma(vf a, vf b, vf c) {
   return a * b + c;  // contracted where the target has it (-ffp-contract=fast)
 #endif
 }
+
+#if !defined(__AVX512F__)
+INLINE rf fma(rf a, rf b, rf c) { return a * b + c; }
+#endif
 
 INLINE vf max(vf a, vf b) {
 #if defined(__AVX512F__)
@@ -87,29 +110,46 @@ INLINE vf bits_to_float(vi x) { return (vf)x; }
 INLINE vi float_to_bits(vf x) { return (vi)x; }
 
 // acc += a0 * b0 + a1 * b1 in every lane, for lanes that hold two bf16.
-INLINE vf dot_bf16(vf acc, vi a, vi b) {
+INLINE rf dot_bf16(rf acc, ri a, ri b) {
 #if defined(__AVX512BF16__)
-  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+  return (rf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
-  const vi high = splat((int32_t)0xffff0000);
-  acc = fma(bits_to_float(a << 16), bits_to_float(b << 16), acc);
-  return fma(bits_to_float(a & high), bits_to_float(b & high), acc);
+  const ri high = spread((int32_t)0xffff0000);
+  acc = fma((rf)(a << 16), (rf)(b << 16), acc);
+  return fma((rf)(a & high), (rf)(b & high), acc);
 #endif
 }
 
 // acc += the sum of u[i] * s[i] in every lane, for lanes that hold four u8 and four s8.
-INLINE vi dot_u8s8(vi acc, vi u, vi s) {
+INLINE ri dot_u8s8(ri acc, ri u, ri s) {
 #if defined(__AVX512VNNI__)
-  return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+  return (ri)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  // The even bytes and the odd ones, as pairs of 16 bits.
+  const __m256i bytes = (__m256i)u, numbers = (__m256i)s, low = _mm256_set1_epi16(255);
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(numbers, 8), 8);
+  const __m256i odd = _mm256_srai_epi16(numbers, 8);
+  acc += (ri)_mm256_madd_epi16(_mm256_and_si256(bytes, low), even);
+  return acc + (ri)_mm256_madd_epi16(_mm256_srli_epi16(bytes, 8), odd);
 #else
   acc += (u & 255) * ((s << 24) >> 24);
-  acc += ((vi)((vu)u >> 8) & 255) * ((s << 16) >> 24);
-  acc += ((vi)((vu)u >> 16) & 255) * ((s << 8) >> 24);
-  return acc + (vi)((vu)u >> 24) * (s >> 24);
+  acc += ((ri)((ru)u >> 8) & 255) * ((s << 16) >> 24);
+  acc += ((ri)((ru)u >> 16) & 255) * ((s << 8) >> 24);
+  return acc + (ri)((ru)u >> 24) * (s >> 24);
 #endif
 }
 
 INLINE vf widen(vuh x) { return bits_to_float(__builtin_convertvector(x, vi) << 16); }
+#if !defined(__AVX512F__)
+INLINE rf widen(ruh x) {
+#if defined(__AVX2__)
+  return (rf)((ri)_mm256_cvtepu16_epi32((__m128i)x) << 16);
+#else
+  return (rf)(__builtin_convertvector(x, ri) << 16);
+#endif
+}
+INLINE rf to_float(ri x) { return __builtin_convertvector(x, rf); }
+#endif
 
 // Round to the nearest bf16, ties to even. NaN stays NaN.
 INLINE vuh narrow(vf x) {

@@ -320,7 +320,7 @@ def test_a_bad_adapter_spoils_its_own_rows_alone(team: Team, bad: float) -> None
     drawn = Drawn(team, Case(rows=(1, 0, 3, 3, 1)))
     before = multiply(team, drawn)
     drawn.slots.a[0, 2, 7] = bad
-    drawn.slots.b[0, 3, 5] = bad
+    drawn.slots.b[0, 1, 3, 5] = bad
 
     out = multiply(team, drawn)
 
