@@ -98,15 +98,24 @@ def update_elements(
     hidden, wanted = model.hidden_size, set(targets)
     # What is fused has room for all of its parts, or for none.
     of_layer = {
-        frozenset({"q_proj", "k_proj", "v_proj"}): query + 2 * kv + 3 * hidden,
-        frozenset({"o_proj"}): query + hidden,
-        frozenset({"gate_proj", "up_proj"}): 2 * inner + 2 * hidden,
-        frozenset({"down_proj"}): inner + hidden,
+        frozenset({"q_proj", "k_proj", "v_proj"}): _blocks(query + 2 * kv) + 3 * hidden,
+        frozenset({"o_proj"}): query + _blocks(hidden),
+        frozenset({"gate_proj", "up_proj"}): _blocks(2 * inner) + 2 * hidden,
+        frozenset({"down_proj"}): inner + _blocks(hidden),
     }
     in_layer = sum(size for parts, size in of_layer.items() if parts & wanted)
-    vocabulary = -(-model.vocab_size // tp_size) + hidden
-    num_ends = len(wanted & {"embed_tokens", "lm_head"})
-    return -(-model.num_layers // pp_size) * in_layer + num_ends * vocabulary
+    vocabulary = -(-model.vocab_size // tp_size)
+    of_ends = {
+        "embed_tokens": vocabulary + _blocks(hidden),
+        "lm_head": _blocks(vocabulary) + hidden,
+    }
+    at_ends = sum(size for name, size in of_ends.items() if name in wanted)
+    return -(-model.num_layers // pp_size) * in_layer + at_ends
+
+
+def _blocks(outputs: int) -> int:
+    """Round up to what B is padded to; see `kernels/lora.py`."""
+    return -(-outputs // 64) * 64
 
 
 def check_divisible(model: ModelFacts, *, tp_size: int, pp_size: int) -> None:
