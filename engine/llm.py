@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 from remora.configs.errors import ConfigError, EngineError, RequestError
@@ -116,8 +117,10 @@ class LLM:
             vocab_size=built.facts.vocab_size,
             eos_token_ids=built.tokenizer.eos_token_ids,
         )
-        self._adapters = adapting.instances
+        self._pool = built.adapters
+        self._adapters = dict(adapting.instances)
         self._numbers = itertools.count()
+        self._instances = itertools.count(len(self._adapters) + 1)
 
     def generate(
         self,
@@ -162,6 +165,31 @@ class LLM:
         text = self.tokenizer.render_chat([dict(message) for message in messages])
         prompt = self.tokenizer.encode(text, add_special_tokens=False)
         return self.generate([prompt], params, constraint=constraint)[0]
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter beside the weights, in the place of one of that name if there is one.
+
+        Raises ConfigError if this model was made without room for adapters, InvalidAdapter if the
+        folder holds none that fits; nothing has changed then.
+        """
+        if self._pool is None:
+            raise ConfigError(
+                "this model has no room for adapters beside its weights: make it with adapting = "
+                "remora.lora.adapting.pooling(...)"
+            )
+        instance = next(self._instances)
+        self._pool.prepare(instance, folder)
+        if name in self._adapters:
+            self.unload_adapter(name)
+        self._adapters[name] = instance
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter. Raises RequestError if there is none of that name."""
+        instance = self._instance(name)
+        del self._adapters[name]
+        self._engine.forget_adapter(instance)
+        if self._pool is not None:
+            self._pool.discard(instance)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""

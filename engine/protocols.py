@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from remora.configs.plan import AdapterRoom, EnginePlan
@@ -87,8 +88,29 @@ class UpdatePlace:
     is_lookup: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterFacts:
+    """What is known of an adapter that was prepared.
+
+    num_bytes:  of this rank's share
+    digest:     which differs between adapters
+    """
+
+    max_rank: int
+    num_bytes: int
+    digest: str
+
+
 class AdapterPool(Protocol):
     """A rank's copies of adapters, in the host's memory, and the slots that they are put into."""
+
+    def prepare(self, instance: int, folder: Path) -> AdapterFacts:
+        """Read an adapter and check it, in any thread. Raises InvalidAdapter."""
+        ...
+
+    def discard(self, instance: int) -> None:
+        """Forget an adapter that will not be installed any more; also one that is not there."""
+        ...
 
     def install(self, slot: int, instance: int) -> None:
         """Put an adapter into a slot, counted from 1, in the place of what is there."""

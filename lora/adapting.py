@@ -6,7 +6,7 @@ the weights, and requests choose.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from remora.configs.errors import ConfigError, InvalidAdapter
@@ -18,6 +18,9 @@ from remora.lora.files import read_files
 from remora.lora.merge import merging
 from remora.lora.pool import HostAdapters
 
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+USUAL_RANK = 16
+
 
 def configured(section: LoraSection) -> Adapting:
     """Return what a configuration asks for. Raises ConfigError for adapters that are broken."""
@@ -27,28 +30,38 @@ def configured(section: LoraSection) -> Adapting:
         return Adapting(edit=merging(Path(section.adapters[0].path)))
     return pooling(
         {adapter.name: Path(adapter.path) for adapter in section.adapters},
-        num_slots=section.max_loras_per_batch,
+        num_slots=min(section.max_loras_per_batch, len(section.adapters)),
         max_rank=section.max_lora_rank,
     )
 
 
 def pooling(
-    folders: Mapping[str, Path], *, num_slots: int = 8, max_rank: int | None = None
+    folders: Mapping[str, Path] | None = None,
+    *,
+    num_slots: int = 8,
+    max_rank: int | None = None,
+    targets: Iterable[str] | None = None,
 ) -> Adapting:
     """Return what serves adapters beside the base model, each by its name.
 
-    num_slots:  most adapters of one step; no more are made than there are adapters
+    folders:    of adapters that are there from the start
+    num_slots:  most adapters of one step
     max_rank:   most that is accepted; None = what these adapters need
+    targets:    last words of the names of modules that may be changed; None = those that these
+                adapters change, or all linear layers if there are no adapters yet
     Raises ConfigError.
     """
+    folders = folders or {}
     try:
         needs = [read_needs(folder) for folder in folders.values()]
     except InvalidAdapter as error:
         raise ConfigError(str(error)) from error
+    if targets is None:
+        targets = {target for need in needs for target in need.targets} or LINEARS
     room = AdapterRoom(
-        num_slots=min(num_slots, len(folders)),
-        max_rank=max_rank or max(need.max_rank for need in needs),
-        targets=tuple(sorted({target for need in needs for target in need.targets})),
+        num_slots=num_slots,
+        max_rank=max_rank or max((need.max_rank for need in needs), default=USUAL_RANK),
+        targets=tuple(sorted(targets)),
     )
     instances = {name: instance for instance, name in enumerate(folders, 1)}
 

@@ -17,24 +17,11 @@ from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
 from remora.configs.plan import AdapterRoom
-from remora.engine.protocols import UpdatePlace, WeightSource
+from remora.engine.protocols import AdapterFacts, UpdatePlace, WeightSource
 from remora.lora.adapter import Adapter, LowRank, read_adapter
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _MAX_SHOWN = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterFacts:
-    """What is known of an adapter that was prepared.
-
-    num_bytes:  of this rank's share
-    digest:     which differs between adapters
-    """
-
-    max_rank: int
-    num_bytes: int
-    digest: str
 
 
 @dataclass(frozen=True, slots=True)

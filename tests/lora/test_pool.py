@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remora.configs.errors import ConfigError, RequestError
+from remora.configs.errors import ConfigError, InvalidAdapter, RequestError
 from remora.configs.load import parse_args
 from remora.engine.engine import Engine
 from remora.engine.launch import build_engine
@@ -205,6 +205,51 @@ def run(engine: Engine, adapting: Adapting, names: list[str | None]) -> list[lis
             answers[int(output.request_id)] += output.token_ids
         engine.check_integrity()
     return answers
+
+
+def test_adapters_come_and_go_between_calls(trained: Trained, tmp_path: Path) -> None:
+    other = train(trained.base, tmp_path, {"rank-8": ADAPTERS["rank-16"]})
+    adapting = pooling(num_slots=2, max_rank=64)
+    llm = LLM(str(trained.base), adapting=adapting, dtype="float32", show_progress=False)
+
+    def ids(name: str | None) -> list[int]:
+        return llm.generate([PROMPT], greedy(), adapter=name)[0].token_ids
+
+    for name in ADAPTERS:
+        llm.load_adapter(name, trained.folders[name])
+    for asked in (*ADAPTERS, None):
+        assert ids(asked) == trained.expected[asked]
+    llm.load_adapter("rank-8", other.folders["rank-8"])  # under a name that is taken
+    assert ids("rank-8") == other.expected["rank-8"]
+    llm.unload_adapter("rank-8")
+    with pytest.raises(RequestError, match="'rank-8'"):
+        ids("rank-8")
+    llm.load_adapter("rank-8", trained.folders["rank-8"])
+    assert ids("rank-8") == trained.expected["rank-8"]
+    assert ids("rank-64") == trained.expected["rank-64"]
+    llm.close()
+
+
+def test_an_adapter_that_cannot_be_loaded_changes_nothing(trained: Trained, tmp_path: Path) -> None:
+    make_adapter(trained.base, tmp_path, target_modules=["q_proj"], r=70)
+    llm = make_llm(trained)
+
+    with pytest.raises(InvalidAdapter, match="its rank is 70"):
+        llm.load_adapter("rank-4", tmp_path)
+    with pytest.raises(InvalidAdapter, match=r"adapter_config\.json is not there"):
+        llm.load_adapter("rank-4", tmp_path / "nowhere")
+
+    answer = llm.generate([PROMPT], greedy(), adapter="rank-4")[0]
+    assert answer.token_ids == trained.expected["rank-4"]
+    llm.close()
+
+
+def test_a_model_without_room_loads_no_adapter(trained: Trained) -> None:
+    llm = LLM(str(trained.base), show_progress=False, kv_tokens=512)
+
+    with pytest.raises(ConfigError, match="no room for adapters"):
+        llm.load_adapter("a", trained.folders["rank-4"])
+    llm.close()
 
 
 def test_an_adapter_that_nobody_knows_is_named(trained: Trained) -> None:
