@@ -23,7 +23,7 @@ class AdapterEntry(Section):
 class LoraSection(Section):
     """Adapters."""
 
-    adapters: list[AdapterEntry] = Field(default_factory=list)
+    adapters: list[AdapterEntry] = Field(default_factory=list, max_length=1024)
     """Adapters that are there from the start. One alone is merged into the weights while they load,
     before any quantisation: it costs nothing afterwards, and the model without it is not served.
     Several lie beside the weights, and requests choose one, or none."""

@@ -49,7 +49,7 @@ def test_the_documentation_page_is_the_one_generated() -> None:
     [
         "| `first_token_ids` * | list: whole number ≥ 0 or null | `null` |",
         "| `label_selector` | mapping | `{}` |",
-        "| `adapters` | list of at most 1: {`name`, `path`} | `[]` |",
+        "| `adapters` | list of at most 1024: {`name`, `path`} | `[]` |",
     ],
 )
 def test_the_page_says_what_lists_and_mappings_hold(row: str) -> None:
