@@ -7,7 +7,6 @@ one is, or the one filled first. Pure book-keeping: knows no tensors, names or f
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal
 
 from remora.configs.errors import InvariantViolated
@@ -25,12 +24,6 @@ class AdapterSlots:
         self._free = list(range(num_slots, 0, -1))
         self._slots: dict[int, int] = {}  # instance -> slot; who is put out first stands first
         self._users: dict[int, int] = {}  # instance -> sequences that run with it
-        self._pinned: set[int] = set()
-
-    @property
-    def resident(self) -> Collection[int]:
-        """Instances that lie in a slot."""
-        return self._slots.keys()
 
     def has_room(self, instance: int) -> bool:
         """Return whether `acquire` would find a slot."""
@@ -59,14 +52,9 @@ class AdapterSlots:
         """Empty the slot of an adapter that nobody uses."""
         if instance in self._users:
             raise InvariantViolated(f"adapter {instance} is in use and cannot be forgotten")
-        self._pinned.discard(instance)
         slot = self._slots.pop(instance, None)
         if slot is not None:
             self._free.append(slot)
-
-    def pin(self, instances: Collection[int]) -> None:
-        """From now on these, and no others, stay once they are in a slot."""
-        self._pinned = set(instances)
 
     def check_integrity(self, users: dict[int, int]) -> None:
         """Raise InvariantViolated unless slots are consistent.
@@ -91,11 +79,4 @@ class AdapterSlots:
         return self._slots.pop(victim)
 
     def _victim(self) -> int | None:
-        return next(
-            (
-                instance
-                for instance in self._slots
-                if instance not in self._users and instance not in self._pinned
-            ),
-            None,
-        )
+        return next((instance for instance in self._slots if instance not in self._users), None)
