@@ -1,7 +1,8 @@
 """Reading an adapter's folder: two files, plain ones, of a size that is looked at first.
 
 Knows nothing of what stands in them. What is opened is what was looked at, so that a file cannot
-be exchanged in between; a pipe or device is not waited for.
+be exchanged in between; a pipe or device is not waited for. Links are followed within the folder
+only, and from a snapshot of Hugging Face's cache to the blobs of the same cache.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
+from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
@@ -40,15 +43,34 @@ class AdapterFiles:
     digest: str
 
 
+def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> None:
+    """Raise InvalidAdapter unless both files are there, plain and not too large. Opens nothing.
+
+    max_bytes:    of the weights
+    is_snapshot:  the folder is one of Hugging Face's cache: its files may be links into the blobs
+    """
+    if not os.path.isdir(folder):
+        kind = "is no folder" if os.path.lexists(folder) else "is not there"
+        raise InvalidAdapter(f"{folder} {kind}; an adapter is a folder with {CONFIG} and {WEIGHTS}")
+    homes = _homes(folder) if is_snapshot else _homes(folder)[:1]
+    for file, most in ((folder / CONFIG, MAX_CONFIG_BYTES), (folder / WEIGHTS, max_bytes)):
+        if not os.path.lexists(file):
+            _refuse_missing(file)
+        try:
+            facts = os.stat(_located(file, homes))
+        except OSError as error:
+            raise InvalidAdapter(f"{file} cannot be opened: {error}") from error
+        _check_facts(file, facts, most)
+
+
 def read_files(folder: Path, *, max_bytes: int = MAX_WEIGHT_BYTES) -> AdapterFiles:
     """Read both files into memory. Raises InvalidAdapter, which names the file and the fault.
 
     max_bytes:  of the weights
     """
     config = _read(folder / CONFIG, MAX_CONFIG_BYTES)
-    if not (folder / WEIGHTS).exists():
-        _refuse_pickles(folder)
     weights = _read(folder / WEIGHTS, max_bytes)
+    _check_sums(folder, config, weights)
     try:
         parsed = json.loads(config)
     except (ValueError, RecursionError) as error:
@@ -64,28 +86,63 @@ def read_files(folder: Path, *, max_bytes: int = MAX_WEIGHT_BYTES) -> AdapterFil
     return AdapterFiles(config=parsed, tensors=tensors, digest=digest.hexdigest())
 
 
-def _refuse_pickles(folder: Path) -> None:
-    for name in PICKLES:
-        if (folder / name).exists():
-            raise InvalidAdapter(
-                f"{folder} holds {name}, a pickle: loading it would run code from the file. Save "
-                "the adapter again with save_pretrained(..., safe_serialization=True)"
-            )
+def refuse_pickle(shown: object, name: str) -> NoReturn:
+    """Raise InvalidAdapter, which says why the pickle `name` in a folder is not read."""
+    raise InvalidAdapter(
+        f"{shown} holds {name}, a pickle: loading it would run code from the file. Save "
+        "the adapter again with save_pretrained(..., safe_serialization=True)"
+    )
+
+
+def _check_sums(folder: Path, config: bytes, weights: bytes) -> None:
+    for manifest in MANIFESTS:
+        if os.path.lexists(folder / manifest):
+            told = parse_manifest(manifest, _read(folder / manifest, MAX_MANIFEST_BYTES))
+            for name, content in ((CONFIG, config), (WEIGHTS, weights)):
+                if name in told:
+                    check_sum(name, hashlib.sha256(content).hexdigest(), manifest, told)
+
+
+def _refuse_missing(file: Path) -> NoReturn:
+    if file.name == WEIGHTS:
+        for name in PICKLES:
+            if (file.parent / name).exists():
+                refuse_pickle(file.parent, name)
+    raise InvalidAdapter(f"{file} is not there; an adapter is a folder with it")
+
+
+def _homes(folder: Path) -> tuple[Path, ...]:
+    """Return the folders that the files of an adapter may really lie in, its own first."""
+    real = Path(os.path.realpath(folder))
+    return (real, real.parent.parent / "blobs") if real.parent.name == "snapshots" else (real,)
+
+
+def _located(file: Path, homes: Collection[Path]) -> str:
+    """Return where a file really is, links followed. Raises InvalidAdapter if not in `homes`."""
+    real = os.path.realpath(file)
+    if not any(Path(real).is_relative_to(home) for home in homes):
+        advice = "; name it as hf://OWNER/NAME" if len(_homes(file.parent)) > len(homes) else ""
+        raise InvalidAdapter(f"{file} is a link that leads out of the adapter's folder{advice}")
+    return real
+
+
+def _check_facts(file: Path, facts: os.stat_result, max_bytes: int) -> None:
+    if not stat.S_ISREG(facts.st_mode):
+        raise InvalidAdapter(f"{file} is no regular file")
+    if facts.st_size > max_bytes:
+        raise InvalidAdapter(f"{file} has {facts.st_size} bytes; at most {max_bytes} are read")
 
 
 def _read(file: Path, max_bytes: int) -> bytes:
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise InvalidAdapter(f"{file} is not there; an adapter is a folder with it") from error
+        opened = os.open(_located(file, _homes(file.parent)), flags)
+    except FileNotFoundError:
+        _refuse_missing(file)
     except (OSError, ValueError) as error:
         raise InvalidAdapter(f"{file} cannot be opened: {error}") from error
     try:
-        facts = os.fstat(opened)
-        if not stat.S_ISREG(facts.st_mode):
-            raise InvalidAdapter(f"{file} is no regular file")
-        if facts.st_size > max_bytes:
-            raise InvalidAdapter(f"{file} has {facts.st_size} bytes; at most {max_bytes} are read")
+        _check_facts(file, os.fstat(opened), max_bytes)
         with open(opened, "rb", closefd=False) as stream:
             return stream.read(max_bytes)
     finally:

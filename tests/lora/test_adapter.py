@@ -130,7 +130,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty file": (instead(WEIGHTS, Path.touch), "cannot be read as safetensors"),
     "no tensors": (lambda folder: write(folder, tensors={}), "changes nothing"),
     "pipe": (instead(WEIGHTS, os.mkfifo), "no regular file"),
-    "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "no regular file"),
+    "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "leads out of"),
     "folder": (instead(WEIGHTS, Path.mkdir), "no regular file"),
     "config is a pipe": (instead(CONFIG, os.mkfifo), "no regular file"),
     "no JSON": (instead(CONFIG, lambda file: file.write_text("{")), "not valid JSON"),

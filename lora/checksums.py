@@ -1,0 +1,61 @@
+"""Checksums that lie beside an adapter's files: what they say, and whether it is true.
+
+`SHA256SUMS` is what the command sha256sum writes; `checksums.json` is an object of names and
+SHA-256 sums. Names of other files are passed over. Reads no file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from remora.configs.errors import InvalidAdapter
+
+SUMS, JSON_SUMS = "SHA256SUMS", "checksums.json"
+MANIFESTS = (SUMS, JSON_SUMS)
+MAX_MANIFEST_BYTES = 2**20
+_SUM = re.compile(r"(?:sha256:)?([0-9a-fA-F]{64})")
+_LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+
+
+def parse_manifest(manifest: str, content: bytes) -> dict[str, str]:
+    """Return SHA-256 sums in small letters, by file name. Raises InvalidAdapter."""
+    try:
+        text = content.decode()
+        return _parse_json(text) if manifest == JSON_SUMS else _parse_lines(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidAdapter(f"{manifest} beside the adapter cannot be read: {error}") from error
+
+
+def check_sum(name: str, found: str, manifest: str, told: dict[str, str]) -> None:
+    """Raise InvalidAdapter if a file's sum is not what a manifest tells."""
+    if told.get(name, found) != found:
+        raise InvalidAdapter(
+            f"{name} has the SHA-256 {found}, and {manifest} beside it says {told[name]}. Is the "
+            "copy complete?"
+        )
+
+
+def _parse_lines(text: str) -> dict[str, str]:
+    sums = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ValueError("expected lines of a SHA-256, two spaces and a name")
+        sums[match[2].removeprefix("./")] = match[1].lower()
+    return sums
+
+
+def _parse_json(text: str) -> dict[str, str]:
+    parsed = json.loads(text)
+    if not isinstance(parsed, dict):
+        raise ValueError("expected an object of names and SHA-256 sums")
+    sums = {}
+    for name, told in parsed.items():
+        match = _SUM.fullmatch(told) if isinstance(told, str) else None
+        if match is None:
+            raise ValueError("expected an object of names and SHA-256 sums")
+        sums[name] = match[1].lower()
+    return sums

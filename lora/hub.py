@@ -1,0 +1,98 @@
+"""Adapters of the Hugging Face hub, in the cache that its own library keeps.
+
+Sizes are looked at before anything is fetched, and of a repository only an adapter's two files
+are. What was fetched once is found again without a network. The token is the library's (HF_TOKEN).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    HFValidationError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import ModelInfo
+
+from remora.configs.errors import InvalidAdapter, Unavailable
+from remora.lora.files import CONFIG, MAX_CONFIG_BYTES, PICKLES, WEIGHTS, refuse_pickle
+from remora.lora.network import RETRY_AFTER_S
+from remora.lora.places import HubRepo
+
+_TIMEOUT_S = 10.0
+_FILES = [CONFIG, WEIGHTS]
+
+
+def stamp(repo: HubRepo) -> str:
+    """Return the commit that a repository is at. Raises what the library raises."""
+    return str(_info(repo).sha or "")
+
+
+def fetch(repo: HubRepo, *, max_bytes: int) -> Path:
+    """Return a folder of the hub's cache with an adapter's files.
+
+    max_bytes:  of the weights
+    Raises InvalidAdapter, Unavailable, and what the library raises while it downloads.
+    """
+    try:
+        _check(repo, _info(repo), max_bytes)
+    except RepositoryNotFoundError as error:
+        raise InvalidAdapter(
+            f"the hub shows no {repo.shown}; if it is private or gated, set HF_TOKEN where the "
+            "server is started to a token that may read it"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise InvalidAdapter(f"hf://{repo.repo_id} has no revision {repo.revision}") from error
+    except HFValidationError as error:
+        raise InvalidAdapter(f"{repo.shown} is no name of a repository: {error}") from error
+    except InvalidAdapter:
+        raise
+    except Exception as error:
+        return _without_network(repo, error)
+    return Path(snapshot_download(repo.repo_id, revision=repo.revision, allow_patterns=_FILES))
+
+
+def _info(repo: HubRepo) -> ModelInfo:
+    return HfApi().model_info(
+        repo.repo_id, revision=repo.revision, files_metadata=True, timeout=_TIMEOUT_S
+    )
+
+
+def _check(repo: HubRepo, info: ModelInfo, max_bytes: int) -> None:
+    sizes = {file.rfilename: file.size for file in info.siblings or ()}
+    for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
+        if name not in sizes:
+            for pickle in PICKLES:
+                if name == WEIGHTS and pickle in sizes:
+                    refuse_pickle(repo.shown, pickle)
+            raise InvalidAdapter(f"{repo.shown} has no {name}; an adapter is a repository with it")
+        size = sizes[name]
+        if size is None or size > most:
+            raise InvalidAdapter(
+                f"{name} of {repo.shown} has {size} bytes; at most {most} are read"
+                + (" (lora.max_adapter_bytes)" if name == WEIGHTS else "")
+            )
+
+
+def _without_network(repo: HubRepo, error: Exception) -> Path:
+    """Return what was fetched before. Raises Unavailable, or what went wrong: to be tried again."""
+    try:
+        return Path(
+            snapshot_download(
+                repo.repo_id,
+                revision=repo.revision,
+                allow_patterns=_FILES,
+                local_files_only=True,
+            )
+        )
+    except LocalEntryNotFoundError:
+        if isinstance(error, OfflineModeIsEnabled):
+            raise Unavailable(
+                f"{repo.shown} has not been fetched before, and HF_HUB_OFFLINE forbids it now",
+                RETRY_AFTER_S,
+            ) from error
+        raise error from None

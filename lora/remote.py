@@ -1,0 +1,224 @@
+"""Adapters at addresses that fsspec reads: copied to this machine once, whole or not at all.
+
+    CACHE/ADDRESS/VERSION/NAME/     adapter_config.json and adapter_model.safetensors
+    CACHE/locks/                    held while one process copies what others wait for
+
+ADDRESS and VERSION are digests: of the address, and of sizes and marks (etag, time) that the file
+system tells. So files that have changed are copied anew, and what is there is complete. Of an
+address the latest two versions are kept; somebody may be reading the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from filelock import FileLock, Timeout
+
+from remora.configs.errors import InvalidAdapter, Unavailable
+from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
+from remora.lora.files import CONFIG, MAX_CONFIG_BYTES, PICKLES, WEIGHTS, refuse_pickle
+from remora.lora.network import RETRY_AFTER_S
+
+_CHUNK_BYTES = 8 * 2**20
+_NUM_KEPT = 2
+_NUM_LOCKS = 256
+# By which file systems tell one version of a file from the next.
+_MARKS = (
+    *("ETag", "etag", "generation", "md5Hash", "content_settings", "mtime", "LastModified"),
+    *("last_modified", "modified", "updated", "created", "ino"),
+)
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is known of a file without reading it; num_bytes is None where nobody says."""
+
+    num_bytes: int | None
+    marks: str
+
+
+class RemoteAdapter:
+    """The files of one adapter, or of a repository of adapters, at an address."""
+
+    def __init__(self, url: str) -> None:
+        """Raises InvalidAdapter if no package is there that reads such addresses."""
+        self.url = url
+        self._fs, path = _file_system(url)
+        self._path = path.rstrip("/")
+
+    def stamp(self, max_bytes: int) -> str:
+        """Return what differs between versions of the files.
+
+        max_bytes:  of the weights
+        Raises InvalidAdapter if a file is missing or too large, and what the file system raises.
+        """
+        looked = self._look(max_bytes)
+        return _digest(repr(sorted(looked.items(), key=lambda item: item[0])))
+
+    def fetch(self, cache: Path, *, max_bytes: int, deadline: float) -> Path:
+        """Return a folder with copies of the files as they are now.
+
+        deadline:  on the monotonic clock
+        Raises InvalidAdapter, Unavailable, and what the file system raises.
+        """
+        home = cache / _digest(self.url)
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.url.rpartition("/")[2])[:64]
+        place = home / self.stamp(max_bytes) / (name or "adapter")
+        if place.is_dir():
+            return place
+        with _only_one(cache, home.name, deadline):
+            if not place.is_dir():
+                self._install(place, max_bytes, deadline)
+        return place
+
+    def subfolders(self) -> list[str]:
+        """Return the names of the folders below that hold an adapter's configuration."""
+        self._fs.invalidate_cache()
+        try:
+            files = self._fs.find(self._path)
+        except FileNotFoundError:
+            return []
+        parts = [file.removeprefix(f"{self._path}/").split("/") for file in files]
+        return sorted(part[0] for part in parts if len(part) == 2 and part[1] == CONFIG)
+
+    def _look(self, max_bytes: int) -> dict[str, _File]:
+        self._fs.invalidate_cache()  # of what folders hold
+        files = {}
+        for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
+            try:
+                facts = self._fs.info(f"{self._path}/{name}")
+            except FileNotFoundError:
+                self._refuse_missing(name)
+            if facts.get("type", "file") != "file":
+                raise InvalidAdapter(f"{self.url}/{name} is no file")
+            size = facts.get("size")
+            if size is not None and size > most:
+                raise InvalidAdapter(
+                    f"{self.url}/{name} has {size} bytes; at most {most} are read"
+                    + (" (lora.max_adapter_bytes)" if name == WEIGHTS else "")
+                )
+            marks = repr([(mark, str(facts[mark])) for mark in _MARKS if mark in facts])
+            files[name] = _File(None if size is None else int(size), marks)
+        return files
+
+    def _refuse_missing(self, name: str) -> NoReturn:
+        if name == WEIGHTS:
+            for pickle in PICKLES:
+                if self._fs.exists(f"{self._path}/{pickle}"):
+                    refuse_pickle(self.url, pickle)
+        raise InvalidAdapter(f"{self.url}/{name} is not there; an adapter is a folder with it")
+
+    def _install(self, place: Path, max_bytes: int, deadline: float) -> None:
+        """Make `place`, while no one else does."""
+        version = place.parent
+        home = version.parent
+        home.mkdir(parents=True, exist_ok=True)
+        for left in home.glob(".*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(prefix=".", dir=home))
+        try:
+            self._copy(temporary / place.name, max_bytes, deadline)
+            if self.stamp(max_bytes) != version.name:
+                raise ConnectionError("the files changed while they were read")
+            temporary.chmod(0o755)
+            temporary.rename(version)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):  # there are other versions
+                home.rmdir()
+        _drop_old(home, version)
+
+    def _copy(self, folder: Path, max_bytes: int, deadline: float) -> None:
+        folder.mkdir()
+        looked = self._look(max_bytes)
+        sums = {}
+        for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
+            num_bytes, sums[name] = self._copy_file(name, folder / name, most, deadline)
+            expected = looked[name].num_bytes
+            if expected is not None and num_bytes != expected:
+                raise ConnectionError(f"{num_bytes} of {expected} bytes of {name} came")
+        self._check_sums(sums)
+
+    def _copy_file(self, name: str, target: Path, most: int, deadline: float) -> tuple[int, str]:
+        """Return how many bytes a file has, and its SHA-256."""
+        num_bytes, digest = 0, hashlib.sha256()
+        with self._fs.open(f"{self._path}/{name}", "rb") as source, target.open("xb") as copy:
+            while chunk := source.read(_CHUNK_BYTES):
+                num_bytes += len(chunk)
+                if num_bytes > most:
+                    raise InvalidAdapter(
+                        f"{self.url}/{name} has more than the {most} bytes that are read"
+                    )
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{name} was not there within lora.load_timeout_s")
+                digest.update(chunk)
+                copy.write(chunk)
+            copy.flush()
+            os.fsync(copy.fileno())
+        return num_bytes, digest.hexdigest()
+
+    def _check_sums(self, sums: Mapping[str, str]) -> None:
+        for manifest in MANIFESTS:
+            path = f"{self._path}/{manifest}"
+            if self._fs.exists(path):
+                with self._fs.open(path, "rb") as stream:
+                    told = parse_manifest(manifest, stream.read(MAX_MANIFEST_BYTES))
+                for name, found in sums.items():
+                    check_sum(name, found, manifest, told)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    scheme = url.partition("://")[0]
+    try:
+        from fsspec.core import url_to_fs
+
+        file_system, path = url_to_fs(url)
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        advice = f"; run: pip install 'remora[{extra}]'" if extra else ""
+        raise InvalidAdapter(f"{scheme}:// cannot be read here: {error}{advice}") from error
+    except ValueError as error:
+        raise InvalidAdapter(f"{scheme}:// cannot be read here: {error}") from error
+    return file_system, str(path)
+
+
+def _only_one(cache: Path, key: str, deadline: float) -> Any:
+    """Return a context that one thread of all processes of this machine is in at a time."""
+    folder = cache / "locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{int(key, 16) % _NUM_LOCKS:02x}.lock")
+        return lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+    except Timeout as error:
+        raise Unavailable(
+            "another process has been fetching this adapter for as long as lora.load_timeout_s",
+            RETRY_AFTER_S,
+        ) from error
+    except OSError as error:
+        raise Unavailable(
+            f"the cache folder {cache} cannot be written ({error.strerror}); set REMORA_CACHE to "
+            "one that can",
+            RETRY_AFTER_S,
+        ) from error
+
+
+def _drop_old(home: Path, current: Path) -> None:
+    others = [version for version in home.iterdir() if version != current]
+    others.sort(key=lambda version: version.stat().st_mtime, reverse=True)
+    for old in others[_NUM_KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,309 @@
+"""Where adapters come from: who may load what, and broken adapters of this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
+from remora.configs.lora import AdapterEntry, LoraSection
+from remora.configs.plan import AdapterRoom
+from remora.lora.files import CONFIG, PICKLES, WEIGHTS
+from remora.lora.pool import HostAdapters
+from remora.lora.sources import Sources, local_folders
+from tests.lora.peft_files import PREFIX, Base, make_tensors, write_adapter
+
+MAX_BYTES = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("REMORA_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "root"
+    folder.mkdir()
+    return folder
+
+
+def make_sources(root: Path, **options: Any) -> Sources:
+    return Sources(roots=[str(root)], max_bytes=MAX_BYTES, **options)
+
+
+def load(sources: Sources, source: str) -> HostAdapters:
+    """What a replica does about a source that the API names."""
+    sources.check(source)
+    room = AdapterRoom(num_slots=1, max_rank=8, targets=("q_proj",))
+    pool = HostAdapters(room, {}, Base())
+    pool.prepare(1, sources.fetch(source))
+    return pool
+
+
+def test_an_adapter_below_a_root_is_loaded(root: Path) -> None:
+    folder = write_adapter(root / "pirate")
+
+    assert make_sources(root).fetch(str(folder)) == folder
+    load(make_sources(root), str(folder))
+    load(make_sources(root), f"file://{folder}")
+
+
+def broken(**changes: Any) -> Callable[[Path], object]:
+    return lambda folder: write_adapter(folder, **changes)
+
+
+def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def do(folder: Path) -> None:
+        write_adapter(folder)
+        (folder / name).unlink()
+        make(folder / name)
+
+    return do
+
+
+def truncate(folder: Path) -> None:
+    write_adapter(folder)
+    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 7)
+
+
+def lead_away(folder: Path) -> None:
+    folder.symlink_to(write_adapter(folder.parent.parent / "elsewhere"))
+
+
+def lead_file_away(name: str) -> Callable[[Path], None]:
+    def do(folder: Path) -> None:
+        other = write_adapter(folder.parent / "other")
+        write_adapter(folder)
+        (folder / name).unlink()
+        (folder / name).symlink_to(other / name)
+
+    return do
+
+
+def make_huge(file: Path) -> None:
+    file.touch()
+    os.truncate(file, 50 * MAX_BYTES)
+
+
+def sum_wrong(folder: Path) -> None:
+    write_adapter(folder)
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  {WEIGHTS}\n")
+
+
+def only_pickle(folder: Path) -> None:
+    write_adapter(folder)
+    (folder / WEIGHTS).rename(folder / PICKLES[0])
+
+
+NAN, INF = make_tensors(value=float("nan")), make_tensors(value=float("inf"))
+MAGNITUDE = {f"{PREFIX}q_proj.lora_magnitude_vector": torch.ones(8)}
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing folder": (lambda folder: None, "is not there"),
+    "a file": (Path.touch, "is no folder"),
+    "missing config": (instead(CONFIG, lambda file: None), f"{CONFIG} is not there"),
+    "missing weights": (instead(WEIGHTS, lambda file: None), f"{WEIGHTS} is not there"),
+    "truncated": (truncate, "Is the copy complete"),
+    "broken JSON": (instead(CONFIG, lambda file: file.write_text('{"r": ')), "not valid JSON"),
+    "wrong shapes": (broken(r=4), "instead of 4"),
+    "wrong base": (broken(tensors=make_tensors(inputs=12)), r"\[8, 12\] instead of \[8, 8\]"),
+    "NaN": (broken(tensors=NAN), "not finite"),
+    "Inf": (broken(tensors=INF), "not finite"),
+    "link out of the root": (lead_away, "below none of lora.roots"),
+    "config links out": (lead_file_away(CONFIG), "leads out of the adapter's folder"),
+    "weights link out": (lead_file_away(WEIGHTS), "leads out of the adapter's folder"),
+    "link in a circle": (instead(WEIGHTS, lambda file: file.symlink_to(file)), "cannot be opened"),
+    "huge": (instead(WEIGHTS, make_huge), f"at most {MAX_BYTES}"),
+    "huge config": (instead(CONFIG, make_huge), "at most"),
+    "pipe": (instead(WEIGHTS, os.mkfifo), "no regular file"),
+    "config is a pipe": (instead(CONFIG, os.mkfifo), "no regular file"),
+    "pickle": (only_pickle, "a pickle"),
+    "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "leads out"),
+    "folder of that name": (instead(WEIGHTS, Path.mkdir), "no regular file"),
+    "empty file": (instead(WEIGHTS, Path.touch), "cannot be read as safetensors"),
+    "DoRA": (broken(use_dora=True, tensors=make_tensors() | MAGNITUDE), "it is a DoRA"),
+    "bias": (broken(bias="all"), "bias"),
+    "other sum": (sum_wrong, "SHA-256"),
+}
+
+
+@pytest.mark.timeout(20)  # nothing is waited for
+@pytest.mark.parametrize(("make", "reason"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_adapter_is_refused_with_the_reason(
+    make: Callable[[Path], object], reason: str, root: Path, cache: Path
+) -> None:
+    make(root / "broken")
+
+    with pytest.raises((InvalidAdapter, InvalidRequest), match=reason):
+        load(make_sources(root), str(root / "broken"))
+
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("../broken", "no part of it may be"),
+        ("{root}/../root/pirate", "no part of it may be"),
+        ("file://{root}/%2e%2e/secret", "no part of it may be"),
+        ("simplecache::s3://bucket/a", "expected an absolute folder"),
+        ("pirate", "expected an absolute folder"),
+        ("~nobody-of-this-name/x", "expected an absolute folder"),
+        ("{root}/pirate\0", "control character"),
+        ("/etc", "below none of lora.roots"),
+        ("{root}-of-others", "below none of lora.roots"),
+        ("/dev/zero", "below none of lora.roots"),
+        ("hf://owner/name", "below none of lora.roots"),
+        ("memory://adapters/x", "below none of lora.roots"),
+        ("x" * 10**6, "characters"),
+    ],
+)
+def test_a_source_that_the_api_may_not_name_is_refused(
+    source: str, reason: str, root: Path
+) -> None:
+    write_adapter(root / "pirate")
+
+    with pytest.raises(InvalidRequest, match=reason) as raised:
+        make_sources(root).check(source.format(root=root))
+
+    assert raised.value.param == "lora_path"
+    assert len(raised.value.message) < 400
+
+
+def test_without_roots_the_api_may_load_nothing(root: Path) -> None:
+    with pytest.raises(InvalidRequest, match="neither lora"):
+        Sources().check(str(write_adapter(root / "pirate")))
+
+
+def test_what_the_configuration_names_needs_no_root(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(root / "pirate")
+    monkeypatch.chdir(root)
+
+    assert Sources().fetch("pirate") == root / "pirate"
+
+
+@pytest.fixture
+def opened() -> Iterator[list[str]]:
+    """Paths that are opened while a test runs."""
+    seen: list[str] = []
+    is_on = True
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if is_on and event == "open" and isinstance(args[0], str):
+            seen.append(args[0])
+
+    sys.addaudithook(hook)  # stays for good, and is silent
+    yield seen
+    is_on = False
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "SHA256SUMS"])
+def test_nothing_outside_the_folder_is_opened(name: str, root: Path, opened: list[str]) -> None:
+    write_adapter(root / "pirate")
+    secret = root.parent / "secret"
+    secret.write_text("{}")
+    (root / "pirate" / name).unlink(missing_ok=True)
+    (root / "pirate" / name).symlink_to(secret)
+    opened.clear()
+
+    with pytest.raises(InvalidAdapter, match="leads out"):
+        load(make_sources(root), str(root / "pirate"))
+
+    assert not [path for path in opened if os.path.realpath(path) == str(secret)]
+
+
+def test_links_within_the_folder_are_followed(root: Path) -> None:
+    """As volumes of Kubernetes are made."""
+    write_adapter(root / "pirate" / "..2026")
+    for name in (CONFIG, WEIGHTS):
+        (root / "pirate" / name).symlink_to(Path("..2026") / name)
+
+    load(make_sources(root), str(root / "pirate"))
+
+
+def test_sums_that_are_right_pass(root: Path) -> None:
+    folder = write_adapter(root / "pirate")
+    os.system(f"cd {folder} && sha256sum {CONFIG} ./{WEIGHTS} > SHA256SUMS")
+
+    load(make_sources(root), str(folder))
+
+
+def test_the_repo_is_a_root_and_tells_what_it_holds(root: Path) -> None:
+    write_adapter(root / "pirate")
+    write_adapter(root / "french")
+    write_adapter(root / ".hidden")
+    write_adapter(root / "no name")
+    (root / "empty").mkdir()
+    (root / "notes.txt").touch()
+    (root / "away").symlink_to(write_adapter(root.parent / "elsewhere"))
+    sources = Sources(repo=str(root))
+
+    found = sources.repo_adapters()
+
+    assert found == {"french": f"{root}/french", "pirate": f"{root}/pirate"}
+    sources.check(found["pirate"])
+    load(sources, found["pirate"])
+
+
+@pytest.mark.parametrize("repo", [None, "/no/such/folder"])
+def test_a_repo_that_is_not_there_holds_nothing(repo: str | None) -> None:
+    assert Sources(repo=repo).repo_adapters() == {}
+
+
+def test_the_stamp_differs_when_the_files_do(root: Path) -> None:
+    folder = write_adapter(root / "pirate")
+    sources = make_sources(root)
+    before = sources.stamp(str(folder))
+    assert before == sources.stamp(str(folder)) != ""
+
+    write_adapter(folder, tensors=make_tensors(value=2.0))
+
+    assert sources.stamp(str(folder)) not in ("", before)
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "\0", "nosuchscheme://x", "memory://x/y"])
+def test_a_stamp_that_cannot_be_told_is_empty(source: str) -> None:
+    assert Sources().stamp(source) == ""
+
+
+def test_a_section_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_REPO", str(root))
+    write_adapter(root / "pirate")
+    section = LoraSection(
+        dynamic=True,
+        repo="env:THE_REPO",
+        adapters=[
+            AdapterEntry(name="a", path="some/folder"),
+            AdapterEntry(name="b", path="s3://bucket/b"),
+        ],
+        max_adapter_bytes=10,
+    )
+    sources = Sources.configured(section)
+
+    assert local_folders(section) == [Path("some/folder"), root / "pirate"]
+    with pytest.raises(InvalidAdapter, match="at most 10"):
+        sources.fetch(sources.repo_adapters()["pirate"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"repo": "env:NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE is not set"),
+        ({"repo": "hf://owner/name"}, "holds one adapter"),
+        ({"repo": "s3://bucket/../x"}, "lora.repo"),
+        ({"roots": ["s3://bucket?x"]}, "lora.roots"),
+    ],
+)
+def test_a_section_that_means_nothing_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Sources.configured(LoraSection(dynamic=True, **settings))
