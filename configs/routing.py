@@ -8,11 +8,11 @@ from pydantic import Field, model_validator
 
 from remora.configs.fields import Name, Seconds, Section, conflict
 
-Policy = Literal["power_of_two", "round_robin", "shortest_queue", "prefix", "session"]
+Policy = Literal["power_of_two", "round_robin", "shortest_queue", "prefix", "session", "lora"]
 # What these go by stands in a request's body, which Serve's proxies do not read.
-READS_BODY: frozenset[Policy] = frozenset({"prefix", "session"})
+READS_BODY: frozenset[Policy] = frozenset({"prefix", "session", "lora"})
 # These have nothing else to go by; a session may also be named by a header.
-NEEDS_BODY: frozenset[Policy] = frozenset({"prefix"})
+NEEDS_BODY: frozenset[Policy] = frozenset({"prefix", "lora"})
 
 
 class RoutingSection(Section):
@@ -21,14 +21,15 @@ class RoutingSection(Section):
     policy: Policy = "power_of_two"
     """power_of_two = the less busy of two at random; round_robin; shortest_queue = fewest tokens
     to compute; prefix = who holds most of the prompt in cache, unless too busy; session = the same
-    for the same session (header, prompt_cache_key or user; in Serve's own proxy header only)."""
+    for the same session (header, prompt_cache_key or user; in Serve's own proxy header only); lora
+    = who holds the adapter in memory, unless too busy."""
 
     session_header: Name = "x-session-id"
     """Header that names a session, for the policy session. In Serve's own proxy it is Serve's,
     x-session-id."""
 
     max_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.5
-    """Load beyond which prefix and session leave the preferred replica, as a multiple of the
+    """Load beyond which prefix, session and lora leave the preferred replica, as a multiple of the
     least loaded replica's."""
 
     max_reported_pages: Annotated[int, Field(ge=64, le=2**20)] = 8192

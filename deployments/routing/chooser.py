@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from remora.configs.errors import ConfigError
 from remora.configs.in_place import CHOOSER, with_user_config
 from remora.configs.load import parse_args
+from remora.configs.routing import NEEDS_BODY
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.auth import Access, Role
 from remora.deployments.http.wire import parsed, read_bytes
@@ -78,7 +79,7 @@ class Chooser:
         self._handle = handle
         config = self._adopt(None)
         self._keys = await asyncio.to_thread(PromptKeys, config)
-        self._reads_prompts = config.routing.policy == "prefix"
+        self._needs_path = config.routing.policy in NEEDS_BODY
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the HTTP application; Serve calls this once, after the constructor."""
@@ -118,9 +119,9 @@ class Chooser:
         """
         if self._access.role(headers) is Role.STRANGER:
             return RouteKey()
-        if path is None and self._reads_prompts:
+        if path is None and self._needs_path:
             log.warning("HAProxy does not say which path was asked for: requests go by load alone")
-            self._reads_prompts = False
+            self._needs_path = False
         path = _mounted(path or "", self._keys.paths)
         return await self._keys.of(path, headers, await parsed(shown))
 

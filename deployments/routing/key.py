@@ -21,6 +21,8 @@ class RouteKey:
     page_hashes:  PAGE_HASH_BYTES for each full page of the prompt, in order, as `engine.kv.hashes`
                   makes them; empty = unknown, or the prompt is shorter than a page
     num_tokens:   tokens of the prompt, or a guess; 0 = unknown
+    adapter:      name of the adapter that it asks for, whether or not there is one; None = the base
+                  model, or unknown
     avoid:        replicas that have failed this request and must not get it again, by Serve's
                   unique id (`ReplicaID.unique_id`, `get_replica_context().replica_tag`)
     """
@@ -28,6 +30,7 @@ class RouteKey:
     session: str | None = None
     page_hashes: bytes = b""
     num_tokens: int = 0
+    adapter: str | None = None
     avoid: frozenset[str] = frozenset()
 
 

@@ -2,8 +2,8 @@
 
 Reports are some tenths of a second old when they come; a burst that is routed by them alone goes to
 one replica. So a request counts where it was sent until a report covers it, and the pages of its
-prompt count as cached there until a report shows them. Everything here is bounded: open requests,
-sessions, pages per replica, and how long a page is only expected.
+prompt and its adapter count as being there until a report shows them. Everything here is bounded:
+open requests, sessions, pages and adapters per replica, and how long either is only expected.
 
 Knows no Ray and no policy.
 """
@@ -15,22 +15,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from remora.deployments.routing.key import RouteKey, pages_of
 from remora.deployments.routing.policies import UNKNOWN_TOKENS, ReplicaView
-from remora.deployments.routing.report import Report
+from remora.deployments.routing.report import MAX_ADAPTERS, Report
 
 # Requests followed per router; more are open only where completions are never told.
 MAX_OPEN_REQUESTS = 65_536
 # Sessions whose last prompt is remembered; the latest stay.
 MAX_SESSIONS = 65_536
-# A prompt that is still not computed after so long is hardly worth waiting for.
+# A prompt that is still not computed after so long is hardly worth waiting for, nor an adapter that
+# is still not loaded.
 EXPECTED_S = 30.0
 # Where ends are not told and no report comes, a request counts no longer than this.
 UNHEARD_S = 3.0
 # By how much two machines' clocks may drift apart, in seconds per second.
 DRIFT = 1e-4
+
+_Thing = TypeVar("_Thing", int, str)  # a page, or an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class _Replica:
     num_ended:  those that it counts although they have ended since
     pages:      of the report
     expected:   page -> when a prompt with it was last sent there
+    adapters:   of the report
+    expected_adapters:  adapter -> when a request for it was last sent there
     """
 
     stats: Mapping[str, Any] | None = None
@@ -66,6 +71,8 @@ class _Replica:
     num_ended: int = 0
     pages: frozenset[int] = frozenset()
     expected: dict[int, float] = field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()
+    expected_adapters: dict[str, float] = field(default_factory=dict)
 
     def view(self, replica_id: str) -> ReplicaView:
         """Return what a policy may know."""
@@ -79,6 +86,8 @@ class _Replica:
             kv_usage=report.kv_usage,
             pages=self.pages,
             expected_pages=self.expected.keys(),
+            adapters=self.adapters,
+            expected_adapters=self.expected_adapters.keys(),
         )
 
 
@@ -137,12 +146,12 @@ class Ledger:
                 del replica.uncounted[id_]
             else:
                 self.ended(id_)
-        pages = replica.pages = frozenset(pages_of(report.page_hashes))
-        replica.expected = {
-            page: at_s
-            for page, at_s in replica.expected.items()
-            if page not in pages and now - at_s < EXPECTED_S
-        }
+        replica.pages = frozenset(pages_of(report.page_hashes))
+        replica.adapters = frozenset(report.adapters)
+        replica.expected = _still_expected(replica.expected, replica.pages, now)
+        replica.expected_adapters = _still_expected(
+            replica.expected_adapters, replica.adapters, now
+        )
 
     def sent(self, request_id: str, replica_id: str, key: RouteKey) -> None:
         """Count a request at a replica: it was chosen just now, or has gone there instead."""
@@ -156,8 +165,11 @@ class Ledger:
         num_tokens = self._num_uncached(replica_id, key, pages)
         self._places[request_id] = replica_id
         replica.num_open += 1
-        replica.uncounted[request_id] = _Sent(num_tokens, self._clock())
-        self._expect(replica, pages)
+        now = self._clock()
+        replica.uncounted[request_id] = _Sent(num_tokens, now)
+        _expect(replica.expected, pages[: self._max_pages], now, self._max_pages)
+        if key.adapter is not None:
+            _expect(replica.expected_adapters, (key.adapter,), now, MAX_ADAPTERS)
 
     def has(self, request_id: str) -> bool:
         """Return whether a request is counted."""
@@ -209,14 +221,28 @@ class Ledger:
             del self._sessions[next(iter(self._sessions))]
         return max(0, num_tokens - num_before) if place == replica_id else num_tokens
 
-    def _expect(self, replica: _Replica, pages: tuple[int, ...]) -> None:
-        now = self._clock()
-        for page in pages[: self._max_pages]:
-            replica.expected.pop(page, None)  # the latest stand last
-            replica.expected[page] = now
-        num_over = max(0, len(replica.expected) - self._max_pages)
-        for page in list(islice(replica.expected, num_over)):
-            del replica.expected[page]
+
+def _expect(
+    expected: dict[_Thing, float], things: Iterable[_Thing], now_s: float, max_things: int
+) -> None:
+    """Note what has been asked of a replica now; the latest stand last, and stay."""
+    for thing in things:
+        expected.pop(thing, None)
+        expected[thing] = now_s
+    num_over = max(0, len(expected) - max_things)
+    for thing in list(islice(expected, num_over)):
+        del expected[thing]
+
+
+def _still_expected(
+    expected: dict[_Thing, float], there: frozenset[_Thing], now_s: float
+) -> dict[_Thing, float]:
+    """Return what is neither there yet nor given up."""
+    return {
+        thing: at_s
+        for thing, at_s in expected.items()
+        if thing not in there and now_s - at_s < EXPECTED_S
+    }
 
 
 _NOTHING = _Replica()

@@ -24,6 +24,9 @@ from remora.deployments.routing.key import RouteKey, pages_of
 TOKENS_PER_REQUEST = 16
 # Assumed of a prompt of unknown length.
 UNKNOWN_TOKENS = 256
+# What a replica would compute of a prompt while it loads an adapter. A guess: some 0.2 s of a small
+# model on a CPU, less on a GPU.
+LOAD_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class ReplicaView:
     kv_usage:           part of its KV memory that open requests hold (0 to 1)
     pages:              hashes of pages that it has reported as cached
     expected_pages:     hashes of pages that it will have, by what was sent to it
+    adapters:           names of adapters that it has reported as being in its memory
+    expected_adapters:  names of adapters that it will have, by what was sent to it
     """
 
     id: str
@@ -43,6 +48,8 @@ class ReplicaView:
     kv_usage: float = 0.0
     pages: Set[int] = frozenset()
     expected_pages: Set[int] = frozenset()
+    adapters: Set[str] = frozenset()
+    expected_adapters: Set[str] = frozenset()
 
     @property
     def load(self) -> int:
@@ -55,6 +62,15 @@ class ReplicaView:
             if page not in self.pages and page not in self.expected_pages:
                 return count
         return len(pages)
+
+    def holds(self, adapter: str) -> bool:
+        """Return whether an adapter is there, or soon will be."""
+        return adapter in self.adapters or adapter in self.expected_adapters
+
+    @property
+    def num_adapters(self) -> int:
+        """How many adapters it holds."""
+        return len(self.adapters | self.expected_adapters)
 
 
 class Policy(Protocol):
@@ -167,6 +183,44 @@ class Session:
         return free + [id_ for id_ in by_load if load[id_] > allowed]
 
 
+class Lora:
+    """Who holds the adapter, unless it is too busy.
+
+    Several that hold it are taken in the adapter's own order, by rendezvous hashing, rather than by
+    load: then its requests share a place on the device and what is cached of prompts under it, and
+    a copy that a rush has made elsewhere falls out of use and leaves. While nobody holds it, the
+    order is over all, so that routers which know nothing of each other load it once.
+    """
+
+    def __init__(self, chance: random.Random, *, max_imbalance: float) -> None:
+        self._chance = chance
+        self._by_load = ShortestQueue(chance)
+        self._max_imbalance = max_imbalance
+
+    def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
+        """Return those that hold the adapter and are not too busy, then the others by work.
+
+        Of others with the same work that which holds fewest adapters goes first.
+        """
+        adapter = key.adapter
+        if adapter is None:
+            return self._by_load.rank(replicas, key)
+        usable = _usable(replicas, key)
+        self._chance.shuffle(usable)
+        num_tokens = key.num_tokens or UNKNOWN_TOKENS
+        holders = {replica.id for replica in usable if replica.holds(adapter)}
+        work = {
+            replica.id: replica.load + num_tokens + (replica.id not in holders) * LOAD_TOKENS
+            for replica in sorted(usable, key=lambda r: r.num_adapters)
+        }
+        allowed = self._max_imbalance * min(work.values(), default=0)
+        by_work = sorted(work, key=lambda id_: work[id_])
+        wanted = holders or work.keys()
+        preferred = [id_ for id_ in by_work if id_ in wanted and work[id_] <= allowed]
+        preferred.sort(key=lambda id_: _affinity(adapter, id_), reverse=True)
+        return preferred + [id_ for id_ in by_work if id_ not in preferred]
+
+
 def make_policy(
     name: str, *, max_imbalance: float, page_size: int, chance: random.Random | None = None
 ) -> Policy:
@@ -181,6 +235,8 @@ def make_policy(
             return Prefix(chance, max_imbalance=max_imbalance, page_size=page_size)
         case "session":
             return Session(chance, max_imbalance=max_imbalance)
+        case "lora":
+            return Lora(chance, max_imbalance=max_imbalance)
         case _:
             return PowerOfTwo(chance)
 
@@ -190,6 +246,6 @@ def _usable(replicas: Sequence[ReplicaView], key: RouteKey) -> list[ReplicaView]
     return [replica for replica in replicas if replica.id not in key.avoid] or list(replicas)
 
 
-def _affinity(session: str, replica_id: str) -> bytes:
-    text = f"{replica_id}\n{session}".encode(errors="surrogatepass")
+def _affinity(name: str, replica_id: str) -> bytes:
+    text = f"{replica_id}\n{name}".encode(errors="surrogatepass")
     return blake2b(text, digest_size=8).digest()

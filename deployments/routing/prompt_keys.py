@@ -1,8 +1,9 @@
-"""What a gateway or chooser can tell of a request by reading it: whose session, which prompt.
+"""What a gateway or chooser can tell of a request by reading it: session, prompt, adapter.
 
 A prompt's pages are named as the replica will name them, because the replica's own code prepares
 it: the same bodies, the same templates, the same tokenizer; only nothing is run in the end. That
-costs a second preparation of each prompt, so it is done for the policy prefix only.
+costs a second preparation of each prompt, so it is done for the policy prefix only. An adapter is
+what a field of the body names, whether or not there is one.
 
 Nothing is refused here. A body with a fault has no pages; the replica says what is wrong with it.
 """
@@ -18,6 +19,7 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, RemoraError
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.configs.schema import ServeConfig
+from remora.configs.several import name_of
 from remora.deployments.http.app import GENERATION
 from remora.deployments.http.jobs import Endpoint
 from remora.deployments.http.native_routes import text_routes
@@ -39,9 +41,13 @@ log = logging.getLogger(__name__)
 
 # English text in the vocabularies of today; good enough to tell a long prompt from a short one.
 BYTES_PER_TOKEN = 4
-MAX_SESSION_CHARS = 512
+MAX_NAME_CHARS = 512
 # Bodies name a session in one of these fields, the first found.
 SESSION_FIELDS = ("prompt_cache_key", "user")
+# What SGLang's bodies have for an adapter beside `model`.
+_SGLANG, _LORA_PATH = "/generate", "lora_path"
+# What Ollama's clients put behind a name without a tag.
+_OLLAMA, _LATEST = "/api/", ":latest"
 # What the replicas' memory holds decides nothing here; what one prompt may have must not depend
 # on this machine.
 _ANY_MACHINE = MachineFacts(
@@ -62,7 +68,11 @@ class PromptKeys:
         self._page_size = config.engine.page_size
         routes = (*GENERATION, *text_routes(config.api.generate_dialect), *OLLAMA_ROUTES)
         self._endpoints: Mapping[str, Endpoint[Any]] = {r.path: r.endpoint for r in routes}
-        self._served = _rehearsal(config) if config.routing.policy == "prefix" else None
+        policy = config.routing.policy
+        self._served = _rehearsal(config) if policy == "prefix" else None
+        # One that is merged is all that is served, under every name.
+        self._reads_adapters = policy == "lora" and not config.lora.merges
+        self._base = name_of(config)
 
     @property
     def paths(self) -> Iterable[str]:
@@ -89,7 +99,8 @@ class PromptKeys:
                 log.warning("a prompt of %s could not be prepared", path, exc_info=True)
         length = headers.get("content-length", "")
         num_tokens = int(length) // BYTES_PER_TOKEN if length.isdecimal() else 0
-        return RouteKey(session=session, num_tokens=num_tokens)
+        adapter = self._adapter(path, body) if endpoint is not None else None
+        return RouteKey(session=session, num_tokens=num_tokens, adapter=adapter)
 
     def _key_of(self, session: str | None, requests: Sequence[Request]) -> RouteKey:
         first = requests[0]
@@ -103,8 +114,23 @@ class PromptKeys:
         found = [headers.get(self._session_header)]
         if isinstance(body, dict):
             found += [body.get(name) for name in SESSION_FIELDS]
-        names = (name for name in found if isinstance(name, str) and name)
-        return next((name[:MAX_SESSION_CHARS] for name in names), None)
+        return _first_name(found)
+
+    def _adapter(self, path: str, body: Any) -> str | None:
+        """Return the adapter that a body asks for; of several prompts' the first."""
+        if not self._reads_adapters or not isinstance(body, dict):
+            return None
+        given = body.get(_LORA_PATH) if path == _SGLANG else None
+        found = given if isinstance(given, list) else [given]
+        name = _first_name((*found, body.get("model"))) or self._base
+        if path.startswith(_OLLAMA) and name != self._base:
+            name = name.removesuffix(_LATEST)
+        return None if name == self._base else name.removeprefix(f"{self._base}:")
+
+
+def _first_name(found: Iterable[Any]) -> str | None:
+    names = (name for name in found if isinstance(name, str) and name)
+    return next((name[:MAX_NAME_CHARS] for name in names), None)
 
 
 class _Uncompiled:

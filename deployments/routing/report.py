@@ -1,4 +1,4 @@
-"""What a replica tells routers of its load and cache, as Serve carries it: a dict of plain values.
+"""What a replica tells routers of its load and memory, as Serve carries it: a dict of plain values.
 
 Both sides are here, so that they cannot disagree. A reader takes what it finds: during a rolling
 update replicas of two versions report.
@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+# Most adapters that a report names.
+MAX_ADAPTERS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +24,7 @@ class Report:
     num_running, num_waiting:  sequences
     kv_usage:           part of the KV memory held by open requests (0 to 1)
     page_hashes:        PAGE_HASH_BYTES for each cached page told of, the latest used first
+    adapters:           names of those in the host's memory
     """
 
     made_at_s: float
@@ -29,6 +33,7 @@ class Report:
     num_waiting: int = 0
     kv_usage: float = 0.0
     page_hashes: bytes = b""
+    adapters: tuple[str, ...] = ()
 
     def as_stats(self) -> dict[str, Any]:
         """Return the report as `record_routing_stats` returns it."""

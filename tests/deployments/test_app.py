@@ -66,6 +66,7 @@ def test_the_application_is_built_from_plain_args() -> None:
     [
         ({"policy": "prefix"}, ["LLMServer", "Chooser"]),
         ({"policy": "round_robin", "gateway": "off"}, ["LLMServer", "Chooser"]),
+        ({"policy": "lora"}, ["LLMServer", "Chooser"]),
         ({"policy": "prefix", "gateway": "on"}, ["LLMServer", "Gateway"]),
         ({}, ["LLMServer"]),
     ],

@@ -23,6 +23,7 @@ def make_config(**sections: Any) -> ServeConfig:
         ({"routing": {"policy": "shortest_queue"}}, False, True, True),
         ({"routing": {"policy": "prefix"}}, True, True, True),
         ({"routing": {"policy": "session"}}, True, True, True),
+        ({"routing": {"policy": "lora"}}, True, True, True),
         ({"routing": {"policy": "session", "gateway": "off"}}, False, False, True),
         ({"routing": {"resume_on_failure": True}}, True, True, False),
         ({"routing": {"policy": "prefix", "resume_on_failure": True}}, True, True, False),

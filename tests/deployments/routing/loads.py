@@ -1,4 +1,4 @@
-"""What is asked of simulated replicas: requests by themselves, and conversations; from seeds."""
+"""What is asked of simulated replicas: lone requests, conversations, adapters; from seeds."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Call:
     prompt: list[int]
     num_output: int
     session: str | None = None
+    adapter: str | None = None
     after: tuple[float, Callable[[Call], Call]] | None = None
     arrived_s: float = 0.0
     first_token_s: float | None = None
@@ -70,3 +71,26 @@ def conversations(
         (chance.uniform(0, pause_s), say(shared, num_turns, f"conversation {n}"))
         for n in range(count)
     ]
+
+
+def adapter_load(
+    num_calls: int, rate: float, *, seed: int, num_adapters: int = 60, hot_share: float = 0.0
+) -> list[tuple[float, Call]]:
+    """Return calls at random times, each for an adapter: the nth is asked for 1/n as often.
+
+    hot_share:  of the calls are for the first one, whatever else
+    """
+    chance = random.Random(seed)
+    names = [f"adapter {number}" for number in range(num_adapters)]
+    weights = [1 / (number + 1) for number in range(num_adapters)]
+    at_s, calls = 0.0, []
+    for _ in range(num_calls):
+        at_s += chance.expovariate(rate)
+        (name,) = chance.choices(names, weights)
+        call = Call(
+            prompt=[chance.randrange(1, 50_000) for _ in range(chance.randint(32, 256))],
+            num_output=chance.randint(16, 64),
+            adapter=names[0] if chance.random() < hot_share else name,
+        )
+        calls.append((at_s, call))
+    return calls

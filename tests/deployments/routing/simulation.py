@@ -2,7 +2,8 @@
 
 Only the model is missing: a step takes as long as SmolLM2 took on two cores when it was measured
 (tests/benchmarks/results/2026-11-21-cpu.md), and every token is the same. Everything is drawn from
-seeds, so a run can be repeated to the last digit.
+seeds, so a run can be repeated to the last digit. Adapters take time to load and a place in memory;
+rows that use one cost no more than others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from remora.deployments.routing.report import Report
 from remora.engine.engine import Engine
 from remora.engine.kv.hashes import page_hashes
 from remora.engine.types import Namespace, Request, SamplingParams, StepPlan, StepResult
+from tests.deployments.routing.adapter_memory import AdapterMemory
 from tests.deployments.routing.loads import TOKEN, Call
 from tests.engine.fakes import make_plan
 
@@ -32,6 +34,7 @@ REPORT_S = 0.5
 # From a replica by way of Serve's controller, which looks every 0.1 s, to a router.
 REPORT_WAY_S = 0.1
 MAX_IMBALANCE = 1.5
+LOAD_S = 0.3
 
 
 class _Runner:
@@ -53,8 +56,11 @@ class _Runner:
 class Replica:
     """An engine whose steps take virtual time."""
 
-    def __init__(self, name: str, *, kv_tokens: int, max_pages: int) -> None:
+    def __init__(
+        self, name: str, adapters: AdapterMemory, *, kv_tokens: int, max_pages: int
+    ) -> None:
         self.name = name
+        self.adapters = adapters
         self.runner = _Runner()
         plan = make_plan(
             page_size=PAGE_SIZE,
@@ -98,6 +104,7 @@ class Replica:
             num_waiting=stats.num_waiting + len(self._inbox),
             kv_usage=stats.kv_usage,
             page_hashes=self.engine.page_hashes(self._max_pages),
+            adapters=self.adapters.resident,
         )
 
 
@@ -105,6 +112,7 @@ class Simulation:
     """Routers of one policy before a few replicas.
 
     reads_prompts:  whether routers know how long a prompt is, as behind a gateway
+    max_adapters:   that a replica holds at a time
     """
 
     def __init__(
@@ -116,6 +124,7 @@ class Simulation:
         kv_tokens: int = 32_768,
         max_pages: int = 8192,
         reads_prompts: bool = True,
+        max_adapters: int = 16,
         seed: int = 0,
     ) -> None:
         self.now_s = 0.0
@@ -125,7 +134,12 @@ class Simulation:
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self.replicas = {
-            name: Replica(name, kv_tokens=kv_tokens, max_pages=max_pages)
+            name: Replica(
+                name,
+                AdapterMemory(max_adapters, load_s=LOAD_S, later=self._later),
+                kv_tokens=kv_tokens,
+                max_pages=max_pages,
+            )
             for name in (f"replica-{n}" for n in range(num_replicas))
         }
         self._routers = [
@@ -160,6 +174,9 @@ class Simulation:
     def _at(self, at_s: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._order), event))
 
+    def _later(self, after_s: float, event: Callable[[], None]) -> None:
+        self._at(self.now_s + after_s, event)
+
     def _expect(self, at_s: float, call: Call) -> None:
         self._num_expected += 1
         self._at(at_s, lambda: self._arrive(call))
@@ -173,12 +190,20 @@ class Simulation:
             if self._policy == "prefix"
             else b"",
             num_tokens=len(call.prompt) if self._reads_prompts else 0,
+            adapter=call.adapter,
         )
         policy, ledger = self._routers[call.router]
         call.replica = policy.rank(ledger.views(self.replicas), call.key)[0]
         name = f"call-{next(self._order)}"
         ledger.sent(name, call.replica, call.key)
         replica = self.replicas[call.replica]
+        enter = partial(self._enter, replica, name, call)
+        if call.adapter is None:
+            enter()
+        else:
+            replica.adapters.use(call.adapter, enter)
+
+    def _enter(self, replica: Replica, name: str, call: Call) -> None:
         replica.take(name, call)
         if not replica.is_stepping:
             self._step(replica)
@@ -198,6 +223,8 @@ class Simulation:
             if is_last:
                 del replica.open[name]
                 self._routers[call.router][1].ended(name, replica.name)
+                if call.adapter is not None:
+                    replica.adapters.release(call.adapter)
                 self._end(call)
         self._step(replica)
 
@@ -229,6 +256,11 @@ class Simulation:
         """Prompt tokens found in a cache, of all."""
         stats = [replica.engine.stats() for replica in self.replicas.values()]
         return sum(s.cached_tokens_total for s in stats) / sum(s.prompt_tokens_total for s in stats)
+
+    @property
+    def num_loads(self) -> int:
+        """How often an adapter was loaded."""
+        return sum(replica.adapters.num_loads for replica in self.replicas.values())
 
     @property
     def imbalance(self) -> float:

@@ -130,6 +130,17 @@ async def test_sessions_are_named_by_bodies_and_headers() -> None:
     assert (by_body.session, by_header.session) == ("s1", "s2")
 
 
+async def test_adapters_are_named_by_bodies_where_the_path_is_shown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = await Desk.open("tiny", routing={"policy": "lora"})
+    body = b'{"model": "tiny:pirate"}'
+
+    assert await desk.key(body, **COMPLETIONS) == RouteKey(num_tokens=6, adapter="pirate")
+    assert await desk.key(body) == RouteKey(num_tokens=6)
+    assert "HAProxy does not say which path" in caplog.text
+
+
 async def test_nothing_is_read_of_a_stranger_and_keys_change_in_place(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / name).write_text(name)

@@ -14,7 +14,7 @@ from remora.deployments.routing import ledger as ledger_module
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.ledger import EXPECTED_S, UNHEARD_S, Ledger
 from remora.deployments.routing.policies import ReplicaView
-from remora.deployments.routing.report import Report
+from remora.deployments.routing.report import MAX_ADAPTERS, Report
 
 
 @dataclass
@@ -35,9 +35,17 @@ class Desk:
         for id_ in "ab":
             self.report(id_)
 
-    def report(self, id_: str, *, made_ago_s: float = 0.0, pages: bytes = b"", **what: int) -> None:
+    def report(
+        self,
+        id_: str,
+        *,
+        made_ago_s: float = 0.0,
+        pages: bytes = b"",
+        adapters: tuple[str, ...] = (),
+        **what: int,
+    ) -> None:
         made_at_s = self.clock.now_s + 1000 - made_ago_s
-        report = Report(made_at_s=made_at_s, page_hashes=pages, **what)
+        report = Report(made_at_s=made_at_s, page_hashes=pages, adapters=adapters, **what)
         self.ledger.take_report(id_, report.as_stats())
 
     def send(
@@ -48,9 +56,10 @@ class Desk:
         tokens: int = 1,
         pages: bytes = b"",
         session: str | None = None,
+        adapter: str | None = None,
     ) -> None:
         self.clock.now_s += 0.01
-        key = RouteKey(num_tokens=tokens, page_hashes=pages, session=session)
+        key = RouteKey(num_tokens=tokens, page_hashes=pages, session=session, adapter=adapter)
         self.ledger.sent(name, id_, key)
         self.clock.now_s += 0.01
 
@@ -171,6 +180,45 @@ def test_pages_that_never_come_are_not_expected_for_ever() -> None:
     desk.report("a", num_running=1)
 
     assert desk.view().num_cached([1, 2]) == 0
+
+
+def test_an_adapter_sent_for_is_expected_until_it_is_reported() -> None:
+    desk = Desk()
+    desk.send("r1", adapter="x")
+    assert (desk.view().holds("x"), desk.view("b").holds("x")) == (True, False)
+
+    desk.clock.now_s += 1
+    desk.report("a", adapters=("y",))  # still loading
+    assert desk.view().num_adapters == 2
+
+    desk.clock.now_s += 1
+    desk.report("a", adapters=("x", "y"))
+    assert desk.view() == ReplicaView(id="a", num_requests=1, adapters=frozenset({"x", "y"}))
+
+    desk.clock.now_s += 1
+    desk.report("a", adapters=("y",))  # x has left
+    assert not desk.view().holds("x")
+
+
+def test_an_adapter_that_never_comes_is_not_expected_for_ever() -> None:
+    desk = Desk()
+    desk.send("r1", adapter="x")
+
+    desk.clock.now_s += EXPECTED_S
+    desk.report("a", num_running=1)
+
+    assert desk.view().num_adapters == 0
+
+
+def test_no_more_adapters_are_expected_than_a_report_may_name() -> None:
+    desk = Desk()
+
+    for number in range(MAX_ADAPTERS + 3):
+        desk.send(f"r{number}", adapter=str(number))
+
+    assert desk.view().num_adapters == MAX_ADAPTERS
+    assert desk.view().holds(str(MAX_ADAPTERS + 2))
+    assert not desk.view().holds("2")
 
 
 def test_tokens_of_pages_that_are_there_are_not_queued() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import struct
 from collections import Counter
@@ -12,15 +13,17 @@ from hypothesis import strategies as st
 
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.policies import (
+    LOAD_TOKENS,
     UNKNOWN_TOKENS,
     Policy,
     ReplicaView,
     make_policy,
 )
 
-POLICIES = ("power_of_two", "round_robin", "shortest_queue", "prefix", "session")
+POLICIES = ("power_of_two", "round_robin", "shortest_queue", "prefix", "session", "lora")
 PAGE_SIZE = 16
 PAGES = st.sets(st.integers(1, 6))
+ADAPTERS = st.sets(st.sampled_from("xyz"))
 VIEWS = st.lists(
     st.builds(
         ReplicaView,
@@ -30,6 +33,8 @@ VIEWS = st.lists(
         kv_usage=st.floats(0, 1),
         pages=PAGES,
         expected_pages=PAGES,
+        adapters=ADAPTERS,
+        expected_adapters=ADAPTERS,
     ),
     max_size=6,
     unique_by=lambda view: view.id,
@@ -45,6 +50,7 @@ KEYS = st.builds(
     session=st.none() | st.text(max_size=3),
     page_hashes=st.lists(st.integers(1, 6), max_size=6, unique=True).map(lambda p: pack(*p)),
     num_tokens=st.integers(0, 2000),
+    adapter=st.none() | st.sampled_from("xyz"),
     avoid=st.frozensets(st.sampled_from("abcdef")),
 )
 
@@ -205,3 +211,93 @@ def test_a_session_does_not_wait_for_an_overloaded_replica(
 
 def test_without_a_session_the_least_loaded_is_taken() -> None:
     assert make("session").rank(make_views(500, 20, 90), RouteKey())[0] == "r1"
+
+
+@given(
+    views=VIEWS.filter(bool), key=KEYS.filter(lambda key: key.adapter), imbalance=st.floats(1, 5)
+)
+def test_an_adapter_is_used_where_it_is_unless_that_costs_more_than_loading_it(
+    views: list[ReplicaView], key: RouteKey, imbalance: float
+) -> None:
+    assert key.adapter is not None
+    usable = [view for view in views if view.id not in key.avoid] or views
+    holders = {view.id for view in usable if key.adapter in view.adapters | view.expected_adapters}
+
+    def work(view: ReplicaView) -> int:
+        lacks = view.id not in holders
+        return view.load + (key.num_tokens or UNKNOWN_TOKENS) + lacks * LOAD_TOKENS
+
+    least = min(map(work, usable))
+    free = {view.id for view in usable if work(view) <= imbalance * least}
+
+    first = make("lora", max_imbalance=imbalance).rank(views, key)[0]
+
+    chosen = next(view for view in views if view.id == first)
+    assert first in free
+    assert first in holders or not holders & free
+    if holders and first not in holders:
+        assert work(chosen) == least
+
+
+@given(views=VIEWS.filter(bool), key=KEYS.filter(lambda key: key.adapter))
+def test_routers_that_know_the_same_send_an_adapter_to_the_same_place(
+    views: list[ReplicaView], key: RouteKey
+) -> None:
+    strangers = [dataclasses.replace(v, adapters=set(), expected_adapters=set()) for v in views]
+
+    firsts = {make("lora", max_imbalance=100, seed=n).rank(strangers, key)[0] for n in range(5)}
+
+    assert len(firsts) == 1
+
+
+def test_adapters_that_nobody_holds_are_spread() -> None:
+    policy = make("lora")
+
+    chosen = Counter(
+        policy.rank(make_views(0, 0, 0), RouteKey(adapter=str(n)))[0] for n in range(300)
+    )
+
+    assert all(60 < chosen[id_] < 140 for id_ in ("r0", "r1", "r2"))
+
+
+def test_the_next_to_load_a_busy_adapter_is_the_least_loaded_then_who_holds_fewest() -> None:
+    key = RouteKey(adapter="x", num_tokens=100)
+    views = [
+        ReplicaView(id="busy", adapters={"x"}, num_queued_tokens=5000),
+        ReplicaView(id="some work", num_queued_tokens=50),
+        ReplicaView(id="holds two", adapters={"y"}, expected_adapters={"z"}),
+        ReplicaView(id="holds one", adapters={"y"}, expected_adapters={"y"}),
+    ]
+
+    for seed in range(9):
+        ranked = make("lora", seed=seed).rank(views, key)
+        assert ranked == ["holds one", "holds two", "some work", "busy"]
+
+
+def test_a_rush_on_one_adapter_is_spread_over_all_and_ends_up_where_it_was() -> None:
+    def rush(loads: dict[str, int], count: int) -> None:
+        for _ in range(count):
+            views = [
+                ReplicaView(id=id_, num_queued_tokens=load, adapters={"x"} if load else set())
+                for id_, load in loads.items()
+            ]
+            loads[policy.rank(views, RouteKey(adapter="x", num_tokens=100))[0]] += 100
+
+    policy = make("lora")
+    loads = {"a": 0, "b": 0, "c": 0}
+    rush(loads, 2)
+    assert sorted(loads.values()) == [0, 0, 200], "two are not worth another load"
+    home = max(loads, key=lambda id_: loads[id_])
+
+    rush(loads, 88)
+    assert max(loads.values()) < 1.6 * min(loads.values())
+
+    calm = [ReplicaView(id=id_, adapters={"x"}) for id_ in loads]
+    assert policy.rank(calm, RouteKey(adapter="x", num_tokens=100))[0] == home
+
+
+def test_without_an_adapter_the_shortest_queue_is_taken() -> None:
+    views = make_views(500, 20, 90)
+    views[0] = ReplicaView(id="r0", num_queued_tokens=500, adapters={"x"})
+
+    assert make("lora").rank(views, RouteKey(num_tokens=9)) == ["r1", "r2", "r0"]

@@ -114,6 +114,59 @@ async def test_a_session_is_named_by_header_or_body(
     assert (await keys.of(CHAT, headers, body)).session == session
 
 
+TWO_ADAPTERS = [{"name": name, "path": name} for name in ("x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "adapter"),
+    [
+        (CHAT, {"model": "x"}, "x"),
+        (CHAT, {"model": "tiny:x"}, "x"),
+        (CHAT, {"model": "tiny"}, None),
+        (CHAT, {"model": "nobody's"}, "nobody's"),
+        (CHAT, {"model": "x" * 9999}, "x" * 512),
+        (CHAT, {"model": 3}, None),
+        (CHAT, {"model": ["x"]}, None),
+        (CHAT, {}, None),
+        (CHAT, None, None),
+        (CHAT, ["x"], None),
+        (CHAT, {"lora_path": "x"}, None),
+        ("/v1/messages", {"model": "x"}, "x"),
+        ("/generate", {"lora_path": "x"}, "x"),
+        ("/generate", {"lora_path": "tiny:x", "model": "y"}, "x"),
+        ("/generate", {"lora_path": [None, "y", "x"]}, "y"),
+        ("/generate", {"lora_path": [None], "model": "x"}, "x"),
+        ("/generate", {"lora_path": None}, None),
+        ("/api/chat", {"model": "x:latest"}, "x"),
+        ("/api/chat", {"model": "tiny:x"}, "x"),
+        ("/api/chat", {"model": "tiny:latest"}, None),
+        ("/tokenize", {"model": "x"}, None),
+    ],
+)
+async def test_an_adapter_is_named_by_the_body(path: str, body: Any, adapter: str | None) -> None:
+    keys = PromptKeys(ServeConfig.model_validate(make_adapter_args(TWO_ADAPTERS)))
+
+    key = await keys.of(path, {"content-length": "40"}, body)
+
+    assert key == RouteKey(num_tokens=10, adapter=adapter)
+
+
+async def test_names_do_not_matter_where_the_only_adapter_is_merged() -> None:
+    keys = PromptKeys(ServeConfig.model_validate(make_adapter_args(TWO_ADAPTERS[:1])))
+
+    assert (await keys.of(CHAT, {}, {"model": "x"})).adapter is None
+
+
+async def test_adapters_are_read_only_where_somebody_routes_by_them() -> None:
+    keys = PromptKeys(make_config(policy="shortest_queue"))
+
+    assert (await keys.of(CHAT, {}, {"model": "x"})).adapter is None
+
+
+def make_adapter_args(adapters: list[dict[str, str]]) -> dict[str, Any]:
+    return make_args("nowhere", policy="lora") | {"lora": {"adapters": adapters}}
+
+
 async def test_prompts_are_read_however_many_replicas_there_are(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from remora.deployments.routing.report import Report
+from remora.deployments.routing.report import MAX_ADAPTERS, Report
 from remora.deployments.routing.reporter import Reporter
 from remora.engine.types import EngineStats
 from tests.deployments.fakes import FakeEngine, make_server_config
@@ -34,9 +35,11 @@ def make_stats(**what: int) -> EngineStats:
     return EngineStats(**dict.fromkeys(names, 0) | {"num_pages": 10} | what)
 
 
-def make_reporter(engine: Engine, *, max_pages: int = 2) -> Reporter:
+def make_reporter(engine: Engine, *, max_pages: int = 2, resident: Sequence[str] = ()) -> Reporter:
     ticks = count()
-    return Reporter(engine, max_pages=max_pages, clock=lambda: float(next(ticks)))
+    return Reporter(
+        engine, max_pages=max_pages, resident=lambda: resident, clock=lambda: float(next(ticks))
+    )
 
 
 async def test_a_report_tells_load_and_the_newest_pages() -> None:
@@ -90,3 +93,34 @@ async def test_pages_are_told_only_where_somebody_routes_by_them() -> None:
 
     assert (await by_load.stats())["page_hashes"] == b""
     assert (await by_prefix.stats())["page_hashes"] == b"12345678"
+
+
+async def test_an_adapter_that_comes_or_goes_is_news_and_the_order_is_none() -> None:
+    resident = ["y", "x"]
+    reporter = make_reporter(Engine(), resident=resident)
+    first = await reporter.stats()
+    assert first["adapters"] == ("x", "y")
+
+    resident.reverse()
+    assert await reporter.stats() == first
+    resident.append("z")
+    assert (await reporter.stats())["adapters"] == ("x", "y", "z")
+    resident.clear()
+    assert (await reporter.stats())["adapters"] == ()
+
+
+async def test_of_more_adapters_than_can_be_told_the_first_are() -> None:
+    names = [str(number) for number in range(MAX_ADAPTERS + 2)]
+
+    stats = await make_reporter(Engine(), resident=names).stats()
+
+    assert set(stats["adapters"]) == set(names[:MAX_ADAPTERS])
+
+
+async def test_adapters_are_told_only_where_somebody_routes_by_them() -> None:
+    def reporter(policy: str) -> Reporter:
+        config = make_server_config(routing={"policy": policy})
+        return Reporter.configured(Engine(), config, lambda: ["x"])
+
+    assert (await reporter("prefix").stats())["adapters"] == ()
+    assert (await reporter("lora").stats())["adapters"] == ("x",)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from ray.serve._private.common import (
     DeploymentHandleSource,
     DeploymentID,
@@ -131,6 +132,20 @@ async def test_a_full_replica_is_passed_over_for_the_next_in_order() -> None:
     assert [view.num_requests for view in router._ledger.views(["full", "free"])] == [0, 1]
 
 
+async def test_an_adapter_is_followed_to_where_it_was_loaded_and_where_it_is() -> None:
+    replicas = FakeReplica("a"), FakeReplica("b"), FakeReplica("c")
+    router = make_router(*replicas, policy="lora")
+    key = RouteKey(adapter="x", num_tokens=100)
+    home = await choose(router, make_pending("r1", route=key))
+
+    assert await choose(router, make_pending("r2", route=key)) == home
+    away = next(replica for replica in replicas if replica.name != home)
+    router.update_replicas([replica for replica in replicas if replica.name != home])
+    away.routing_stats = Report(made_at_s=1.0, adapters=("x",)).as_stats()
+    router.update_replicas(list(replicas))
+    assert await choose(router, make_pending("r3", route=key)) == away.name
+
+
 async def test_a_replica_that_failed_the_request_is_not_tried_again() -> None:
     router = make_router(FakeReplica("a"), FakeReplica("b"), policy="power_of_two")
 
@@ -203,6 +218,8 @@ def test_what_cannot_be_done_without_a_gateway_is_refused() -> None:
             check_alone(config, has_haproxy=True)
     with pytest.raises(ConfigError, match="reads no bodies"):
         check_alone(make_server_config(routing={"policy": "prefix"}), has_haproxy=False)
+    with pytest.raises(ConfigError, match="reads no bodies"):
+        check_alone(make_server_config(routing={"policy": "lora"}), has_haproxy=False)
     check_alone(make_server_config(), has_haproxy=True)
     other = make_server_config(routing={"policy": "session", "session_header": "x-chat"})
     with pytest.raises(ConfigError, match="x-session-id"):
@@ -211,3 +228,9 @@ def test_what_cannot_be_done_without_a_gateway_is_refused() -> None:
 
 def test_a_session_may_be_named_by_its_header_alone() -> None:
     assert RoutingSection(policy="session", gateway="off").policy == "session"
+
+
+@pytest.mark.parametrize("policy", ["prefix", "lora"])
+def test_what_stands_in_bodies_alone_needs_somebody_to_read_them(policy: str) -> None:
+    with pytest.raises(ValidationError, match=f"policy {policy} needs it"):
+        RoutingSection.model_validate({"policy": policy, "gateway": "off"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deployments.routing.loads import conversations, skewed_load
+from tests.deployments.routing.loads import adapter_load, conversations, skewed_load
 from tests.deployments.routing.simulation import Simulation
 
 
@@ -42,3 +42,23 @@ def test_a_prefix_that_all_share_does_not_end_up_on_one_replica() -> None:
 
     assert busy.imbalance < 1.5
     assert all(replica.engine.stats().finished_total for replica in busy.replicas.values())
+
+
+def run_adapters(policy: str, *, rate: float = 6.0, hot_share: float = 0.0) -> Simulation:
+    simulation = Simulation(policy, num_replicas=3, num_routers=2)
+    simulation.run(adapter_load(500, rate, seed=2, hot_share=hot_share))
+    return simulation
+
+
+def test_adapters_are_loaded_less_often_where_requests_go_to_them() -> None:
+    by_adapter, by_load = run_adapters("lora"), run_adapters("shortest_queue")
+
+    assert by_adapter.num_loads < 0.5 * by_load.num_loads
+    assert by_adapter.first_token_s(0.5) < by_load.first_token_s(0.5)
+
+
+def test_an_adapter_that_all_ask_for_does_not_end_up_on_one_replica() -> None:
+    busy = run_adapters("lora", rate=15.0, hot_share=1.0)
+
+    assert busy.imbalance < 1.5
+    assert busy.num_loads == 3

@@ -10,23 +10,37 @@ import pytest
 from remora.deployments.app import build
 from tests.conftest import TinyCheckpoints
 from tests.deployments.conftest import Cluster, wait_until_running
+from tests.lora.adapters import make_adapter
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SESSIONS, PREFIXES = "routed-by-session", "routed-by-prefix"
-ROUTING = {SESSIONS: {"policy": "session", "gateway": "off"}, PREFIXES: {"policy": "prefix"}}
+SESSIONS, PREFIXES, ADAPTERS = "routed-by-session", "routed-by-prefix", "routed-by-adapter"
+ROUTING = {
+    SESSIONS: {"policy": "session", "gateway": "off"},
+    PREFIXES: {"policy": "prefix"},
+    ADAPTERS: {"policy": "lora"},
+}
+NAMES = [f"adapter-{n}" for n in range(8)]
 WORDS = "the same words for everybody, again and again " * 4
 
 
 @pytest.fixture(scope="module")
-def routed(cluster: Cluster, tiny_checkpoints: TinyCheckpoints) -> Iterator[Cluster]:
-    """Two applications of two replicas each."""
+def routed(
+    cluster: Cluster, tiny_checkpoints: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """An application of two replicas for each policy."""
     from ray import serve
 
+    model = tiny_checkpoints("llama")
+    adapters = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate(NAMES):
+        make_adapter(model, adapters / name, seed=seed, r=2, target_modules=["q_proj"])
+    entries = [{"name": name, "path": str(adapters / name)} for name in NAMES]
     for name, routing in ROUTING.items():
         application = build(
             {
-                "model": {"path": str(tiny_checkpoints("llama")), "served_name": "tiny"},
+                "model": {"path": str(model), "served_name": "tiny"},
+                "lora": {"adapters": entries if name == ADAPTERS else []},
                 "engine": {"kv_tokens": 4096, "num_threads": 1, "page_size": 16},
                 "parallel": {"num_replicas": 2, "cpus_per_rank": 0.1},
                 "routing": routing,
@@ -41,9 +55,9 @@ def routed(cluster: Cluster, tiny_checkpoints: TinyCheckpoints) -> Iterator[Clus
             serve.delete(name)
 
 
-def num_cached(url: str, prompt: str, **headers: str) -> int:
+def num_cached(url: str, prompt: str, model: str = "tiny", **headers: str) -> int:
     """Return how many tokens of a prompt were found in the cache of the replica that got it."""
-    body = {"prompt": prompt, "max_tokens": 1}
+    body = {"model": model, "prompt": prompt, "max_tokens": 1}
     answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
     usage = answer.raise_for_status().json()["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -70,4 +84,14 @@ def test_a_prompt_finds_its_own_pages_wherever_they_are(routed: Cluster) -> None
     again = [num_cached(url, prompt) for prompt in prompts]
 
     assert not any(first)
+    assert all(again)
+
+
+def test_an_adapter_finds_its_own_pages_again(routed: Cluster) -> None:
+    url = routed.url(ADAPTERS)
+
+    first = [num_cached(url, WORDS, name) for name in NAMES]
+    again = [num_cached(url, WORDS, f"tiny:{name}") for name in NAMES]
+
+    assert not any(first), "each adapter has a cache of its own"
     assert all(again)
