@@ -21,6 +21,7 @@ from remora.configs.schema import ServeConfig
 DEPLOYMENT = "LLMServer"
 GATEWAY = "Gateway"
 CHOOSER = "Chooser"
+MANAGER = "LoRAManager"
 IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "sampling": tuple(SamplingSection.model_fields),

@@ -2,8 +2,9 @@
 
 `build` is named in the config file's `import_path`; its `args` are the ServeConfig, or several
 under `models`. The deployment of one model is called `LLMServer`, those of several
-`LLMServer-<name>`, what stands before them, if it is needed, `Gateway`, and what HAProxy asks
-instead, `Chooser`: a config file's `deployments:` may override their options by these names.
+`LLMServer-<name>`, what stands before them, if it is needed, `Gateway`, what HAProxy asks instead,
+`Chooser`, and who loads a model's adapters while it serves, `LoRAManager` or `LoRAManager-<name>`:
+a config file's `deployments:` may override their options by these names.
 Serve's limits are derived here from the engine's, so that the engine's own refusals, which speak
 OpenAI's language, come before Serve's.
 """
@@ -16,10 +17,11 @@ from ray.serve import Application
 from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import BackpressureConfig
 
-from remora.configs.in_place import DEPLOYMENT
+from remora.configs.in_place import DEPLOYMENT, MANAGER
 from remora.configs.load import parse_models
 from remora.configs.schema import ServeConfig
 from remora.configs.several import deployment_names, split_models
+from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.autoscaling.options import scaling_options
 from remora.deployments.gateway.build import gateway_options, goes_direct, needs_gateway
 from remora.deployments.gateway.gateway import Gateway
@@ -36,6 +38,8 @@ SLACK_REQUESTS = 1024
 # A dead replica is found after three failed checks at most.
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 10.0
 RETRY_AFTER_S = 1.0
+# Each replica has one call open at its manager of adapters.
+MANAGER_REQUESTS = 4096
 # Given to the replica beyond what its requests get, to tell those that it ends, and to stop its
 # engine. One that is done earlier does not wait for it.
 SHUTDOWN_S = 5.0
@@ -62,7 +66,11 @@ def build(args: dict[str, Any]) -> Application:
     if not is_behind:
         (config,), (only,) = all_configs, options.values()
         (model_args,) = split_models(args)
-        replicas = serve.deployment(serve.ingress()(LLMServer)).options(**only).bind(model_args)
+        replicas = (
+            serve.deployment(serve.ingress()(LLMServer))
+            .options(**only)
+            .bind(model_args, *manager_of(config, only["name"], model_args))
+        )
         if not has_chooser:
             check_alone(config, has_haproxy=has_haproxy)
             return replicas
@@ -70,11 +78,41 @@ def build(args: dict[str, Any]) -> Application:
         return ask_first(replicas, chooser.bind(model_args, replicas))
     # Serve takes one HTTP application only: behind a gateway, `LLMServer.relay` runs the others.
     models = {
-        name: serve.deployment(LLMServer).options(**options[name]).bind(model_args)
+        name: serve.deployment(LLMServer)
+        .options(**options[name])
+        .bind(model_args, *manager_of(configs[name], names[name], model_args))
         for name, model_args in zip(configs, split_models(args), strict=True)
     }
     gateway = serve.deployment(serve.ingress()(Gateway))
     return gateway.options(**gateway_options(options, configs)).bind(args, models)
+
+
+def manager_of(
+    config: ServeConfig, deployment: str, model_args: Mapping[str, Any]
+) -> list[Application]:
+    """Return the manager of a model's adapters, if they come and go.
+
+    deployment:  name of the model's own
+    """
+    if not config.lora.dynamic:
+        return []
+    name = MANAGER + deployment.removeprefix(DEPLOYMENT)
+    return [serve.deployment(LoRAManager).options(**manager_options(name)).bind(model_args)]
+
+
+def manager_options(name: str) -> Mapping[str, Any]:
+    """Return Serve's options of a manager of adapters."""
+    return {
+        "name": name,
+        "num_replicas": 1,
+        "ray_actor_options": {"num_cpus": 0},  # it waits
+        "max_ongoing_requests": MANAGER_REQUESTS,
+        "health_check_period_s": HEALTH_CHECK_PERIOD_S,
+        "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": SHUTDOWN_S,
+        "max_constructor_retry_count": 2,
+    }
 
 
 def deployment_options(

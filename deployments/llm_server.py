@@ -7,6 +7,7 @@ code through methods of the handle:
     handle.chat.remote(body)                                 a whole answer, as a dict
     handle.options(stream=True).chat_stream.remote(body)     its chunks
     handle.options(stream=True).generate.remote(body)        chunks of /generate
+    handle.load_adapter.remote(name, path)                   an adapter, at all replicas
 
 Torch and the model are imported during construction, so that importing this module stays cheap.
 """
@@ -25,10 +26,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from ray.serve.handle import DeploymentHandle
 
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan
+from remora.deployments.adapters.handle import HandledManager
+from remora.deployments.adapters.present import Adapters, FixedAdapters
+from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.autoscaling.reports import LoadReporter
 from remora.deployments.draining import watch_for_the_end
 from remora.deployments.gateway.call import Call
@@ -52,7 +57,7 @@ from remora.engine.protocols import EngineClient
 from remora.engine.types import Request, SamplingParams
 
 if TYPE_CHECKING:
-    from remora.engine.launch import BuiltEngine
+    from remora.engine.launch import BuiltEngine, LaunchedEngine
     from remora.engine.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -71,7 +76,9 @@ class LLMServer:
     plan: EnginePlan
     generation_defaults: Mapping[str, Any]
 
-    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, args: Mapping[str, Any], manager: DeploymentHandle | None = None
+    ) -> None:
         log_through_serve()
         self.config = parse_args(args)
         is_local = await asyncio.to_thread(listens_locally)
@@ -79,6 +86,7 @@ class LLMServer:
         self._engine = ReplicaEngine(self.config)
         launched = await self._engine.start()
         self.client = launched.client
+        self.adapters: Adapters = FixedAdapters(self.config.lora)
         self.tokenizer = launched.built.tokenizer
         self.plan = launched.built.plan
         self.generation_defaults = launched.built.generation_defaults
@@ -89,11 +97,16 @@ class LLMServer:
             eos_token_ids=self.tokenizer.eos_token_ids,
             marker_ids=self._formats().call_mark_ids,
         )
+        self._coming = self._adapters_to_come(launched, manager)
+        if self._coming is not None:
+            self.client, self.adapters = self._coming.client, self._coming.present
         self._served = Served.over(self)
         self._reporter = Reporter.configured(self.client, self.config)
         self._load = LoadReporter.of(self._served)
         await self._warm_up(launched.built, self._engine.import_s)
         self.grammars.start()
+        if self._coming is not None:
+            await self._coming.begin()
         self._in_place = InPlace(args, self._served, access)
         self._batches = _run_batches(self._served)
         self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
@@ -105,6 +118,19 @@ class LLMServer:
         api = self.config.api
         return ReplyFormats.of(
             self.tokenizer, tool_parser=api.tool_parser, reasoning_parser=api.reasoning_parser
+        )
+
+    def _adapters_to_come(
+        self, launched: LaunchedEngine, manager: DeploymentHandle | None
+    ) -> ReplicaAdapters | None:
+        if manager is None:
+            return None
+        return ReplicaAdapters(
+            self.config,
+            launched,
+            self._engine.others,
+            HandledManager(manager),
+            self._engine.replica_id or uuid.uuid4().hex,
         )
 
     async def _warm_up(self, built: BuiltEngine, import_s: float) -> None:
@@ -162,6 +188,8 @@ class LLMServer:
     async def check_health(self) -> None:
         """Raise EngineError when the engine or a rank has stopped or hangs."""
         self._engine.check()
+        if self._coming is not None:
+            self._coming.check()
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return what routers are told of us; Serve asks every `routing.stats_period_s`."""
@@ -176,6 +204,9 @@ class LLMServer:
         batches = getattr(self, "_batches", None)
         if batches is not None and not batches.get_loop().is_closed():
             batches.get_loop().call_soon_threadsafe(batches.cancel)
+        coming = getattr(self, "_coming", None)
+        if coming is not None:
+            coming.close()
         engine = getattr(self, "_engine", None)
         if engine is not None:
             engine.close()
@@ -214,6 +245,24 @@ class LLMServer:
         async with aclosing(self._chunks(GENERATE, body)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def load_adapter(
+        self, name: str, path: str, *, pinned: bool = False, replaces: bool = False
+    ) -> dict[str, Any]:
+        """Load an adapter at all replicas; returns what is known of it."""
+        return await self.adapters.manager.load(name, path, pinned=pinned, replaces=replaces)
+
+    async def unload_adapter(self, name: str, *, ends: bool = False) -> dict[str, Any]:
+        """Serve an adapter no longer; waits for its requests, or ends them."""
+        return await self.adapters.manager.unload(name, ends=ends)
+
+    async def pin_adapter(self, name: str, *, pinned: bool = True) -> dict[str, Any]:
+        """Let an adapter stay loaded, or not."""
+        return await self.adapters.manager.pin(name, pinned=pinned)
+
+    async def list_adapters(self) -> list[dict[str, Any]]:
+        """Return what is known of each adapter at each replica."""
+        return await self.adapters.told()
 
     async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
         job, _ = await endpoint.job(self._served, {**body, "stream": False}, uuid.uuid4().hex)

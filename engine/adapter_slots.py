@@ -1,8 +1,9 @@
 """Which adapter lies in which slot of the model's memory, and which may be put out for another.
 
 Adapters are known by the id of their instance: a name that is loaded anew is another instance. A
-slot that a running sequence uses is never given to another; of the others the least recently used
-one is, or the one filled first. Pure book-keeping: knows no tensors, names or files.
+slot that a running sequence uses is never given to another, nor one whose adapter is pinned; of the
+others the least recently used one is, or the one filled first. Pure book-keeping: knows no tensors,
+names or files.
 """
 
 from __future__ import annotations
@@ -24,6 +25,12 @@ class AdapterSlots:
         self._free = list(range(num_slots, 0, -1))
         self._slots: dict[int, int] = {}  # instance -> slot; who is put out first stands first
         self._users: dict[int, int] = {}  # instance -> sequences that run with it
+        self._pinned: set[int] = set()
+
+    @property
+    def by_instance(self) -> dict[int, int]:
+        """Which slot each instance lies in that lies in one."""
+        return dict(self._slots)
 
     def has_room(self, instance: int) -> bool:
         """Return whether `acquire` would find a slot."""
@@ -48,10 +55,18 @@ class AdapterSlots:
         if not self._users[instance]:
             del self._users[instance]
 
+    def pin(self, instance: int, *, pinned: bool) -> None:
+        """Let an adapter stay in its slot once it lies in one, or not; not all may be pinned."""
+        if pinned:
+            self._pinned.add(instance)
+        else:
+            self._pinned.discard(instance)
+
     def forget(self, instance: int) -> None:
-        """Empty the slot of an adapter that nobody uses."""
+        """Empty the slot of an adapter that nobody uses, and forget that it was pinned."""
         if instance in self._users:
             raise InvariantViolated(f"adapter {instance} is in use and cannot be forgotten")
+        self._pinned.discard(instance)
         slot = self._slots.pop(instance, None)
         if slot is not None:
             self._free.append(slot)
@@ -79,4 +94,5 @@ class AdapterSlots:
         return self._slots.pop(victim)
 
     def _victim(self) -> int | None:
-        return next((instance for instance in self._slots if instance not in self._users), None)
+        kept = self._users.keys() | self._pinned
+        return next((instance for instance in self._slots if instance not in kept), None)

@@ -143,6 +143,18 @@ class LocalEngineClient:
         """Return hashes of cached pages; see EngineClient.page_hashes."""
         return await self._ask(lambda engine: engine.page_hashes(limit))
 
+    async def adapter_slots(self) -> dict[int, int]:
+        """Return which slot each adapter instance lies in that lies in one."""
+        return await self._ask(lambda engine: engine.adapters.by_instance)
+
+    async def forget_adapter(self, instance: int) -> None:
+        """Leave the slot of an adapter to others; it is asked for no more, and runs no more."""
+        await self._ask(lambda engine: engine.adapters.forget(instance))
+
+    def pin_adapter(self, instance: int, *, pinned: bool) -> None:
+        """Let an adapter stay in its slot once it lies in one, or not."""
+        self._loop.submit(lambda engine: engine.adapters.pin(instance, pinned=pinned))
+
     async def _ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
         """Let the engine's thread answer a question."""
         answers: list[AnswerT] = []

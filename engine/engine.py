@@ -156,9 +156,10 @@ class Engine:
         self._step_time_s += self._last_step_s
         return outputs
 
-    def forget_adapter(self, instance: int) -> None:
-        """Leave the slot of an adapter to others. No open request may ask for it, now or later."""
-        self._scheduler.adapters.forget(instance)
+    @property
+    def adapters(self) -> AdapterSlots:
+        """Which adapter lies in which slot. No open request may ask for one that is forgotten."""
+        return self._scheduler.adapters
 
     def flush_cache(self) -> bool:
         """Drop the prefix cache; False, and nothing done, while sequences are open."""

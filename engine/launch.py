@@ -239,7 +239,7 @@ def _make_pool(plan: EnginePlan, model: DecoderModel, adapting: Adapting) -> Ada
     if plan.adapters is None or adapting.make_pool is None:
         return None
     source = open_weights(plan.model_path, plan.load_format)
-    return adapting.make_pool(model.make_room(plan.adapters), source)
+    return adapting.make_pool(plan.adapters, model.make_room(plan.adapters), source)
 
 
 def _make_table(plan: EnginePlan) -> RowTable:

@@ -187,7 +187,7 @@ class LLM:
         """Forget an adapter. Raises RequestError if there is none of that name."""
         instance = self._instance(name)
         del self._adapters[name]
-        self._engine.forget_adapter(instance)
+        self._engine.adapters.forget(instance)
         if self._pool is not None:
             self._pool.discard(instance)
 

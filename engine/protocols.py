@@ -67,7 +67,7 @@ class WeightSource(Protocol):
 WeightEdit = Callable[[WeightSource], WeightSource]
 """What stands between a checkpoint and the model: it may change tensors, not names or shapes."""
 
-MakePool = Callable[[Mapping[str, "UpdatePlace"], WeightSource], "AdapterPool"]
+MakePool = Callable[[AdapterRoom, Mapping[str, "UpdatePlace"], WeightSource], "AdapterPool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class Adapting:
 
     edit:       changes the weights as they load: one adapter may be merged into them
     room:       slots for adapters beside the weights; None = there are none
-    make_pool:  with a room: makes what fills the slots, from the places of updates by the names of
-                the weights, and the checkpoint of the base model
+    make_pool:  with a room: makes what fills the slots, from the room that rank 0 has planned, the
+                places of updates by the names of the weights, and the base model's checkpoint
     instances:  of adapters that are there from the start, by name
     """
 

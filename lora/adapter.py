@@ -137,15 +137,12 @@ def read_needs(folder: Path) -> AdapterNeeds:
     """Return what an adapter needs, whatever the base model. Raises InvalidAdapter."""
     files = read_files(folder)
     parse_adapter_config(files.config)
-    changed = {
-        module.rpartition(".")[2]: part
-        for module, part in _sorted_out(files.tensors).items()
-        if part.factors
-    }
+    changed = {module: part for module, part in _sorted_out(files.tensors).items() if part.factors}
     ranks = [len(a) for part in changed.values() if (a := part.factors.get("A")) is not None]
+    words = {module.rpartition(".")[2] for module in changed}
     return AdapterNeeds(
         max_rank=max(ranks, default=1),
-        targets=frozenset(part for module in changed for part in _FUSED.get(module, (module,))),
+        targets=frozenset(part for word in words for part in _FUSED.get(word, (word,))),
     )
 
 

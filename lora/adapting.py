@@ -6,17 +6,22 @@ the weights, and requests choose.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.configs.lora import LoraSection
 from remora.configs.plan import AdapterRoom
+from remora.engine.adapter_slots import Eviction
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, UpdatePlace, WeightSource
 from remora.lora.adapter import read_needs
 from remora.lora.files import read_files
 from remora.lora.merge import merging
 from remora.lora.pool import HostAdapters
+from remora.lora.sources import local_folders
+
+log = logging.getLogger(__name__)
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 USUAL_RANK = 16
@@ -24,6 +29,8 @@ USUAL_RANK = 16
 
 def configured(section: LoraSection) -> Adapting:
     """Return what a configuration asks for. Raises ConfigError for adapters that are broken."""
+    if section.dynamic:
+        return _room_only(section)
     if not section.adapters:
         return NO_ADAPTERS
     if section.merges:
@@ -32,6 +39,24 @@ def configured(section: LoraSection) -> Adapting:
         {adapter.name: Path(adapter.path) for adapter in section.adapters},
         num_slots=min(section.max_loras_per_batch, len(section.adapters)),
         max_rank=section.max_lora_rank,
+        targets=section.target_modules,
+        eviction=section.eviction,
+    )
+
+
+def _room_only(section: LoraSection) -> Adapting:
+    """Make room for adapters that are to come, and for those that are there, if they are whole."""
+    needs = []
+    for folder in local_folders(section):
+        try:
+            needs.append(read_needs(folder))
+        except InvalidAdapter as error:
+            log.warning("%s", error)
+    return pooling(
+        num_slots=section.max_loras_per_batch,
+        max_rank=section.max_lora_rank or max((need.max_rank for need in needs), default=None),
+        targets=section.target_modules or {*LINEARS, *(t for need in needs for t in need.targets)},
+        eviction=section.eviction,
     )
 
 
@@ -41,6 +66,7 @@ def pooling(
     num_slots: int = 8,
     max_rank: int | None = None,
     targets: Iterable[str] | None = None,
+    eviction: Eviction = "lru",
 ) -> Adapting:
     """Return what serves adapters beside the base model, each by its name.
 
@@ -49,6 +75,7 @@ def pooling(
     max_rank:   most that is accepted; None = what these adapters need
     targets:    last words of the names of modules that may be changed; None = those that these
                 adapters change, or all linear layers if there are no adapters yet
+    eviction:   which adapter leaves its slot first
     Raises ConfigError.
     """
     folders = folders or {}
@@ -62,10 +89,13 @@ def pooling(
         num_slots=num_slots,
         max_rank=max_rank or max((need.max_rank for need in needs), default=USUAL_RANK),
         targets=tuple(sorted(targets)),
+        eviction=eviction,
     )
     instances = {name: instance for instance, name in enumerate(folders, 1)}
 
-    def make_pool(places: Mapping[str, UpdatePlace], base: WeightSource) -> AdapterPool:
+    def make_pool(
+        room: AdapterRoom, places: Mapping[str, UpdatePlace], base: WeightSource
+    ) -> AdapterPool:
         pool = HostAdapters(room, places, base)
         try:
             for instance, folder in enumerate(folders.values(), 1):
@@ -78,7 +108,12 @@ def pooling(
 
 
 def digests(section: LoraSection) -> tuple[str, ...]:
-    """Return what differs where the adapters' files do. Raises ConfigError."""
+    """Return what differs where the adapters' files do, of those that are there from the start.
+
+    Those that may come and go are compared when they are loaded. Raises ConfigError.
+    """
+    if section.dynamic:
+        return ()
     try:
         return tuple(read_files(Path(adapter.path)).digest for adapter in section.adapters)
     except InvalidAdapter as error:

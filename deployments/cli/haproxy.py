@@ -32,8 +32,10 @@ _LOCAL_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
 _NUM_PORTS = 3
 # Above those of Ray's workers; below those of replicas and those that systems give out by chance.
 _PORTS = range(20_000, 30_000)
-# A replica that stops is still reachable for so long, while HAProxy takes it off its list.
-_LEAVING_S = 1
+# A replica that stops is still reachable for so long, while HAProxy takes it off its list; with
+# everything busy that takes more than a second. Whom HAProxy finds gone then it replaces so often.
+_LEAVING_S = 2
+_RETRIES = 10
 
 
 class Proxy(StrEnum):
@@ -104,6 +106,7 @@ def haproxy_environment(folder: Path) -> Mapping[str, str]:
         # Headers must fit in: longer ones than a replica takes, so that the refusal is its own.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(48 * 1024),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_LEAVING_S),
+        "RAY_SERVE_HAPROXY_RETRIES": str(_RETRIES),
         # How much of a body is shown to a chooser, and held by HAProxy meanwhile.
         "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
         "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(asking.SHOWN_BYTES),

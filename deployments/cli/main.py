@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from remora.deployments.cli import bench, chat, compile, config, doctor, generate, serve
+from remora.deployments.cli import bench, chat, compile, config, doctor, generate, lora, serve
 from remora.deployments.cli.terminal import Commands, answer
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command()(doctor.doctor)
 app.command("compile")(compile.compile_kernels)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
+app.add_typer(lora.app, name="lora")
 
 
 def _show_version(wanted: bool) -> None:

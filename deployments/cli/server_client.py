@@ -62,6 +62,11 @@ class ServerClient:
             f"{self.url} does not serve {wanted or 'any model'}; served: {', '.join(served)}"
         )
 
+    def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Send a request and return its JSON. Raises Failure for a refusal."""
+        with self._request(method, path, body) as response:
+            return _as_json(response)
+
     def stream_chat(self, messages: list[dict[str, str]], **fields: Any) -> Generator[str]:
         """Yield the pieces of the assistant's answer as they come."""
         body = {"messages": messages, **fields}

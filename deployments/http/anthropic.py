@@ -123,7 +123,7 @@ async def count_tokens(served: Served, body: CountTokensBody) -> int:
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    served.model(body.model)
+    await served.model(body.model)
     chat = chat_body(body, knows_efforts=_knows_efforts(served))
     with in_callers_words(renames_of(body)):
         prompt = await render(served.tokenizer, served.plan, chat.messages, chat)

@@ -29,6 +29,7 @@ from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from remora.deployments.http.lora_routes import LORA_BODIES, lora_routes
 from remora.deployments.http.native_routes import GENERATE_BODIES, generate_routes
 from remora.deployments.http.ollama_routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.openai_bodies import (
@@ -68,6 +69,7 @@ ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     ollama_routes,
     parse_routes,
     batch_routes,
+    lora_routes,
 )
 BODIES: Mapping[str, type[Body]] = {
     "/tokenize": TokenizeBody,
@@ -78,6 +80,7 @@ BODIES: Mapping[str, type[Body]] = {
     **GENERATE_BODIES,
     **OLLAMA_BODIES,
     **PARSE_BODIES,
+    **LORA_BODIES,
     "/v1/messages/count_tokens": CountTokensBody,
     "/v1/batches": BatchBody,
 }

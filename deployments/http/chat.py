@@ -170,7 +170,7 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     """
     use = tool_use_of(body)
     is_constrained = constraint_of(body) is not None
-    model = served.model(body.model)
+    model = await served.model(body.model)
     _check(served, body, use)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:

@@ -68,7 +68,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    model = served.model(body.model)
+    model = await served.model(body.model)
     _check(body)
     is_dry = body.max_tokens == 0
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)

@@ -216,7 +216,7 @@ async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    adapter = served.model(body.model).adapter
+    adapter = (await served.model(body.model)).adapter
     parameters = body.parameters
     if body.stream and parameters.num_drawn > 1:
         name = f"{PREFIX}{'best_of' if parameters.best_of else 'n'}"

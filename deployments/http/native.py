@@ -43,13 +43,14 @@ class GenerateJob:
     """One validated /generate request, of one or many prompts.
 
     heals:     for each prompt, whether its last token is taken back and written anew
+    adapters:  for each prompt, the instance in the engine; 0 = the base model
     is_list:   whether the answer is a list
     is_delta:  whether an event of a stream holds only what is new
     """
 
     body: GenerateBody
     rid: str
-    adapter: int
+    adapters: list[int]
     prompts: list[Prompt]
     samplings: list[SamplingParams]
     grammars: list[Grammar | None]
@@ -77,10 +78,10 @@ class GenerateJob:
                 cache_salt=self.body.cache_salt or "",
                 grammar=grammar,
                 heal=heal,
-                adapter=self.adapter,
+                adapter=adapter,
             )
-            for prompt, sampling, grammar, heal in zip(
-                self.prompts, self.samplings, self.grammars, self.heals, strict=True
+            for prompt, sampling, grammar, heal, adapter in zip(
+                self.prompts, self.samplings, self.grammars, self.heals, self.adapters, strict=True
             )
         )
 
@@ -178,9 +179,13 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     started = time.monotonic()
-    adapter = served.model(body.model).adapter
+    own = await served.model(body.model)
     given, param = body.given
     options = body.options
+    adapters = [
+        (own if one.adapter is None else await served.model(one.adapter, "lora_path")).adapter
+        for one in options
+    ]
     _check_n(options)
     samplings = [_sampling(served, one) for one in options]
     n = samplings[0].n
@@ -205,7 +210,7 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     return GenerateJob(
         body=body,
         rid=rid,
-        adapter=adapter,
+        adapters=adapters,
         prompts=prompts,
         samplings=samplings,
         grammars=grammars,

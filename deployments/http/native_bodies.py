@@ -42,6 +42,7 @@ class PromptOptions:
     """What is asked of one prompt of a call.
 
     rid:                names it; None = it is named after the call
+    adapter:            of the prompt; None = the call's `model`
     logprob_start_len:  place in the prompt from which on its tokens are scored; -1 = none is
     """
 
@@ -50,6 +51,7 @@ class PromptOptions:
     return_logprob: bool
     logprob_start_len: int
     top_logprobs_num: int
+    adapter: str | None
 
 
 def _check_text(value: Any) -> Given | None:
@@ -72,7 +74,7 @@ def _check_ids(value: Any) -> Given | None:
     raise fault("must be a list of token ids or a list of such lists")
 
 
-def _check_rid(value: Any) -> str | list[str | None] | None:
+def _check_names(value: Any) -> str | list[str | None] | None:
     names = value if isinstance(value, list) else [value]
     check_size("max_prompts", names)
     if not all(name is None or (isinstance(name, str) and 1 <= len(name) <= 256) for name in names):
@@ -112,6 +114,7 @@ def _check_top(value: Any) -> int | list[int | None] | None:
     return _check_ints(value, 0, limit("max_top_logprobs"))
 
 
+_LISTS = ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num", "lora_path")
 Ints = int | list[int | None] | None
 _INTS = WithJsonSchema({"type": ["integer", "array"]})
 
@@ -144,7 +147,7 @@ class GenerateBody(Body):
     model: Annotated[str, Field(max_length=1024)] | None = None
     rid: Annotated[
         str | list[str | None] | None,
-        PlainValidator(_check_rid),
+        PlainValidator(_check_names),
         WithJsonSchema({"type": ["string", "array"]}),
     ] = None
     return_logprob: Annotated[
@@ -154,6 +157,11 @@ class GenerateBody(Body):
     ] = None
     logprob_start_len: Annotated[Ints, PlainValidator(_check_start), _INTS] = None
     top_logprobs_num: Annotated[Ints, PlainValidator(_check_top), _INTS] = None
+    lora_path: Annotated[
+        str | list[str | None] | None,
+        PlainValidator(_check_names),
+        WithJsonSchema({"type": ["string", "array"]}),
+    ] = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
@@ -191,6 +199,7 @@ class GenerateBody(Body):
             _as_list(self.return_logprob),
             _as_list(self.logprob_start_len),
             _as_list(self.top_logprobs_num),
+            _as_list(self.lora_path),
         )
         rows = zip(*(_each(column, self.num_prompts) for column in columns), strict=True)
         return [
@@ -200,8 +209,9 @@ class GenerateBody(Body):
                 return_logprob=bool(flag),
                 logprob_start_len=-1 if start is None else start,
                 top_logprobs_num=top or 0,
+                adapter=adapter,
             )
-            for rid, sampling, flag, start, top in rows
+            for rid, sampling, flag, start, top, adapter in rows
         ]
 
 
@@ -228,7 +238,7 @@ def parse_generate(body: Any) -> GenerateBody:
         parse(NativeSampling, {} if entry is None else entry, prefix="sampling_params.")
         for entry in _as_list(given)[: limit("max_prompts")]
     ]
-    for name in ("rid", "return_logprob", "logprob_start_len", "top_logprobs_num"):
+    for name in _LISTS:
         _check_length(name, getattr(parsed, name), parsed.num_prompts)
     _check_length("sampling_params", given, parsed.num_prompts)
     return parsed.model_copy(update={"sampling_params": sampling})

@@ -27,11 +27,11 @@ from remora.deployments.http.served import Served
 _LATEST = ":latest"
 
 
-def check_name(served: Served, name: str | None) -> str:
+async def check_name(served: Served, name: str | None) -> str:
     """Return the served model of a name with or without a tag. Raises UnknownModel."""
     if name is not None and name != served.plan.served_model_name:
         name = name.removesuffix(_LATEST)
-    return served.model(name).name
+    return (await served.model(name)).name
 
 
 def _chat_fields(served: Served, body: OllamaBody, model: str) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def _load_only(served: Served, body: OllamaBody, rid: str, *, is_chat: bool) -> 
 
 async def prepare_ollama_chat(served: Served, body: OllamaChatBody, rid: str) -> OllamaJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    model = check_name(served, body.model)
+    model = await check_name(served, body.model)
     if not body.messages:
         return _load_only(served, body, rid, is_chat=True)
     fields = _chat_fields(served, body, model) | {
@@ -103,7 +103,7 @@ async def prepare_ollama_chat(served: Served, body: OllamaChatBody, rid: str) ->
 
 async def prepare_ollama_generate(served: Served, body: OllamaGenerateBody, rid: str) -> OllamaJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    model = check_name(served, body.model)
+    model = await check_name(served, body.model)
     if not body.prompt:
         return _load_only(served, body, rid, is_chat=False)
     if body.raw or body.suffix:

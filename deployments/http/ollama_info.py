@@ -34,12 +34,12 @@ def running(served: Served) -> dict[str, Any]:
     return {"models": [_card(served) | sizes | {"expires_at": _NEVER}]}
 
 
-def show(served: Served, body: ShowBody) -> dict[str, Any]:
+async def show(served: Served, body: ShowBody) -> dict[str, Any]:
     """Return what there is to say of the model. Raises InvalidRequest and UnknownModel."""
     name = body.model or body.name
     if not name:
         raise InvalidRequest("model is required.", "model", "missing_required_parameter")
-    check_name(served, name)
+    await check_name(served, name)
     plan = served.plan
     return {
         "modelfile": "",

@@ -63,7 +63,7 @@ def ollama_routes(served: Served) -> APIRouter:
     async def show(request: Request) -> Response:
         body = parse(ShowBody, await read_body(served, request))
         headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
-        return JSONAnswer(ollama_info.show(served, body), headers=dict(headers))
+        return JSONAnswer(await ollama_info.show(served, body), headers=dict(headers))
 
     @router.post("/api/embed", response_model=None)
     @router.post("/api/embeddings", response_model=None)

@@ -150,7 +150,7 @@ async def tokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str,
     """Return ids of a prompt, of several, or of a conversation; and headers."""
     parsed = parse(TokenizeBody, body)
     headers = _report_ignored(served, parsed)
-    served.model(parsed.model)
+    await served.model(parsed.model)
     special = parsed.add_special_tokens
     if parsed.messages is not None:
         texts = [await render(served.tokenizer, served.plan, parsed.messages, parsed)]
@@ -177,7 +177,7 @@ async def detokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[st
     """Return the text of ids, under vLLM's name and SGLang's; and headers."""
     parsed = parse(DetokenizeBody, body)
     headers = _report_ignored(served, parsed)
-    served.model(parsed.model)
+    await served.model(parsed.model)
     is_list = bool(parsed.tokens) and isinstance(parsed.tokens[0], list)
     all_ids = parsed.tokens if is_list else [parsed.tokens]
     for ids in all_ids:

@@ -47,7 +47,7 @@ def information_routes(served: Served) -> APIRouter:
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        return JSONAnswer(ops.model_card(served, served.model(name).name))
+        return JSONAnswer(ops.model_card(served, (await served.model(name)).name))
 
     @router.get("/model_info")
     @router.get("/get_model_info")

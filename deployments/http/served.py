@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
+from remora.deployments.adapters.present import Adapters
 from remora.deployments.http.calls import CallLimits, Calls
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
@@ -22,6 +23,9 @@ from remora.engine.types import Grammar
 if TYPE_CHECKING:
     from remora.engine.grammar.service import GrammarStats
     from remora.engine.tokens.tokenizer import Tokenizer
+
+
+MAX_SHOWN = 32
 
 
 class GrammarMaker(Protocol):
@@ -69,6 +73,11 @@ class ModelServer(Protocol):
         """The model's generation_config."""
         ...
 
+    @property
+    def adapters(self) -> Adapters:
+        """What is served beside the model."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -87,6 +96,7 @@ class Served:
 
     client: EngineClient
     tokenizer: Tokenizer
+    adapters: Adapters
     settings: Settings
     grammars: GrammarMaker
     formats: ReplyFormats
@@ -107,6 +117,7 @@ class Served:
         return cls(
             client=server.client,
             tokenizer=server.tokenizer,
+            adapters=server.adapters,
             settings=Settings(server.config, server.plan, server.generation_defaults),
             grammars=server.grammars,
             formats=ReplyFormats.of(
@@ -149,25 +160,27 @@ class Served:
         """
         return replace(self, responses=self.responses.seen_by(owner, viewer))
 
-    def model(self, name: str | None) -> ServedModel:
+    async def model(self, name: str | None, param: str = "model") -> ServedModel:
         """Return which model a name means (None: not given, the base). Raises UnknownModel."""
-        base, *adapters = self.names
+        base = self.plan.served_model_name
         if name is None or name == base:
             return ServedModel(base, 0)
         short = name.removeprefix(f"{base}:")
-        if short in adapters:
-            merges = self.config.lora.merges
-            return ServedModel(short, 0 if merges else adapters.index(short) + 1)
-        listed = ", ".join(map(repr, self.names))
+        instance = await self.adapters.find(short)
+        if instance is not None:
+            return ServedModel(short, instance)
+        listed = ", ".join(map(repr, self.names[:MAX_SHOWN]))
+        more = len(self.names) - MAX_SHOWN
         raise UnknownModel(
-            f"The model {name[:200]!r} does not exist; this server serves {listed}.", "model"
+            f"The model {name[:200]!r} does not exist; this server serves {listed}"
+            f"{f' and {more} more' if more > 0 else ''}.",
+            param,
         )
 
     @property
     def names(self) -> list[str]:
         """What the model answers to: its own name, and those of the adapters."""
-        adapters = self.config.lora.adapters
-        return [self.plan.served_model_name, *(adapter.name for adapter in adapters)]
+        return [self.plan.served_model_name, *self.adapters.names]
 
     @property
     def rejects_unknown_fields(self) -> bool:

@@ -257,7 +257,7 @@ async def prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool = 
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    adapter = served.model(body.model).adapter
+    adapter = (await served.model(body.model)).adapter
     _check(body)
     parameters = body.parameters
     (ids,) = await prompt_ids(

@@ -16,7 +16,7 @@ from remora.deployments.http.errors import unsupported
 
 _TOOLS = "Tools belong to the bodies of chats."
 _GRAMMAR = "A constraint of this name cannot be held to here, so it would not be enforced."
-_ADAPTERS = "Adapters are not supported yet."
+_ADAPTERS = "Name the adapter in `model`: ADAPTER or MODEL:ADAPTER."
 _MEDIA = "Only text can be sent and received."
 _SAMPLING = "This way of choosing tokens is not supported."
 _TEMPLATE = "This is not supported here; it belongs to chats, whose template is the model's own."

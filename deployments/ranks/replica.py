@@ -33,12 +33,13 @@ FLUSH_S = 0.3
 class ReplicaEngine:
     """The engine and its ranks. Make it on the replica's event loop.
 
-    import_s:  seconds that importing the engine took
+    replica_id:  of Serve; None outside Serve
+    import_s:    seconds that importing the engine took
     """
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._replica_id = _replica_id()
+        self.replica_id = _replica_id()
         self._team: RayTeam | None = None
         self._client: LocalEngineClient | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -47,7 +48,7 @@ class ReplicaEngine:
     async def start(self) -> LaunchedEngine:
         """Start every rank. Raises what has failed in any of them, and leaves none behind."""
         if self._config.parallel.num_ranks > 1:
-            self._team = RayTeam.placed(self._config, self._replica_id or "")
+            self._team = RayTeam.placed(self._config, self.replica_id or "")
         started = time.perf_counter()
         # torch, while the other ranks start
         from remora.engine.launch import start_engine
@@ -70,6 +71,11 @@ class ReplicaEngine:
         self._client = launched.client
         self._watch(launched.client)
         return launched
+
+    @property
+    def others(self) -> RayTeam | None:
+        """The other ranks; None = there are none."""
+        return self._team
 
     @property
     def notes(self) -> list[str]:
@@ -104,7 +110,7 @@ class ReplicaEngine:
         if self._team is not None:
             watching = self._team.watch(client.fail, self._config.parallel.rank_timeout_s)
             self._tasks.append(asyncio.create_task(watching, name="remora-watch-ranks"))
-        if self._replica_id is not None:
+        if self.replica_id is not None:
             ending = self._end_after_failure(client)
             self._tasks.append(asyncio.create_task(ending, name="remora-end"))
 

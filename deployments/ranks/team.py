@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]
 
-from remora.configs.errors import ConfigError, EngineError
+from remora.configs.errors import ConfigError, EngineError, InvalidAdapter
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, served_name
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.placement import bundle_index, rank_options
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # torch is imported when it is needed
     from remora.engine.parallel.group import Group
     from remora.engine.parallel.layout import Layout
     from remora.engine.parallel.meeting import Host
+    from remora.engine.protocols import AdapterFacts
 
 log = logging.getLogger(__name__)
 
@@ -225,6 +226,18 @@ class RayTeam:
         elif isinstance(error := answer.exception(), RayError):
             on_failure(EngineError(f"{_capital(worker)} has failed: {_first_line(error)}"))
 
+    def prepare_adapter(self, instance: int, source: str) -> list[Awaitable[AdapterFacts]]:
+        """Load an adapter at each rank. What goes wrong at one of them its answer raises."""
+        return [
+            _answered(worker, worker.actor.prepare_adapter.remote(instance, source))
+            for worker in self.workers
+        ]
+
+    async def discard_adapter(self, instance: int) -> None:
+        """Forget an adapter at each rank; one that is gone has done so."""
+        gone = [worker.actor.discard_adapter.remote(instance) for worker in self.workers]
+        await asyncio.gather(*gone, return_exceptions=True)
+
     def kill(self) -> None:
         """End the ranks, also those that are stopped; nothing is waited for."""
         import ray
@@ -238,6 +251,19 @@ class RayTeam:
             if worker.process is not None:
                 with suppress(psutil.NoSuchProcess):
                     worker.process.kill()  # Ray asks, and a stopped one is deaf
+
+
+async def _answered(worker: Worker, answer: Awaitable[AdapterFacts]) -> AdapterFacts:
+    """Wait for a rank's answer; what it raises is raised as itself, with the rank's name."""
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        return await answer
+    except RayTaskError as error:
+        kind = InvalidAdapter if isinstance(error.cause, InvalidAdapter) else EngineError
+        raise kind(f"{worker}: {error.cause or _first_line(error)}") from None
+    except RayError as error:
+        raise EngineError(f"{worker} has failed: {_first_line(error)}") from None
 
 
 def _result(worker: Worker, answer: Future[Any]) -> Any:

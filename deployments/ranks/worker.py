@@ -21,9 +21,11 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
 from remora.configs.schema import ServeConfig
+from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed
     from remora.engine.parallel.meeting import Meeting
+    from remora.engine.protocols import AdapterFacts, AdapterPool
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class EngineWorker:
         self._config = config
         self._rank = rank
         self._path: Path | None = None
+        self._pool: AdapterPool | None = None
+        self._sources = Sources.configured(config.lora)
 
     async def facts(self) -> RankFacts:
         """Find the model on this node. Raises ConfigError."""
@@ -72,6 +76,18 @@ class EngineWorker:
 
     async def ping(self) -> None:
         """Answer."""
+
+    async def prepare_adapter(self, instance: int, source: str) -> AdapterFacts:
+        """Fetch an adapter on this node and keep this rank's share. Raises what goes wrong."""
+        from remora.deployments.ranks.adapters import prepare
+
+        assert self._pool is not None
+        return await asyncio.to_thread(prepare, self._pool, self._sources, instance, source)
+
+    async def discard_adapter(self, instance: int) -> None:
+        """Forget an adapter's share."""
+        assert self._pool is not None
+        self._pool.discard(instance)
 
     def _find(self) -> RankFacts:
         import ray
@@ -109,6 +125,7 @@ class EngineWorker:
         except BaseException as error:  # a boundary: raised where the caller waits
             loaded.set_exception(error)
             return
+        self._pool = follower.adapters
         loaded.set_result(None)
         try:
             follower.run()

@@ -20,6 +20,7 @@ from remora.configs.errors import ConfigError, RemoraError
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.configs.schema import ServeConfig
 from remora.configs.several import name_of
+from remora.deployments.adapters.present import FixedAdapters
 from remora.deployments.http.app import GENERATION
 from remora.deployments.http.jobs import Endpoint
 from remora.deployments.http.native_routes import text_routes
@@ -169,6 +170,7 @@ class _Rehearsal:
         self.plan = plan
         self.grammars = _NoGrammars()
         self.generation_defaults = read_generation_defaults(plan.model_path)
+        self.adapters = FixedAdapters(config.lora)
 
 
 def _rehearsal(config: ServeConfig) -> Served | None:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from remora.configs.errors import InvalidRequest, QueueFull
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
+from remora.deployments.adapters.present import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access
 from remora.deployments.http.served import Served
@@ -300,6 +301,10 @@ class FakeServer:
     )
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     grammars: FakeGrammars = field(default_factory=FakeGrammars)
+
+    @property
+    def adapters(self) -> Adapters:
+        return FixedAdapters(self.config.lora)
 
 
 def make_config(**api: Any) -> ServeConfig:

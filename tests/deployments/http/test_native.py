@@ -391,7 +391,7 @@ async def test_a_prompt_is_aborted_by_its_name_and_all_by_the_calls(
         {"extra_key": "a"},
         {"data_parallel_rank": 1},
         {"token_ids_logprob": [1]},
-        {"lora_path": "x"},
+        {"adapter_id": "x"},
         {"image_data": ["x"]},
     ],
 )

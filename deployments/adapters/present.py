@@ -1,0 +1,114 @@
+"""The adapters that a replica serves, as request handlers see them: fixed ones, or ones that come.
+
+Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol
+
+from remora.configs.errors import InvalidRequest, RemoraError
+from remora.configs.lora import LoraSection
+from remora.deployments.adapters.handle import Manager
+from remora.lora.catalogue import Catalogue
+
+# What another replica has been told of a moment ago this one may not know yet.
+NEWS_S = 5.0
+
+
+class Adapters(Protocol):
+    """What is served beside the base model."""
+
+    @property
+    def names(self) -> list[str]:
+        """What may be asked for."""
+        ...
+
+    async def find(self, name: str) -> int | None:
+        """Return the instance in the engine that a name means; None = there is none."""
+        ...
+
+    async def told(self) -> list[dict[str, Any]]:
+        """Return what is known of each, for operators."""
+        ...
+
+    @property
+    def manager(self) -> Manager:
+        """Who loads and unloads. Raises InvalidRequest where adapters are fixed."""
+        ...
+
+
+class FixedAdapters:
+    """Those that were named at the start."""
+
+    def __init__(self, section: LoraSection) -> None:
+        names = [adapter.name for adapter in section.adapters]
+        instances = [0] if section.merges else range(1, len(names) + 1)
+        self._instances: Mapping[str, int] = dict(zip(names, instances, strict=True))
+
+    @property
+    def names(self) -> list[str]:
+        """What may be asked for."""
+        return list(self._instances)
+
+    async def find(self, name: str) -> int | None:
+        """Return the instance in the engine that a name means."""
+        return self._instances.get(name)
+
+    async def told(self) -> list[dict[str, Any]]:
+        """Return their names."""
+        return [{"name": name, "owner": "config"} for name in self._instances]
+
+    @property
+    def manager(self) -> NoReturn:
+        """There is none."""
+        raise InvalidRequest(
+            "This server's adapters are those that it was started with; set lora.dynamic: true in "
+            "its configuration to load and unload adapters while it serves.",
+            code="adapters_are_fixed",
+        )
+
+
+class ComingAdapters:
+    """Those that the manager wants.
+
+    looks_further:  whether a name that is not served may be in the repository
+    """
+
+    def __init__(self, catalogue: Catalogue, manager: Manager, *, looks_further: bool) -> None:
+        self._catalogue = catalogue
+        self._looks_further = looks_further
+        self.manager = manager
+
+    @property
+    def names(self) -> list[str]:
+        """What may be asked for."""
+        return self._catalogue.names
+
+    async def find(self, name: str) -> int | None:
+        """Return the version that a name means, looked for in the repository if need be."""
+        version = self._catalogue.version(name)
+        if version is not None or not self._looks_further:
+            return version
+        try:
+            if not await self.manager.resolve(name):
+                return None
+        except RemoraError:
+            return None
+        return await self._soon(name)
+
+    async def told(self) -> list[dict[str, Any]]:
+        """Return what the manager knows of each."""
+        return await self.manager.adapters()
+
+    async def _soon(self, name: str) -> int | None:
+        """Wait until the news of a name has come."""
+        try:
+            async with asyncio.timeout(NEWS_S):
+                while (version := self._catalogue.version(name)) is None:
+                    await self._catalogue.changed(self._catalogue.num_changes)
+        except TimeoutError:
+            return None
+        return version

@@ -1,0 +1,76 @@
+"""What is said of adapters between the manager and the replicas. Plain values, pickled by Ray.
+
+An adapter is known by its version, a number that is never used twice: a name that is loaded anew is
+another version, and so another instance in the engines and another namespace of their caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Owner = Literal["config", "repo", "api"]
+State = Literal["known", "waiting", "loading", "loaded", "failed", "ending"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRecord:
+    """An adapter that is to be served.
+
+    source:  folder or address of its files
+    pinned:  whether it stays loaded, and in its slot once it lies in one
+    owner:   who wants it: the configuration, the watched folder or a caller of the API
+    digest:  of the files that were loaded first; "" = none were yet
+    """
+
+    name: str
+    version: int
+    source: str
+    pinned: bool
+    owner: Owner
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """What a replica is to serve.
+
+    revision:  grows with every change
+    active:    at most one of each name
+    staged:    to be loaded, but not served yet: that is for when every replica has loaded them
+    ended:     versions whose requests are not waited for
+    """
+
+    revision: int
+    active: tuple[AdapterRecord, ...] = ()
+    staged: tuple[AdapterRecord, ...] = ()
+    ended: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterReport:
+    """What became of one version at one replica.
+
+    state:        known = not in memory; waiting = for room there; ending = not served any more,
+                  but requests still run with it
+    reason:       why it failed
+    is_fault:     whether that lies in its files, so that it will fail again
+    slot:         in which it lies; None = in none
+    num_users:    open requests
+    num_uses:     requests so far
+    num_loads:    times that it was loaded
+    num_bytes:    of the host's memory
+    """
+
+    version: int
+    name: str
+    state: State
+    reason: str = ""
+    is_fault: bool = False
+    slot: int | None = None
+    num_users: int = 0
+    num_uses: int = 0
+    num_loads: int = 0
+    num_bytes: int = 0
+    max_rank: int = 0
+    digest: str = ""

@@ -1,0 +1,296 @@
+"""The manager and several replicas: what one of them cannot serve none does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import InvalidAdapter, InvalidRequest, Unavailable, UnknownModel
+from remora.deployments.adapters import manager as module
+from remora.deployments.adapters.manager import LoRAManager
+from remora.deployments.adapters.syncing import AdapterSync
+from remora.lora.catalogue import Catalogue
+from tests.lora.catalogues import FakeLoader
+
+
+@dataclass(eq=False)
+class Replica:
+    """A replica without an engine."""
+
+    name: str
+    loader: FakeLoader
+    catalogue: Catalogue
+    sync: AdapterSync
+    ended: list[int]
+
+    async def use(self, name: str) -> int:
+        version = self.catalogue.version(name)
+        assert version is not None, f"{name} is not served at {self.name}"
+        async with self.catalogue.use(version) as held:
+            return held
+
+
+class Cluster:
+    """A manager and replicas on one event loop; the manager may be exchanged."""
+
+    def __init__(self, manager: LoRAManager) -> None:
+        self.manager = manager
+        self.replicas: list[Replica] = []
+        self.is_cut = False
+
+    def __getattr__(self, method: str) -> Any:
+        """Be the manager that replicas call."""
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if self.is_cut:
+                raise Unavailable("no manager")
+            return await getattr(self.manager, method)(*args, **kwargs)
+
+        return call
+
+    async def join(self, name: str, **loader: Any) -> Replica:
+        fake, ended = FakeLoader(**loader), list[int]()
+        catalogue = Catalogue(fake, max_loaded=8)
+
+        async def slots() -> Mapping[int, int]:
+            return {}
+
+        async def end(version: int) -> None:
+            ended.append(version)
+
+        sync = AdapterSync(catalogue, self, name, slots=slots, end=end)
+        replica = Replica(name, fake, catalogue, sync, ended)
+        await sync.begin()
+        self.replicas.append(replica)
+        return replica
+
+
+async def make_manager(folder: Path, **lora: Any) -> LoRAManager:
+    section = {"dynamic": True, "roots": [str(folder)], "load_timeout_s": 5.0, **lora}
+    args = {"model": {"path": "base"}, "lora": section}
+    manager = LoRAManager.__new__(LoRAManager)
+    await LoRAManager.__init__(manager, args)  # as Serve does it
+    return manager
+
+
+@asynccontextmanager
+async def cluster(folder: Path, *names: str, **lora: Any) -> AsyncIterator[Cluster]:
+    made = Cluster(await make_manager(folder, **lora))
+    for name in names:
+        await made.join(name)
+    try:
+        yield made
+    finally:
+        for replica in made.replicas:
+            replica.sync.close()
+        made.manager._watching.cancel()
+        await asyncio.sleep(0)
+
+
+def place(folder: Path, name: str) -> str:
+    """Make what looks like an adapter from afar."""
+    adapter = folder / name
+    adapter.mkdir(parents=True, exist_ok=True)
+    (adapter / "adapter_config.json").write_text("{}")
+    (adapter / "adapter_model.safetensors").write_bytes(b"")
+    return str(adapter)
+
+
+async def test_a_load_reaches_every_replica(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "r1", "r2", "r3") as made:
+        told = await made.manager.load("a", place(tmp_path, "a"))
+
+        assert {await replica.use("a") for replica in made.replicas} == {told["version"]}
+        assert all(len(replica.loader.loaded) == 1 for replica in made.replicas)
+        assert set(told["replicas"]) == {"r1", "r2", "r3"}
+        assert {each["state"] for each in told["replicas"].values()} == {"loaded"}
+
+
+async def test_what_one_replica_cannot_load_none_serves(tmp_path: Path) -> None:
+    source = place(tmp_path, "a")
+    async with cluster(tmp_path, "r1", "r2") as made:
+        made.replicas[1].loader.faults[source] = InvalidAdapter("wrong shapes")
+        with pytest.raises(InvalidAdapter, match="wrong shapes"):
+            await made.manager.load("a", source)
+        await asyncio.sleep(0.1)
+
+        assert await made.manager.adapters() == []
+        assert [replica.catalogue.names for replica in made.replicas] == [[], []]
+        assert [replica.loader.loaded for replica in made.replicas] == [set(), set()]
+
+
+async def test_a_failed_reload_leaves_the_old_version(tmp_path: Path) -> None:
+    old, new = place(tmp_path, "old"), place(tmp_path, "new")
+    async with cluster(tmp_path, "r1", "r2") as made:
+        first = await made.manager.load("a", old)
+        made.replicas[0].loader.faults[new] = InvalidAdapter("NaN")
+        with pytest.raises(InvalidAdapter, match="NaN"):
+            await made.manager.load("a", new, replaces=True)
+
+        assert {await replica.use("a") for replica in made.replicas} == {first["version"]}
+        made.replicas[0].loader.faults.clear()
+        second = await made.manager.load("a", new, replaces=True)
+        assert {await replica.use("a") for replica in made.replicas} == {second["version"]}
+
+
+async def test_no_name_is_loaded_twice_by_mistake(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "r1") as made:
+        source = place(tmp_path, "a")
+        results = await asyncio.gather(
+            *(made.manager.load("a", source) for _ in range(5)), return_exceptions=True
+        )
+        refused = [result for result in results if isinstance(result, InvalidRequest)]
+        assert len(refused) == 4
+        assert "already" in str(refused[0])
+        assert sum(made.replicas[0].loader.prepared.values()) == 1
+
+
+async def test_unloading_waits_for_requests(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "r1", "r2") as made:
+        told = await made.manager.load("a", place(tmp_path, "a"))
+        async with made.replicas[0].catalogue.use(told["version"]):
+            unloading = asyncio.create_task(made.manager.unload("a"))
+            await asyncio.sleep(0.2)
+            assert not unloading.done()
+            assert made.replicas[0].catalogue.names == []
+            assert told["version"] in made.replicas[0].loader.loaded
+        await unloading
+        assert [replica.loader.loaded for replica in made.replicas] == [set(), set()]
+        with pytest.raises(UnknownModel):
+            await made.manager.unload("a")
+
+
+async def test_unloading_by_force_ends_requests(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "r1") as made:
+        (replica,) = made.replicas
+        told = await made.manager.load("a", place(tmp_path, "a"))
+        async with replica.catalogue.use(told["version"]):
+            unloading = asyncio.create_task(made.manager.unload("a", ends=True))
+            while told["version"] not in replica.ended:
+                await asyncio.sleep(0.01)
+        await unloading
+
+
+async def test_a_replica_that_comes_later_has_everything(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "r1") as made:
+        told = await made.manager.load("a", place(tmp_path, "a"))
+        later = await made.join("r2")
+
+        assert later.loader.loaded == {told["version"]}
+        assert later.catalogue.names == ["a"]
+
+
+async def test_a_manager_that_has_lost_everything_asks_the_replicas(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "r1", "r2") as made:
+        told = await made.manager.load("a", place(tmp_path, "a"))
+        made.is_cut = True
+        made.manager._watching.cancel()
+        assert await made.replicas[0].use("a") == told["version"]  # nobody misses it
+
+        made.manager = await make_manager(tmp_path)
+        made.is_cut = False
+        async with asyncio.timeout(10):
+            while len((await made.manager.adapters() or [{"replicas": ()}])[0]["replicas"]) < 2:
+                await asyncio.sleep(0.05)
+        assert {await replica.use("a") for replica in made.replicas} == {told["version"]}
+        assert all(sum(r.loader.prepared.values()) == 1 for r in made.replicas)
+
+
+async def test_the_store_outlives_manager_and_replicas(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    async with cluster(tmp_path, "r1", store=store) as made:
+        told = await made.manager.load("a", place(tmp_path, "a"), pinned=True)
+    async with cluster(tmp_path, "r2", store=store) as made:
+        assert await made.replicas[0].use("a") == told["version"]
+        assert made.replicas[0].loader.pinned == {told["version"]}
+
+
+async def test_a_replica_that_dies_amid_a_load_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SYNC_S", 0.1)
+    monkeypatch.setattr(module, "GONE_S", 0.5)
+    async with cluster(tmp_path, "r1", "r2") as made:
+        dead = made.replicas[1]
+        dead.loader.gate = asyncio.Event()
+        loading = asyncio.create_task(made.manager.load("a", place(tmp_path, "a")))
+        await asyncio.sleep(0.1)
+        assert not loading.done()
+        dead.sync.close()
+        told = await loading
+        assert await made.replicas[0].use("a") == told["version"]
+
+
+async def test_the_repository_is_served_and_followed(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    place(repo, "a")
+    async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=0.05) as made:
+        (replica,) = made.replicas
+        assert replica.catalogue.names == ["a"]
+        place(repo, "b")
+        async with asyncio.timeout(5):
+            while sorted(replica.catalogue.names) != ["a", "b"]:
+                await asyncio.sleep(0.02)
+        before = replica.catalogue.version("a")
+        (repo / "a" / "adapter_model.safetensors").write_bytes(b"other")
+        async with asyncio.timeout(5):
+            while replica.catalogue.version("a") == before:
+                await asyncio.sleep(0.02)
+        for file in (repo / "b").iterdir():
+            file.unlink()
+        (repo / "b").rmdir()
+        async with asyncio.timeout(5):
+            while replica.catalogue.names != ["a"]:
+                await asyncio.sleep(0.02)
+        with pytest.raises(InvalidRequest, match="change it there"):
+            await made.manager.unload("a")
+
+
+async def test_what_is_broken_in_the_repository_is_not_served(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    source = place(repo, "bad")
+    made = Cluster(await make_manager(tmp_path, repo=str(repo), repo_period_s=0.05))
+    replica = await made.join("r1", faults={source: InvalidAdapter("truncated")})
+    async with asyncio.timeout(5):
+        while not any("refused" in entry for entry in await made.manager.adapters()):
+            await asyncio.sleep(0.02)
+    assert replica.catalogue.names == []
+    (told,) = await made.manager.adapters()
+    assert told == {"name": "bad", "owner": "repo", "refused": "truncated"}
+
+    replica.loader.faults.clear()
+    (repo / "bad" / "adapter_model.safetensors").write_bytes(b"whole")
+    async with asyncio.timeout(5):
+        while replica.catalogue.names != ["bad"]:
+            await asyncio.sleep(0.02)
+    replica.sync.close()
+    made.manager._watching.cancel()
+
+
+async def test_a_name_is_looked_for_when_it_is_asked_for(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=3600.0) as made:
+        assert not await made.manager.resolve("a")
+        place(repo, "b")
+        assert await made.manager.resolve("b")
+
+
+async def test_only_roots_are_loaded_from(tmp_path: Path) -> None:
+    async with cluster(tmp_path / "root", "r1") as made:
+        with pytest.raises(InvalidRequest):
+            await made.manager.load("a", place(tmp_path / "elsewhere", "a"))
+
+
+async def test_adapters_of_the_configuration_stay(tmp_path: Path) -> None:
+    named = [{"name": "a", "path": place(tmp_path, "a")}]
+    async with cluster(tmp_path, "r1", adapters=named) as made:
+        assert made.replicas[0].catalogue.names == ["a"]
+        with pytest.raises(InvalidRequest, match=r"lora\.adapters"):
+            await made.manager.unload("a")

@@ -1,0 +1,144 @@
+"""The engine's client with adapters that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+import pytest
+
+from remora.configs.errors import QueueFull
+from remora.engine.protocols import EngineClient
+from remora.engine.types import FinishReason, Output, Request, SamplingParams
+from remora.lora.catalogue import Catalogue
+from remora.lora.client import AdaptingClient
+from tests.deployments.fakes import make_plan
+from tests.lora.catalogues import FakeLoader, record, wanted
+
+
+class Engine:
+    """Says which instance a request runs with, when it is let."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.aborted: list[str | None] = []
+
+    async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
+        await self.gate.wait()
+        yield Output(
+            index=0, token_ids=(request.adapter,), text="", finish_reason=FinishReason.LENGTH
+        )
+
+    async def abort(self, request_id: str | None) -> int:
+        self.aborted.append(request_id)
+        return 0
+
+    async def is_waiting(self, request_id: str) -> bool:
+        return False
+
+
+class Parts:
+    def __init__(self, **plan: Any) -> None:
+        self.engine = Engine()
+        self.loader = FakeLoader(gate=asyncio.Event())
+        self.catalogue = Catalogue(self.loader, max_loaded=4)
+        self.catalogue.adopt(wanted(record(7)))
+        self.client = AdaptingClient(
+            cast("EngineClient", self.engine), self.catalogue, make_plan(**plan)
+        )
+
+    def start(self, name: str, adapter: int = 7, n: int = 1) -> asyncio.Task[list[Output]]:
+        request = Request(
+            request_id=name,
+            prompt_ids=[1],
+            sampling=SamplingParams(max_tokens=1, n=n),
+            adapter=adapter,
+        )
+
+        async def run() -> list[Output]:
+            return [output async for output in self.client.generate(request)]
+
+        return asyncio.create_task(run())
+
+    def load(self) -> None:
+        assert self.loader.gate is not None
+        self.loader.gate.set()
+
+
+async def rest() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_a_request_waits_for_its_adapter_and_holds_it() -> None:
+    parts = Parts()
+    running = parts.start("a")
+    await rest()
+    assert await parts.client.is_waiting("a")
+    parts.load()
+    await rest()
+    assert not await parts.client.is_waiting("a")
+    (report,) = parts.catalogue.reports()
+    assert report.num_users == 1
+    parts.engine.gate.set()
+    assert [output.token_ids for output in await running] == [(7,)]
+    assert parts.catalogue.reports()[0].num_users == 0
+
+
+async def test_requests_for_the_base_do_not_wait() -> None:
+    parts = Parts()
+    parts.engine.gate.set()
+    assert [output.token_ids for output in await parts.start("a", adapter=0)] == [(0,)]
+
+
+async def test_a_waiting_request_can_be_aborted() -> None:
+    parts = Parts()
+    running, other = parts.start("a", n=2), parts.start("b")
+    await rest()
+    assert await parts.client.abort("a") == 1
+    assert [(o.index, o.finish_reason) for o in await running] == [
+        (0, FinishReason.ABORT),
+        (1, FinishReason.ABORT),
+    ]
+    parts.load()
+    parts.engine.gate.set()
+    assert len(await other) == 1
+    assert parts.catalogue.reports()[0].num_users == 0
+
+
+async def test_a_client_that_leaves_lets_go() -> None:
+    parts = Parts()
+    waiting = parts.start("a")
+    await rest()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert parts.catalogue.reports()[0].num_users == 0
+    parts.load()
+    running = parts.start("b")
+    await rest()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert parts.catalogue.reports()[0].num_users == 0
+
+
+async def test_no_more_wait_than_the_queue_takes() -> None:
+    parts = Parts(max_running_requests=1, max_queued_requests=1)
+    waiting = [parts.start(str(number)) for number in range(2)]
+    await rest()
+    with pytest.raises(QueueFull, match="wait for their adapters"):
+        await parts.start("more")
+    parts.load()
+    parts.engine.gate.set()
+    assert len(await asyncio.gather(*waiting)) == 2
+
+
+async def test_ending_a_version_aborts_what_runs_with_it() -> None:
+    parts = Parts()
+    parts.load()
+    running = parts.start("a")
+    await rest()
+    await parts.client.end(7)
+    assert parts.engine.aborted == ["a"]
+    parts.engine.gate.set()
+    await running

@@ -1,0 +1,164 @@
+"""The desired set: names, versions, owners, and what outlives the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.configs.errors import ConfigError, InvalidRequest, UnknownModel
+from remora.lora.registry import Registry
+
+
+def make(store: Path | None = None, *, max_pinned: int = 2) -> Registry:
+    return Registry(None if store is None else str(store), base="base", max_pinned=max_pinned)
+
+
+def served(registry: Registry) -> dict[str, int]:
+    return {record.name: record.version for record in registry.desired.active}
+
+
+def load(registry: Registry, name: str, source: str = "/a", *, pinned: bool = False) -> int:
+    staged = registry.stage(name, source, owner="api", pinned=pinned)
+    return registry.commit(staged.version, "digest").version
+
+
+def test_a_staged_version_is_not_served_before_it_is_committed() -> None:
+    registry = make()
+    old = load(registry, "a")
+    staged = registry.stage("a", "/new", owner="api")
+    assert served(registry) == {"a": old}
+    assert registry.desired.staged == (staged,)
+    registry.commit(staged.version, "d")
+    assert served(registry) == {"a": staged.version}
+    assert registry.desired.staged == ()
+
+
+def test_a_dropped_version_leaves_nothing() -> None:
+    registry = make()
+    staged = registry.stage("a", "/a", owner="api")
+    registry.drop(staged.version)
+    assert registry.desired.staged == ()
+    assert registry.find("a") is None
+
+
+def test_every_change_is_another_revision() -> None:
+    registry = make()
+    seen = [registry.desired.revision]
+    staged = registry.stage("a", "/a", owner="api")
+    seen.append(registry.desired.revision)
+    registry.commit(staged.version, "")
+    seen.append(registry.desired.revision)
+    registry.pin("a", pinned=True)
+    seen.append(registry.desired.revision)
+    registry.note_digest(staged.version, "found")
+    seen.append(registry.desired.revision)
+    registry.remove("a")
+    seen.append(registry.desired.revision)
+    assert seen == sorted(set(seen))
+
+
+def test_what_was_loaded_outlives_the_process(tmp_path: Path) -> None:
+    first = make(tmp_path / "deep" / "store")
+    version = load(first, "a", "/place", pinned=True)
+    load(first, "b")
+    first.remove("b")
+    first.close()
+
+    second = make(tmp_path / "deep" / "store")
+    (record,) = second.desired.active
+    assert (record.name, record.version, record.source) == ("a", version, "/place")
+    assert (record.pinned, record.owner, record.digest) == (True, "api", "digest")
+    assert not second.is_new
+    assert load(second, "c") > version + 1  # that of "b" is not drawn again
+
+
+def test_a_lost_store_draws_no_version_again() -> None:
+    first, second = make(), make()
+    version = load(first, "a")
+    while load(second, "b") < version:
+        pass  # the same millisecond
+    assert second.is_new
+    second.restore(first.desired.active)
+    assert served(second)["a"] == version
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", "a b", ".a", "a" * 129, "é", "a\n", "base"])
+def test_names_that_no_adapter_can_have(name: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        make().stage(name, "/a", owner="api")
+    assert raised.value.param == "lora_name"
+
+
+def test_one_place_is_left_to_those_that_are_not_pinned() -> None:
+    registry = make(max_pinned=1)
+    load(registry, "a", pinned=True)
+    load(registry, "b")
+    with pytest.raises(InvalidRequest, match="at least one place"):
+        registry.pin("b", pinned=True)
+    with pytest.raises(InvalidRequest, match="at least one place"):
+        registry.stage("c", "/c", owner="api", pinned=True)
+    registry.pin("a", pinned=False)
+    registry.pin("b", pinned=True)
+    load(registry, "b", pinned=True)  # its own place
+
+
+def test_what_is_not_there_is_unknown() -> None:
+    with pytest.raises(UnknownModel, match="there are: none"):
+        make().remove("a")
+
+
+def test_an_owner_replaces_what_is_its_own() -> None:
+    registry = make()
+    mine = load(registry, "mine")
+    registry.replace_owned("repo", [("x", "/x"), ("y", "/y"), ("mine", "/other")])
+    before = served(registry)
+    assert set(before) == {"mine", "x", "y"}
+    assert before["mine"] == mine
+
+    registry.replace_owned("repo", [("y", "/y"), ("z", "/z")])
+    after = served(registry)
+    assert set(after) == {"mine", "y", "z"}
+    assert (after["mine"], after["y"]) == (mine, before["y"])
+
+    revision = registry.desired.revision
+    registry.replace_owned("repo", [("y", "/y"), ("z", "/z")])
+    assert registry.desired.revision == revision
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store").write_bytes(b"nothing of the kind" * 100)
+    with pytest.raises(ConfigError, match=r"lora\.store"):
+        make(tmp_path / "store")
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from(["load", "remove", "pin", "reopen"]), st.sampled_from("abc"))
+    )
+)
+def test_versions_are_never_used_twice(
+    changes: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store = tmp_path_factory.mktemp("registry") / "store"
+    registry = make(store)
+    known: dict[str, int] = {}
+    drawn: set[int] = set()
+    for what, name in changes:
+        if what == "load":
+            version = load(registry, name)
+            assert version not in drawn
+            drawn.add(version)
+            known[name] = version
+        elif what == "remove" and name in known:
+            registry.remove(name)
+            del known[name]
+        elif what == "pin" and name in known:
+            registry.pin(name, pinned=False)
+        elif what == "reopen":
+            registry.close()
+            registry = make(store)
+        assert served(registry) == known
+    registry.close()
