@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.configs.lora import LoraSection
 from remora.configs.plan import AdapterRoom
-from remora.engine.adapter_slots import Eviction
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, UpdatePlace, WeightSource
 from remora.lora.adapter import read_needs
 from remora.lora.files import read_files
@@ -66,7 +66,7 @@ def pooling(
     num_slots: int = 8,
     max_rank: int | None = None,
     targets: Iterable[str] | None = None,
-    eviction: Eviction = "lru",
+    eviction: Literal["lru", "fifo"] = "lru",
 ) -> Adapting:
     """Return what serves adapters beside the base model, each by its name.
 

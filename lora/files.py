@@ -14,14 +14,15 @@ import stat
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from safetensors import SafetensorError
-from safetensors.torch import load
-from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
 from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
+
+if TYPE_CHECKING:  # who only looks at files can do without torch
+    from torch import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
@@ -75,6 +76,8 @@ def read_files(folder: Path, *, max_bytes: int = MAX_WEIGHT_BYTES) -> AdapterFil
         parsed = json.loads(config)
     except (ValueError, RecursionError) as error:
         raise InvalidAdapter(f"{folder / CONFIG} is not valid JSON: {error}") from error
+    from safetensors.torch import load
+
     try:
         tensors = load(weights)
     except (SafetensorError, KeyError, ValueError) as error:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from remora.configs.errors import EngineError
 from remora.configs.schema import ServeConfig
+from remora.deployments.adapters.client import AdaptingClient
 from remora.deployments.adapters.handle import Manager
 from remora.deployments.adapters.present import ComingAdapters
 from remora.deployments.adapters.syncing import AdapterSync
 from remora.deployments.ranks.adapters import OtherRanks, RankLoader
 from remora.lora.catalogue import Catalogue
-from remora.lora.client import AdaptingClient
 from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed

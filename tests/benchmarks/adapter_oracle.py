@@ -160,7 +160,7 @@ def ask_twice(asked: Asked, llm: LLM) -> Answers:
     return answers
 
 
-mixed_arm = ({}, ask_mixed)
+mixed_arm: tuple[dict[str, Any], Any] = ({}, ask_mixed)
 ARMS: dict[str, Any] = {
     "alone": ({}, ask_alone),
     "2 slots": ({"slots": 2}, ask_mixed),

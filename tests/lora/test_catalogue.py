@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -183,16 +184,11 @@ async def test_what_lies_outside_the_files_is_no_fault_of_theirs() -> None:
 async def test_files_that_have_changed_are_not_taken_for_the_same_version() -> None:
     loader = FakeLoader(digests={"/a1/1": "new"})
     catalogue = Catalogue(loader, max_loaded=4)
-    known = record(1)
-    catalogue.adopt(wanted(type(known)(**{**_fields(known), "digest": "old"})))
+    catalogue.adopt(wanted(replace(record(1), digest="old")))
 
     with pytest.raises(InvalidAdapter, match="have changed"):
         await use(catalogue, 1)
     assert loader.loaded == set()
-
-
-def _fields(known: object) -> dict[str, object]:
-    return {name: getattr(known, name) for name in known.__dataclass_fields__}  # type: ignore[attr-defined]
 
 
 async def test_pinned_adapters_stay() -> None:

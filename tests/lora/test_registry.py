@@ -30,17 +30,17 @@ def test_a_staged_version_is_not_served_before_it_is_committed() -> None:
     old = load(registry, "a")
     staged = registry.stage("a", "/new", owner="api")
     assert served(registry) == {"a": old}
-    assert registry.desired.staged == (staged,)
+    assert [record.version for record in registry.desired.staged] == [staged.version]
     registry.commit(staged.version, "d")
     assert served(registry) == {"a": staged.version}
-    assert registry.desired.staged == ()
+    assert not registry.desired.staged
 
 
 def test_a_dropped_version_leaves_nothing() -> None:
     registry = make()
     staged = registry.stage("a", "/a", owner="api")
     registry.drop(staged.version)
-    assert registry.desired.staged == ()
+    assert not registry.desired.staged
     assert registry.find("a") is None
 
 

@@ -272,7 +272,7 @@ def test_one_batch_of_generate_mixes_adapters(app: Served) -> None:
 
 def processes(name: str) -> list[int]:
     """Return the processes of a deployment's replicas."""
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     marks = f"ServeReplica:{NAME}:{name}"
     running = psutil.process_iter(["cmdline"])

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from remora.configs.errors import QueueFull
+from remora.deployments.adapters.client import AdaptingClient
 from remora.engine.protocols import EngineClient
 from remora.engine.types import FinishReason, Output, Request, SamplingParams
 from remora.lora.catalogue import Catalogue
-from remora.lora.client import AdaptingClient
 from tests.deployments.fakes import make_plan
 from tests.lora.catalogues import FakeLoader, record, wanted
 
