@@ -101,7 +101,9 @@ class LLMServer:
         if self._coming is not None:
             self.client, self.adapters = self._coming.client, self._coming.present
         self._served = Served.over(self)
-        self._reporter = Reporter.configured(self.client, self.config)
+        self._reporter = Reporter.configured(
+            self.client, self.config, resident=self.adapters.resident
+        )
         self._load = LoadReporter.of(self._served)
         await self._warm_up(launched.built, self._engine.import_s)
         self.grammars.start()
@@ -260,8 +262,8 @@ class LLMServer:
         """Let an adapter stay loaded, or not."""
         return await self.adapters.manager.pin(name, pinned=pinned)
 
-    async def list_adapters(self) -> list[dict[str, Any]]:
-        """Return what is known of each adapter at each replica."""
+    async def list_adapters(self) -> dict[str, Any]:
+        """Return what is known of each adapter at each replica, and of the replicas."""
         return await self.adapters.told()
 
     async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:

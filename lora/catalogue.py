@@ -112,6 +112,7 @@ class Catalogue:
         self._turns: list[_Turn] = []
         self._numbers = itertools.count(1)
         self._num_changes = 0
+        self._totals = dict.fromkeys(("loads_total", "misses_total", "evictions_total"), 0)
         self._woken = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -124,9 +125,11 @@ class Catalogue:
 
     @property
     def resident(self) -> list[str]:
-        """Names of those in memory."""
+        """Names of those in memory, the latest used first."""
         found = (self._entries[version] for version in self._current.values())
-        return [entry.record.name for entry in found if entry.facts is not None]
+        loaded = [entry for entry in found if entry.facts is not None]
+        loaded.sort(key=lambda entry: -entry.used)
+        return [entry.record.name for entry in loaded]
 
     def version(self, name: str) -> int | None:
         """Return the version that a name means now; None = no adapter bears it."""
@@ -135,6 +138,18 @@ class Catalogue:
     def reports(self) -> tuple[AdapterReport, ...]:
         """Return what became of each version."""
         return tuple(map(_report, self._entries.values()))
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Return counters: loads, uses of what was not in memory, what was put out; and gauges."""
+        entries = self._entries.values()
+        return {
+            **self._totals,
+            "loaded": sum(entry.facts is not None for entry in entries),
+            "used": sum(entry.num_users > 0 for entry in entries),
+            "waiting": len(self._turns),
+            "host_bytes": sum(entry.facts.num_bytes for entry in entries if entry.facts),
+        }
 
     @property
     def num_changes(self) -> int:
@@ -183,6 +198,7 @@ class Catalogue:
         entry = await self._enter(version)
         entry.num_users += 1
         entry.num_uses += 1
+        self._totals["misses_total"] += entry.facts is None
         if self._by_use:
             entry.used = next(self._numbers)
         try:
@@ -300,6 +316,7 @@ class Catalogue:
                 return
         entry.facts = facts
         entry.num_loads += 1
+        self._totals["loads_total"] += 1
         if not self._by_use:
             entry.used = next(self._numbers)
         self._trim()
@@ -331,6 +348,7 @@ class Catalogue:
         loaded = [entry for entry in self._entries.values() if entry.facts is not None]
         spare = sorted((e for e in loaded if e.may_leave), key=lambda entry: entry.used)
         for entry in spare[: max(0, len(loaded) - self._max_loaded)]:
+            self._totals["evictions_total"] += 1
             self._leave(entry)
 
     def _leave(self, entry: _Entry) -> None:

@@ -6,6 +6,7 @@ another version, and so another instance in the engines and another namespace of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,22 @@ class Desired:
     active: tuple[AdapterRecord, ...] = ()
     staged: tuple[AdapterRecord, ...] = ()
     ended: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReport:
+    """What a replica has.
+
+    revision:  of what it serves; 0 = of nothing yet
+    adapters:  what became of each version
+    records:   what it serves
+    stats:     its counters
+    """
+
+    revision: int
+    adapters: tuple[AdapterReport, ...]
+    records: tuple[AdapterRecord, ...]
+    stats: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,19 +7,13 @@ from typing import Any, Protocol
 from ray.serve.handle import DeploymentHandle
 
 from remora.deployments.gateway.failures import told
-from remora.lora.records import AdapterRecord, AdapterReport, Desired
+from remora.lora.records import Desired, ReplicaReport
 
 
 class Manager(Protocol):
     """See LoRAManager."""
 
-    async def sync(
-        self,
-        replica: str,
-        revision: int,
-        reports: tuple[AdapterReport, ...],
-        records: tuple[AdapterRecord, ...],
-    ) -> Desired:
+    async def sync(self, replica: str, report: ReplicaReport) -> Desired:
         """Tell what a replica has; returns what it is to have."""
         ...
 
@@ -45,8 +39,8 @@ class Manager(Protocol):
         """Look for an adapter that nobody serves."""
         ...
 
-    async def adapters(self) -> list[dict[str, Any]]:
-        """Return what is known of each adapter."""
+    async def adapters(self) -> dict[str, Any]:
+        """Return what is known of each adapter, and of each replica."""
         ...
 
 

@@ -29,7 +29,7 @@ from remora.configs.errors import (
 from remora.configs.load import parse_args
 from remora.configs.plan import served_name
 from remora.deployments.serve_context import log_through_serve
-from remora.lora.records import AdapterRecord, AdapterReport, Desired, Owner
+from remora.lora.records import AdapterRecord, AdapterReport, Desired, Owner, ReplicaReport
 from remora.lora.registry import Registry
 from remora.lora.sources import Sources
 
@@ -44,12 +44,9 @@ MISSING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """What a replica has told.
+    """What a replica has told last. `reports` are those of its adapters, by version."""
 
-    revision:  of what it serves
-    """
-
-    revision: int
+    told: ReplicaReport
     reports: Mapping[int, AdapterReport]
     heard_at: float
 
@@ -88,26 +85,16 @@ class LoRAManager:
 
     # -- for replicas --------------------------------------------------------------------------
 
-    async def sync(
-        self,
-        replica: str,
-        revision: int,
-        reports: tuple[AdapterReport, ...],
-        records: tuple[AdapterRecord, ...],
-    ) -> Desired:
-        """Hear what a replica has, and tell it what it is to have, when that is news to it.
-
-        revision:  of what it serves; 0 = of nothing yet
-        records:   what it serves
-        """
-        await self._begin(records)
-        known = {report.version: report for report in reports}
-        self._replicas[replica] = _Replica(revision, known, self._clock())
-        for report in reports:
-            self._registry.note_digest(report.version, report.digest)
-        self._drop_broken(reports)
+    async def sync(self, replica: str, report: ReplicaReport) -> Desired:
+        """Hear what a replica has, and tell it what it is to have, when that is news to it."""
+        await self._begin(report.records)
+        known = {adapter.version: adapter for adapter in report.adapters}
+        self._replicas[replica] = _Replica(report, known, self._clock())
+        for adapter in report.adapters:
+            self._registry.note_digest(adapter.version, adapter.digest)
+        self._drop_broken(report.adapters)
         self._wake()
-        await self._until(lambda: self._registry.desired.revision != revision, SYNC_S)
+        await self._until(lambda: self._registry.desired.revision != report.revision, SYNC_S)
         return self._registry.desired
 
     async def leave(self, replica: str) -> None:
@@ -185,14 +172,20 @@ class LoRAManager:
             self._missing[name] = now + MISSING_S
         return found
 
-    async def adapters(self) -> list[dict[str, Any]]:
-        """Return what is known of each adapter, at each replica, and of those that are refused."""
+    async def adapters(self) -> dict[str, Any]:
+        """Return what is known of each adapter at each replica, and each replica's counters."""
         served = [self._told(record) for record in self._registry.desired.active]
         refused = [
             {"name": name, "owner": "repo", "refused": reason}
             for name, reason in self._refused.items()
         ]
-        return [*served, *refused]
+        oldest = self._clock() - GONE_S
+        replicas = {
+            name: dict(replica.told.stats)
+            for name, replica in self._replicas.items()
+            if replica.heard_at > oldest
+        }
+        return {"adapters": [*served, *refused], "replicas": replicas}
 
     # -- how -----------------------------------------------------------------------------------
 
@@ -254,7 +247,7 @@ class LoRAManager:
 
     def _all_know(self) -> bool:
         revision = self._registry.desired.revision
-        return all(replica.revision >= revision for replica in self._live())
+        return all(replica.told.revision >= revision for replica in self._live())
 
     def _is_gone(self, version: int) -> bool:
         return self._all_know() and all(version not in each.reports for each in self._live())

@@ -30,8 +30,16 @@ class Adapters(Protocol):
         """Return the instance in the engine that a name means; None = there is none."""
         ...
 
-    async def told(self) -> list[dict[str, Any]]:
+    async def told(self) -> dict[str, Any]:
         """Return what is known of each, for operators."""
+        ...
+
+    def resident(self) -> list[str]:
+        """Return the names of those in memory."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Return this replica's counters; none where adapters are fixed."""
         ...
 
     @property
@@ -57,9 +65,17 @@ class FixedAdapters:
         """Return the instance in the engine that a name means."""
         return self._instances.get(name)
 
-    async def told(self) -> list[dict[str, Any]]:
+    async def told(self) -> dict[str, Any]:
         """Return their names."""
-        return [{"name": name, "owner": "config"} for name in self._instances]
+        return {"adapters": [{"name": name, "owner": "config"} for name in self._instances]}
+
+    def resident(self) -> list[str]:
+        """Return all: they stay."""
+        return self.names
+
+    def stats(self) -> Mapping[str, float]:
+        """Return nothing: nothing happens."""
+        return {}
 
     @property
     def manager(self) -> NoReturn:
@@ -99,9 +115,17 @@ class ComingAdapters:
             return None
         return await self._soon(name)
 
-    async def told(self) -> list[dict[str, Any]]:
+    async def told(self) -> dict[str, Any]:
         """Return what the manager knows of each."""
         return await self.manager.adapters()
+
+    def resident(self) -> list[str]:
+        """Return the names of those in memory, the latest used first."""
+        return self._catalogue.resident
+
+    def stats(self) -> Mapping[str, float]:
+        """Return the catalogue's counters."""
+        return self._catalogue.stats
 
     async def _soon(self, name: str) -> int | None:
         """Wait until the news of a name has come."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.deployments.adapters.handle import Manager
 from remora.lora.catalogue import Catalogue
-from remora.lora.records import AdapterReport, Desired
+from remora.lora.records import Desired, ReplicaReport
 
 log = logging.getLogger(__name__)
 
@@ -94,20 +94,20 @@ class AdapterSync:
         """Exchange; waits for a manager that is away."""
         while True:
             try:
-                return await self._manager.sync(
-                    self._replica,
-                    self._desired.revision,
-                    await self._reports(),
-                    self._desired.active,
-                )
+                return await self._manager.sync(self._replica, await self._report())
             except Exception as error:  # a boundary: another manager is being started
                 log.warning("the LoRAManager does not answer: %s", error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _reports(self) -> tuple[AdapterReport, ...]:
+    async def _report(self) -> ReplicaReport:
         slots = await self._slots()
-        reports = self._catalogue.reports()
-        return tuple(replace(report, slot=slots.get(report.version)) for report in reports)
+        adapters = self._catalogue.reports()
+        return ReplicaReport(
+            revision=self._desired.revision,
+            adapters=tuple(replace(each, slot=slots.get(each.version)) for each in adapters),
+            records=self._desired.active,
+            stats=self._catalogue.stats,
+        )
 
     async def _take_up(self, desired: Desired) -> None:
         if desired.revision != self._desired.revision:

@@ -68,7 +68,7 @@ def lora_routes(served: Served) -> APIRouter:
         return body, headers
 
     async def loaded() -> dict[str, str]:
-        known = await served.adapters.told()
+        known = (await served.adapters.told())["adapters"]
         return {entry["name"]: entry["source"] for entry in known if "source" in entry}
 
     @router.post("/v1/load_lora_adapter", dependencies=ADMIN)
@@ -95,7 +95,8 @@ def lora_routes(served: Served) -> APIRouter:
 
     @router.get("/v1/lora_adapters", dependencies=ADMIN)
     async def adapters() -> Response:
-        return JSONAnswer({"object": "list", "data": await served.adapters.told()})
+        told = await served.adapters.told()
+        return JSONAnswer({"object": "list", "data": told.pop("adapters"), **told})
 
     @router.post("/v1/lora_adapters/{name}/pin", dependencies=ADMIN)
     async def pin(name: str) -> Response:

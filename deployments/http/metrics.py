@@ -107,12 +107,14 @@ class Metrics:
         model: str,
         *,
         grammar_stats: Callable[[], GrammarStats],
+        adapter_stats: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatsCollector(lambda: _values_of(stats()), model))
         self.registry.register(
             StatsCollector(lambda: asdict(grammar_stats()), model, source="grammar")
         )
+        self.registry.register(StatsCollector(adapter_stats, model, source="lora"))
         self._model = model
         self._responses = Counter(
             "remora_http_responses",

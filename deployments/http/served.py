@@ -112,6 +112,7 @@ class Served:
             server.client.stats,
             server.plan.served_model_name,
             grammar_stats=server.grammars.stats,
+            adapter_stats=server.adapters.stats,
         )
         api = server.config.api
         return cls(
