@@ -17,10 +17,6 @@ class Manager(Protocol):
         """Tell what a replica has; returns what it is to have."""
         ...
 
-    async def leave(self, replica: str) -> None:
-        """Say that a replica stops."""
-        ...
-
     async def load(
         self, name: str, source: str, *, pinned: bool = False, replaces: bool = False
     ) -> dict[str, Any]:

@@ -97,11 +97,6 @@ class LoRAManager:
         await self._until(lambda: self._registry.desired.revision != report.revision, SYNC_S)
         return self._registry.desired
 
-    async def leave(self, replica: str) -> None:
-        """A replica stops; it is not waited for any more."""
-        self._replicas.pop(replica, None)
-        self._wake()
-
     # -- for operators -------------------------------------------------------------------------
 
     async def load(

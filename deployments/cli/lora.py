@@ -20,6 +20,9 @@ app = typer.Typer(
 )
 
 Url = Annotated[str, typer.Option(help="The server.")]
+Model = Annotated[
+    str | None, typer.Option(help="The base model, if the server has several at one address.")
+]
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 _HEADINGS = ("NAME", "STATE", "USERS", "USES", "PINNED", "OWNER", "SOURCE")
 
@@ -36,13 +39,13 @@ def add(
         bool, typer.Option("--replace", help="Replace the adapter of that name.")
     ] = False,
     url: Url = DEFAULT_URL,
+    model: Model = None,
     api_key: ApiKey = None,
 ) -> None:
     """Load an adapter at all replicas."""
     path = source if "://" in source else str(Path(source).expanduser().absolute())
     body = {"lora_name": name, "lora_path": path, "pinned": pinned, "load_inplace": replace}
-    with ServerClient(url, api_key=api_key) as server:
-        server.ask("POST", "/load_lora_adapter", body)
+    _ask(url, api_key, "POST", "/load_lora_adapter", model, body)
     answer(f"{name} is served, from {path}")
 
 
@@ -51,33 +54,33 @@ def rm(
     name: Name,
     force: Annotated[bool, typer.Option("--force", help="End its requests.")] = False,
     url: Url = DEFAULT_URL,
+    model: Model = None,
     api_key: ApiKey = None,
 ) -> None:
     """Unload an adapter, once its requests have ended."""
-    with ServerClient(url, api_key=api_key) as server:
-        server.ask("POST", "/unload_lora_adapter", {"lora_name": name, "force": force})
+    body = {"lora_name": name, "force": force}
+    _ask(url, api_key, "POST", "/unload_lora_adapter", model, body)
     answer(f"{name} is served no longer")
 
 
 @app.command()
-def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def pin(name: Name, url: Url = DEFAULT_URL, model: Model = None, api_key: ApiKey = None) -> None:
     """Keep an adapter loaded."""
-    _pin(name, "pin", url, api_key)
+    _ask(url, api_key, "POST", f"/v1/lora_adapters/{quote(name, safe='')}/pin", model, {})
     answer(f"{name} is pinned")
 
 
 @app.command()
-def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def unpin(name: Name, url: Url = DEFAULT_URL, model: Model = None, api_key: ApiKey = None) -> None:
     """Let an adapter leave memory again."""
-    _pin(name, "unpin", url, api_key)
+    _ask(url, api_key, "POST", f"/v1/lora_adapters/{quote(name, safe='')}/unpin", model, {})
     answer(f"{name} is not pinned")
 
 
 @app.command()
-def ls(url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def ls(url: Url = DEFAULT_URL, model: Model = None, api_key: ApiKey = None) -> None:
     """List the adapters, and what became of them at how many replicas."""
-    with ServerClient(url, api_key=api_key) as server:
-        adapters = server.ask("GET", "/v1/lora_adapters")["data"]
+    adapters = _ask(url, api_key, "GET", "/v1/lora_adapters", model)["data"]
     rows = [_HEADINGS, *map(_row, adapters)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     for row in rows:
@@ -86,9 +89,17 @@ def ls(url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
         )
 
 
-def _pin(name: str, action: str, url: str, api_key: str | None) -> None:
+def _ask(
+    url: str,
+    api_key: str | None,
+    method: str,
+    path: str,
+    model: str | None,
+    body: dict[str, Any] | None = None,
+) -> Any:
+    query = "" if model is None else f"?model={quote(model, safe='')}"
     with ServerClient(url, api_key=api_key) as server:
-        server.ask("POST", f"/v1/lora_adapters/{quote(name, safe='')}/{action}", {})
+        return server.ask(method, path + query, body)
 
 
 def _row(adapter: dict[str, Any]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ class LoadBody(Body):
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     load_inplace: bool | None = None
     pinned: bool | None = None
+    model: str | None = None  # of several behind one address: the gateway's to read
 
 
 class UnloadBody(Body):
@@ -36,6 +37,7 @@ class UnloadBody(Body):
     lora_name: _Name
     lora_int_id: int | None = None
     force: bool | None = None
+    model: str | None = None
 
 
 LORA_BODIES: Mapping[str, type[Body]] = {
@@ -96,7 +98,8 @@ def lora_routes(served: Served) -> APIRouter:
     @router.get("/v1/lora_adapters", dependencies=ADMIN)
     async def adapters() -> Response:
         told = await served.adapters.told()
-        return JSONAnswer({"object": "list", "data": told.pop("adapters"), **told})
+        counters = {"replicas": told["replicas"]} if "replicas" in told else {}
+        return JSONAnswer({"object": "list", "data": told["adapters"], **counters})
 
     @router.post("/v1/lora_adapters/{name}/pin", dependencies=ADMIN)
     async def pin(name: str) -> Response:

@@ -21,7 +21,7 @@ HEALTH_TOKEN_TIMEOUT_S = 20.0
 # Of the configuration: what says where things are on the server.
 _UNSHOWN: dict[str, Any] = {
     "model": {"path"},
-    "lora": {"adapters": {"__all__": {"path"}}},
+    "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
     "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
 }
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from typing import Any
 
 import orjson
 
@@ -67,9 +68,17 @@ def resumable(request: Request) -> Request:
     context = _context.get()
     if context is None or not _is_exact(request.sampling) or request.heal:
         return request
-    note = context.note
-    given = tuple(_read(group, request.request_id) for group in context.begun.tokens)
-    return replace(request, resumption=Resumption(given, lambda events: note(_write(events))))
+    note, adapter = context.note, request.adapter
+    groups = [orjson.loads(group) for group in context.begun.tokens]
+    # What another version of an adapter has said this one does not go on from: it says it anew, and
+    # the checksum tells whether that is the same.
+    is_same = all(made_by == adapter for made_by, _ in groups)
+    given = tuple(_read(group, request.request_id) for _, group in groups) if is_same else ()
+
+    def note_events(events: Sequence[SequenceOutput]) -> None:
+        note(_write(adapter, events))
+
+    return replace(request, resumption=Resumption(given, note_events))
 
 
 def _is_exact(sampling: SamplingParams) -> bool:
@@ -78,16 +87,15 @@ def _is_exact(sampling: SamplingParams) -> bool:
     return is_exact and sampling.n == 1 and not has_lines
 
 
-def _write(events: Sequence[SequenceOutput]) -> bytes:
-    return orjson.dumps(
-        [
-            (event.token_ids, event.finish_reason, event.stop_token_id, event.num_cached_tokens)
-            for event in events
-        ]
-    )
+def _write(adapter: int, events: Sequence[SequenceOutput]) -> bytes:
+    told = [
+        (event.token_ids, event.finish_reason, event.stop_token_id, event.num_cached_tokens)
+        for event in events
+    ]
+    return orjson.dumps((adapter, told))
 
 
-def _read(group: bytes, request_id: str) -> tuple[SequenceOutput, ...]:
+def _read(group: Sequence[Any], request_id: str) -> tuple[SequenceOutput, ...]:
     return tuple(
         SequenceOutput(
             request_id=request_id,
@@ -97,5 +105,5 @@ def _read(group: bytes, request_id: str) -> tuple[SequenceOutput, ...]:
             stop_token_id=stop_token_id,
             num_cached_tokens=num_cached_tokens,
         )
-        for token_ids, reason, stop_token_id, num_cached_tokens in orjson.loads(group)
+        for token_ids, reason, stop_token_id, num_cached_tokens in group
     )

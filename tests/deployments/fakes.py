@@ -302,9 +302,11 @@ class FakeServer:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     grammars: FakeGrammars = field(default_factory=FakeGrammars)
 
+    served_adapters: Adapters | None = None
+
     @property
     def adapters(self) -> Adapters:
-        return FixedAdapters(self.config.lora)
+        return self.served_adapters or FixedAdapters(self.config.lora)
 
 
 def make_config(**api: Any) -> ServeConfig:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from remora.deployments.adapters.present import FixedAdapters
 from tests.deployments.fakes import FakeServer
 from tests.deployments.gateway.fakes import Replica, Replicas, ResumingEngine, gateway, ready
 
@@ -15,6 +16,13 @@ TEXT = "The quick brown fox."
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 GREEDY: dict[str, Any] = {"stream": True, "temperature": 0}
 NAMED = {"x-request-id": "same"}
+
+
+class Versions(FixedAdapters):
+    """One adapter, of some version."""
+
+    def __init__(self, version: int) -> None:
+        self._instances = {"a": version}
 
 
 def make_replica(name: str, *, stop_at: int | None = None, text: str = TEXT) -> Replica:
@@ -105,6 +113,24 @@ async def test_what_cannot_be_continued_exactly_ends_with_an_error_event(
 
     assert "has died" in text
     assert "overloaded_error" in text
+
+
+@pytest.mark.parametrize("versions", [(5, 5), (5, 6)])
+async def test_no_version_of_an_adapter_goes_on_from_anothers_tokens(
+    versions: tuple[int, int],
+) -> None:
+    """What the second replica makes by itself ends differently, so it shows who has made it."""
+    doomed, other = make_replica("one", stop_at=4), make_replica("two", text="The end.")
+    for replica, version in zip((doomed, other), versions, strict=True):
+        replica.server.served_adapters = Versions(version)
+    body = {"model": "tiny:a", "prompt": "x", **GREEDY}
+
+    text = await stream("/v1/completions", body, doomed, other)
+
+    given = other.server.client.requests[-1].resumption
+    assert given is not None
+    assert bool(given.given) == (versions[0] == versions[1])
+    assert "error" not in text
 
 
 async def test_an_answer_that_comes_out_differently_is_not_continued() -> None:
