@@ -4,6 +4,9 @@ All adapters of a batch share the product with the base's weight; what each adds
 products of its own rows, grouped by slot (Punica, arXiv:2310.18547; S-LoRA, arXiv:2311.03285). Rows
 of no adapter are not touched: they are the same bits as without.
 
+On a GPU the products are the kernels of `lora_triton.py`, where there is triton; what stands here
+is their specification, and serves everywhere else.
+
 Legend: N slots, I inputs, O outputs of all parts together, P parts, r most ranks of a part, T rows.
 """
 
@@ -11,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -19,6 +24,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.memory import buffer
+from remora.kernels.row_tiles import RowTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +32,20 @@ class RowGroups:
     """Which rows of a tensor [T, ...] belong to which slot; those of none are in no group.
 
     groups:  slots, ascending, each with its rows [count] int64
+    tiles:   the same for kernels; None = torch computes
     """
 
     groups: tuple[tuple[int, Tensor], ...] = ()
+    tiles: RowTiles | None = None
 
     @classmethod
     def of(cls, slots: npt.NDArray[np.int32], device: torch.device) -> RowGroups:
-        """Group rows.
+        """Group rows for who computes on a device.
 
         slots:  [T], counted from 1; 0 = no adapter
         """
+        if device.type == "cuda" and has_triton():
+            return cls(tiles=RowTiles.of(slots, device))
         return cls(
             tuple(
                 (slot - 1, torch.from_numpy(np.flatnonzero(slots == slot)).to(device))
@@ -58,6 +68,8 @@ class LowRankSlots:
              reads it from its beginning to its end.
     ranks:   [N] int32; the largest rank in use, beyond which A and B are zero
     bounds:  [P + 1] where each part's columns begin
+
+    Kernels read `ranks` and `bounds` from tensors on the device.
     """
 
     def __init__(
@@ -76,6 +88,8 @@ class LowRankSlots:
         num_blocks = -(-self.bounds[-1] // COLUMNS)
         self.b = _zeros((num_slots, num_blocks, max_rank, COLUMNS), dtype, device)
         self.ranks = np.zeros(num_slots, dtype=np.int32)
+        self._ranks = torch.from_numpy(self.ranks).to(device)  # on a CPU the same memory
+        self._bounds = torch.tensor(self.bounds, dtype=torch.int32, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -86,7 +100,7 @@ class LowRankSlots:
         """Empty a slot."""
         self.a[slot].zero_()
         self.b[slot].zero_()
-        self.ranks[slot] = 0
+        self._set_rank(slot, 0)
 
     def write(self, slot: int, part: int, a: Tensor, b: Tensor) -> None:
         """Put one part's update into an empty slot.
@@ -98,13 +112,15 @@ class LowRankSlots:
         whole = self._b_of(slot, self.max_rank).clone()
         whole[:rank, self.bounds[part] : self.bounds[part + 1]] = b.T
         self.b[slot] = whole.view(self.max_rank, -1, COLUMNS).transpose(0, 1)
-        self.ranks[slot] = max(self.ranks[slot], rank)
+        self._set_rank(slot, max(int(self.ranks[slot]), rank))
 
     def add(self, x: Tensor, y: Tensor, rows: RowGroups) -> None:
         """Add each row's update to y [T, O], in place.
 
         x:  [T, I]
         """
+        if rows.tiles is not None:
+            self._add_tiles(x, y, rows.tiles, is_lookup=False)
         for slot, index in rows.groups:
             rank = int(self.ranks[slot])
             if rank > 0:
@@ -116,11 +132,30 @@ class LowRankSlots:
 
         token_ids:  [T], each below I
         """
+        if rows.tiles is not None:
+            self._add_tiles(token_ids, y, rows.tiles, is_lookup=True)
         for slot, index in rows.groups:
             rank = int(self.ranks[slot])
             if rank > 0:
                 shrunk = self._a_of(slot, rank)[:, token_ids[index]].T
                 y.index_add_(0, index, self._expanded(slot, rank, shrunk).to(y.dtype))
+
+    def _add_tiles(self, x: Tensor, y: Tensor, tiles: RowTiles, *, is_lookup: bool) -> None:
+        """Add updates by kernels, to which `x` are inputs or token ids."""
+        from remora.kernels import lora_triton as kernels
+
+        _, width, inputs = self.a.shape
+        splits = 1 if is_lookup else kernels.splits_of(inputs, tiles)
+        shrunk = torch.empty(
+            (len(tiles.rows), splits, width), dtype=torch.float32, device=self.a.device
+        )
+        shrink = kernels.look_up if is_lookup else kernels.shrink
+        shrink(x, self.a, self._ranks, tiles, shrunk, max_rank=self.max_rank)
+        kernels.expand(shrunk, self.b, self._ranks, self._bounds, tiles, y)
+
+    def _set_rank(self, slot: int, rank: int) -> None:
+        self.ranks[slot] = rank
+        self._ranks[slot] = rank
 
     def _a_of(self, slot: int, rank: int) -> Tensor:
         """Return A of all parts, [P * rank, I]."""
@@ -141,6 +176,12 @@ class LowRankSlots:
             for part, (start, stop) in enumerate(pairwise(self.bounds))
         ]
         return torch.cat(parts, dim=1)
+
+
+@cache
+def has_triton() -> bool:
+    """Whether kernels can be had; torch brings triton along on GPUs, mostly."""
+    return find_spec("triton") is not None
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

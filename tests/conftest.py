@@ -31,6 +31,9 @@ os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
     "remora.deployments.http.proxy:middlewares"
 )
 
+# Triton reads it when kernels are first imported: without a GPU they are interpreted.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:

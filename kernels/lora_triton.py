@@ -1,0 +1,318 @@
+"""Low-rank updates on a GPU: the kernels of `LowRankSlots`, whose torch code is the specification.
+
+Two launches for all adapters of a step. `shrink` makes A x of every tile of rows, `expand` adds
+B (A x) to the rows' outputs, in place. Few rows are too few programs to fill a GPU, so `shrink`
+divides their inputs into splits, which `expand` adds up in order: no atomics, the same bits each
+time. What lies beyond an adapter's rank is neither read nor computed, and rows of no adapter are in
+no tile. Sums are float32; A x is rounded to the format of B before it is multiplied.
+
+Nothing here waits for the device or depends on values that are on it, so launches may be captured
+in a graph that runs again with other rows and tiles in the same memory.
+
+Legend, and suffixes of blocks: N slots, I inputs, O outputs, P parts, r most ranks of a part, T
+rows, S splits; M rows of a tile, K inputs, R ranks, C columns of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.row_tiles import LARGE_TILE, SMALL_TILE, RowTiles
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How tiles of a size are computed.
+
+    inputs, columns:  of a block, powers of two
+    max_splits:       of the inputs
+    """
+
+    inputs: int
+    columns: int
+    max_splits: int
+    num_warps: int
+    num_stages: int
+
+    def options(self) -> dict[str, Any]:
+        """Return what triton compiles with; fusion is named, for its default is about to change."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
+
+
+LAUNCHES = {  # by the size of tiles
+    SMALL_TILE: Launch(inputs=64, columns=128, max_splits=8, num_warps=4, num_stages=3),
+    LARGE_TILE: Launch(inputs=64, columns=128, max_splits=1, num_warps=4, num_stages=3),
+}
+MIN_SPLIT = 512  # inputs
+MIN_BLOCK, MAX_BLOCK = 16, 64  # ranks: what a product of blocks needs at least, and what fits
+
+
+def splits_of(inputs: int, tiles: RowTiles) -> int:
+    """Return into how many splits `shrink` divides the inputs; 1 for `look_up`."""
+    return min(LAUNCHES[tiles.size].max_splits, _blocks(inputs, MIN_SPLIT))
+
+
+def shrink(
+    x: Tensor, a: Tensor, ranks: Tensor, tiles: RowTiles, shrunk: Tensor, *, max_rank: int
+) -> None:
+    """Multiply rows with the A of their adapters.
+
+    x:       [T, I], each row in one piece
+    a:       [N, P * max_rank, I]
+    ranks:   [N] int32
+    shrunk:  [rows of tiles or more, S, P * max_rank] float32; what lies beyond an adapter's rank is
+             not written
+    """
+    _, width, inputs = a.shape
+    launch, splits = LAUNCHES[tiles.size], shrunk.shape[1]
+    split_len = _blocks(_blocks(inputs, splits), launch.inputs) * launch.inputs
+    assert x.stride(1) == 1
+    if len(tiles.tiles) > 0:
+        shrink_kernel[_grid(tiles, width, max_rank, splits)](
+            x,
+            a,
+            ranks,
+            tiles.rows,
+            tiles.tiles,
+            shrunk,
+            inputs,
+            width,
+            x.stride(0),
+            splits,
+            split_len,
+            MAX_RANK=max_rank,
+            M=tiles.size,
+            K=launch.inputs,
+            R=rank_block(max_rank),
+            **launch.options(),
+        )
+
+
+def look_up(
+    token_ids: Tensor, a: Tensor, ranks: Tensor, tiles: RowTiles, shrunk: Tensor, *, max_rank: int
+) -> None:
+    """Do what `shrink` does where inputs are one-hot.
+
+    token_ids:  [T] int64, each below I
+    shrunk:     as in `shrink`, with one split
+    """
+    _, width, inputs = a.shape
+    if len(tiles.tiles) > 0:
+        look_up_kernel[_grid(tiles, width, max_rank, 1)](
+            token_ids,
+            a,
+            ranks,
+            tiles.rows,
+            tiles.tiles,
+            shrunk,
+            inputs,
+            width,
+            MAX_RANK=max_rank,
+            M=tiles.size,
+            R=rank_block(max_rank),
+            **LAUNCHES[tiles.size].options(),
+        )
+
+
+def expand(
+    shrunk: Tensor, b: Tensor, ranks: Tensor, bounds: Tensor, tiles: RowTiles, y: Tensor
+) -> None:
+    """Multiply what was shrunk with the B of the rows' adapters, and add it to their outputs.
+
+    shrunk:  [rows of tiles or more, S, P * max_rank] float32
+    b:       [N, blocks, max_rank, columns of a block], as in `LowRankSlots`
+    ranks:   [N] int32
+    bounds:  [P + 1] int32, where each part's columns begin
+    y:       [T, O], each row in one piece; changed in place
+    """
+    _, num_blocks, max_rank, block = b.shape
+    launch = LAUNCHES[tiles.size]
+    assert y.stride(1) == 1
+    if len(tiles.tiles) > 0:
+        expand_kernel[(len(tiles.tiles), _blocks(num_blocks * block, launch.columns))](
+            shrunk,
+            b,
+            ranks,
+            bounds,
+            tiles.rows,
+            tiles.tiles,
+            y,
+            shrunk.shape[2],
+            shrunk.shape[1],
+            len(bounds) - 1,
+            b.stride(0),
+            y.stride(0),
+            MAX_RANK=max_rank,
+            BLOCK=block,
+            M=tiles.size,
+            R=rank_block(max_rank),
+            C=launch.columns,
+            **launch.options(),
+        )
+
+
+def rank_block(max_rank: int) -> int:
+    """Return how many ranks of a part are computed together."""
+    return min(MAX_BLOCK, max(MIN_BLOCK, 1 << (max_rank - 1).bit_length()))
+
+
+def _grid(tiles: RowTiles, width: int, max_rank: int, splits: int) -> tuple[int, int, int]:
+    blocks = _blocks(max_rank, rank_block(max_rank))
+    return len(tiles.tiles), width // max_rank * blocks, splits
+
+
+def _blocks(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+@triton.jit
+def shrink_kernel(
+    x: tl.tensor,
+    a: tl.tensor,
+    ranks: tl.tensor,
+    rows: tl.tensor,
+    tiles: tl.tensor,
+    shrunk: tl.tensor,
+    inputs: int,
+    width: int,
+    x_stride: int,
+    num_splits: int,
+    split_len: int,
+    MAX_RANK: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    R: tl.constexpr,
+) -> None:
+    """Program (tile, block of a part's ranks, split)."""
+    tile = tiles + tl.program_id(0) * 3
+    slot, first, stop = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    rank = tl.load(ranks + slot)
+    blocks: tl.constexpr = (MAX_RANK + R - 1) // R
+    part, from_rank = tl.program_id(1) // blocks, tl.program_id(1) % blocks * R
+    if (first >= stop) | (from_rank >= rank):
+        return
+    at_M = first + tl.arange(0, M)
+    is_row_M = at_M < stop
+    x_M = x + tl.load(rows + at_M, mask=is_row_M, other=0).to(tl.int64) * x_stride
+    rank_R = from_rank + tl.arange(0, R)
+    is_used_R = rank_R < rank
+    column_R = part * MAX_RANK + rank_R
+    a_R = a + (slot * width + column_R) * inputs
+    split = tl.program_id(2)
+    begin = split * split_len
+    end = tl.minimum(begin + split_len, inputs)
+    sum_MR = tl.full([M, R], 0.0, tl.float32)
+    for block in range(begin, end, K):
+        input_K = block + tl.arange(0, K)
+        is_input_K = input_K < end
+        x_MK = tl.load(
+            x_M[:, None] + input_K[None, :], mask=is_row_M[:, None] & is_input_K[None, :], other=0.0
+        )
+        a_KR = tl.load(
+            a_R[None, :] + input_K[:, None],
+            mask=is_used_R[None, :] & is_input_K[:, None],
+            other=0.0,
+        )
+        sum_MR = tl.dot(x_MK.to(a_KR.dtype), a_KR, sum_MR, input_precision="ieee")
+    to_M = shrunk + (at_M.to(tl.int64) * num_splits + split) * width
+    tl.store(to_M[:, None] + column_R[None, :], sum_MR, mask=is_row_M[:, None] & is_used_R[None, :])
+
+
+@triton.jit
+def look_up_kernel(
+    token_ids: tl.tensor,
+    a: tl.tensor,
+    ranks: tl.tensor,
+    rows: tl.tensor,
+    tiles: tl.tensor,
+    shrunk: tl.tensor,
+    inputs: int,
+    width: int,
+    MAX_RANK: tl.constexpr,
+    M: tl.constexpr,
+    R: tl.constexpr,
+) -> None:
+    """Program (tile, block of a part's ranks)."""
+    tile = tiles + tl.program_id(0) * 3
+    slot, first, stop = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    rank = tl.load(ranks + slot)
+    blocks: tl.constexpr = (MAX_RANK + R - 1) // R
+    part, from_rank = tl.program_id(1) // blocks, tl.program_id(1) % blocks * R
+    at_M = first + tl.arange(0, M)
+    is_row_M = at_M < stop
+    row_M = tl.load(rows + at_M, mask=is_row_M, other=0)
+    id_M = tl.load(token_ids + row_M, mask=is_row_M, other=0)
+    rank_R = from_rank + tl.arange(0, R)
+    column_R = part * MAX_RANK + rank_R
+    is_used_MR = is_row_M[:, None] & (rank_R < rank)[None, :]
+    a_R = a + (slot * width + column_R) * inputs
+    a_MR = tl.load(a_R[None, :] + id_M[:, None], mask=is_used_MR, other=0.0)
+    to_M = shrunk + at_M.to(tl.int64) * width
+    tl.store(to_M[:, None] + column_R[None, :], a_MR.to(tl.float32), mask=is_used_MR)
+
+
+@triton.jit
+def expand_kernel(
+    shrunk: tl.tensor,
+    b: tl.tensor,
+    ranks: tl.tensor,
+    bounds: tl.tensor,
+    rows: tl.tensor,
+    tiles: tl.tensor,
+    y: tl.tensor,
+    width: int,
+    num_splits: int,
+    num_parts: int,
+    b_stride: int,
+    y_stride: int,
+    MAX_RANK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    M: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """Program (tile, block of columns), which may lie in several parts."""
+    tile = tiles + tl.program_id(0) * 3
+    slot, first, stop = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
+    rank = tl.load(ranks + slot)
+    if (first >= stop) | (rank == 0):
+        return
+    at_M = first + tl.arange(0, M)
+    is_row_M = at_M < stop
+    from_M = shrunk + at_M.to(tl.int64) * num_splits * width
+    from_column = tl.program_id(1) * C
+    column_C = from_column + tl.arange(0, C)
+    b_C = b + slot * b_stride + column_C // BLOCK * (MAX_RANK * BLOCK) + column_C % BLOCK
+    sum_MC = tl.full([M, C], 0.0, tl.float32)
+    for part in range(num_parts):
+        begin, end = tl.load(bounds + part), tl.load(bounds + part + 1)
+        if (begin < from_column + C) & (end > from_column):
+            is_column_C = (column_C >= begin) & (column_C < end)
+            for from_rank in range(0, rank, R):
+                rank_R = from_rank + tl.arange(0, R)
+                is_used_R = rank_R < rank
+                from_MR = from_M[:, None] + (part * MAX_RANK + rank_R)[None, :]
+                is_used_MR = is_row_M[:, None] & is_used_R[None, :]
+                shrunk_MR = tl.load(from_MR, mask=is_used_MR, other=0.0)
+                for split in range(1, num_splits):
+                    shrunk_MR += tl.load(from_MR + split * width, mask=is_used_MR, other=0.0)
+                b_RC = tl.load(
+                    b_C[None, :] + (rank_R * BLOCK)[:, None],
+                    mask=is_used_R[:, None] & is_column_C[None, :],
+                    other=0.0,
+                )
+                sum_MC = tl.dot(shrunk_MR.to(b_RC.dtype), b_RC, sum_MC, input_precision="ieee")
+    row_M = tl.load(rows + at_M, mask=is_row_M, other=0).to(tl.int64)
+    y_MC = y + (row_M * y_stride)[:, None] + column_C[None, :]
+    is_output_MC = is_row_M[:, None] & (column_C < tl.load(bounds + num_parts))[None, :]
+    before_MC = tl.load(y_MC, mask=is_output_MC, other=0.0)
+    tl.store(y_MC, (before_MC.to(tl.float32) + sum_MC).to(before_MC.dtype), mask=is_output_MC)

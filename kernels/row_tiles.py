@@ -1,0 +1,55 @@
+"""Rows of a batch, sorted by the slot of their adapter and cut into tiles of one slot each.
+
+A kernel takes a tile for each program, so one launch covers all adapters of a step. Made once for a
+step, on the host, and copied to the device in one piece. Knows nothing of what is multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+SMALL_TILE, LARGE_TILE = 16, 64  # rows
+MANY_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Which rows each tile has. More tiles than needed may follow, with empty ranges.
+
+    rows:   [count] int32, sorted by slot; rows of no adapter are not among them
+    tiles:  [num_tiles, 3] int32: a slot, counted from 0, and the half-open range of `rows`
+    size:   most rows of a tile
+    """
+
+    rows: Tensor
+    tiles: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, slots: npt.NDArray[np.int32], device: torch.device) -> RowTiles:
+        """Cut rows into tiles.
+
+        slots:  [T], counted from 1; 0 = no adapter
+        """
+        adapted = np.flatnonzero(slots)
+        rows = adapted[np.argsort(slots[adapted], kind="stable")]
+        size = tile_size(len(rows))
+        groups = np.unique(slots[rows], return_index=True, return_counts=True)
+        tiles = [
+            (slot - 1, first, min(first + size, start + count))
+            for slot, start, count in zip(*(part.tolist() for part in groups), strict=True)
+            for first in range(start, start + count, size)
+        ]
+        packed = np.concatenate([rows, np.array(tiles, dtype=np.int64).ravel()]).astype(np.int32)
+        there = torch.from_numpy(packed).to(device)
+        return cls(there[: len(rows)], there[len(rows) :].view(-1, 3), size)
+
+
+def tile_size(num_rows: int) -> int:
+    """Return how many rows of one adapter are computed together: few in decode steps."""
+    return SMALL_TILE if num_rows < MANY_ROWS else LARGE_TILE

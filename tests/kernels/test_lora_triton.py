@@ -1,0 +1,377 @@
+"""Kernels of low-rank updates against the torch code, and compiled for GPUs that are not here.
+
+    TRITON_INTERPRET=0 python -m pytest -m gpu tests/kernels/test_lora_triton.py
+
+runs them on a GPU; without the variable they are interpreted, which needs none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from remora.kernels.lora import LowRankSlots, RowGroups
+from remora.kernels.row_tiles import LARGE_TILE, SMALL_TILE, RowTiles
+
+tl = pytest.importorskip("triton.language")
+
+ROOT = Path(__file__).parents[2]
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
+DEVICES = [
+    pytest.param(
+        "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+    ),
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+        ],
+    ),
+]
+on_devices = pytest.mark.parametrize("device", DEVICES)
+
+# Of sums of about one; A x and the result are rounded to the format.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+KERNELS = ("shrink_kernel", "expand_kernel", "look_up_kernel")
+
+# Bytes of shared memory that a block may have.
+TARGETS = {
+    "cuda:80": 163 * 1024,
+    "cuda:90": 227 * 1024,
+    "cuda:100": 227 * 1024,
+    "cuda:120": 99 * 1024,
+    "hip:gfx942": 64 * 1024,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted_bfloat16() -> Iterator[None]:
+    """Make triton's interpreter multiply blocks of bfloat16, whose bits it takes for integers."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    original = InterpreterBuilder.create_dot
+
+    def create_dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        if a.dtype == tl.bfloat16:
+            a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
+        return original(builder, a, b, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpreterBuilder, "create_dot", create_dot)
+        yield
+
+
+def make_slots(
+    ranks: list[list[int]],
+    *,
+    inputs: int,
+    parts: list[int],
+    max_rank: int,
+    dtype: torch.dtype,
+    device: str,
+) -> LowRankSlots:
+    """Fill slots with random updates, a rank for each part; what no adapter uses is NaN."""
+    slots = LowRankSlots(len(ranks), inputs, parts, max_rank, dtype=dtype, device=device)
+    for slot, of_parts in enumerate(ranks):
+        for part, rank in enumerate(of_parts):
+            if rank > 0:
+                a = torch.randn(rank, inputs) / inputs**0.5
+                b = torch.randn(parts[part], rank) / rank**0.5
+                slots.write(slot, part, a.to(device, dtype), b.to(device, dtype))
+    for slot, rank in enumerate(slots.ranks.tolist()):
+        slots.a[slot].view(len(parts), max_rank, inputs)[:, rank:] = float("nan")
+        slots.b[slot, :, rank:] = float("nan")
+    return slots
+
+
+def exact(slots: LowRankSlots) -> LowRankSlots:
+    """Return the same updates in float64, for the torch code."""
+    parts = np.diff(slots.bounds).tolist()
+    made = LowRankSlots(
+        len(slots.ranks),
+        slots.a.shape[2],
+        parts,
+        slots.max_rank,
+        dtype=torch.float64,
+        device="cpu",
+    )
+    made.a[:], made.b[:], made.ranks[:] = slots.a.cpu(), slots.b.cpu(), slots.ranks
+    return made
+
+
+def tiled(rows: list[int], device: str) -> RowGroups:
+    return RowGroups(tiles=RowTiles.of(np.array(rows, dtype=np.int32), torch.device(device)))
+
+
+def grouped(rows: list[int]) -> RowGroups:
+    return RowGroups.of(np.array(rows, dtype=np.int32), torch.device("cpu"))
+
+
+def check(slots: LowRankSlots, rows: list[int], *, groups: RowGroups | None = None) -> None:
+    """Add updates to random rows; compare with the torch code, and rows of no update by bits."""
+    dtype, device = slots.a.dtype, str(slots.a.device)
+    x = torch.randn(len(rows), slots.a.shape[2], device=device).to(dtype)
+    y = torch.randn(len(rows), slots.bounds[-1], device=device).to(dtype)
+    before, expected = y.clone(), y.double().cpu()
+
+    slots.add(x, y, groups or tiled(rows, device))
+    exact(slots).add(x.double().cpu(), expected, grouped(rows))
+
+    compare(y, expected, before, slots, rows)
+
+
+def compare(
+    y: Tensor, expected: Tensor, before: Tensor, slots: LowRankSlots, rows: list[int]
+) -> None:
+    tolerance = TOLERANCES[y.dtype]
+    torch.testing.assert_close(y.double().cpu(), expected, atol=tolerance, rtol=tolerance)
+    still = [row for row, slot in enumerate(rows) if slot == 0 or slots.ranks[slot - 1] == 0]
+    assert torch.equal(y[still], before[still])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Slots, which may be empty, of parts, which may lack an update, and rows."""
+
+    inputs: int
+    parts: list[int]
+    max_rank: int
+    ranks: list[list[int]]
+    rows: list[int]
+    dtype: torch.dtype
+    seed: int
+
+    def slots(self) -> LowRankSlots:
+        torch.manual_seed(self.seed)
+        return make_slots(
+            self.ranks,
+            inputs=self.inputs,
+            parts=self.parts,
+            max_rank=self.max_rank,
+            dtype=self.dtype,
+            device="cpu",
+        )
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    parts = draw(st.lists(st.integers(1, 150), min_size=1, max_size=3))
+    max_rank = draw(st.integers(1, 20))
+    of_parts = st.lists(st.integers(0, max_rank), min_size=len(parts), max_size=len(parts))
+    ranks = draw(st.lists(of_parts, min_size=1, max_size=4))
+    return Case(
+        inputs=draw(st.integers(1, 140)),
+        parts=parts,
+        max_rank=max_rank,
+        ranks=ranks,
+        rows=draw(st.lists(st.integers(0, len(ranks)), max_size=24)),
+        dtype=draw(st.sampled_from(list(TOLERANCES))),
+        seed=draw(st.integers(0, 9)),
+    )
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+@settings(max_examples=25)
+@given(case=cases())
+def test_rows_get_what_torch_adds_and_rows_of_none_stay_the_same_bits(case: Case) -> None:
+    check(case.slots(), case.rows)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+@settings(max_examples=12)
+@given(case=cases())
+def test_what_is_looked_up_gets_what_torch_adds(case: Case) -> None:
+    slots, rows = case.slots(), case.rows
+    ids = torch.randint(0, case.inputs, (len(rows),))
+    y = torch.randn(len(rows), slots.bounds[-1]).to(case.dtype)
+    before, expected = y.clone(), y.double()
+
+    slots.add_looked_up(ids, y, tiled(rows, "cpu"))
+    exact(slots).add_looked_up(ids, expected, grouped(rows))
+
+    compare(y, expected, before, slots, rows)
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 9, 150])
+def test_tiles_of_every_size_agree_with_torch(
+    device: str, dtype: torch.dtype, num_rows: int
+) -> None:
+    torch.manual_seed(num_rows)
+    slots = make_slots(
+        [[5, 5, 5], [0, 0, 0], [16, 1, 0], [3, 0, 0]],
+        inputs=100,
+        parts=[64, 24, 72],
+        max_rank=16,
+        dtype=dtype,
+        device=device,
+    )
+
+    check(slots, torch.randint(0, 5, (num_rows,)).tolist())
+
+
+@on_devices
+@pytest.mark.parametrize("inputs", [576, 1100, 5000])
+def test_inputs_of_few_rows_are_summed_in_splits(device: str, inputs: int) -> None:
+    torch.manual_seed(inputs)
+    slots = make_slots(
+        [[8], [4]], inputs=inputs, parts=[40], max_rank=8, dtype=torch.float32, device=device
+    )
+
+    check(slots, [1, 0, 2])
+
+
+@on_devices
+def test_ranks_beyond_a_block_are_computed_in_several(device: str) -> None:
+    torch.manual_seed(0)
+    slots = make_slots(
+        [[100, 70], [2, 1]],
+        inputs=33,
+        parts=[10, 130],
+        max_rank=100,
+        dtype=torch.float32,
+        device=device,
+    )
+
+    check(slots, [1, 2, 0, 1])
+
+
+@on_devices
+def test_rows_may_be_parts_of_wider_ones(device: str) -> None:
+    torch.manual_seed(0)
+    slots = make_slots([[3]], inputs=20, parts=[30], max_rank=4, dtype=torch.float32, device=device)
+    x, y = torch.randn(3, 50, device=device)[:, 7:27], torch.randn(3, 90, device=device)
+    before, rows = y.clone(), [1, 0, 1]
+    expected = y[:, 40:70].double().cpu()
+
+    slots.add(x, y[:, 40:70], tiled(rows, device))
+    exact(slots).add(x.double().cpu(), expected, grouped(rows))
+
+    compare(y[:, 40:70], expected, before[:, 40:70], slots, rows)
+    assert torch.equal(y[:, :40], before[:, :40])
+    assert torch.equal(y[:, 70:], before[:, 70:])
+
+
+@on_devices
+@pytest.mark.parametrize("rows", [[], [0], [0, 0, 0]])
+def test_a_step_without_adapters_changes_nothing(device: str, rows: list[int]) -> None:
+    slots = make_slots([[2]], inputs=8, parts=[8], max_rank=2, dtype=torch.float32, device=device)
+
+    check(slots, rows)
+
+
+@on_devices
+def test_tiles_without_rows_are_passed_over(device: str) -> None:
+    """So that a captured graph may have as many tiles as a step needs at most."""
+    torch.manual_seed(0)
+    slots = make_slots(
+        [[4], [2]], inputs=16, parts=[70], max_rank=4, dtype=torch.float32, device=device
+    )
+    rows = [2, 0, 1, 1]
+    made = RowTiles.of(np.array(rows, dtype=np.int32), torch.device(device))
+    more = RowTiles(
+        rows=torch.nn.functional.pad(made.rows, (0, 5)),
+        tiles=torch.nn.functional.pad(made.tiles, (0, 0, 0, 7)),
+        size=made.size,
+    )
+
+    check(slots, rows, groups=RowGroups(tiles=more))
+
+
+@on_devices
+def test_a_slot_that_is_cleared_or_written_anew_is_known_to_the_kernels(device: str) -> None:
+    torch.manual_seed(0)
+    slots = make_slots(
+        [[4], [4]], inputs=16, parts=[20], max_rank=4, dtype=torch.float32, device=device
+    )
+
+    slots.clear(0)
+    check(slots, [1, 2])
+    slots.write(0, 0, torch.randn(3, 16, device=device), torch.randn(20, 3, device=device))
+    check(slots, [1, 2])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_captured_step_runs_again_with_other_rows() -> None:
+    torch.manual_seed(0)
+    slots = make_slots(
+        [[8], [3]], inputs=600, parts=[100], max_rank=8, dtype=torch.float32, device="cuda"
+    )
+    first, second = tiled([1, 0, 2], "cuda"), tiled([2, 1, 0], "cuda")
+    x, y = torch.randn(3, 600, device="cuda"), torch.zeros(3, 100, device="cuda")
+    expected = torch.zeros(3, 100, dtype=torch.float64)
+    slots.add(x, y, first)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        slots.add(x, y, first)
+    assert first.tiles is not None
+    assert second.tiles is not None
+
+    first.tiles.rows.copy_(second.tiles.rows)
+    first.tiles.tiles.copy_(second.tiles.tiles)
+    y.zero_()
+    graph.replay()
+    exact(slots).add(x.double().cpu(), expected, grouped([2, 1, 0]))
+
+    torch.testing.assert_close(y.double().cpu(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_rows_on_a_gpu_are_computed_by_kernels() -> None:
+    made = RowGroups.of(np.array([0, 1], dtype=np.int32), torch.device("cuda"))
+
+    assert made.tiles is not None
+
+
+def test_slots_need_no_triton() -> None:
+    program = """
+import sys
+sys.modules["triton"] = None
+import remora.kernels.lora
+assert "remora.kernels.lora_triton" not in sys.modules
+"""
+
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[dict[str, Any]]:
+    """What came of compiling for all targets."""
+    program = [sys.executable, str(ROOT / "tests/kernels/compile_lora.py"), *TARGETS]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        program, env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_kernels_compile_and_their_blocks_fit(compiled: list[dict[str, Any]], target: str) -> None:
+    made = {
+        (found["kernel"], found["dtype"], found["tile"]): found["shared"]
+        for found in compiled
+        if found["target"] == target
+    }
+
+    assert made.keys() >= set(itertools.product(KERNELS, ["bf16"], [SMALL_TILE, LARGE_TILE]))
+    assert max(made.values()) <= TARGETS[target]
