@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FOLDERS := configs kernels engine lora deployments
 
-.PHONY: serve test test-clients check bench bench-peers setup clean
+.PHONY: serve test test-clients check bench bench-peers gpu setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -30,6 +30,10 @@ bench: $(STAMP)  ## Measure the engine on this machine
 
 bench-peers: $(STAMP)  ## Install other engines and measure them (tests/benchmarks/peers)
 	$(BIN)/python tests/benchmarks/peers/run.py measure
+
+gpu: $(STAMP)  ## Test and measure the kernels on the GPU of this machine
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu
+	$(BIN)/python tests/benchmarks/lora_kernels.py
 
 setup: $(STAMP)  ## Make .venv and install
 
