@@ -98,7 +98,8 @@ class RemoteAdapter:
         for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
             try:
                 facts = self._fs.info(f"{self._path}/{name}")
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                _refuse_unreached(error)
                 self._refuse_missing(name)
             if facts.get("type", "file") != "file":
                 raise InvalidAdapter(f"{self.url}/{name} is no file")
@@ -191,6 +192,13 @@ def _file_system(url: str) -> tuple[Any, str]:
     except ValueError as error:
         raise InvalidAdapter(f"{scheme}:// cannot be read here: {error}") from error
     return file_system, str(path)
+
+
+def _refuse_unreached(error: FileNotFoundError) -> None:
+    """Raise the cause of an error if it is the network: for http:// all files are then missing."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+        raise cause
 
 
 def _only_one(cache: Path, key: str, deadline: float) -> Any:

@@ -195,7 +195,7 @@ def test_files_that_change_while_they_are_read_are_read_again(files: Any, tmp_pa
     def exchange(path: str) -> None:
         put(files, tmp_path, tensors=make_tensors(value=2.0), lora_alpha=5)
 
-    files.faults.append(exchange)
+    files.faults += [lambda path: None, exchange]  # the weights, after the configuration
 
     folder = make_sources().fetch(URL)
 
@@ -308,6 +308,11 @@ def test_sums_that_are_right_pass(files: Any, tmp_path: Path) -> None:
     wrong_sums("SHA256SUMS", f"{hashlib.sha256(content).hexdigest()} *./{WEIGHTS}\n")(files)
 
     assert make_sources().fetch(URL).is_dir()
+
+
+def test_a_web_server_that_is_gone_is_not_an_adapter_that_is_missing() -> None:
+    with pytest.raises(Unavailable, match=r"fetching http://.*: .*Connect"):
+        Sources(pauses_s=()).fetch("http://127.0.0.1:9/pirate")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
 from remora.configs.lora import AdapterEntry, LoraSection
@@ -176,6 +178,18 @@ def test_a_source_that_the_api_may_not_name_is_refused(
 
     assert raised.value.param == "lora_path"
     assert len(raised.value.message) < 400
+
+
+@given(source=st.text() | st.text("/.~:@%fileh3s0", max_size=30))
+def test_whatever_the_api_names_is_refused_or_a_folder_by_its_whole_name(source: str) -> None:
+    """No text makes anything else happen."""
+    try:
+        Sources(roots=["/"]).check(source)
+    except InvalidRequest:
+        return
+
+    assert source.lower().startswith(("/", "~", "file://", "local://"))
+    assert ".." not in source.split("/")
 
 
 def test_without_roots_the_api_may_load_nothing(root: Path) -> None:

@@ -1,0 +1,133 @@
+"""Adapters of a server that speaks S3, on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import InvalidAdapter, Unavailable
+from remora.lora.adapter import read_adapter
+from remora.lora.files import CONFIG, PICKLES, WEIGHTS
+from remora.lora.sources import Sources
+from tests.lora.peft_files import SHAPES, make_tensors, write_adapter
+
+moto = pytest.importorskip("moto.server")
+s3fs = pytest.importorskip("s3fs")
+
+MAX_BYTES = 100_000
+URL = "s3://bucket/adapters/pirate"
+SECRET = "planted-secret"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bucket(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The file system as others see it who share no cache with us, with an adapter in a bucket."""
+    host, port = server.get_host_and_port()
+    set_up(monkeypatch, f"http://{host}:{port}")
+    monkeypatch.setenv("REMORA_CACHE", str(tmp_path / "cache"))
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    files.mkdir("bucket")
+    put(files, tmp_path)
+    yield files
+    files.rm("bucket", recursive=True)
+
+
+def set_up(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    settings = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def put(files: Any, tmp_path: Path, **changes: Any) -> None:
+    folder = write_adapter(tmp_path / "written", **changes)
+    for name in (CONFIG, WEIGHTS):
+        files.pipe(f"{URL}/{name}", (folder / name).read_bytes())
+
+
+def make_sources() -> Sources:
+    return Sources(repo="s3://bucket/adapters", max_bytes=MAX_BYTES, pauses_s=())
+
+
+def test_an_adapter_is_found_and_fetched(bucket: Any) -> None:
+    sources = make_sources()
+    sources.check(URL)
+
+    folder = sources.fetch(URL)
+
+    assert sources.repo_adapters() == {"pirate": URL}
+    assert read_adapter(folder, SHAPES).max_rank == 2
+    assert sources.fetch(URL) == folder
+
+
+def test_files_that_changed_are_fetched_anew(bucket: Any, tmp_path: Path) -> None:
+    sources = make_sources()
+    sources.repo_adapters()  # which lists all files
+    before, stamp = sources.fetch(URL), sources.stamp(URL)
+    assert stamp == sources.stamp(URL) != ""
+
+    put(bucket, tmp_path, tensors=make_tensors(value=2.0))
+
+    assert sources.stamp(URL) not in ("", stamp)
+    assert sources.fetch(URL) != before
+
+
+def test_an_adapter_that_came_later_is_found(bucket: Any) -> None:
+    sources = make_sources()
+    assert list(sources.repo_adapters()) == ["pirate"]
+
+    bucket.pipe("s3://bucket/adapters/french/adapter_config.json", b"{}")
+
+    assert list(sources.repo_adapters()) == ["french", "pirate"]
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("s3://bucket/adapters/nobody", "is not there"),
+        ("s3://no-such-bucket/adapters", "is not there"),
+    ],
+)
+def test_what_is_not_there_is_told(source: str, reason: str, bucket: Any) -> None:
+    with pytest.raises(InvalidAdapter, match=reason):
+        make_sources().fetch(source)
+
+
+def test_a_broken_adapter_is_refused(bucket: Any) -> None:
+    bucket.pipe(f"{URL}/{WEIGHTS}", bytes(MAX_BYTES + 1))
+    with pytest.raises(InvalidAdapter, match="max_adapter_bytes"):
+        make_sources().fetch(URL)
+
+    bucket.rm(f"{URL}/{WEIGHTS}")
+    bucket.pipe(f"{URL}/{PICKLES[0]}", b"")
+    with pytest.raises(InvalidAdapter, match="a pickle"):
+        make_sources().fetch(URL)
+
+
+def test_a_server_that_is_gone_is_told_without_secrets(
+    bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        set_up(elsewhere, f"http://127.0.0.1:9/{SECRET}")
+        with pytest.raises(Unavailable, match="fetching s3://") as raised:
+            make_sources().fetch(URL)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+    assert SECRET not in str(raised.value)
