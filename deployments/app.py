@@ -109,7 +109,7 @@ def manager_options(name: str) -> Mapping[str, Any]:
         "max_ongoing_requests": MANAGER_REQUESTS,
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
-        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_wait_loop_s": 1.0,
         "graceful_shutdown_timeout_s": SHUTDOWN_S,
         "max_constructor_retry_count": 2,
     }
