@@ -18,7 +18,8 @@ SESSIONS, PREFIXES, ADAPTERS = "routed-by-session", "routed-by-prefix", "routed-
 ROUTING = {
     SESSIONS: {"policy": "session", "gateway": "off"},
     PREFIXES: {"policy": "prefix"},
-    ADAPTERS: {"policy": "lora"},
+    # Answers come sooner here than reports of them: by load, others would seem less busy.
+    ADAPTERS: {"policy": "lora", "max_imbalance": 100},
 }
 NAMES = [f"adapter-{n}" for n in range(8)]
 WORDS = "the same words for everybody, again and again " * 4
