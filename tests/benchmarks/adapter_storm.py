@@ -42,6 +42,7 @@ TARGETS: tuple[Any, ...] = (
     ["down_proj", "up_proj"],
 )
 RANKS = (1, 2, 4, 8)
+CHANGERS = 4
 
 
 @dataclass
@@ -87,13 +88,14 @@ class Storm:
         self.chance = random.Random(0)
         self.tally = Tally()
         self.pinned: str | None = None
+        self.pause_s = 0.01
 
     async def ask(self, name: str | None) -> None:
         """Ask once, and say what was wrong with the answer."""
         known = None if name is None else self.names[name]
         before = 0 if known is None else known.changes
         was_loaded = known is None or known.is_loaded
-        allowed = [self.base] if known is None else [v.ids for v in known.versions[-1:]]
+        versions = [] if known is None else list(known.versions)  # two while one is being loaded
         body: dict[str, Any] = {
             "prompt": PROMPT,
             "max_tokens": NUM_TOKENS,
@@ -113,8 +115,8 @@ class Storm:
         took = time.monotonic() - began
         (self.tally.base_s if known is None else self.tally.adapted_s).append(took)
         has_changed = known is not None and known.changes != before
-        if known is not None and has_changed:
-            allowed = [version.ids for version in known.versions]
+        versions += [] if known is None else known.versions
+        allowed = [self.base] if known is None else [version.ids for version in versions]
         if answer.status_code == 404 and (has_changed or not was_loaded):
             self.tally.answers["unknown, rightly"] += 1
         elif answer.status_code != 200:
@@ -177,7 +179,7 @@ class Storm:
                         await self.unload(name)
                     case _:
                         await self.pin(name)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(self.chance.expovariate(1 / self.pause_s))
 
     async def phase(
         self, seconds: float, base_rate: float, adapter_rate: float, changers: int
@@ -256,7 +258,8 @@ async def run(server: Server, base: list[int], pool: list[Known], args: argparse
     before = memory_mb(server)
     show("base alone", await storm.phase(args.calm, args.base_rate, 0, 0))
     show("with adapters", await storm.phase(args.calm, args.base_rate, args.rate, 0))
-    show("storm", await storm.phase(args.seconds, args.base_rate, args.rate, 4))
+    storm.pause_s = CHANGERS / args.changes
+    show("storm", await storm.phase(args.seconds, args.base_rate, args.rate, CHANGERS))
     for name, counts in (await storm.replicas()).items():
         print(f"  {name}: {counts}")
     for name, known in storm.names.items():
@@ -276,6 +279,7 @@ def main() -> None:
     parser.add_argument("--calm", type=float, default=60.0)
     parser.add_argument("--base-rate", type=float, default=3.0)
     parser.add_argument("--rate", type=float, default=6.0)
+    parser.add_argument("--changes", type=float, default=1.0, help="a second, at most")
     parser.add_argument("--proxy", default="python", choices=("python", "haproxy"))
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
