@@ -153,7 +153,7 @@ class Catalogue:
 
     @property
     def num_changes(self) -> int:
-        """How often the state of a version has changed."""
+        """How often something has come about that the manager may wait for."""
         return self._num_changes
 
     async def changed(self, since: int) -> None:
@@ -175,7 +175,8 @@ class Catalogue:
         for record in self._due(desired):
             self._begin(self._entries[record.version])
         self._trim()
-        self._note()
+        self._num_changes += 1
+        self._wake()
 
     async def settled(self) -> None:
         """Wait until nothing is being loaded."""
@@ -288,7 +289,7 @@ class Catalogue:
                 await work
             finally:
                 entry.work = None
-                self._note()
+                self._note(entry)
 
         entry.phase = phase
         entry.work = asyncio.create_task(done(), name=f"remora-adapter-{entry.record.version}")
@@ -297,7 +298,7 @@ class Catalogue:
         async with self._loads:
             await self._take_turn(entry)
             record, entry.phase, entry.failure = entry.record, "loading", None
-            self._note()
+            self._note(entry)
             try:
                 facts = await self._loader.prepare(record.version, record.source)
                 if record.digest not in ("", facts.digest):
@@ -377,14 +378,16 @@ class Catalogue:
                 self._leave(entry)
             else:
                 self._entries.pop(entry.record.version, None)
-                self._note()
+                self._note(entry)
                 return
 
     # -- telling -------------------------------------------------------------------------------
 
-    def _note(self) -> None:
-        """The state of a version has changed."""
-        self._num_changes += 1
+    def _note(self, entry: _Entry) -> None:
+        """The state of a version has changed. That one served leaves memory is nobody's news."""
+        is_served = self._current.get(entry.record.name) == entry.record.version
+        if not is_served or entry.failure is not None:
+            self._num_changes += 1
         self._wake()
 
     def _wake(self) -> None:

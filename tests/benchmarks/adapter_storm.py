@@ -89,6 +89,7 @@ class Storm:
         self.tally = Tally()
         self.pinned: str | None = None
         self.pause_s = 0.01
+        self.num_loaded = 0
 
     async def ask(self, name: str | None) -> None:
         """Ask once, and say what was wrong with the answer."""
@@ -139,6 +140,7 @@ class Storm:
         if answer.status_code == 200:
             known.is_loaded = True
             known.versions = [chosen]
+            self.num_loaded += 1
         else:
             known.versions.remove(chosen)
             self.tally.faults.append(f"load {name}: {answer.status_code} {answer.text[:200]}")
@@ -260,6 +262,7 @@ async def run(server: Server, base: list[int], pool: list[Known], args: argparse
     show("with adapters", await storm.phase(args.calm, args.base_rate, args.rate, 0))
     storm.pause_s = CHANGERS / args.changes
     show("storm", await storm.phase(args.seconds, args.base_rate, args.rate, CHANGERS))
+    print(f"  loaded and reloaded by the API, since the start: {storm.num_loaded}")
     for name, counts in (await storm.replicas()).items():
         print(f"  {name}: {counts}")
     for name, known in storm.names.items():
