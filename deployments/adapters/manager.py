@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from remora.configs.errors import (
     InvalidAdapter,
@@ -68,10 +69,14 @@ class LoRAManager:
         self._clock: Callable[[], float] = time.monotonic
         self._began_at = self._clock()
         self._replicas: dict[str, _Replica] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        # Each lives as long as somebody holds it or waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._missing: dict[str, float] = {}
-        self._stamps: dict[str, str] = {}
+        self._found: dict[str, tuple[str, str]] = {}  # name -> source and stamp, in the repository
+        self._stamps: dict[str, str] = {}  # of what is served
         self._refused: dict[str, str] = {}  # adapters of the repository that cannot be served
+        self._retried: set[str] = set()
+        self._scanning = asyncio.Lock()
         self._removed: set[int] = set()
         self._beginning = asyncio.Lock()
         self._has_begun = False
@@ -157,9 +162,7 @@ class LoRAManager:
             return True
         if self._lora.repo is None or self._missing.get(name, 0.0) > self._clock():
             return False
-        async with self._alone(name):
-            if self._registry.find(name) is None:
-                await self._scan()
+        await self._scan()
         found = self._registry.find(name) is not None
         if not found:
             now = self._clock()
@@ -275,13 +278,18 @@ class LoRAManager:
             self._has_begun = True
 
     def _drop_broken(self, reports: tuple[AdapterReport, ...]) -> None:
-        """Serve nothing of the repository's that cannot be served; it is looked at when changed."""
+        """Serve nothing of the repository's that cannot be served; it is looked at when changed.
+
+        What could be served once has changed while nobody looked: that gets one more try.
+        """
         for report in reports:
             record = self._registry.find(report.name)
             if record is None or record.version != report.version or record.owner != "repo":
                 continue
             if report.state == "failed" and report.is_fault:
-                self._refused[report.name] = report.reason
+                if not record.digest or record.name in self._retried:
+                    self._refused[report.name] = report.reason
+                self._retried.add(record.name)
                 self._registry.remove(report.name)
 
     async def _watch_repo(self) -> None:
@@ -290,41 +298,47 @@ class LoRAManager:
             try:
                 if self._has_begun and self._lora.repo is not None:
                     await self._scan()
+                    await self._renew()
             except Exception:  # a boundary: the next look may find it in order
                 log.exception("lora.repo could not be read; what is served stays")
             await asyncio.sleep(self._lora.repo_period_s)
 
     async def _scan(self) -> None:
-        """Serve what the repository has, anew what has changed in it."""
-        found = await asyncio.to_thread(self._stamped_repo)
-        changed = {
-            name: source
-            for name, (source, stamp) in found.items()
-            if stamp != self._stamps.get(name, stamp)
-        }
-        for name in {*changed, *(self._refused.keys() - found.keys())}:
-            self._refused.pop(name, None)
-        self._stamps = {name: stamp for name, (_, stamp) in found.items()}
-        sources = {name: source for name, (source, _) in found.items()}
-        wanted = [(name, src) for name, src in sources.items() if self._may_serve(name)]
-        self._registry.replace_owned("repo", wanted)
-        self._wake()
-        for name, source in changed.items():
-            record = self._registry.find(name)
-            if record is not None and record.owner == "repo" and record.digest:
-                await self._renew(name, source)
+        """Serve what is new in the repository, and no longer what has gone."""
+        async with self._scanning:
+            found = await asyncio.to_thread(self._stamped_repo)
+            for name, (_, stamp) in found.items():
+                if self._stamps.setdefault(name, stamp) != stamp:
+                    self._refused.pop(name, None)
+                    self._retried.discard(name)
+            for name in self._stamps.keys() - found.keys():
+                del self._stamps[name]
+                self._refused.pop(name, None)
+            self._found = found
+            wanted = ((name, source) for name, (source, _) in found.items())
+            self._registry.replace_owned("repo", filter(self._may_serve, wanted))
+            self._wake()
 
-    async def _renew(self, name: str, source: str) -> None:
-        try:
-            await self._load(name, source, "repo")
-        except RemoraError as error:
-            log.warning("adapter %s has changed and stays as it was: %s", name, error)
+    async def _renew(self) -> None:
+        """Load anew what has changed in the repository; what cannot be loaded stays as it was."""
+        for name, (source, stamp) in self._found.items():
+            if self._stamps.get(name) == stamp:
+                continue
+            self._stamps[name] = stamp
+            record = self._registry.find(name)
+            if record is None or record.owner != "repo" or not record.digest:
+                continue
+            try:
+                await self._load(name, source, "repo", pinned=record.pinned)
+            except RemoraError as error:
+                log.warning("adapter %s has changed and stays as it was: %s", name, error)
 
     def _stamped_repo(self) -> dict[str, tuple[str, str]]:
         found = self._sources.repo_adapters()
         return {name: (source, self._sources.stamp(source)) for name, source in found.items()}
 
-    def _may_serve(self, name: str) -> bool:
+    def _may_serve(self, found: tuple[str, str]) -> bool:
+        name, _ = found
         try:
             self._registry.check_name(name)
         except InvalidRequest as error:
@@ -354,12 +368,8 @@ class LoRAManager:
     async def _alone(self, name: str) -> AsyncIterator[None]:
         """Change one name by one caller at a time."""
         lock = self._locks.setdefault(name, asyncio.Lock())
-        try:
-            async with lock:
-                yield
-        finally:
-            if not lock.locked():
-                self._locks.pop(name, None)
+        async with lock:
+            yield
 
     def _wake(self) -> None:
         self._woken.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,48 @@ async def test_no_name_is_loaded_twice_by_mistake(tmp_path: Path) -> None:
         assert len(refused) == 4
         assert "already" in str(refused[0])
         assert sum(made.replicas[0].loader.prepared.values()) == 1
+
+
+async def test_changes_of_one_name_come_one_after_the_other(tmp_path: Path) -> None:
+    """Each load is a version of its own, so two at a time would both have been staged."""
+    async with cluster(tmp_path, "r1") as made:
+        source = place(tmp_path, "a")
+        most = 0
+
+        async def load(delay_s: float) -> None:
+            nonlocal most
+            await asyncio.sleep(delay_s)
+            loading = asyncio.create_task(made.manager.load("a", source, replaces=True))
+            while not loading.done():
+                most = max(most, len(made.manager._registry.desired.staged))
+                await asyncio.sleep(0)
+            await loading
+
+        await asyncio.gather(*(load(number / 200) for number in range(12)))
+        assert most == 1
+        assert sum(made.replicas[0].loader.prepared.values()) == 12
+
+
+async def test_what_changed_while_nobody_looked_gets_one_more_try(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    source = place(repo, "a")
+    async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=0.05) as made:
+        (replica,) = made.replicas
+        before = replica.catalogue.version("a")
+        assert before is not None
+        replica.loader.digests[source] = "other"
+        while (entry := made.manager._registry.find("a")) is None or not entry.digest:
+            await asyncio.sleep(0.01)
+        for number in range(8):  # so that it leaves memory, and is read again
+            await made.manager.load(f"b{number}", place(tmp_path, f"b{number}"))
+        async with asyncio.timeout(10):
+            while replica.catalogue.version("a") in (before, None):
+                version = replica.catalogue.version("a")
+                if version is not None:
+                    with suppress(InvalidAdapter, UnknownModel):
+                        await replica.use("a")
+                await asyncio.sleep(0.02)
+        assert await replica.use("a") != before
 
 
 async def test_unloading_waits_for_requests(tmp_path: Path) -> None:
