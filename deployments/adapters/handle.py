@@ -13,7 +13,7 @@ from remora.lora.records import Desired, ReplicaReport
 class Manager(Protocol):
     """See LoRAManager."""
 
-    async def sync(self, replica: str, report: ReplicaReport) -> Desired:
+    async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
         """Tell what a replica has; returns what it is to have."""
         ...
 

@@ -90,8 +90,11 @@ class LoRAManager:
 
     # -- for replicas --------------------------------------------------------------------------
 
-    async def sync(self, replica: str, report: ReplicaReport) -> Desired:
-        """Hear what a replica has, and tell it what it is to have, when that is news to it."""
+    async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
+        """Hear what a replica has, and tell it what it is to have.
+
+        waits:  whether the answer is to come when that is news to the replica, or after SYNC_S
+        """
         await self._begin(report.records)
         known = {adapter.version: adapter for adapter in report.adapters}
         self._replicas[replica] = _Replica(report, known, self._clock())
@@ -99,7 +102,8 @@ class LoRAManager:
             self._registry.note_digest(adapter.version, adapter.digest)
         self._drop_broken(report.adapters)
         self._wake()
-        await self._until(lambda: self._registry.desired.revision != report.revision, SYNC_S)
+        if waits:
+            await self._until(lambda: self._registry.desired.revision != report.revision, SYNC_S)
         return self._registry.desired
 
     # -- for operators -------------------------------------------------------------------------

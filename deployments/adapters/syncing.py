@@ -53,7 +53,7 @@ class AdapterSync:
 
         Raises ConfigError if an adapter of the configuration cannot be served.
         """
-        await self._take_up(await self._ask())
+        await self._take_up(await self._ask(waits=False))
         await self._catalogue.settled()
         faults = [
             str(failure)
@@ -77,24 +77,29 @@ class AdapterSync:
 
     async def _run(self) -> None:
         while True:
+            # One exchange always comes to its end, however fast things change here.
             seen = self._catalogue.num_changes
-            asking = asyncio.create_task(self._ask())
+            await self._take_up(await self._ask(waits=False))
+            waiting = asyncio.create_task(self._ask(waits=True))
             changing = asyncio.create_task(self._catalogue.changed(seen))
             try:
-                await asyncio.wait({asking, changing}, return_when=asyncio.FIRST_COMPLETED)
-                if asking.done():
-                    await self._take_up(asking.result())
+                await asyncio.wait({waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
+                    await self._take_up(waiting.result())
                 else:
                     await asyncio.sleep(GATHER_S)
             finally:
-                asking.cancel()
+                waiting.cancel()
                 changing.cancel()
 
-    async def _ask(self) -> Desired:
-        """Exchange; waits for a manager that is away."""
+    async def _ask(self, *, waits: bool) -> Desired:
+        """Tell what is here, and hear what is wanted; waits for a manager that is away.
+
+        waits:  whether an answer without news may take its time
+        """
         while True:
             try:
-                return await self._manager.sync(self._replica, await self._report())
+                return await self._manager.sync(self._replica, await self._report(), waits=waits)
             except Exception as error:  # a boundary: another manager is being started
                 log.warning("the LoRAManager does not answer: %s", error)
                 await asyncio.sleep(RETRY_S)
