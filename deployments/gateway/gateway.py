@@ -6,6 +6,7 @@ Python callers reach the methods of the model's own deployment through it:
 
     handle.chat.remote(body)                                 as of LLMServer; the body's `model`
     handle.options(stream=True).chat_stream.remote(body)     says which, where there are several
+    handle.load_adapter.remote(name, path, model=...)        as of LLMServer, for one of the models
 """
 
 from __future__ import annotations
@@ -119,6 +120,31 @@ class Gateway:
         """Yield the chunks that answer a body of /generate: each holds all text so far."""
         async for chunk in self._chunks("generate", body):
             yield chunk
+
+    async def load_adapter(
+        self, name: str, path: str, *, model: str | None = None, **options: bool
+    ) -> Any:
+        """Load an adapter at all replicas of a model; None = the only one."""
+        return await self._manage(model, "load_adapter", name, path, **options)
+
+    async def unload_adapter(self, name: str, *, model: str | None = None, **options: bool) -> Any:
+        """Serve an adapter of a model no longer."""
+        return await self._manage(model, "unload_adapter", name, **options)
+
+    async def pin_adapter(self, name: str, *, model: str | None = None, **options: bool) -> Any:
+        """Let an adapter of a model stay loaded, or not."""
+        return await self._manage(model, "pin_adapter", name, **options)
+
+    async def list_adapters(self, *, model: str | None = None) -> Any:
+        """Return what is known of each adapter of a model, and of its replicas."""
+        return await self._manage(model, "list_adapters")
+
+    async def _manage(self, model: str | None, method: str, *args: str, **options: bool) -> Any:
+        handle = self._handle({} if model is None else {"model": model})
+        try:
+            return await handle.options(method_name=method).remote(*args, **options)
+        except Exception as error:
+            raise cause_of(error) from None
 
     def _handle(self, body: Mapping[str, Any]) -> DeploymentHandle:
         return self._models[choose(tuple(self._models), "", "", body)].handle

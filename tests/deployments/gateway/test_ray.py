@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.deployments.app import build
 from tests.conftest import TinyCheckpoints
 from tests.deployments.conftest import TINY, Cluster, wait_until_running
+from tests.lora.adapters import make_adapter
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -24,16 +26,27 @@ GREEDY = {"prompt": "The quick brown fox", "temperature": 0, "max_tokens": 24, "
 
 
 @pytest.fixture(scope="module")
-def gate(cluster: Cluster, tiny_checkpoints: TinyCheckpoints) -> Iterator[str]:
+def adapter(tiny_checkpoints: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters") / "pirate"
+    make_adapter(tiny_checkpoints("llama"), folder, r=4, target_modules="all-linear")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gate(cluster: Cluster, tiny_checkpoints: TinyCheckpoints, adapter: Path) -> Iterator[str]:
     """The address of a gateway over `tiny`, which has two replicas, and `other`."""
     from ray import serve
 
     path = str(tiny_checkpoints("llama"))
+    lora = {"dynamic": True, "roots": [str(adapter.parent)]}
     application = build(
         {
             "models": [
                 {"model": {"path": path, "served_name": "tiny"}, "parallel": {"num_replicas": 2}},
-                {"model": {"path": path, "served_name": "other", "quantization": "int8"}},
+                {
+                    "model": {"path": path, "served_name": "other", "quantization": "int8"},
+                    "lora": lora,
+                },
             ],
             "engine": {"kv_tokens": 8192, "num_threads": 1},
             "parallel": {"cpus_per_rank": 0.1},
@@ -69,12 +82,38 @@ def test_answers_are_those_of_a_replica_without_a_gateway(gate: str, cluster: Cl
     assert len(stream.headers.get_list("x-request-id")) == 1
 
 
+def test_adapters_of_a_model_come_and_go(gate: str, adapter: Path) -> None:
+    from ray import serve
+
+    body = {"lora_name": "pirate", "lora_path": str(adapter)}
+    base = post(gate, model="other").json()["choices"][0]["text"]
+
+    loaded = httpx.post(
+        f"{gate}/v1/load_lora_adapter", json=body | {"model": "other"}, timeout=WAIT
+    )
+    assert loaded.status_code == 200, loaded.text
+    answer = post(gate, model="other:pirate").json()
+    assert answer["model"] == "pirate"
+    assert answer["choices"][0]["text"] != base
+    assert post(gate, model="tiny:pirate").status_code == 404
+
+    nameless = httpx.post(f"{gate}/v1/load_lora_adapter", json=body, timeout=WAIT)
+    fixed = httpx.post(f"{gate}/v1/load_lora_adapter", json=body | {"model": "tiny"}, timeout=WAIT)
+    assert [nameless.status_code, fixed.status_code] == [400, 400]
+
+    handle = serve.get_app_handle(GATE)
+    listed = handle.list_adapters.remote(model="other").result(timeout_s=60)
+    assert [entry["name"] for entry in listed["adapters"]] == ["pirate"]
+    handle.unload_adapter.remote("pirate", model="other").result(timeout_s=60)
+    assert post(gate, model="other:pirate").status_code == 404
+
+
 def test_all_models_are_listed_and_others_refused(gate: str) -> None:
     cards = httpx.get(f"{gate}/v1/models", timeout=WAIT).json()["data"]
     other = post(gate, model="other")
     unknown = post(gate, model="third")
 
-    assert [card["id"] for card in cards] == ["tiny", "other"]
+    assert [card["id"] for card in cards][:2] == ["tiny", "other"]
     assert other.json()["model"] == "other"
     assert unknown.status_code == 404
     assert "'tiny', 'other'" in unknown.json()["error"]["message"]
