@@ -19,6 +19,12 @@ from remora.lora.catalogue import Catalogue
 from tests.lora.catalogues import FakeLoader
 
 
+@pytest.fixture(autouse=True)
+def _log_lines_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In a Serve replica they go where Serve's go, for as long as the process lives.
+    monkeypatch.setattr(module, "log_through_serve", lambda: None)
+
+
 @dataclass(eq=False)
 class Replica:
     """A replica without an engine."""
