@@ -339,7 +339,11 @@ class LoRAManager:
 
     def _stamped_repo(self) -> dict[str, tuple[str, str]]:
         found = self._sources.repo_adapters()
-        return {name: (source, self._sources.stamp(source)) for name, source in found.items()}
+        # What cannot be told now is taken for unchanged.
+        return {
+            name: (source, self._sources.stamp(source) or self._stamps.get(name, ""))
+            for name, source in found.items()
+        }
 
     def _may_serve(self, found: tuple[str, str]) -> bool:
         name, _ = found

@@ -305,6 +305,22 @@ async def test_the_repository_is_served_and_followed(tmp_path: Path) -> None:
             await made.manager.unload("a")
 
 
+async def test_what_cannot_be_looked_at_for_now_is_not_loaded_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = tmp_path / "repo"
+    place(repo, "a")
+    async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=3600.0) as made:
+        before = made.replicas[0].catalogue.version("a")
+        monkeypatch.setattr(made.manager._sources, "stamp", lambda source: "")
+        await made.manager._scan()
+        await made.manager._renew()
+        monkeypatch.undo()
+        await made.manager._scan()
+        await made.manager._renew()
+        assert made.replicas[0].catalogue.version("a") == before
+
+
 async def test_what_is_broken_in_the_repository_is_not_served(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     source = place(repo, "bad")
