@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import psutil  # type: ignore[import-untyped]
+import pytest
 
 from tests.deployments.lifecycle.leftovers import belongings, until_gone
 from tests.deployments.lifecycle.load import Load, Stream, Verdict
@@ -249,6 +250,7 @@ async def try_resumption(server: Server, load: Load) -> None:
 
 async def try_signal(server: Server, load: Load) -> None:
     """Stop the server amid streams: they end whole, and nothing is left of it."""
+    server.until(server.is_settled, 120)
     found = belongings([server.process.pid])
 
     async with _under_way(load):
@@ -262,12 +264,18 @@ async def try_signal(server: Server, load: Load) -> None:
 
 @asynccontextmanager
 async def _under_way(load: Load) -> AsyncIterator[None]:
-    """Do something once all streams answer; then let them end."""
-    load.streams.clear()
-    streams = asyncio.gather(*(load.stream(number) for number in STREAMS))
-    async with asyncio.timeout(30):
-        while len(load.running) < len(STREAMS):
-            await asyncio.sleep(0.02)
+    """Do something while all streams answer; then let them end."""
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                load.streams.clear()
+                streams = asyncio.gather(*(load.stream(number) for number in STREAMS))
+                while len(load.running) < len(STREAMS) and not streams.done():
+                    await asyncio.sleep(0.02)
+                if not streams.done():
+                    break  # or one had ended before another began: try again
+    except TimeoutError:
+        pytest.fail(f"the streams never ran all at once: {load.streams}")
     yield
     await streams
 
