@@ -36,30 +36,38 @@ class AdapterRecord:
 class Desired:
     """What a replica is to serve.
 
-    revision:  grows with every change
+    revision:  grows with every change; the rest is left out for a replica that knows it
     active:    at most one of each name
     staged:    to be loaded, but not served yet: that is for when every replica has loaded them
     ended:     versions whose requests are not waited for
+    asks:      the manager lacks what the report builds on: the next one must tell everything
     """
 
     revision: int
     active: tuple[AdapterRecord, ...] = ()
     staged: tuple[AdapterRecord, ...] = ()
     ended: frozenset[int] = frozenset()
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReport:
-    """What a replica has.
+    """What has changed at a replica since it told last, or everything.
 
-    revision:  of what it serves; 0 = of nothing yet
-    adapters:  what became of each version
-    records:   what it serves
+    number:    of this report; grows
+    follows:   number of the report that this one builds on; 0 = it tells everything
+    revision:  of what the replica serves; 0 = of nothing yet
+    adapters:  what became of versions
+    gone:      versions that are there no more
+    records:   what it serves, if everything is told
     stats:     its counters
     """
 
+    number: int
+    follows: int
     revision: int
     adapters: tuple[AdapterReport, ...]
+    gone: frozenset[int]
     records: tuple[AdapterRecord, ...]
     stats: Mapping[str, float]
 

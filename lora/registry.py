@@ -65,11 +65,25 @@ class Registry:
         self.is_new = not self._records
 
     @property
-    def desired(self) -> Desired:
-        """What replicas are to serve."""
+    def revision(self) -> int:
+        """Of what replicas are to serve; grows with every change."""
+        return self._revision
+
+    @property
+    def records(self) -> tuple[AdapterRecord, ...]:
+        """What is served."""
+        return tuple(self._records.values())
+
+    def desired(self, known: int = 0) -> Desired:
+        """Return what replicas are to serve.
+
+        known:  the revision that a replica has
+        """
+        if known == self._revision:
+            return Desired(revision=known, ended=frozenset(self._ended))
         return Desired(
             revision=self._revision,
-            active=tuple(self._records.values()),
+            active=self.records,
             staged=tuple(self._staged.values()),
             ended=frozenset(self._ended),
         )
@@ -141,12 +155,11 @@ class Registry:
             self._put([record])
         return record
 
-    def note_digest(self, version: int, digest: str) -> None:
+    def note_digest(self, name: str, version: int, digest: str) -> None:
         """Remember what a version's files were when they were loaded first."""
-        for record in self._records.values():
-            if record.version == version and not record.digest:
-                self._put([replace(record, digest=digest)])
-                return
+        record = self._records.get(name)
+        if record is not None and record.version == version and not record.digest:
+            self._put([replace(record, digest=digest)])
 
     def replace_owned(self, owner: Owner, sources: Iterable[tuple[str, str]]) -> None:
         """Let an owner's adapters be these names and sources; same ones keep their versions.

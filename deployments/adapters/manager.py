@@ -45,10 +45,17 @@ MISSING_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
-    """What a replica has told last. `reports` are those of its adapters, by version."""
+    """What a replica has told.
 
-    told: ReplicaReport
+    number:    of its last report
+    revision:  of what it serves
+    reports:   what became of its adapters, by version
+    """
+
+    number: int
+    revision: int
     reports: Mapping[int, AdapterReport]
+    stats: Mapping[str, float]
     heard_at: float
 
 
@@ -91,20 +98,37 @@ class LoRAManager:
     # -- for replicas --------------------------------------------------------------------------
 
     async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
-        """Hear what a replica has, and tell it what it is to have.
+        """Hear what has changed at a replica, and tell it what it is to have.
 
         waits:  whether the answer is to come when that is news to the replica, or after SYNC_S
         """
-        await self._begin(report.records)
-        known = {adapter.version: adapter for adapter in report.adapters}
-        self._replicas[replica] = _Replica(report, known, self._clock())
+        if report.follows == 0:
+            await self._begin(report.records)
+        if not self._hear(replica, report):
+            return Desired(revision=report.revision, asks=True)
+        if waits:
+            await self._until(lambda: self._registry.revision != report.revision, SYNC_S)
+        return self._registry.desired(report.revision)
+
+    def _hear(self, replica: str, report: ReplicaReport) -> bool:
+        """Take in a report; False = it builds on one that is not known."""
+        known = self._replicas.get(replica)
+        if known is not None and report.number <= known.number:
+            return True  # a later one was faster, and told everything
+        if report.follows and (known is None or report.follows != known.number):
+            return False
+        kept = known.reports if known is not None and report.follows else {}
+        told = {adapter.version: adapter for adapter in report.adapters}
+        reports = {v: each for v, each in (*kept.items(), *told.items()) if v not in report.gone}
+        self._replicas[replica] = _Replica(
+            report.number, report.revision, reports, report.stats, self._clock()
+        )
         for adapter in report.adapters:
-            self._registry.note_digest(adapter.version, adapter.digest)
+            if adapter.digest:
+                self._registry.note_digest(adapter.name, adapter.version, adapter.digest)
         self._drop_broken(report.adapters)
         self._wake()
-        if waits:
-            await self._until(lambda: self._registry.desired.revision != report.revision, SYNC_S)
-        return self._registry.desired
+        return True
 
     # -- for operators -------------------------------------------------------------------------
 
@@ -176,14 +200,14 @@ class LoRAManager:
 
     async def adapters(self) -> dict[str, Any]:
         """Return what is known of each adapter at each replica, and each replica's counters."""
-        served = [self._told(record) for record in self._registry.desired.active]
+        served = [self._told(record) for record in self._registry.records]
         refused = [
             {"name": name, "owner": "repo", "refused": reason}
             for name, reason in self._refused.items()
         ]
         oldest = self._clock() - GONE_S
         replicas = {
-            name: dict(replica.told.stats)
+            name: dict(replica.stats)
             for name, replica in self._replicas.items()
             if replica.heard_at > oldest
         }
@@ -248,8 +272,8 @@ class LoRAManager:
         return [replica for replica in self._replicas.values() if replica.heard_at > oldest]
 
     def _all_know(self) -> bool:
-        revision = self._registry.desired.revision
-        return all(replica.told.revision >= revision for replica in self._live())
+        revision = self._registry.revision
+        return all(replica.revision >= revision for replica in self._live())
 
     def _is_gone(self, version: int) -> bool:
         return self._all_know() and all(version not in each.reports for each in self._live())
@@ -390,7 +414,8 @@ class LoRAManager:
             async with asyncio.timeout(timeout_s):
                 while not condition():
                     with suppress(TimeoutError):  # replicas that go in silence wake nobody
-                        await asyncio.wait_for(self._woken.wait(), GONE_S)
+                        async with asyncio.timeout(GONE_S):
+                            await self._woken.wait()
         except TimeoutError:
             return condition()
         return True

@@ -1,5 +1,7 @@
 """A replica and the manager: what is wanted comes, what became of it goes, at every change.
 
+Reports tell what has changed since the last one, and everything to a manager that lacks that one.
+
 While the manager is away the replica serves what it has, and asks again until there is one.
 """
 
@@ -14,7 +16,7 @@ from dataclasses import replace
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.deployments.adapters.handle import Manager
 from remora.lora.catalogue import Catalogue
-from remora.lora.records import Desired, ReplicaReport
+from remora.lora.records import AdapterReport, Desired, ReplicaReport
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,11 @@ class AdapterSync:
         self._slots = slots
         self._end = end
         self._desired = Desired(revision=0)
+        # What the manager has been told of each version, and when, by the catalogue's changes.
+        self._told: Mapping[int, AdapterReport] = {}
+        self._told_at = 0
+        self._number = 0
+        self._is_known = False
         self._running: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -53,7 +60,7 @@ class AdapterSync:
 
         Raises ConfigError if an adapter of the configuration cannot be served.
         """
-        await self._take_up(await self._ask(waits=False))
+        await self._take_up(await self._exchange(waits=False))
         await self._catalogue.settled()
         faults = [
             str(failure)
@@ -76,43 +83,59 @@ class AdapterSync:
                 self._running.get_loop().call_soon_threadsafe(self._running.cancel)
 
     async def _run(self) -> None:
-        while True:
-            # One exchange always comes to its end, however fast things change here.
-            seen = self._catalogue.num_changes
-            await self._take_up(await self._ask(waits=False))
-            waiting = asyncio.create_task(self._ask(waits=True))
-            changing = asyncio.create_task(self._catalogue.changed(seen))
-            try:
-                await asyncio.wait({waiting, changing}, return_when=asyncio.FIRST_COMPLETED)
-                if waiting.done():
-                    await self._take_up(waiting.result())
-                else:
-                    await asyncio.sleep(GATHER_S)
-            finally:
-                waiting.cancel()
-                changing.cancel()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._follow())
+            both.create_task(self._tell())
 
-    async def _ask(self, *, waits: bool) -> Desired:
+    async def _follow(self) -> None:
+        """Hear what is wanted, for good."""
+        while True:
+            await self._take_up(await self._exchange(waits=True))
+
+    async def _tell(self) -> None:
+        """Tell what has come about here that the manager may wait for, for good."""
+        while True:
+            await self._catalogue.changed(self._told_at)
+            await asyncio.sleep(GATHER_S)
+            if self._told_at != self._catalogue.num_changes:
+                await self._exchange(waits=False)
+
+    async def _exchange(self, *, waits: bool) -> Desired:
         """Tell what is here, and hear what is wanted; waits for a manager that is away.
 
         waits:  whether an answer without news may take its time
         """
         while True:
+            report = await self._report()
             try:
-                return await self._manager.sync(self._replica, await self._report(), waits=waits)
+                desired = await self._manager.sync(self._replica, report, waits=waits)
             except Exception as error:  # a boundary: another manager is being started
                 log.warning("the LoRAManager does not answer: %s", error)
                 await asyncio.sleep(RETRY_S)
+                continue
+            if not desired.asks:
+                return desired
+            self._told, self._is_known = {}, False
 
     async def _report(self) -> ReplicaReport:
+        """Return what has changed since the last report, or everything."""
         slots = await self._slots()
-        adapters = self._catalogue.reports()
-        return ReplicaReport(
+        now = {
+            each.version: replace(each, slot=slots.get(each.version))
+            for each in self._catalogue.reports()
+        }
+        report = ReplicaReport(
+            number=self._number + 1,
+            follows=self._number if self._is_known else 0,
             revision=self._desired.revision,
-            adapters=tuple(replace(each, slot=slots.get(each.version)) for each in adapters),
-            records=self._desired.active,
+            adapters=tuple(each for v, each in now.items() if self._told.get(v) != each),
+            gone=frozenset(self._told.keys() - now.keys()),
+            records=() if self._is_known else self._desired.active,
             stats=self._catalogue.stats,
         )
+        self._number, self._is_known = report.number, True
+        self._told, self._told_at = now, self._catalogue.num_changes
+        return report
 
     async def _take_up(self, desired: Desired) -> None:
         if desired.revision != self._desired.revision:

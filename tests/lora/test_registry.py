@@ -17,7 +17,7 @@ def make(store: Path | None = None, *, max_pinned: int = 2) -> Registry:
 
 
 def served(registry: Registry) -> dict[str, int]:
-    return {record.name: record.version for record in registry.desired.active}
+    return {record.name: record.version for record in registry.records}
 
 
 def load(registry: Registry, name: str, source: str = "/a", *, pinned: bool = False) -> int:
@@ -30,33 +30,33 @@ def test_a_staged_version_is_not_served_before_it_is_committed() -> None:
     old = load(registry, "a")
     staged = registry.stage("a", "/new", owner="api")
     assert served(registry) == {"a": old}
-    assert [record.version for record in registry.desired.staged] == [staged.version]
+    assert [record.version for record in registry.desired().staged] == [staged.version]
     registry.commit(staged.version, "d")
     assert served(registry) == {"a": staged.version}
-    assert not registry.desired.staged
+    assert not registry.desired().staged
 
 
 def test_a_dropped_version_leaves_nothing() -> None:
     registry = make()
     staged = registry.stage("a", "/a", owner="api")
     registry.drop(staged.version)
-    assert not registry.desired.staged
+    assert not registry.desired().staged
     assert registry.find("a") is None
 
 
 def test_every_change_is_another_revision() -> None:
     registry = make()
-    seen = [registry.desired.revision]
+    seen = [registry.revision]
     staged = registry.stage("a", "/a", owner="api")
-    seen.append(registry.desired.revision)
+    seen.append(registry.revision)
     registry.commit(staged.version, "")
-    seen.append(registry.desired.revision)
+    seen.append(registry.revision)
     registry.pin("a", pinned=True)
-    seen.append(registry.desired.revision)
-    registry.note_digest(staged.version, "found")
-    seen.append(registry.desired.revision)
+    seen.append(registry.revision)
+    registry.note_digest("a", staged.version, "found")
+    seen.append(registry.revision)
     registry.remove("a")
-    seen.append(registry.desired.revision)
+    seen.append(registry.revision)
     assert seen == sorted(set(seen))
 
 
@@ -68,7 +68,7 @@ def test_what_was_loaded_outlives_the_process(tmp_path: Path) -> None:
     first.close()
 
     second = make(tmp_path / "deep" / "store")
-    (record,) = second.desired.active
+    (record,) = second.records
     assert (record.name, record.version, record.source) == ("a", version, "/place")
     assert (record.pinned, record.owner, record.digest) == (True, "api", "digest")
     assert not second.is_new
@@ -81,7 +81,7 @@ def test_a_lost_store_draws_no_version_again() -> None:
     while load(second, "b") < version:
         pass  # the same millisecond
     assert second.is_new
-    second.restore(first.desired.active)
+    second.restore(first.records)
     assert served(second)["a"] == version
 
 
@@ -123,9 +123,9 @@ def test_an_owner_replaces_what_is_its_own() -> None:
     assert set(after) == {"mine", "y", "z"}
     assert (after["mine"], after["y"]) == (mine, before["y"])
 
-    revision = registry.desired.revision
+    revision = registry.revision
     registry.replace_owned("repo", [("y", "/y"), ("z", "/z")])
-    assert registry.desired.revision == revision
+    assert registry.revision == revision
 
 
 def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
 from remora.configs.lora import AdapterEntry, LoraSection
 from remora.configs.plan import AdapterRoom
-from remora.lora.files import CONFIG, PICKLES, WEIGHTS
+from remora.lora.files import CONFIG, WEIGHTS
 from remora.lora.pool import HostAdapters
 from remora.lora.sources import Sources, local_folders
-from tests.lora.peft_files import PREFIX, Base, make_tensors, write_adapter
-
-MAX_BYTES = 1_000_000
+from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
+from tests.lora.peft_files import Base, make_tensors, write_adapter
 
 
 @pytest.fixture(autouse=True)
@@ -59,90 +57,12 @@ def test_an_adapter_below_a_root_is_loaded(root: Path) -> None:
     load(make_sources(root), f"file://{folder}")
 
 
-def broken(**changes: Any) -> Callable[[Path], object]:
-    return lambda folder: write_adapter(folder, **changes)
-
-
-def instead(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def do(folder: Path) -> None:
-        write_adapter(folder)
-        (folder / name).unlink()
-        make(folder / name)
-
-    return do
-
-
-def truncate(folder: Path) -> None:
-    write_adapter(folder)
-    os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size - 7)
-
-
-def lead_away(folder: Path) -> None:
-    folder.symlink_to(write_adapter(folder.parent.parent / "elsewhere"))
-
-
-def lead_file_away(name: str) -> Callable[[Path], None]:
-    def do(folder: Path) -> None:
-        other = write_adapter(folder.parent / "other")
-        write_adapter(folder)
-        (folder / name).unlink()
-        (folder / name).symlink_to(other / name)
-
-    return do
-
-
-def make_huge(file: Path) -> None:
-    file.touch()
-    os.truncate(file, 50 * MAX_BYTES)
-
-
-def sum_wrong(folder: Path) -> None:
-    write_adapter(folder)
-    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  {WEIGHTS}\n")
-
-
-def only_pickle(folder: Path) -> None:
-    write_adapter(folder)
-    (folder / WEIGHTS).rename(folder / PICKLES[0])
-
-
-NAN, INF = make_tensors(value=float("nan")), make_tensors(value=float("inf"))
-MAGNITUDE = {f"{PREFIX}q_proj.lora_magnitude_vector": torch.ones(8)}
-BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "missing folder": (lambda folder: None, "is not there"),
-    "a file": (Path.touch, "is no folder"),
-    "missing config": (instead(CONFIG, lambda file: None), f"{CONFIG} is not there"),
-    "missing weights": (instead(WEIGHTS, lambda file: None), f"{WEIGHTS} is not there"),
-    "truncated": (truncate, "Is the copy complete"),
-    "broken JSON": (instead(CONFIG, lambda file: file.write_text('{"r": ')), "not valid JSON"),
-    "wrong shapes": (broken(r=4), "instead of 4"),
-    "wrong base": (broken(tensors=make_tensors(inputs=12)), r"\[8, 12\] instead of \[8, 8\]"),
-    "NaN": (broken(tensors=NAN), "not finite"),
-    "Inf": (broken(tensors=INF), "not finite"),
-    "link out of the root": (lead_away, "below none of lora.roots"),
-    "config links out": (lead_file_away(CONFIG), "leads out of the adapter's folder"),
-    "weights link out": (lead_file_away(WEIGHTS), "leads out of the adapter's folder"),
-    "link in a circle": (instead(WEIGHTS, lambda file: file.symlink_to(file)), "cannot be opened"),
-    "huge": (instead(WEIGHTS, make_huge), f"at most {MAX_BYTES}"),
-    "huge config": (instead(CONFIG, make_huge), "at most"),
-    "pipe": (instead(WEIGHTS, os.mkfifo), "no regular file"),
-    "config is a pipe": (instead(CONFIG, os.mkfifo), "no regular file"),
-    "pickle": (only_pickle, "a pickle"),
-    "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "leads out"),
-    "folder of that name": (instead(WEIGHTS, Path.mkdir), "no regular file"),
-    "empty file": (instead(WEIGHTS, Path.touch), "cannot be read as safetensors"),
-    "DoRA": (broken(use_dora=True, tensors=make_tensors() | MAGNITUDE), "it is a DoRA"),
-    "bias": (broken(bias="all"), "bias"),
-    "other sum": (sum_wrong, "SHA-256"),
-}
-
-
 @pytest.mark.timeout(20)  # nothing is waited for
-@pytest.mark.parametrize(("make", "reason"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(("spoil", "reason"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_adapter_is_refused_with_the_reason(
-    make: Callable[[Path], object], reason: str, root: Path, cache: Path
+    spoil: Breaker, reason: str, root: Path, cache: Path
 ) -> None:
-    make(root / "broken")
+    spoil(write_adapter(root / "broken"))
 
     with pytest.raises((InvalidAdapter, InvalidRequest), match=reason):
         load(make_sources(root), str(root / "broken"))

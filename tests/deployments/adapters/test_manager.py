@@ -173,7 +173,7 @@ async def test_changes_of_one_name_come_one_after_the_other(tmp_path: Path) -> N
             await asyncio.sleep(delay_s)
             loading = asyncio.create_task(made.manager.load("a", source, replaces=True))
             while not loading.done():
-                most = max(most, len(made.manager._registry.desired.staged))
+                most = max(most, len(made.manager._registry.desired().staged))
                 await asyncio.sleep(0)
             await loading
 

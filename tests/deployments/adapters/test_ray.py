@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from tests.conftest import TinyCheckpoints
 from tests.deployments.conftest import Cluster
 from tests.deployments.lifecycle.leftovers import in_ray, until_gone
 from tests.lora.adapters import greedy_ids, make_adapter
+from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -126,6 +129,7 @@ def app(
             "repo": str(folder / "repo"),
             "repo_period_s": 0.5,
             "load_timeout_s": 60.0,
+            "max_adapter_bytes": MAX_BYTES,
         },
     }
     with deployed(args):
@@ -208,25 +212,35 @@ def test_a_reload_changes_new_requests_and_no_running_ones(app: Served) -> None:
     assert app.unload("changing").status_code == 200
 
 
-def test_what_is_broken_is_refused_and_leaves_nothing(app: Served) -> None:
+@pytest.mark.parametrize(("spoil", "reason"), BROKEN.values(), ids=BROKEN)
+def test_what_is_broken_is_refused_with_the_reason(
+    app: Served, spoil: Breaker, reason: str, request: pytest.FixtureRequest
+) -> None:
     before = app.listed()
-    broken = app.folder / "broken"
-    shutil.copytree(app.folder / "a0", broken, dirs_exist_ok=True)
-    weights = broken / "adapter_model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
+    folder = app.folder / request.node.callspec.id.replace(" ", "-")
+    shutil.copytree(app.folder / "a0", folder)
+    spoil(folder)
 
+    refused = app.load("broken", str(folder))
+    print("TOOK", refused.elapsed.total_seconds())
+
+    assert refused.status_code == 400, refused.text
+    assert re.search(reason, refused.json()["error"]["message"]), refused.text
+    assert app.ask("broken").status_code == 404
+    assert app.unload("broken").status_code == 404
+    assert app.listed() == before
+
+
+def test_what_may_not_be_named_is_refused(app: Served) -> None:
+    before = app.listed()
     refused = [
-        app.load("broken", "broken"),
         app.load("missing", "nowhere"),
         app.load("outside", "../../etc"),
         app.load("../name", "a0"),
         app.load("tiny2", "a0"),
     ]
-    assert [answer.status_code for answer in refused] == [400] * 5, [a.text for a in refused]
-    assert "complete" in refused[0].json()["error"]["message"]
-    assert app.listed().keys() == before.keys()
-    assert app.ask("broken").status_code == 404
-    assert app.unload("broken").status_code == 404
+    assert [answer.status_code for answer in refused] == [400] * 4, [a.text for a in refused]
+    assert app.listed() == before
 
 
 def test_pins_hold_and_leave_a_place(app: Served) -> None:
@@ -298,3 +312,55 @@ def test_a_replica_that_comes_back_has_everything(app: Served) -> None:
     app.everywhere("a0", app.expected["a0"])
     app.everywhere("a5", app.expected["a5"])
     app.everywhere(None, app.expected[None])
+
+
+@contextmanager
+def asking(app: Served, name: str, expected: list[int]) -> Iterator[None]:
+    """Ask for an adapter all the while: it answers rightly or not at all."""
+    over, wrong = threading.Event(), list[str]()
+
+    def ask() -> None:
+        while not over.wait(0.02):
+            answer = app.ask(name)
+            if answer.status_code == 200:
+                if answer.json()["choices"][0]["token_ids"] != expected:
+                    wrong.append(answer.text)
+            elif answer.status_code not in (404, 503):
+                wrong.append(answer.text)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("title", ["LLMServer", "LoRAManager"])
+def test_who_dies_amid_a_load_leaves_nothing_half_loaded(app: Served, title: str) -> None:
+    """A replica stands still, so that the load lasts; then it is killed, or the manager is."""
+    slow = processes("LLMServer")[0]
+    victim, number = processes(title)[0], len(processes(title))
+    with asking(app, f"amid-{title}", app.expected["a3"]), ThreadPoolExecutor(1) as pool:
+        os.kill(slow, signal.SIGSTOP)
+        try:
+            loading = pool.submit(app.load, f"amid-{title}", "a3")
+            time.sleep(1.0)
+            assert not loading.done(), loading.result().text
+            os.kill(victim, signal.SIGKILL)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(slow, signal.SIGCONT)
+        answer = loading.result()
+        until(lambda: victim not in processes(title) and len(processes(title)) == number)
+        if answer.status_code != 200:
+            assert answer.status_code == 503, answer.text
+            load = partial(app.load, f"amid-{title}", "a3", load_inplace=True)
+            until(lambda: load().status_code == 200)
+        until(lambda: all(len(entry["replicas"]) == 2 for entry in app.listed().values()))
+        app.everywhere(f"amid-{title}", app.expected["a3"])
+    assert app.unload(f"amid-{title}").status_code == 200
