@@ -14,9 +14,10 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from remora.configs.errors import InvalidAdapter, RemoraError, Unavailable, UnknownModel
@@ -135,9 +136,12 @@ class Catalogue:
         """Return the version that a name means now; None = no adapter bears it."""
         return self._current.get(name)
 
-    def reports(self) -> tuple[AdapterReport, ...]:
-        """Return what became of each version."""
-        return tuple(map(_report, self._entries.values()))
+    def reports(self, slots: Mapping[int, int] = MappingProxyType({})) -> tuple[AdapterReport, ...]:
+        """Return what became of each version.
+
+        slots:  of the versions that lie in one
+        """
+        return tuple(_report(entry, slots.get(v)) for v, entry in self._entries.items())
 
     @property
     def stats(self) -> dict[str, int]:
@@ -409,7 +413,7 @@ def _state(entry: _Entry) -> State:
     return "known" if entry.failure is None else "failed"
 
 
-def _report(entry: _Entry) -> AdapterReport:
+def _report(entry: _Entry, slot: int | None) -> AdapterReport:
     facts = entry.facts
     return AdapterReport(
         version=entry.record.version,
@@ -417,6 +421,7 @@ def _report(entry: _Entry) -> AdapterReport:
         state=_state(entry),
         reason="" if entry.failure is None else str(entry.failure),
         is_fault=isinstance(entry.failure, InvalidAdapter),
+        slot=slot,
         num_users=entry.num_users,
         num_uses=entry.num_uses,
         num_loads=entry.num_loads,

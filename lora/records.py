@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Owner = Literal["config", "repo", "api"]
 State = Literal["known", "waiting", "loading", "loaded", "failed", "ending"]
@@ -72,9 +72,8 @@ class ReplicaReport:
     stats: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterReport:
-    """What became of one version at one replica.
+class AdapterReport(NamedTuple):
+    """What became of one version at one replica. Many are made and compared: hence a tuple.
 
     state:        known = not in memory; waiting = for room there; ending = not served any more,
                   but requests still run with it

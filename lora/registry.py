@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -221,11 +221,11 @@ class Registry:
         read = (dict(zip(_COLUMNS, row, strict=True)) for row in rows)
         return {row["name"]: AdapterRecord(**row | {"pinned": bool(row["pinned"])}) for row in read}
 
-    def _put(self, records: Iterable[AdapterRecord]) -> None:
+    def _put(self, records: Sequence[AdapterRecord]) -> None:
         marks = ", ".join("?" * len(_COLUMNS))
         rows = [tuple(getattr(record, name) for name in _COLUMNS) for record in records]
         with self._file:
             self._file.execute("BEGIN")
             self._file.executemany(f"INSERT OR REPLACE INTO adapters VALUES ({marks})", rows)
-        self._records = self._read()
+        self._records |= {record.name: record for record in records}
         self._revision += 1

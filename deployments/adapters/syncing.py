@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.deployments.adapters.handle import Manager
@@ -120,10 +119,7 @@ class AdapterSync:
     async def _report(self) -> ReplicaReport:
         """Return what has changed since the last report, or everything."""
         slots = await self._slots()
-        now = {
-            each.version: replace(each, slot=slots.get(each.version))
-            for each in self._catalogue.reports()
-        }
+        now = {each.version: each for each in self._catalogue.reports(slots)}
         report = ReplicaReport(
             number=self._number + 1,
             follows=self._number if self._is_known else 0,
