@@ -183,8 +183,8 @@ class Catalogue:
         self._wake()
 
     async def settled(self) -> None:
-        """Wait until nothing is being loaded."""
-        while works := [entry.work for entry in self._entries.values() if entry.work]:
+        """Wait until nothing is being loaded or put out of memory."""
+        while works := {e.work for e in self._entries.values() if e.work} | self._ending:
             await asyncio.wait(works)
 
     def failures(self) -> list[tuple[AdapterRecord, RemoraError]]:

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 # States that pass at once are not worth telling of one by one.
 GATHER_S = 0.02
+SOON_S = 0.05
 
 
 class AdapterSync:
@@ -82,22 +83,28 @@ class AdapterSync:
                 self._running.get_loop().call_soon_threadsafe(self._running.cancel)
 
     async def _run(self) -> None:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(self._follow())
-            both.create_task(self._tell())
-
-    async def _follow(self) -> None:
-        """Hear what is wanted, for good."""
         while True:
-            await self._take_up(await self._exchange(waits=True))
+            # What is soon done is told together with what is known already.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SOON_S):
+                    await self._catalogue.settled()
+            hearing = asyncio.create_task(self._exchange(waits=True))
+            try:
+                await self._tell_until(hearing)
+                await self._take_up(hearing.result())
+            finally:
+                hearing.cancel()
 
-    async def _tell(self) -> None:
-        """Tell what has come about here that the manager may wait for, for good."""
-        while True:
-            await self._catalogue.changed(self._told_at)
-            await asyncio.sleep(GATHER_S)
-            if self._told_at != self._catalogue.num_changes:
-                await self._exchange(waits=False)
+    async def _tell_until(self, hearing: asyncio.Task[Desired]) -> None:
+        """Tell what comes about here that the manager may wait for, until that has news."""
+        while not hearing.done():
+            changing = asyncio.create_task(self._catalogue.changed(self._told_at))
+            await asyncio.wait({hearing, changing}, return_when=asyncio.FIRST_COMPLETED)
+            changing.cancel()
+            if not hearing.done():
+                await asyncio.sleep(GATHER_S)
+                if self._told_at != self._catalogue.num_changes:
+                    await self._exchange(waits=False)
 
     async def _exchange(self, *, waits: bool) -> Desired:
         """Tell what is here, and hear what is wanted; waits for a manager that is away.
@@ -118,6 +125,7 @@ class AdapterSync:
 
     async def _report(self) -> ReplicaReport:
         """Return what has changed since the last report, or everything."""
+        self._told_at = self._catalogue.num_changes
         slots = await self._slots()
         now = {each.version: each for each in self._catalogue.reports(slots)}
         report = ReplicaReport(
@@ -130,7 +138,7 @@ class AdapterSync:
             stats=self._catalogue.stats,
         )
         self._number, self._is_known = report.number, True
-        self._told, self._told_at = now, self._catalogue.num_changes
+        self._told = now
         return report
 
     async def _take_up(self, desired: Desired) -> None:
