@@ -7,7 +7,7 @@ another version, and so another instance in the engines and another namespace of
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 Owner = Literal["config", "repo", "api"]
@@ -34,20 +34,32 @@ class AdapterRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """What a replica is to serve.
+    """What a replica is to serve: all of it, or what has changed since a revision.
 
-    revision:  grows with every change; the rest is left out for a replica that knows it
+    revision:  grows with every change
+    follows:   revision that `active` and `gone` build on; 0 = `active` is all
     active:    at most one of each name
+    gone:      names that are served no longer
     staged:    to be loaded, but not served yet: that is for when every replica has loaded them
     ended:     versions whose requests are not waited for
     asks:      the manager lacks what the report builds on: the next one must tell everything
     """
 
     revision: int
+    follows: int = 0
     active: tuple[AdapterRecord, ...] = ()
+    gone: frozenset[str] = frozenset()
     staged: tuple[AdapterRecord, ...] = ()
     ended: frozenset[int] = frozenset()
     asks: bool = False
+
+    def since(self, before: Desired) -> Desired:
+        """Return all of it, given what it builds on."""
+        if not self.follows:
+            return self
+        kept = {record.name: record for record in before.active if record.name not in self.gone}
+        active = kept | {record.name: record for record in self.active}
+        return replace(self, follows=0, active=tuple(active.values()), gone=frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,18 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
+from itertools import takewhile
 from pathlib import Path
 
 from remora.configs.errors import ConfigError, InvalidRequest, UnknownModel
 from remora.configs.lora import ADAPTER_NAME
 from remora.lora.records import AdapterRecord, Desired, Owner
 
+# Replicas hear of every change at once; one that has missed more is told everything.
+MAX_CHANGES = 256
 _NAME = re.compile(ADAPTER_NAME)
 _COLUMNS = tuple(field.name for field in fields(AdapterRecord))
 _SCHEMA = """
@@ -42,6 +46,8 @@ class Registry:
         self._base = base
         self._max_pinned = max_pinned
         self._revision = time.time_ns()  # another than all of a manager before
+        # Revisions and the names whose records changed with them; the first one changed nothing.
+        self._changes = deque([(self._revision, frozenset[str]())], MAX_CHANGES)
         self._staged: dict[int, AdapterRecord] = {}
         self._ended: set[int] = set()
         try:
@@ -77,13 +83,15 @@ class Registry:
     def desired(self, known: int = 0) -> Desired:
         """Return what replicas are to serve.
 
-        known:  the revision that a replica has
+        known:  the revision that a replica has; it is told what has changed since, if that is known
         """
-        if known == self._revision:
-            return Desired(revision=known, ended=frozenset(self._ended))
+        changed = self._changed_since(known)
+        active = self._records.keys() if changed is None else self._records.keys() & changed
         return Desired(
             revision=self._revision,
-            active=self.records,
+            follows=0 if changed is None else known,
+            active=tuple(self._records[name] for name in active),
+            gone=frozenset((changed or set()) - self._records.keys()),
             staged=tuple(self._staged.values()),
             ended=frozenset(self._ended),
         )
@@ -114,7 +122,7 @@ class Registry:
             name=name, version=self._draw(), source=source, pinned=pinned, owner=owner
         )
         self._staged[record.version] = record
-        self._revision += 1
+        self._note_change()
         return record
 
     def commit(self, version: int, digest: str) -> AdapterRecord:
@@ -126,7 +134,7 @@ class Registry:
     def drop(self, version: int) -> None:
         """Forget a staged version; also one that is not there."""
         if self._staged.pop(version, None) is not None:
-            self._revision += 1
+            self._note_change()
 
     def remove(self, name: str, *, ends: bool = False) -> AdapterRecord:
         """Serve an adapter no longer. Raises UnknownModel.
@@ -138,7 +146,7 @@ class Registry:
         del self._records[name]
         if ends:
             self._ended.add(record.version)
-        self._revision += 1
+        self._note_change(name)
         return record
 
     def forget_ended(self, version: int) -> None:
@@ -192,6 +200,17 @@ class Registry:
         """Close the file."""
         self._file.close()
 
+    def _note_change(self, *names: str) -> None:
+        self._revision += 1
+        self._changes.append((self._revision, frozenset(names)))
+
+    def _changed_since(self, revision: int) -> set[str] | None:
+        """Return the names whose records have changed; None = that is not known."""
+        newer = list(takewhile(lambda change: change[0] > revision, reversed(self._changes)))
+        if len(newer) == len(self._changes) or revision > self._revision:
+            return None
+        return set[str]().union(*(names for _, names in newer))
+
     def _known(self, name: str) -> AdapterRecord:
         record = self._records.get(name)
         if record is None:
@@ -228,4 +247,4 @@ class Registry:
             self._file.execute("BEGIN")
             self._file.executemany(f"INSERT OR REPLACE INTO adapters VALUES ({marks})", rows)
         self._records |= {record.name: record for record in records}
-        self._revision += 1
+        self._note_change(*(record.name for record in records))

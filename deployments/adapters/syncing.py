@@ -143,7 +143,7 @@ class AdapterSync:
 
     async def _take_up(self, desired: Desired) -> None:
         if desired.revision != self._desired.revision:
-            self._desired = desired
-            self._catalogue.adopt(desired)
+            self._desired = desired.since(self._desired)
+            self._catalogue.adopt(self._desired)
         for version in desired.ended:
             await self._end(version)

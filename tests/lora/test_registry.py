@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError, InvalidRequest, UnknownModel
+from remora.lora import registry as module
+from remora.lora.records import Desired
 from remora.lora.registry import Registry
 
 
@@ -162,3 +166,36 @@ def test_versions_are_never_used_twice(
             registry = make(store)
         assert served(registry) == known
     registry.close()
+
+
+NAMES = ("a", "b", "c")
+ACTIONS = ("load", "remove", "pin", "unpin", "stage", "hear")
+CHANGES = st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from(NAMES)), max_size=40)
+
+
+@given(changes=CHANGES, limit=st.integers(2, 8))
+def test_a_replica_that_hears_of_changes_knows_everything(
+    changes: list[tuple[str, str]], limit: int
+) -> None:
+    """Whenever it asks, however much it has missed, and whichever manager it had before."""
+    with mock.patch.object(module, "MAX_CHANGES", limit):
+        registry = make()
+    had = Desired(revision=1, active=())
+    for action, name in changes:
+        with suppress(UnknownModel, InvalidRequest):
+            match action:
+                case "load":
+                    staged = registry.stage(name, "/x", owner="api")
+                    registry.commit(staged.version, "")
+                case "stage":
+                    registry.stage(name, "/x", owner="api")
+                case "remove":
+                    registry.remove(name)
+                case "hear":
+                    had = registry.desired(had.revision).since(had)
+                    assert sorted(had.active, key=str) == sorted(registry.records, key=str)
+                case _:
+                    registry.pin(name, pinned=action == "pin")
+    had = registry.desired(had.revision).since(had)
+    assert sorted(had.active, key=str) == sorted(registry.records, key=str)
+    assert had.staged == registry.desired().staged
