@@ -128,5 +128,9 @@ class InvariantViolated(EngineError):
     """A bug of ours, found by a check."""
 
 
+class NotFinite(EngineError):
+    """A request's numbers have become NaN or infinite. Others beside it are as they should be."""
+
+
 class RequestCrashed(EngineError):
     """Too many replicas have died while they worked on this request: it is given to no other."""

@@ -14,13 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from remora.configs.errors import EngineError, InvalidRequest, QueueFull, RequestError, Unavailable
+from remora.configs.errors import (
+    EngineError,
+    InvalidRequest,
+    NotFinite,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
 from remora.configs.plan import EnginePlan
 from remora.engine.engine import Engine
 from remora.engine.loop import EngineLoop
 from remora.engine.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.types import EngineStats, Output, Request, RowFault, SequenceOutput
+from remora.engine.types import NOT_FINITE, EngineStats, Output, Request, RowFault, SequenceOutput
 
 AnswerT = TypeVar("AnswerT")
 
@@ -329,4 +336,5 @@ class LocalEngineClient:
 def _exception_of(fault: RowFault) -> Exception:
     if fault.of_request:
         return InvalidRequest(f"The output cannot go on: {fault}.", code="constraint_failed")
-    return EngineError(f"The request failed: {fault}.")
+    failure = NotFinite if fault == NOT_FINITE else EngineError
+    return failure(f"The request failed: {fault}.")

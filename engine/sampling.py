@@ -25,6 +25,7 @@ from remora.engine.logit_edits import RowEdits, apply_edits
 from remora.engine.row_masks import RowMasks
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import (
+    NOT_FINITE,
     BoolArray,
     FloatArray,
     IntArray,
@@ -43,7 +44,6 @@ DoubleArray = npt.NDArray[np.float64]
 # Below this, float32 may overflow while the outcome no longer changes.
 MIN_TEMPERATURE = 1e-5
 NO_TOKEN_LEFT = RowFault("no token is left that may come next", of_request=True)
-NOT_FINITE = RowFault("the model's logits were not finite")
 
 
 class SamplingKernels(Protocol):

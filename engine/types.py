@@ -269,6 +269,9 @@ class RowFault:
         return self.reason
 
 
+NOT_FINITE = RowFault("the model's logits were not finite")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What one forward pass gave.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from remora.configs.errors import InvalidAdapter, RemoraError, Unavailable, UnknownModel
+from remora.configs.errors import InvalidAdapter, NotFinite, RemoraError, Unavailable, UnknownModel
 from remora.engine.protocols import AdapterFacts
 from remora.lora.records import AdapterRecord, AdapterReport, Desired, State
 
@@ -32,6 +33,10 @@ MAX_OVERTAKEN = 32
 # A load that failed is not tried again at once.
 RETRY_S = 5.0
 MAX_FORMER = 4096
+# So many answers in a row that hold NaN or infinity are the adapter's fault.
+MAX_NOT_FINITE = 3
+# Loads, uses of what was not in memory, what was put out of it, answers that were not finite.
+_TOTALS = ("loads_total", "misses_total", "evictions_total", "not_finite_total")
 
 
 class Loader(Protocol):
@@ -56,7 +61,8 @@ class _Entry:
 
     facts:     of what is in memory; None = nothing is
     work:      the load, or the leaving, that is under way, and how far it is
-    failure:   of the last load, and when it failed
+    failure:   of the last load, or why it is used no longer, and since when
+    num_not_finite:  answers in a row that were not
     used:      grows with each use
     is_ended:  it is served no longer
     """
@@ -70,6 +76,7 @@ class _Entry:
     num_users: int = 0
     num_uses: int = 0
     num_loads: int = 0
+    num_not_finite: int = 0
     used: int = 0
     is_ended: bool = False
 
@@ -113,7 +120,7 @@ class Catalogue:
         self._turns: list[_Turn] = []
         self._numbers = itertools.count(1)
         self._num_changes = 0
-        self._totals = dict.fromkeys(("loads_total", "misses_total", "evictions_total"), 0)
+        self._totals = dict.fromkeys(_TOTALS, 0)
         self._woken = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -145,7 +152,7 @@ class Catalogue:
 
     @property
     def stats(self) -> dict[str, int]:
-        """Return counters: loads, uses of what was not in memory, what was put out; and gauges."""
+        """Return counters (see _TOTALS) and gauges."""
         entries = self._entries.values()
         return {
             **self._totals,
@@ -207,10 +214,15 @@ class Catalogue:
         if self._by_use:
             entry.used = next(self._numbers)
         try:
+            self._check(entry)
             while entry.facts is None:
-                self._check(entry)
                 await asyncio.shield(self._begin(entry))
+                self._check(entry)
             yield entry.record.version
+            entry.num_not_finite = 0
+        except NotFinite:
+            self._distrust(entry)
+            raise
         finally:
             entry.num_users -= 1
             if entry.is_ended:
@@ -246,7 +258,7 @@ class Catalogue:
         return self._entries[current]
 
     def _check(self, entry: _Entry) -> None:
-        """Raise what became of the last load, unless it is to be tried again."""
+        """Raise why it cannot be used, unless its load is to be tried again."""
         retry_after_s = entry.failed_at + RETRY_S - self._clock()
         if entry.failure is None or retry_after_s <= 0:
             return
@@ -259,6 +271,20 @@ class Catalogue:
 
     def _is_broken(self, version: int) -> bool:
         return isinstance(self._entries[version].failure, InvalidAdapter)
+
+    def _distrust(self, entry: _Entry) -> None:
+        """An answer was not finite: an adapter that makes one after the other is used no longer."""
+        entry.num_not_finite += 1
+        self._totals["not_finite_total"] += 1
+        if entry.num_not_finite == MAX_NOT_FINITE:
+            log.error("adapter %s makes answers that are not finite", entry.record.name)
+            entry.failed_at = math.inf  # it is not tried again
+            entry.failure = InvalidAdapter(
+                f"the adapter {entry.record.name!r} from {entry.record.source} has made "
+                f"{MAX_NOT_FINITE} answers in a row that were not finite, so it is used no longer; "
+                "load another version of it under its name"
+            )
+            self._note(entry)
 
     # -- memory --------------------------------------------------------------------------------
 
@@ -406,11 +432,11 @@ class Catalogue:
 def _state(entry: _Entry) -> State:
     if entry.is_ended:
         return "ending"
-    if entry.facts is not None:
-        return "loaded"
     if entry.work is not None and entry.phase != "leaving":
         return entry.phase
-    return "known" if entry.failure is None else "failed"
+    if entry.failure is not None:
+        return "failed"
+    return "known" if entry.facts is None else "loaded"
 
 
 def _report(entry: _Entry, slot: int | None) -> AdapterReport:

@@ -136,13 +136,11 @@ def ask_mixed(asked: Asked, llm: LLM) -> Answers:
 
 def ask_alone(asked: Asked, llm: LLM) -> Answers:
     """One request at a time."""
-    return {
-        (name, number): llm.generate([asked.prompts[number]], asked.params, adapter=name)[
-            0
-        ].token_ids
-        for name, number in asked.pairs
-        if number < 4
-    }
+    answers = {}
+    for name, number in asked.pairs:
+        [found] = llm.generate([asked.prompts[number]], asked.params, adapter=name)
+        answers[name, number] = found.token_ids
+    return answers
 
 
 def ask_short(asked: Asked, llm: LLM) -> Answers:
@@ -182,7 +180,7 @@ def ranks_arm(asked: Asked) -> Answers:
         }
     )
     engine = build_engine(config, adapting=adapting, team=team, show_progress=False).engine
-    pairs = asked.pairs[: 8 * len(asked.names)]
+    pairs = asked.pairs
     answers: Answers = {pair: [] for pair in pairs}
     for place, (name, number) in enumerate(pairs):
         adapter = 0 if name is None else adapting.instances[name]

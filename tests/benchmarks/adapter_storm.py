@@ -1,6 +1,6 @@
 """Requests for many adapters while these are loaded, unloaded, replaced and pinned at 3 replicas.
 
-    python tests/benchmarks/adapter_storm.py [--adapters 200] [--seconds 180] [--calm 60]
+    python tests/benchmarks/adapter_storm.py [--adapters 200] [--seconds 180] [--calm 120]
 
 Through `remora serve` with a small random model in float32, 8 slots and 32 places in memory at each
 replica. Every answer is compared with what PEFT makes of the prompt with that adapter; the answer
@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,11 @@ class Storm:
 
     async def change(self, stop: asyncio.Event, mine: list[str]) -> None:
         """Change names that nobody else changes, one after the other."""
-        while not stop.is_set():
+        while True:
+            with suppress(TimeoutError):
+                pause_s = self.chance.expovariate(1 / self.pause_s)
+                await asyncio.wait_for(stop.wait(), pause_s)
+                return
             name = self.chance.choice(mine)
             if not self.names[name].is_loaded:
                 await self.load(name)
@@ -181,7 +186,6 @@ class Storm:
                         await self.unload(name)
                     case _:
                         await self.pin(name)
-            await asyncio.sleep(self.chance.expovariate(1 / self.pause_s))
 
     async def phase(
         self, seconds: float, base_rate: float, adapter_rate: float, changers: int
@@ -279,7 +283,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=200)
     parser.add_argument("--files", type=int, default=48, help="different adapters behind the names")
     parser.add_argument("--seconds", type=float, default=180.0)
-    parser.add_argument("--calm", type=float, default=60.0)
+    parser.add_argument("--calm", type=float, default=120.0)
     parser.add_argument("--base-rate", type=float, default=3.0)
     parser.add_argument("--rate", type=float, default=6.0)
     parser.add_argument("--changes", type=float, default=1.0, help="a second, at most")

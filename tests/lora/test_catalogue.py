@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.configs.errors import InvalidAdapter, Unavailable, UnknownModel
+from remora.configs.errors import InvalidAdapter, NotFinite, Unavailable, UnknownModel
 from remora.lora.catalogue import MAX_LOADS, MAX_OVERTAKEN, RETRY_S, Catalogue
 from tests.lora.catalogues import FakeLoader, record, wanted
 
@@ -282,3 +282,29 @@ async def _storm(chance: random.Random, max_loaded: int) -> None:
     assert loader.loaded == set()
     assert catalogue.reports() == ()
     assert answers["served"]
+
+
+async def answer(catalogue: Catalogue, version: int, *, is_finite: bool) -> None:
+    async with catalogue.use(version):
+        if not is_finite:
+            raise NotFinite("logits")
+
+
+async def test_an_adapter_whose_answers_are_not_finite_is_used_no_longer() -> None:
+    catalogue = Catalogue(FakeLoader(), max_loaded=2)
+    catalogue.adopt(wanted(record(1), record(2)))
+    for is_finite in (False, False, True, False, False):
+        with nullcontext() if is_finite else pytest.raises(NotFinite):
+            await answer(catalogue, 1, is_finite=is_finite)
+    assert "a1" in catalogue.names
+
+    with pytest.raises(NotFinite):
+        await answer(catalogue, 1, is_finite=False)
+
+    with pytest.raises(InvalidAdapter, match="3 answers in a row that were not finite"):
+        await answer(catalogue, 1, is_finite=True)
+    assert catalogue.names == ["a2"]
+    assert {r.version: r.state for r in catalogue.reports()} == {1: "failed", 2: "loaded"}
+    assert catalogue.stats["not_finite_total"] == 5
+    catalogue.adopt(wanted(record(3, "a1"), record(2), revision=2))
+    await answer(catalogue, 3, is_finite=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError, InvalidAdapter, RequestError
 from remora.configs.load import parse_args
@@ -16,6 +18,7 @@ from remora.engine.llm import LLM, SamplingParams
 from remora.engine.protocols import Adapting
 from remora.engine.types import Request
 from remora.lora.adapting import pooling
+from remora.lora.files import WEIGHTS
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import greedy_ids, make_adapter
@@ -205,6 +208,30 @@ def run(engine: Engine, adapting: Adapting, names: list[str | None]) -> list[lis
             answers[int(output.request_id)] += output.token_ids
         engine.check_integrity()
     return answers
+
+
+def test_numbers_that_overflow_end_their_request_and_touch_no_other(
+    trained: Trained, tmp_path: Path
+) -> None:
+    """Nor do those find any of it that come after it, to the same pages of the cache."""
+    shutil.copytree(trained.folders["rank-8"], tmp_path / "huge")
+    file = tmp_path / "huge" / WEIGHTS
+    save_file({name: tensor * 1e30 for name, tensor in load_file(file).items()}, file)
+    folders = trained.folders | {"huge": tmp_path / "huge"}
+    adapting = pooling(folders, num_slots=8)
+    config = parse_args(
+        {
+            "model": {"path": str(trained.base), "dtype": "float32"},
+            "engine": {"kv_tokens": 256, "page_size": 16, "num_threads": 1},
+        }
+    )
+    engine = build_engine(config, adapting=adapting, show_progress=False).engine
+    names: list[str | None] = [None, "huge", "rank-8", "huge", *ADAPTERS, None, "huge", *ADAPTERS]
+
+    answers = run(engine, adapting, names)
+
+    assert answers == [[] if name == "huge" else trained.expected[name] for name in names]
+    engine.close()
 
 
 def test_adapters_come_and_go_between_calls(trained: Trained, tmp_path: Path) -> None:
