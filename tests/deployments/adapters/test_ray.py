@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,8 @@ import httpx
 import pytest
 
 from tests.conftest import TinyCheckpoints
+from tests.deployments.applications import deployed, num_running
 from tests.deployments.conftest import Cluster
-from tests.deployments.lifecycle.leftovers import in_ray, until_gone
 from tests.lora.adapters import greedy_ids, make_adapter
 from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
 
@@ -83,21 +82,6 @@ class Served:
         return {entry["name"]: entry for entry in answer.json()["data"]}
 
 
-@contextmanager
-def deployed(args: dict[str, Any]) -> Iterator[None]:
-    from ray import serve
-
-    from remora.deployments.app import build
-
-    before = in_ray()
-    try:
-        serve.run(build(args), name=NAME, route_prefix=f"/{NAME}")
-        yield
-    finally:
-        serve.delete(NAME)
-        assert until_gone(lambda: in_ray() - before) == []
-
-
 @pytest.fixture(scope="module")
 def app(
     cluster: Cluster, tiny_checkpoints: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory
@@ -132,7 +116,7 @@ def app(
             "max_adapter_bytes": MAX_BYTES,
         },
     }
-    with deployed(args):
+    with deployed(NAME, args):
         yield Served(cluster.url(NAME), folder, expected)
 
 
@@ -293,27 +277,6 @@ def processes(name: str) -> list[int]:
     return [p.pid for p in running if marks in " ".join(p.info["cmdline"] or ())]
 
 
-def test_the_death_of_the_manager_is_not_felt(app: Served) -> None:
-    (manager,) = processes("LoRAManager")
-    os.kill(manager, signal.SIGKILL)
-    app.everywhere("a0", app.expected["a0"])
-    until(lambda: processes("LoRAManager") not in ([], [manager]))
-    until(lambda: app.load("a5", "a5").status_code == 200)
-    app.everywhere("a5", app.expected["a5"])
-    app.everywhere("a0", app.expected["a0"])
-    assert set(app.listed()) == {"a0", "a5"}
-
-
-def test_a_replica_that_comes_back_has_everything(app: Served) -> None:
-    before = processes("LLMServer")
-    os.kill(before[0], signal.SIGKILL)
-    until(lambda: len(set(processes("LLMServer")) - set(before)) == 1)
-    until(lambda: all(len(e["replicas"]) == 2 for e in app.listed().values()))
-    app.everywhere("a0", app.expected["a0"])
-    app.everywhere("a5", app.expected["a5"])
-    app.everywhere(None, app.expected[None])
-
-
 @contextmanager
 def asking(app: Served, name: str, expected: list[int]) -> Iterator[None]:
     """Ask for an adapter all the while: it answers rightly or not at all."""
@@ -340,15 +303,18 @@ def asking(app: Served, name: str, expected: list[int]) -> Iterator[None]:
     assert wrong == []
 
 
-@pytest.mark.parametrize("title", ["LLMServer", "LoRAManager"])
-def test_who_dies_amid_a_load_leaves_nothing_half_loaded(app: Served, title: str) -> None:
+@pytest.mark.parametrize("title", ["LoRAManager", "LLMServer"])
+def test_who_dies_amid_a_load_comes_back_and_nothing_is_half_loaded(
+    app: Served, title: str
+) -> None:
     """A replica stands still, so that the load lasts; then it is killed, or the manager is."""
-    slow = processes("LLMServer")[0]
-    victim, number = processes(title)[0], len(processes(title))
-    with asking(app, f"amid-{title}", app.expected["a3"]), ThreadPoolExecutor(1) as pool:
+    name, expected = f"amid-{title}", app.expected["a3"]
+    number = num_running(NAME, title)
+    victim, slow = processes(title)[0], processes("LLMServer")[0]
+    with asking(app, name, expected), ThreadPoolExecutor(1) as pool:
         os.kill(slow, signal.SIGSTOP)
         try:
-            loading = pool.submit(app.load, f"amid-{title}", "a3")
+            loading = pool.submit(app.load, name, "a3")
             time.sleep(1.0)
             assert not loading.done(), loading.result().text
             os.kill(victim, signal.SIGKILL)
@@ -356,11 +322,13 @@ def test_who_dies_amid_a_load_leaves_nothing_half_loaded(app: Served, title: str
             with suppress(ProcessLookupError):
                 os.kill(slow, signal.SIGCONT)
         answer = loading.result()
-        until(lambda: victim not in processes(title) and len(processes(title)) == number)
+        until(lambda: victim not in processes(title) and num_running(NAME, title) == number)
         if answer.status_code != 200:
             assert answer.status_code == 503, answer.text
-            load = partial(app.load, f"amid-{title}", "a3", load_inplace=True)
-            until(lambda: load().status_code == 200)
+            until(lambda: app.load(name, "a3", load_inplace=True).status_code == 200)
         until(lambda: all(len(entry["replicas"]) == 2 for entry in app.listed().values()))
-        app.everywhere(f"amid-{title}", app.expected["a3"])
-    assert app.unload(f"amid-{title}").status_code == 200
+        app.everywhere(name, expected)
+    assert set(app.listed()) == {"a0", name}
+    app.everywhere("a0", app.expected["a0"])
+    app.everywhere(None, app.expected[None])
+    assert app.unload(name).status_code == 200

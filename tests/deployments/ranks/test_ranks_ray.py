@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -19,6 +18,7 @@ import pytest
 
 from remora.configs.load import parse_args
 from tests.conftest import TinyCheckpoints
+from tests.deployments.applications import deployed
 from tests.deployments.conftest import TINY, Cluster
 from tests.deployments.lifecycle.leftovers import in_ray, until_gone
 
@@ -43,26 +43,10 @@ def make_body(number: int, **fields: Any) -> dict[str, Any]:
     return {"prompt": prompt, "temperature": 0, "max_tokens": 12, "ignore_eos": True, **fields}
 
 
-@contextmanager
-def deployed(args: dict[str, Any]) -> Iterator[None]:
-    """Run the application; what it had with Ray must be gone afterwards."""
-    from ray import serve
-
-    from remora.deployments.app import build
-
-    before = in_ray()
-    try:
-        serve.run(build(args), name=NAME, route_prefix=f"/{NAME}")
-        yield
-    finally:
-        serve.delete(NAME)
-        assert until_gone(lambda: in_ray() - before) == []
-
-
 @pytest.fixture(scope="module")
 def app(cluster: Cluster, tiny_checkpoints: TinyCheckpoints) -> Iterator[str]:
     """Two replicas of two ranks each, beside the applications that all tests share."""
-    with deployed(make_args(tiny_checkpoints("llama"), num_replicas=2)):
+    with deployed(NAME, make_args(tiny_checkpoints("llama"), num_replicas=2)):
         yield cluster.url(NAME)
 
 
