@@ -1,0 +1,121 @@
+"""Replica and manager over calls that fail, that come late, and that come in another order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remora.configs.errors import Unavailable
+from remora.deployments.adapters import manager as manager_module
+from remora.deployments.adapters import syncing as syncing_module
+from remora.deployments.adapters.manager import LoRAManager
+from remora.deployments.adapters.syncing import AdapterSync
+from remora.lora.catalogue import Catalogue
+from remora.lora.records import Desired, ReplicaReport
+from tests.lora.catalogues import FakeLoader
+
+NAMES = ("a", "b", "c")
+CALLS = ("well", "well", "lost before", "lost after", "late", "later")
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(("load", "unload", "use", "new manager")), st.sampled_from(NAMES)),
+    max_size=12,
+)
+
+
+@dataclass
+class Link:
+    """The manager as a replica reaches it; `fates` is what becomes of its calls, one by one."""
+
+    manager: LoRAManager
+    fates: list[str] = field(default_factory=list)
+
+    async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
+        fate = self.fates.pop() if self.fates else "well"
+        if fate == "lost before":
+            raise Unavailable("lost")
+        await asyncio.sleep({"late": 0.002, "later": 0.005}.get(fate, 0))
+        desired = await self.manager.sync(replica, report, waits=waits)
+        if fate == "lost after":
+            raise Unavailable("lost")
+        return desired
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self.manager, method)
+
+
+async def make_manager() -> LoRAManager:
+    args = {"model": {"path": "base"}, "lora": {"dynamic": True, "roots": ["/"]}}
+    manager = LoRAManager.__new__(LoRAManager)
+    await LoRAManager.__init__(manager, args)
+    return manager
+
+
+async def no_slots() -> Mapping[int, int]:
+    return {}
+
+
+async def no_end(version: int) -> None:
+    pass
+
+
+async def run(actions: list[tuple[str, str]], fates: list[str]) -> None:
+    link = Link(await make_manager())
+    catalogue = Catalogue(FakeLoader(), max_loaded=2)
+    sync = AdapterSync(catalogue, link, "r", slots=no_slots, end=no_end)
+    await sync.begin()
+    link.fates = fates
+    managers = [link.manager]
+    for action, name in actions:
+        registry = link.manager._registry
+        match action:
+            case "load":
+                registry.commit(registry.stage(name, f"/{name}", owner="api").version, "")
+            case "unload" if registry.find(name):
+                registry.remove(name)
+            case "use" if (version := catalogue.version(name)) is not None:
+                async with catalogue.use(version):
+                    await asyncio.sleep(0.001)
+            case "new manager":
+                link.manager = await make_manager()
+                managers.append(link.manager)
+        link.manager._wake()
+        await asyncio.sleep(0.001)
+
+    link.fates.clear()
+
+    def is_known() -> bool:
+        told = link.manager._replicas.get("r")
+        served = {record.name: record.version for record in link.manager._registry.records}
+        return (
+            told is not None
+            and told.revision == link.manager._registry.revision
+            and told.reports == {each.version: each for each in catalogue.reports()}
+            and {name: catalogue.version(name) for name in catalogue.names} == served
+        )
+
+    async with asyncio.timeout(10):
+        while not is_known():
+            await asyncio.sleep(0.002)
+    sync.close()
+    for manager in managers:
+        manager._watching.cancel()
+    await asyncio.sleep(0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(actions=ACTIONS, fates=st.lists(st.sampled_from(CALLS), max_size=30))
+def test_whatever_becomes_of_calls_both_know_the_same_in_the_end(
+    actions: list[tuple[str, str]], fates: list[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager_module, "log_through_serve", lambda: None)
+        patch.setattr(manager_module, "SYNC_S", 0.02)
+        for name in ("RETRY_S", "GATHER_S", "SOON_S"):
+            patch.setattr(syncing_module, name, 0.001)
+        asyncio.run(run(actions, fates))
