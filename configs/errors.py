@@ -15,6 +15,7 @@
       EngineError            our fault: a 500; the replica reports itself unhealthy
         StepTimeout            a step has been running for longer than the watchdog allows
         InvariantViolated      a bug of ours, found by a check
+        NotFinite              a request's numbers have become NaN or infinite
         RequestCrashed         replicas have died over this request; it is not to be tried again
 
 Messages say what was found, what was expected, and what to do. Every class keeps its arguments

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from remora.configs.fields import Bytes, Name, Seconds, Section, conflict
 
+MAX_ADAPTER_BYTES = 4 * 2**30
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 
 
@@ -71,8 +72,8 @@ class LoraSection(Section):
     load_timeout_s: Seconds = 300.0
     """Seconds that one adapter may take to load, at all replicas."""
 
-    max_adapter_bytes: Bytes = 4 * 2**30
-    """Largest file of an adapter."""
+    max_adapter_bytes: Annotated[Bytes, Field(le=MAX_ADAPTER_BYTES)] = MAX_ADAPTER_BYTES
+    """Largest file of an adapter; each rank reads it into memory whole."""
 
     @property
     def merges(self) -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from safetensors import SafetensorError
 
 from remora.configs.errors import InvalidAdapter
+from remora.configs.lora import MAX_ADAPTER_BYTES
 from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
 
 if TYPE_CHECKING:  # who only looks at files can do without torch
@@ -27,7 +28,6 @@ if TYPE_CHECKING:  # who only looks at files can do without torch
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
 MAX_CONFIG_BYTES = 2**20
-MAX_WEIGHT_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> N
         _check_facts(file, facts, most)
 
 
-def read_files(folder: Path, *, max_bytes: int = MAX_WEIGHT_BYTES) -> AdapterFiles:
+def read_files(folder: Path, *, max_bytes: int = MAX_ADAPTER_BYTES) -> AdapterFiles:
     """Read both files into memory. Raises InvalidAdapter, which names the file and the fault.
 
     max_bytes:  of the weights

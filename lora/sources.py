@@ -18,8 +18,8 @@ from pathlib import Path
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest, Unavailable
-from remora.configs.lora import ADAPTER_NAME, LoraSection
-from remora.lora.files import CONFIG, MAX_WEIGHT_BYTES, WEIGHTS, check_files
+from remora.configs.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
+from remora.lora.files import CONFIG, WEIGHTS, check_files
 from remora.lora.network import PAUSES_S, RETRY_AFTER_S, scrubbed, tried
 from remora.lora.places import (
     HubRepo,
@@ -54,7 +54,7 @@ class Sources:
         *,
         roots: Sequence[str] = (),
         repo: str | None = None,
-        max_bytes: int = MAX_WEIGHT_BYTES,
+        max_bytes: int = MAX_ADAPTER_BYTES,
         timeout_s: float = 300.0,
         pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
