@@ -20,6 +20,7 @@ from remora.configs.errors import (
     CapacityError,
     EngineError,
     InvalidRequest,
+    NotFinite,
     QueueFull,
     RemoraError,
     RequestCrashed,
@@ -51,8 +52,11 @@ _TABLE: tuple[tuple[type[RemoraError], Answer], ...] = (
     (RequestTimedOut, Answer(504, "timeout_error", "timeout")),
     (CapacityError, Answer(503, "overloaded_error", "unavailable")),
     (RequestCrashed, Answer(500, "server_error", "replicas_crashed")),
+    (NotFinite, Answer(500, "server_error", "not_finite")),
     (EngineError, Answer(500, "server_error", "engine_failed")),
 )
+# These failed for a reason of their own, which may well be there the next time.
+_LIKELY_AGAIN = (RequestCrashed, NotFinite)
 _INTERNAL = Answer(500, "server_error", "internal_error")
 _STATUSES: Mapping[int, Answer] = MappingProxyType(
     {
@@ -100,7 +104,7 @@ def error_body(error: BaseException) -> dict[str, Any]:
         message, param, code = error.message, error.param, error.code
     elif isinstance(error, CapacityError):
         message = error.message
-    elif isinstance(error, RequestCrashed):
+    elif isinstance(error, _LIKELY_AGAIN):
         message = str(error)
     elif isinstance(error, EngineError):
         message = "The engine failed while it worked on this request. Please try again."
@@ -139,7 +143,7 @@ def error_headers(error: BaseException) -> dict[str, str]:
         wait = max(1, math.ceil(error.retry_after_s))
         return {"retry-after": str(wait), "x-should-retry": "true"}
     own = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    is_retriable = isinstance(error, EngineError) and not isinstance(error, RequestCrashed)
+    is_retriable = isinstance(error, EngineError) and not isinstance(error, _LIKELY_AGAIN)
     return own | {"x-should-retry": "true" if is_retriable else "false"}
 
 

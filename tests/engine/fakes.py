@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from remora.configs.plan import EnginePlan
-from remora.engine.types import LogprobRows, RowFault, RowInit, StepPlan, StepResult, TokenArray
+from remora.engine.types import (
+    NOT_FINITE,
+    LogprobRows,
+    RowFault,
+    RowInit,
+    StepPlan,
+    StepResult,
+    TokenArray,
+)
 
 VOCAB = 50
 
@@ -52,7 +60,7 @@ class FakeRunner:
         self.tokens: dict[int, list[int]] = {}
         self.plans: list[StepPlan] = []
         self.bad_rows: set[int] = set()
-        self.fault = RowFault("not finite")
+        self.fault: RowFault = NOT_FINITE
         self.error: Exception | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:

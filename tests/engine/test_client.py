@@ -11,6 +11,7 @@ import pytest
 from remora.configs.errors import (
     EngineError,
     InvalidRequest,
+    NotFinite,
     PromptTooLong,
     QueueFull,
     Unavailable,
@@ -268,7 +269,7 @@ async def test_a_row_without_finite_logits_fails_its_own_request_only(
 ) -> None:
     runner.bad_rows = {0}
 
-    with pytest.raises(EngineError, match="not finite"):
+    with pytest.raises(NotFinite, match="not finite"):
         await collect(client, make_request("bad"))
     runner.bad_rows = set()
 
