@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from remora.lora.places import (
@@ -100,6 +100,7 @@ PARTS = st.lists(
 
 
 @given(parts=PARTS, begin=st.sampled_from(["", "in/", "away/"]))
+@example(parts=["loop", "", "in"], begin="")
 def test_what_is_below_a_root_really_lies_there(
     parts: list[str], begin: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -115,7 +116,8 @@ def test_what_is_below_a_root_really_lies_there(
 
     allowed = is_below(parse_place(text), LocalFolder(top / "root"))
 
-    real = os.path.realpath(text)
+    # Without Path, which makes one slash of two, realpath leaves a circle of links for "/".
+    real = os.path.realpath(Path(text))
     assert allowed == (f"{real}/".startswith(f"{os.path.realpath(top / 'root')}/"))
 
 
