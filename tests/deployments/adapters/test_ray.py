@@ -206,7 +206,6 @@ def test_what_is_broken_is_refused_with_the_reason(
     spoil(folder)
 
     refused = app.load("broken", str(folder))
-    print("TOOK", refused.elapsed.total_seconds())
 
     assert refused.status_code == 400, refused.text
     assert re.search(reason, refused.json()["error"]["message"]), refused.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.adapters.syncing import AdapterSync
 from remora.lora.catalogue import Catalogue
 from remora.lora.records import Desired, ReplicaReport
+from tests.deployments.adapters.test_manager import make_manager
 from tests.lora.catalogues import FakeLoader
 
 NAMES = ("a", "b", "c")
@@ -49,13 +51,6 @@ class Link:
         return getattr(self.manager, method)
 
 
-async def make_manager() -> LoRAManager:
-    args = {"model": {"path": "base"}, "lora": {"dynamic": True, "roots": ["/"]}}
-    manager = LoRAManager.__new__(LoRAManager)
-    await LoRAManager.__init__(manager, args)
-    return manager
-
-
 async def no_slots() -> Mapping[int, int]:
     return {}
 
@@ -65,7 +60,8 @@ async def no_end(version: int) -> None:
 
 
 async def run(actions: list[tuple[str, str]], fates: list[str]) -> None:
-    link = Link(await make_manager())
+    folder = Path("/")
+    link = Link(await make_manager(folder))
     catalogue = Catalogue(FakeLoader(), max_loaded=2)
     sync = AdapterSync(catalogue, link, "r", slots=no_slots, end=no_end)
     await sync.begin()
@@ -82,7 +78,7 @@ async def run(actions: list[tuple[str, str]], fates: list[str]) -> None:
                 async with catalogue.use(version):
                     await asyncio.sleep(0.001)
             case "new manager":
-                link.manager = await make_manager()
+                link.manager = await make_manager(folder)
                 managers.append(link.manager)
         link.manager._wake()
         await asyncio.sleep(0.001)
