@@ -78,7 +78,10 @@ def connect(
 
 
 class RankGroup:
-    """Group over process groups: one of all ranks, and one of the ranks of this stage."""
+    """Group over process groups: one of all ranks, and one of the ranks of this stage.
+
+    A rank whose exchange fails leaves: another may be waiting for what it has not sent.
+    """
 
     def __init__(
         self, layout: Layout, store: Any, address: str, device: str, timeout_s: float
@@ -107,7 +110,7 @@ class RankGroup:
             return values
         dense = values.contiguous()  # the groups read memory from end to end
         stage = self._present(self._stage)
-        with _as_engine_error(self.layout, "could not sum with the other ranks"):
+        with self._exchange_or_leave("could not sum with the other ranks"):
             if self._exchanges and dense.nbytes * (self.layout.tp_size - 1) <= EXCHANGE_BYTES:
                 self._exchange(stage, dense)
             else:
@@ -128,13 +131,13 @@ class RankGroup:
 
     def send(self, values: Tensor, to: int) -> None:
         """Send to a rank, which must be receiving the same shape and dtype."""
-        with _as_engine_error(self.layout, f"could not send to rank {to}"):
+        with self._exchange_or_leave(f"could not send to rank {to}"):
             self._present(self._all).send([values.contiguous()], to, MESSAGES).wait()
 
     def receive(self, values: Tensor, source: int) -> Tensor:
         """Overwrite `values` with what a rank sends; returns `values`."""
         dense = values.contiguous()
-        with _as_engine_error(self.layout, f"could not receive from rank {source}"):
+        with self._exchange_or_leave(f"could not receive from rank {source}"):
             self._present(self._all).recv([dense], source, MESSAGES).wait()
         return values if dense is values else values.copy_(dense)
 
@@ -147,6 +150,15 @@ class RankGroup:
         for group in {self._all, self._stage} - {None}:
             group.abort()
         self._all = self._stage = self._store = None
+
+    @contextmanager
+    def _exchange_or_leave(self, what: str) -> Iterator[None]:
+        try:
+            with _as_engine_error(self.layout, what):
+                yield
+        except EngineError:
+            self.close()
+            raise
 
     def _present(self, group: Any) -> Any:
         if group is None:

@@ -134,6 +134,29 @@ def test_a_rank_that_leaves_fails_the_others_at_once(leaving: int) -> None:
 
 
 @pytest.mark.usefixtures("ways")
+def test_a_rank_that_could_not_sum_leaves_so_that_no_other_waits_for_it() -> None:
+    with connected(3, timeout_s=60) as (threads, groups):
+        waits, left = threading.Event(), threading.Event()
+
+        def sum_in_turns(rank: int) -> None:
+            if rank == 0:  # finds rank 2 gone before it has sent anything to rank 1
+                assert left.wait(10)
+                time.sleep(0.2)
+            if rank == 1:
+                waits.set()
+            if rank == 2:
+                assert waits.wait(10)
+                time.sleep(0.2)
+                groups[rank].close()
+                left.set()
+                return
+            with pytest.raises(EngineError, match=f"rank {rank} of 3 could not sum .*: Connection"):
+                groups[rank].all_reduce(values_of(rank))
+
+        threads.on_all(sum_in_turns)
+
+
+@pytest.mark.usefixtures("ways")
 def test_a_rank_that_hangs_fails_the_others_after_the_time_limit() -> None:
     with connected(2, timeout_s=0.5) as (threads, groups):
 
