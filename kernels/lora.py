@@ -4,7 +4,7 @@ All adapters of a batch share the product with the base's weight; what each adds
 products of its own rows, grouped by slot (Punica, arXiv:2310.18547; S-LoRA, arXiv:2311.03285). Rows
 of no adapter are not touched: they are the same bits as without.
 
-On a GPU the products are the kernels of `lora_triton.py`, where there is triton; what stands here
+On a GPU the products are the kernels of `gpu/lora.py`, where there is triton; what stands here
 is their specification, and serves everywhere else.
 
 Legend: N slots, I inputs, O outputs of all parts together, P parts, r most ranks of a part, T rows.
@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -23,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from remora.kernels.dispatch import by_triton
 from remora.kernels.memory import buffer
 from remora.kernels.row_tiles import RowTiles
 
@@ -44,7 +43,7 @@ class RowGroups:
 
         slots:  [T], counted from 1; 0 = no adapter
         """
-        if device.type == "cuda" and has_triton():
+        if by_triton(device):
             return cls(tiles=RowTiles.of(slots, device))
         return cls(
             tuple(
@@ -142,7 +141,7 @@ class LowRankSlots:
 
     def _add_tiles(self, x: Tensor, y: Tensor, tiles: RowTiles, *, is_lookup: bool) -> None:
         """Add updates by kernels, to which `x` are inputs or token ids."""
-        from remora.kernels import lora_triton as kernels
+        from remora.kernels.gpu import lora as kernels
 
         _, width, inputs = self.a.shape
         splits = 1 if is_lookup else kernels.splits_of(inputs, tiles)
@@ -176,12 +175,6 @@ class LowRankSlots:
             for part, (start, stop) in enumerate(pairwise(self.bounds))
         ]
         return torch.cat(parts, dim=1)
-
-
-@cache
-def has_triton() -> bool:
-    """Whether kernels can be had; torch brings triton along on GPUs, mostly."""
-    return find_spec("triton") is not None
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

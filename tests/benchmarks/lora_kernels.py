@@ -132,7 +132,7 @@ class Case:
 
     def speeds(self) -> str:
         """Return a line of medians, in microseconds."""
-        from remora.kernels import lora_triton as kernels
+        from remora.kernels.gpu import lora as kernels
 
         slots, layer, tiles = self.slots, self.layer, self.tiles
         outputs = sum(layer.parts)

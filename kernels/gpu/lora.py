@@ -29,7 +29,7 @@ from remora.kernels.row_tiles import LARGE_TILE, SMALL_TILE, RowTiles
 class Launch:
     """How tiles of a size are computed.
 
-    inputs, columns:  of a block, powers of two
+    inputs, columns:  of a block of 16-bit elements, powers of two
     max_splits:       of the inputs
     """
 
@@ -39,10 +39,13 @@ class Launch:
     num_warps: int
     num_stages: int
 
-    def options(self) -> dict[str, Any]:
-        """Return what triton compiles with; fusion is named, for its default is about to change."""
+    def options(self, element_bytes: int) -> dict[str, Any]:
+        """Return what triton compiles with; fusion is named, for its default is about to change.
+
+        Wide elements are spread over more warps, whose registers would not hold them else.
+        """
         return {
-            "num_warps": self.num_warps,
+            "num_warps": self.num_warps * element_bytes // 2,
             "num_stages": self.num_stages,
             "enable_fp_fusion": True,
         }
@@ -74,7 +77,8 @@ def shrink(
     """
     _, width, inputs = a.shape
     launch, splits = LAUNCHES[tiles.size], shrunk.shape[1]
-    split_len = _blocks(_blocks(inputs, splits), launch.inputs) * launch.inputs
+    block = launch.inputs * 2 // a.itemsize
+    split_len = _blocks(_blocks(inputs, splits), block) * block
     assert x.stride(1) == 1
     if len(tiles.tiles) > 0:
         shrink_kernel[_grid(tiles, width, max_rank, splits)](
@@ -91,9 +95,9 @@ def shrink(
             split_len,
             MAX_RANK=max_rank,
             M=tiles.size,
-            K=launch.inputs,
+            K=block,
             R=rank_block(max_rank),
-            **launch.options(),
+            **launch.options(a.itemsize),
         )
 
 
@@ -119,7 +123,7 @@ def look_up(
             MAX_RANK=max_rank,
             M=tiles.size,
             R=rank_block(max_rank),
-            **LAUNCHES[tiles.size].options(),
+            **LAUNCHES[tiles.size].options(a.itemsize),
         )
 
 
@@ -136,9 +140,10 @@ def expand(
     """
     _, num_blocks, max_rank, block = b.shape
     launch = LAUNCHES[tiles.size]
+    columns = launch.columns if b.itemsize == 2 else launch.columns // 4
     assert y.stride(1) == 1
     if len(tiles.tiles) > 0:
-        expand_kernel[(len(tiles.tiles), _blocks(num_blocks * block, launch.columns))](
+        expand_kernel[(len(tiles.tiles), _blocks(num_blocks * block, columns))](
             shrunk,
             b,
             ranks,
@@ -155,8 +160,8 @@ def expand(
             BLOCK=block,
             M=tiles.size,
             R=rank_block(max_rank),
-            C=launch.columns,
-            **launch.options(),
+            C=columns,
+            **launch.options(b.itemsize),
         )
 
 

@@ -1,21 +1,11 @@
-"""Kernels of low-rank updates against the torch code, and compiled for GPUs that are not here.
-
-    TRITON_INTERPRET=0 python -m pytest -m gpu tests/kernels/test_lora_triton.py
-
-runs them on a GPU; without the variable they are interpreted, which needs none.
-"""
+"""Kernels of low-rank updates against the torch code."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,56 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.lora import LowRankSlots, RowGroups
-from remora.kernels.row_tiles import LARGE_TILE, SMALL_TILE, RowTiles
+from remora.kernels.row_tiles import RowTiles
+from tests.kernels.gpu.devices import interpreted_only, on_devices
 
-tl = pytest.importorskip("triton.language")
-
-ROOT = Path(__file__).parents[2]
-INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
-DEVICES = [
-    pytest.param(
-        "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
-    ),
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-        ],
-    ),
-]
-on_devices = pytest.mark.parametrize("device", DEVICES)
-
+ROOT = Path(__file__).parents[3]
 # Of sums of about one; A x and the result are rounded to the format.
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-
-KERNELS = ("shrink_kernel", "expand_kernel", "look_up_kernel")
-
-# Bytes of shared memory that a block may have.
-TARGETS = {
-    "cuda:80": 163 * 1024,
-    "cuda:90": 227 * 1024,
-    "cuda:100": 227 * 1024,
-    "cuda:120": 99 * 1024,
-    "hip:gfx942": 64 * 1024,
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreted_bfloat16() -> Iterator[None]:
-    """Make triton's interpreter multiply blocks of bfloat16, whose bits it takes for integers."""
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    original = InterpreterBuilder.create_dot
-
-    def create_dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
-        if a.dtype == tl.bfloat16:
-            a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
-        return original(builder, a, b, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InterpreterBuilder, "create_dot", create_dot)
-        yield
 
 
 def make_slots(
@@ -120,7 +66,11 @@ def tiled(rows: list[int], device: str) -> RowGroups:
 
 
 def grouped(rows: list[int]) -> RowGroups:
-    return RowGroups.of(np.array(rows, dtype=np.int32), torch.device("cpu"))
+    """Group rows for the torch code."""
+    groups = sorted(set(rows) - {0})
+    return RowGroups(
+        tuple((slot - 1, torch.tensor(rows).eq(slot).nonzero().squeeze(1)) for slot in groups)
+    )
 
 
 def check(slots: LowRankSlots, rows: list[int], *, groups: RowGroups | None = None) -> None:
@@ -186,14 +136,14 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+@interpreted_only
 @settings(max_examples=25)
 @given(case=cases())
 def test_rows_get_what_torch_adds_and_rows_of_none_stay_the_same_bits(case: Case) -> None:
     check(case.slots(), case.rows)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+@interpreted_only
 @settings(max_examples=12)
 @given(case=cases())
 def test_what_is_looked_up_gets_what_torch_adds(case: Case) -> None:
@@ -347,31 +297,7 @@ def test_slots_need_no_triton() -> None:
 import sys
 sys.modules["triton"] = None
 import remora.kernels.lora
-assert "remora.kernels.lora_triton" not in sys.modules
+assert "remora.kernels.gpu.lora" not in sys.modules
 """
 
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
-
-
-@pytest.fixture(scope="module")
-def compiled() -> list[dict[str, Any]]:
-    """What came of compiling for all targets."""
-    program = [sys.executable, str(ROOT / "tests/kernels/compile_lora.py"), *TARGETS]
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        program, env=environment, capture_output=True, text=True, check=False, timeout=280
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_kernels_compile_and_their_blocks_fit(compiled: list[dict[str, Any]], target: str) -> None:
-    made = {
-        (found["kernel"], found["dtype"], found["tile"]): found["shared"]
-        for found in compiled
-        if found["target"] == target
-    }
-
-    assert made.keys() >= set(itertools.product(KERNELS, ["bf16"], [SMALL_TILE, LARGE_TILE]))
-    assert max(made.values()) <= TARGETS[target]

@@ -1,0 +1,35 @@
+"""Where kernels are tested: interpreted on a CPU, or run on a GPU that is there.
+
+    TRITON_INTERPRET=0 python -m pytest -m gpu tests/kernels/gpu
+
+runs them on a GPU; without the variable they are interpreted, which needs none.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ["TRITON_INTERPRET"] == "1"
+DEVICES = [
+    pytest.param(
+        "cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+    ),
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+        ],
+    ),
+]
+on_devices = pytest.mark.parametrize("device", DEVICES)
+interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="kernels are not interpreted")
+
+
+def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Return memory for an output, filled with NaN: what a kernel leaves out shows."""
+    return torch.full(shape, float("nan"), dtype=dtype, device=device)
