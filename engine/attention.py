@@ -6,6 +6,7 @@ Owns the KV tensors. Knows nothing of who owns which page, nor of requests.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -72,12 +73,11 @@ class TorchAttention:
         if num_decodes:
             plan = self._plan(batch, window)
             out[:num_decodes] = attend_decode(query[:num_decodes], kv_pages, plan, scale=scale)
-        for row, table in enumerate(batch.extend_tables):
-            start, stop = batch.extend_starts[row], batch.extend_starts[row + 1]
+        for row, (start, stop) in enumerate(pairwise(batch.extend_starts)):
             out[start:stop] = attend_prefill(
                 query[start:stop],
                 kv_pages,
-                table,
+                batch.tables[num_decodes + row],
                 context_len=batch.extend_lens[row],
                 scale=scale,
                 window=window,
@@ -92,8 +92,8 @@ class TorchAttention:
         plan = self._plans.get(window)
         if plan is None:
             plan = plan_decode(
-                batch.decode_tables,
-                batch.decode_lens,
+                batch.tables[: batch.num_decodes],
+                batch.lengths[: batch.num_decodes],
                 page_size=self.page_size,
                 window=window,
                 max_slots=GATHER_BYTES // self._slot_bytes,

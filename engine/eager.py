@@ -52,27 +52,20 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
     def tensor(values: Int64Array) -> Tensor:
         return torch.from_numpy(values).to(device)
 
-    def table(pages: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> Tensor:
-        return tensor(pages.astype(np.int64))
+    def narrow(values: Int64Array) -> Tensor:
+        return torch.from_numpy(values.astype(np.int32)).to(device)
 
-    lengths = inputs.lengths
-    num_decodes = inputs.num_decodes
-    decode_rows, extend_rows = inputs.rows[:num_decodes], inputs.rows[num_decodes:]
-    widest = pages_needed(int(lengths[:num_decodes].max(initial=1)), page_size)
-    extend_lens = lengths[num_decodes:].tolist()
+    widest = pages_needed(int(inputs.lengths.max(initial=1)), page_size)
     return ForwardBatch(
         token_ids=tensor(inputs.token_ids),
         positions=tensor(inputs.positions),
         slots=tensor(inputs.slots),
-        num_decodes=num_decodes,
-        decode_tables=table(inputs.tables[decode_rows, :widest]),
-        decode_lens=tensor(lengths[:num_decodes]),
-        extend_starts=tuple(inputs.starts[num_decodes:].tolist()),
-        extend_lens=tuple(extend_lens),
-        extend_tables=tuple(
-            table(inputs.tables[row, : pages_needed(length, page_size)])
-            for row, length in zip(extend_rows, extend_lens, strict=True)
-        ),
+        num_decodes=inputs.num_decodes,
+        tables=torch.from_numpy(inputs.tables[inputs.rows, :widest]).to(device),
+        starts=narrow(inputs.starts),
+        lengths=narrow(inputs.lengths),
+        extend_starts=tuple(inputs.starts[inputs.num_decodes :].tolist()),
+        extend_lens=tuple(inputs.lengths[inputs.num_decodes :].tolist()),
         logit_index=tensor(inputs.logit_index),
         adapters=RowGroups.of(inputs.adapters, device),
     )

@@ -23,7 +23,7 @@ class DecodeBucket:
     """Rows that are computed together.
 
     rows:      [B] int64 indices into the decode rows; None = all of them, in order
-    page_ids:  [B * S / page_size] int64, row after row
+    page_ids:  [B * S / page_size] int32, row after row
     num_rows:  B
     num_slots: slots of each row that take part; the rest of the last page is cut off
     bias:      [B, 1, 1, num_slots] float32, 0 where the row may look and -inf elsewhere; None = it
@@ -54,8 +54,8 @@ def plan_decode(
 ) -> DecodePlan:
     """Group the decode rows by length.
 
-    block_tables:  [D, max_pages] int64; entries past a row's last page are not looked at
-    context_lens:  [D] int64, counted in tokens, the query's own included
+    block_tables:  [D, max_pages] int32; entries past a row's last page are not looked at
+    context_lens:  [D] int32, counted in tokens, the query's own included
     window:        a query sees the last `window` positions, its own included; None = all
     max_slots:     most slots that are gathered at a time; a single row may have more
     """
@@ -101,7 +101,8 @@ def _plan_bucket(
         block_tables = block_tables.index_select(0, index)
     first = torch.tensor([firsts[row] for row in rows], device=device).unsqueeze(1)
     columns = first + torch.arange(num_pages, device=device)
-    page_ids = block_tables.gather(1, columns.clamp_(max=block_tables.shape[1] - 1))
+    columns = columns.clamp_(max=block_tables.shape[1] - 1)
+    page_ids = block_tables.gather(1, columns)
 
     bias = None
     length = torch.tensor([lens[row] for row in rows], device=device).unsqueeze(1)

@@ -29,7 +29,7 @@ def attend_prefill(
     query:        [T, num_heads, head_dim]
     kv_pages:     [2, num_pages, page_size, num_kv_heads, head_dim]; K and V of the new tokens are
                   already there
-    block_table:  [pages of the sequence] int64
+    block_table:  [pages of the sequence, or more] int32
     context_len:  tokens of the sequence, the new ones included
     window:       a query sees the last `window` positions, its own included; None = all
     Returns [T, num_heads, head_dim] in the dtype of `query`.

@@ -1,5 +1,8 @@
+from collections.abc import Sequence
+
 import pytest
 import torch
+from torch import Tensor
 
 from remora.engine.attention import TorchAttention
 from remora.engine.batch import ForwardBatch
@@ -20,6 +23,10 @@ def make_attention() -> TorchAttention:
     )
 
 
+def ints(values: Sequence[Sequence[int] | int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
 def make_mixed_batch() -> ForwardBatch:
     """Decode rows at positions 0 and 9, an extend row [0, 6) and one [2, 5)."""
     tables = [[1], [2, 3, 4], [5, 6], [7, 8]]
@@ -31,11 +38,11 @@ def make_mixed_batch() -> ForwardBatch:
             [tables[row][at // PAGE_SIZE] * PAGE_SIZE + at % PAGE_SIZE for row, at in places]
         ),
         num_decodes=2,
-        decode_tables=torch.tensor([[1, 0, 0], [2, 3, 4]]),
-        decode_lens=torch.tensor([1, 10]),
+        tables=ints([[1, 0, 0], [2, 3, 4], [5, 6, 0], [7, 8, 0]]),
+        starts=ints([0, 1, 2, 8, 11]),
+        lengths=ints([1, 10, 6, 5]),
         extend_starts=(2, 8, 11),
         extend_lens=(6, 5),
-        extend_tables=(torch.tensor(tables[2]), torch.tensor(tables[3])),
         logit_index=torch.tensor([0, 1, 7, 10]),
     )
 
@@ -79,11 +86,11 @@ def make_decode_batch(slots: list[int], tables: list[list[int]], lens: list[int]
         positions=torch.tensor(lens) - 1,
         slots=torch.tensor(slots),
         num_decodes=len(slots),
-        decode_tables=torch.tensor(tables),
-        decode_lens=torch.tensor(lens),
+        tables=ints(tables),
+        starts=ints([*range(len(slots) + 1)]),
+        lengths=ints(lens),
         extend_starts=(len(slots),),
         extend_lens=(),
-        extend_tables=(),
         logit_index=torch.arange(len(slots)),
     )
 

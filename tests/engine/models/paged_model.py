@@ -64,20 +64,20 @@ class PagedModel:
             for name in order
             for at in range(starts[name], self._lens[name])
         ]
-        widest = max((len(self._tables[name]) for name in decodes), default=0)
+        widest = max(len(self._tables[name]) for name in order)
         bounds = [len(decodes)]
         for name in extends:
             bounds.append(bounds[-1] + len(chunks[name]))
-        tables = [(self._tables[name] + [0] * widest)[:widest] for name in decodes]
+        tables = [(self._tables[name] + [0] * widest)[:widest] for name in order]
         return ForwardBatch(
             token_ids=torch.tensor([token for name in order for token in chunks[name]]),
             positions=torch.tensor(positions),
             slots=torch.tensor(slots),
             num_decodes=len(decodes),
-            decode_tables=torch.tensor(tables, dtype=torch.int64).view(len(decodes), widest),
-            decode_lens=torch.tensor([self._lens[name] for name in decodes], dtype=torch.int64),
+            tables=torch.tensor(tables, dtype=torch.int32),
+            starts=torch.tensor([*range(len(decodes)), *bounds], dtype=torch.int32),
+            lengths=torch.tensor([self._lens[name] for name in order], dtype=torch.int32),
             extend_starts=tuple(bounds),
             extend_lens=tuple(self._lens[name] for name in extends),
-            extend_tables=tuple(torch.tensor(self._tables[name]) for name in extends),
             logit_index=torch.arange(len(positions)),
         )
