@@ -1,7 +1,9 @@
 """The engine, one step at a time: requests in, tokens out.
 
-Joins scheduler and runner. Single-threaded and synchronous: whoever calls `step` decides the
-thread (loop.py runs it in its own, llm.py in the caller's). Knows no text, no asyncio, no HTTP.
+Joins scheduler and runner. Where the runner's device works by itself, a step is planned and begun
+before the tokens of the one before are known: a pipeline of depth 1. Single-threaded: whoever calls
+`step` decides the thread (loop.py runs it in its own, llm.py in the caller's). Knows no text, no
+asyncio, no HTTP.
 """
 
 from __future__ import annotations
@@ -10,16 +12,16 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
-from remora.configs.errors import InvalidRequest, InvariantViolated
+from remora.configs.errors import InvalidRequest
 from remora.configs.plan import EnginePlan
 from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import check_fits
 from remora.engine.kv.cache import KVCache
-from remora.engine.protocols import Runner
+from remora.engine.protocols import OverlappingRunner, Runner
 from remora.engine.sampling import check_token_ids
 from remora.engine.scheduler import Scheduler
 from remora.engine.sequence import Sequence
-from remora.engine.types import EngineStats, Request, SequenceOutput
+from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan
 
 _SEED_SPACE = 2**64
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads the indexes of one request over the seed space
@@ -33,12 +35,19 @@ class Engine:
         plan: EnginePlan,
         runner: Runner,
         *,
+        overlapping: OverlappingRunner | None = None,
         eos_token_ids: Iterable[int],
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Begin without requests.
+
+        overlapping:  the runner again, when it is to begin steps before the one before is known
+        """
         self.plan = plan
         self._runner = runner
+        self._overlapping = overlapping
+        self._is_flying = False
         self._vocab_size = vocab_size
         self._clock = clock
         self._kv = KVCache(plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache)
@@ -62,7 +71,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        return self._scheduler.has_work
+        return self._scheduler.has_work or self._is_flying
 
     def add(self, request: Request) -> None:
         """Queue a request's n sequences. Raises PromptTooLong or InvalidRequest, and adds none."""
@@ -142,18 +151,32 @@ class Engine:
         """Run one step. Raises what the runner raises; the engine is then not to be used again."""
         started = self._clock()
         plan = self._scheduler.schedule()
-        if plan is None:
+        if self._overlapping is not None:
+            outputs = self._overlap(plan, self._overlapping)
+        elif plan is None:
             return []
-        result = self._runner.execute(plan)
-        if result.step_id != plan.step_id:
-            raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")
-        outputs = self._scheduler.apply(plan, result)
+        else:
+            outputs = self._scheduler.apply(self._runner.execute(plan))
         for output in outputs:
             if output.finish_reason is not None:
                 self._forget_finished(output.request_id)
         self._num_steps += 1
         self._last_step_s = self._clock() - started
         self._step_time_s += self._last_step_s
+        return outputs
+
+    def _overlap(self, plan: StepPlan | None, runner: OverlappingRunner) -> list[SequenceOutput]:
+        """Begin a step, take in the result of the one before, and have the new one's tokens chosen.
+
+        So the device has the next forward pass before the host looks at tokens, and whoever
+        chooses tokens knows all that came before them: counts, and what a grammar allows.
+        """
+        if plan is not None:
+            runner.begin(plan)
+        outputs = self._scheduler.apply(runner.finish()) if self._is_flying else []
+        if plan is not None:
+            runner.sample(self._scheduler.newest_flight.ended_rows())
+        self._is_flying = plan is not None
         return outputs
 
     @property
@@ -163,7 +186,7 @@ class Engine:
 
     def flush_cache(self) -> bool:
         """Drop the prefix cache; False, and nothing done, while sequences are open."""
-        if self.has_work:
+        if self._scheduler.has_work:
             return False
         self._kv.flush()
         return True

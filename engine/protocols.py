@@ -186,6 +186,29 @@ class Runner(Protocol):
         ...
 
 
+class OverlappingRunner(Runner, Protocol):
+    """A Runner whose device works on one step while the next is planned.
+
+    Of each step `begin`, then `sample`, then `finish` is called; a step may begin before the one
+    before it finishes, and not before it is sampled. The device does everything in this order.
+    """
+
+    def begin(self, plan: StepPlan) -> None:
+        """Take in what the plan says of rows, and start its forward pass."""
+        ...
+
+    def sample(self, ended: Collection[int] = ()) -> None:
+        """Start to choose tokens of the step that was begun last.
+
+        ended:  rows that need none any more; what they get means nothing
+        """
+        ...
+
+    def finish(self) -> StepResult:
+        """Wait for the oldest step that was sampled."""
+        ...
+
+
 class EngineClient(Protocol):
     """The engine as request handlers see it; hides in which process or thread it runs."""
 

@@ -5,14 +5,20 @@ tokens under a budget until computed catches up. Decode, chunked prefill, prefix
 after preemption are all this rule. Decode rows come first, then prompts under way, then new ones,
 admitted by the peak estimate. When pages run out on the way, someone is preempted and queued again.
 
+A step may be planned while the one before is still under way: its tokens are *flying*, the outputs
+that it will give are *coming*. Lengths are planned with them, results come later, in order, and
+what has ended or been preempted meanwhile takes none. Pages and rows change hands at once: steps
+run one after the other, so that whoever has them next comes after whoever had them before.
+
 Knows sequences and page counts. Knows nothing of tensors, threads, text or time.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.adapter_slots import AdapterSlots
@@ -33,6 +39,18 @@ from remora.engine.types import (
 # So many may be started before one that waits for a slot of its adapter; then all wait with it,
 # until those that run have left one.
 MAX_OVERTAKEN = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step under way: its plan, and the sequence behind each row with its start."""
+
+    plan: StepPlan
+    rows: Mapping[int, tuple[Sequence, int]]
+
+    def ended_rows(self) -> frozenset[int]:
+        """Rows whose sequence has left them since."""
+        return frozenset(row for row, (seq, start) in self.rows.items() if not _holds(seq, start))
 
 
 class Scheduler:
@@ -67,7 +85,7 @@ class Scheduler:
         self._preemption_gap = priority_preemption_gap
         self._free_rows = list(range(max_running - 1, -1, -1))
         self._dropped_rows: list[int] = []
-        self._in_step: dict[int, Sequence] = {}
+        self._flights: deque[Flight] = deque()
         self._num_steps = 0
         self._num_waiting_tokens = 0
 
@@ -77,6 +95,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would do something."""
         return bool(self.waiting or self.running)
+
+    @property
+    def newest_flight(self) -> Flight:
+        """The step that was planned last; its result has not been taken in."""
+        return self._flights[-1]
 
     @property
     def num_queued_tokens(self) -> int:
@@ -102,30 +125,41 @@ class Scheduler:
     # -- before a step -----------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
-        """Plan the next step; None when there is nothing to do."""
+        """Plan the next step; None when there is nothing to do before a result comes."""
         draft = StepDraft(self._max_step_tokens)
         preemptions_before = self.num_preemptions
-        for seq in [seq for seq in self.running if seq.num_pending == 1]:
+        going_on = [seq for seq in self.running if not seq.is_awaited]
+        for seq in [seq for seq in going_on if seq.num_pending == 1]:
             self._plan_tokens(seq, draft)
-        for seq in [seq for seq in self.running if seq.num_pending > 1]:
+        for seq in [seq for seq in going_on if seq.num_pending > 1]:
             self._plan_tokens(seq, draft)
         if self.num_preemptions == preemptions_before:  # else the victim would be back at once
             self._admit(draft)
         if not draft.has_tokens:
-            if self.has_work:
+            if self.has_work and not self._flights:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
             return None
         self._num_steps += 1
-        plan, self._in_step = draft.finish(self._num_steps, self._dropped_rows)
+        plan, by_row = draft.finish(self._num_steps, self._dropped_rows)
         self._dropped_rows = []
+        self._take_off(plan, by_row)
         return plan
+
+    def _take_off(self, plan: StepPlan, by_row: Mapping[int, Sequence]) -> None:
+        for seq, count, samples in zip(
+            by_row.values(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
+        ):
+            seq.num_flying += count
+            seq.num_coming += samples
+        rows = {row: (seq, seq.num_starts) for row, seq in by_row.items()}
+        self._flights.append(Flight(plan, rows))
 
     def _plan_tokens(self, seq: Sequence, draft: StepDraft) -> None:
         """Give a running sequence its share of the step; preempts until its pages are there."""
         count = min(seq.num_pending, self._chunk_tokens, draft.budget)
         if seq.row is None or count == 0:
             return
-        while (pages := self.kv.try_grow(seq.table, seq.num_computed + count)) is None:
+        while (pages := self.kv.try_grow(seq.table, seq.num_planned + count)) is None:
             victim = preemption_victim(self.running)
             self._evict(victim, draft)
             if victim is seq:
@@ -169,6 +203,7 @@ class Scheduler:
         self._leave_queue(seq)
         self.running.append(seq)
         seq.row = self._free_rows.pop()
+        seq.num_starts += 1
         self._enter_slot(seq, draft)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed
@@ -221,7 +256,7 @@ class Scheduler:
 
     def _forget_pages(self, seq: Sequence) -> None:
         self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
-        seq.num_computed = 0
+        seq.num_computed = seq.num_flying = seq.num_coming = 0
         if seq.wants_prompt_logprobs:
             seq.prompt_logprob_parts = []
 
@@ -257,14 +292,22 @@ class Scheduler:
 
     # -- after a step ------------------------------------------------------------------------
 
-    def apply(self, plan: StepPlan, result: StepResult) -> list[SequenceOutput]:
-        """Take in what the step computed; returns what it means for each sequence."""
+    def apply(self, result: StepResult) -> list[SequenceOutput]:
+        """Take in what the oldest step has given; returns what it means for each sequence."""
+        flight = self._flights.popleft()
+        plan = flight.plan
+        if result.step_id != plan.step_id:
+            raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")
         self.reserve.on_step()
         sampled = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
         outputs = []
         for row, count in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
-            seq = self._in_step[row]
+            seq, start = flight.rows[row]
+            if not _holds(seq, start):
+                continue
             seq.num_computed += count
+            seq.num_flying -= count
+            seq.num_coming -= row in sampled
             if row in result.bad_rows:
                 self.num_aborted += 1
                 self._end(seq, FinishReason.ABORT, keep_cached=False)
@@ -283,7 +326,6 @@ class Scheduler:
                         is_complete=row in result.completed,
                     )
                 )
-        self._in_step = {}
         return outputs
 
     def _accept(
@@ -355,3 +397,8 @@ class Scheduler:
 
 def _is_ready(leader: Sequence) -> bool:
     return leader.is_finished or leader.prompt_is_computed
+
+
+def _holds(seq: Sequence, start: int) -> bool:
+    """Return whether a sequence still has the row that it got with this start."""
+    return seq.row is not None and seq.num_starts == start

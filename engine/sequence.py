@@ -20,7 +20,10 @@ class Sequence:
     order:                 place in the order of arrival; kept across preemption
     priority:              the higher, the sooner
     max_tokens:            most output tokens, resolved
-    num_computed:          leading tokens whose KV is in the pages
+    num_computed:          leading tokens whose KV is known to be in the pages
+    num_flying:            tokens after these, computed by steps whose results are not known yet
+    num_coming:            output tokens that such steps give
+    num_starts:            how often it was given a row: a result of an earlier start is stale
     num_cached_tokens:     of these, found in the prefix cache at the first admission
     num_queued_tokens:     while it waits: those that the cache did not have when it began to
     row:                   its row at the ranks while it runs
@@ -43,6 +46,9 @@ class Sequence:
     leader: Sequence | None = None
     table: PageTable = field(default_factory=PageTable)
     num_computed: int = 0
+    num_flying: int = 0
+    num_coming: int = 0
+    num_starts: int = 0
     num_cached_tokens: int | None = None
     num_queued_tokens: int = 0
     row: int | None = None
@@ -63,14 +69,24 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_planned(self) -> int:
+        """Leading tokens whose KV is in the pages, or on its way there."""
+        return self.num_computed + self.num_flying
+
+    @property
     def num_pending(self) -> int:
-        """Tokens whose KV is still to be computed; 1 in steady decode."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens, those that are coming too, that no step computes yet; 1 in steady decode."""
+        return len(self.token_ids) + self.num_coming - self.num_planned
 
     @property
     def num_remaining(self) -> int:
         """Output tokens it may still produce."""
         return self.max_tokens - self.num_output_tokens
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its last output token is coming, so that there is nothing more to compute."""
+        return self.num_coming > 0 and self.num_coming >= self.num_remaining
 
     @property
     def is_finished(self) -> bool:

@@ -66,7 +66,7 @@ class StepDraft:
             page_rows=_ints(row for row, _ in grown),
             page_ids=_ints(page for _, page in grown),
             rows=_ints(_row(seq) for seq in order),
-            starts=_ints(seq.num_computed for seq in order),
+            starts=_ints(seq.num_planned for seq in order),
             num_tokens=_ints(counts),
             samples=np.array(
                 [seq.num_pending == count for seq, count in zip(order, counts, strict=True)],

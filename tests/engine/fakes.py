@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,7 @@ from remora.engine.types import (
 )
 
 VOCAB = 50
+NO_TOKEN = -7
 
 
 def next_token(context: list[int], adapter: int = 0) -> int:
@@ -67,6 +71,11 @@ class FakeRunner:
         if self.error is not None:
             raise self.error
         self.plans.append(plan)
+        self.take_in(plan)
+        self.forward(plan)
+        return self.choose(plan)
+
+    def take_in(self, plan: StepPlan) -> None:
         for row in plan.dropped.tolist():
             del self.tables[row], self.tokens[row]
         self.adapters |= {load.slot: load.instance for load in plan.loads}
@@ -78,19 +87,24 @@ class FakeRunner:
             self.tables[row].append(page)
         counts = plan.num_tokens.tolist()
         assert counts == sorted(counts, key=lambda count: count > 1), "one-token rows come first"
-        sampled = []
+
+    def forward(self, plan: StepPlan) -> None:
         for place, row in enumerate(plan.rows.tolist()):
-            self.compute(row, int(plan.starts[place]), counts[place])
-            if plan.samples[place]:
+            self.compute(row, int(plan.starts[place]), int(plan.num_tokens[place]))
+
+    def choose(self, plan: StepPlan, ended: Collection[int] = ()) -> StepResult:
+        rows, sampled = plan.rows[plan.samples], []
+        for row in rows.tolist():
+            token = NO_TOKEN
+            if row not in ended:
                 token = next_token(self.read(row), self.adapter(row))
-                self.tokens[row].append(token)
-                sampled.append(token)
-        rows = plan.rows[plan.samples]
+            self.tokens[row].append(token)
+            sampled.append(token)
         scored = {}
         for place, row in enumerate(plan.rows.tolist()):
             init, start = self.rows[row], int(plan.starts[place])
             if init.prompt_logprobs is not None and start + 1 < init.num_prompt_tokens:
-                stop = min(start + counts[place] + 1, init.num_prompt_tokens)
+                stop = min(start + int(plan.num_tokens[place]) + 1, init.num_prompt_tokens)
                 scored[row] = make_logprobs(init.token_ids[start + 1 : stop])
         return StepResult(
             step_id=plan.step_id,
@@ -119,6 +133,38 @@ class FakeRunner:
 
     def close(self) -> None:
         pass
+
+
+class FakeDevice(FakeRunner):
+    """An OverlappingRunner that puts all work off until somebody waits for it."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self.begun: StepPlan | None = None
+        self.work: deque[Callable[[], StepResult | None]] = deque()
+        self.num_ended = 0
+
+    def begin(self, plan: StepPlan) -> None:
+        assert self.begun is None, "a step was begun before the one before was sampled"
+        self.begun = plan
+        self.plans.append(plan)
+        self.work.append(partial(self.take_in, plan))
+        self.work.append(partial(self.forward, plan))
+
+    def sample(self, ended: Collection[int] = ()) -> None:
+        assert self.begun is not None
+        assert set(ended) <= set(self.begun.rows.tolist())
+        self.num_ended += len(ended)
+        self.work.append(partial(self.choose, self.begun, frozenset(ended)))
+        self.begun = None
+
+    def finish(self) -> StepResult:
+        while (done := self.work.popleft()()) is None:
+            pass
+        return done
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        raise AssertionError("steps of this runner overlap")
 
 
 def make_plan(**changes: object) -> EnginePlan:

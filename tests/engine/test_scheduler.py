@@ -19,7 +19,7 @@ from remora.configs.plan import AdapterRoom
 from remora.engine.engine import Engine
 from remora.engine.scheduler import MAX_OVERTAKEN
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
-from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
+from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, expected_output, make_plan
 
 TWO_SLOTS = AdapterRoom(num_slots=2, max_rank=1, targets=())
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
@@ -53,10 +53,17 @@ def make_request(
 class Harness:
     """An engine, and what came out of it per sequence."""
 
-    def __init__(self, **plan: object) -> None:
+    def __init__(self, *, overlap: bool = False, **plan: object) -> None:
         self.plan = make_plan(**plan)
-        self.runner = FakeRunner(self.plan.page_size)
-        self.engine = Engine(self.plan, self.runner, eos_token_ids=[0], vocab_size=VOCAB)
+        device = FakeDevice(self.plan.page_size)
+        self.runner = device if overlap else FakeRunner(self.plan.page_size)
+        self.engine = Engine(
+            self.plan,
+            self.runner,
+            eos_token_ids=[0],
+            vocab_size=VOCAB,
+            overlapping=device if overlap else None,
+        )
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.scored: dict[tuple[str, int], list[int]] = defaultdict(list)
@@ -85,10 +92,16 @@ class Harness:
 class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps and aborts in any order, in little memory."""
 
+    overlap = False
+
     def __init__(self) -> None:
         super().__init__()
         self.harness = Harness(
-            num_pages=20, priority_preemption_gap=1, conservativeness=0.1, adapters=TWO_SLOTS
+            overlap=self.overlap,
+            num_pages=20,
+            priority_preemption_gap=1,
+            conservativeness=0.1,
+            adapters=TWO_SLOTS,
         )
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
@@ -140,7 +153,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def flush(self) -> None:
-        idle = not self.harness.engine.has_work
+        stats = self.harness.engine.stats()
+        idle = stats.num_running + stats.num_waiting == 0
         assert self.harness.engine.flush_cache() == idle
 
     @invariant()
@@ -169,6 +183,16 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestSchedulerMachine = SchedulerMachine.TestCase
 TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+class OverlappingMachine(SchedulerMachine):
+    """The same while each step is planned before the one before is known."""
+
+    overlap = True
+
+
+TestOverlappingMachine = OverlappingMachine.TestCase
+TestOverlappingMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
 @given(
