@@ -11,6 +11,10 @@ import pytest
 import torch
 from hypothesis import settings
 
+# Triton reads it when it is first imported, which others do too: without a GPU kernels are
+# interpreted.
+os.environ["TRITON_INTERPRET"] = os.environ.get("TRITON_INTERPRET", "1")
+
 from remora.engine.weights.source import resolve_model
 from tests.tiny_models import make_tiny_checkpoint
 
@@ -30,9 +34,6 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
     "remora.deployments.http.proxy:middlewares"
 )
-
-# Triton reads it when kernels are first imported: without a GPU they are interpreted.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import remora.kernels.dispatch
@@ -34,3 +35,10 @@ def dispatched_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the dispatching functions choose the kernels also for tensors of a CPU."""
     if INTERPRETED:
         monkeypatch.setattr(remora.kernels.dispatch, "TRITON_DEVICES", frozenset({"cpu", "cuda"}))
+
+
+@pytest.fixture(autouse=True)
+def arithmetic_of_a_gpu() -> Iterator[None]:
+    """Overflow and division by zero give infinities and NaN, as on a GPU, and no warnings."""
+    with np.errstate(all="ignore"):
+        yield
