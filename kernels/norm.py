@@ -2,34 +2,69 @@
 
 Numerics are those of the reference models: normalise in float32, round to the input's dtype,
 then multiply by the weight. Knows nothing of layers.
+
+On a GPU the kernel is that of `gpu/norm.py`, where there is triton: for float32, float16 and
+bfloat16, and rows of at most 32768 elements.
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from remora.kernels.dispatch import by_triton
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension.
 
-    x:       [..., dim]
-    weight:  [dim]
+    x:       [..., dim]; rows may lie in a wider tensor
+    weight:  [dim] in the dtype of `x`
     Returns a new tensor [..., dim] in the dtype of `x`.
     """
-    return rms_norm_reference(x, weight, eps)
+    if not by_triton(x.device):
+        return rms_norm_reference(x, weight, eps)
+    from remora.kernels.gpu import norm as kernels
+
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = _as_rows(x)
+    kernels.rms_norm(rows, weight, eps, out.view(rows.shape))
+    return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Add `x` to the residual stream, in place, and normalise the sum.
 
-    x, residual:  [..., dim]; `residual` is overwritten with the sum
+    x, residual:  [..., dim] of one dtype; `residual` is overwritten with the sum
     Returns (normalised sum, residual).
     """
-    residual += x
-    return rms_norm(residual, weight, eps), residual
+    if not by_triton(x.device):
+        return add_rms_norm_reference(x, residual, weight, eps)
+    from remora.kernels.gpu import norm as kernels
+
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = _as_rows(x)
+    # A view, or an error: what is written to must be the caller's memory.
+    stream = residual.view(rows.shape)
+    kernels.add_rms_norm(rows, stream, weight, eps, out.view(rows.shape))
+    return out, residual
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`rms_norm` in torch. Without a weight torch keeps float32 inside and rounds once."""
     return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+
+
+def add_rms_norm_reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` in torch."""
+    residual += x
+    return rms_norm_reference(residual, weight, eps), residual
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """Bring a tensor to three axes, the last one in one piece; a view where that is possible."""
+    rows = x.reshape(-1, x.shape[-2] if x.ndim > 2 else 1, x.shape[-1])
+    return rows if rows.stride(2) == 1 else rows.contiguous()

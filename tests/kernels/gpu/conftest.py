@@ -14,19 +14,32 @@ from tests.kernels.gpu.devices import INTERPRETED
 
 @pytest.fixture(scope="session", autouse=True)
 def interpreted_bfloat16() -> Iterator[None]:
-    """Make triton's interpreter multiply blocks of bfloat16, whose bits it takes for integers."""
-    tl = pytest.importorskip("triton.language")
-    from triton.runtime.interpreter import InterpreterBuilder
+    """Make triton's interpreter treat bfloat16 as a GPU does.
 
-    original = InterpreterBuilder.create_dot
+    It multiplies blocks of bfloat16 as the integers that it keeps for them, and rounds to bfloat16
+    by leaving bits out, where a GPU takes the nearest number, the even one of two.
+    """
+    tl = pytest.importorskip("triton.language")
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    original, original_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
 
     def create_dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype == tl.bfloat16:
             a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
         return original(builder, a, b, *rest)
 
+    def cast_impl(builder: Any, source: Any, dtype: Any) -> Any:
+        if source.dtype.scalar != tl.float32 or dtype.scalar != tl.bfloat16:
+            return original_cast(builder, source, dtype)
+        bits = source.data.view(np.uint32)
+        nearest = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+        is_nan = bits & 0x7FFFFFFF > 0x7F800000
+        return TensorHandle(np.where(is_nan, 0x7FC0, nearest).astype(np.uint16), tl.bfloat16)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpreterBuilder, "create_dot", create_dot)
+        patch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
         yield
 
 

@@ -8,6 +8,8 @@ runs them on a GPU; without the variable they are interpreted, which needs none.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -33,3 +35,14 @@ interpreted_only = pytest.mark.skipif(not INTERPRETED, reason="kernels are not i
 def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
     """Return memory for an output, filled with NaN: what a kernel leaves out shows."""
     return torch.full(shape, float("nan"), dtype=dtype, device=device)
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Fill what torch allocates within with NaN, or the greatest integer, also in the product."""
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
