@@ -13,6 +13,7 @@ import torch
 from remora.configs.errors import ConfigError
 from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
+from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.eager import EagerForward
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
@@ -20,7 +21,6 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.forward import RankForward
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.protocols import ForwardPass
-from remora.engine.sampling import SamplingKernels
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from remora.kernels.cpu.library import Format, Library, Team
@@ -35,14 +35,14 @@ QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.
 class BuiltForward:
     """A forward pass, and what it is.
 
-    sampling:           the kernels that go with it
+    choosing:           what chooses tokens from its logits
     description:        for people
     step_weight_bytes:  bytes of weights that one step reads
     torch_threads:      threads that torch may use; a step program's own threads need the cores
     """
 
     forward: ForwardPass
-    sampling: SamplingKernels
+    choosing: Choosing
     description: str
     step_weight_bytes: int
     torch_threads: int
@@ -127,7 +127,7 @@ def _native(
     ).build()
     return BuiltForward(
         forward=program,
-        sampling=NativeSampling(team),
+        choosing=HostChoosing(NativeSampling(team)),
         description=f"native step program ({library.instructions})",
         step_weight_bytes=program.weight_bytes,
         torch_threads=1,
@@ -163,7 +163,7 @@ def _eager(model: DecoderModel, plan: EnginePlan, group: Group, description: str
         )
     return BuiltForward(
         forward=forward,
-        sampling=sampling_kernels,
+        choosing=HostChoosing(sampling_kernels),
         description=description,
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,

@@ -19,12 +19,14 @@ from remora.engine.types import IntArray, RowInit, StepPlan, TokenArray
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
+IN_FLIGHT = -1  # in place of a token that a step under way will give
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """One step's tokens: those of rows with one token first, then row after row.
 
-    token_ids:    [T]
+    token_ids:    [T], IN_FLIGHT where the row's newest token is not known here yet
     positions:    [T], counted from the start of each sequence
     slots:        [T], where each token's K and V go: page_id * page_size + offset
     starts:       [S + 1] first token of each row, then T
@@ -35,6 +37,7 @@ class StepInputs:
     num_decodes:  rows with one token
     logit_index:  [R] tokens whose logits are wanted
     adapters:     [T] slot of each token's adapter, counted from 1; 0 = none
+    grown:        [3, N] entries of `tables` that are new with this step: line, column, page
     """
 
     token_ids: Int64Array
@@ -47,6 +50,7 @@ class StepInputs:
     num_decodes: int
     logit_index: Int64Array
     adapters: Int32Array
+    grown: Int32Array
 
     @property
     def num_tokens(self) -> int:
@@ -62,17 +66,19 @@ class RowTable:
 
     def __init__(self, *, max_rows: int, max_tokens: int, page_size: int) -> None:
         self._page_size = page_size
-        self._token_ids = np.zeros((max_rows, max_tokens + 1), dtype=np.int64)
+        self._token_ids = np.full((max_rows, max_tokens + 2), IN_FLIGHT, dtype=np.int64)
         self._num_tokens = np.zeros(max_rows, dtype=np.int64)
         max_pages = pages_needed(max_tokens, page_size)
         self.tables: Int32Array = np.full((max_rows, max_pages), DUMP_PAGE, dtype=np.int32)
         self._num_pages = np.zeros(max_rows, dtype=np.int64)
         self._adapters = np.zeros(max_rows, dtype=np.int32)
+        self._grown: list[tuple[int, int, int]] = []
 
     def start(self, init: RowInit) -> None:
         """Begin a row; what it held before is void."""
         row, count = init.row, len(init.token_ids)
         self._token_ids[row, :count] = init.token_ids
+        self._token_ids[row, count] = IN_FLIGHT
         self._num_tokens[row] = count
         self.tables[row] = DUMP_PAGE
         self._num_pages[row] = 0
@@ -81,12 +87,16 @@ class RowTable:
     def add_pages(self, rows: IntArray, page_ids: IntArray) -> None:
         """Append each page to its row's table, in order."""
         for row, page in zip(rows.tolist(), page_ids.tolist(), strict=True):
-            self.tables[row, self._num_pages[row]] = page
+            column = int(self._num_pages[row])
+            self.tables[row, column] = page
+            self._grown.append((row, column, page))
             self._num_pages[row] += 1
 
     def add_tokens(self, rows: IntArray, token_ids: TokenArray) -> None:
         """Append one new token to each row."""
-        self._token_ids[rows, self._num_tokens[rows]] = token_ids
+        places = self._num_tokens[rows]
+        self._token_ids[rows, places] = token_ids
+        self._token_ids[rows, places + 1] = IN_FLIGHT
         self._num_tokens[rows] += 1
 
     def inputs(self, plan: StepPlan) -> StepInputs:
@@ -103,6 +113,8 @@ class RowTable:
             token_rows = np.repeat(rows, counts)
             positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
             num_decodes = int((counts == 1).sum())
+        grown = np.array(self._grown, dtype=np.int32).reshape(-1, 3).T
+        self._grown = []
         pages = self.tables[token_rows, positions // self._page_size]
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions],
@@ -115,4 +127,5 @@ class RowTable:
             num_decodes=num_decodes,
             logit_index=(starts[1:] - 1)[plan.samples],
             adapters=self._adapters[token_rows],
+            grown=grown,
         )

@@ -20,6 +20,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.configs.schema import ServeConfig
+from remora.engine.choosing import Choosing
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
 from remora.engine.forward import DTYPES, build_forward
@@ -33,7 +34,7 @@ from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting
 from remora.engine.runner import LocalRunner
-from remora.engine.sampling import Sampler, SamplingKernels
+from remora.engine.sampling import Sampler
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -127,7 +128,7 @@ def build_engine(
             forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
             others.ready()
         torch.set_num_threads(forward.torch_threads)
-        sampler = _make_sampler(config, plan, facts, tokenizer, forward.sampling)
+        sampler = _make_sampler(config, plan, facts, tokenizer, forward.choosing)
         opened.pop_all()  # the runner's from now on
     runner = LocalRunner(forward.forward, sampler, table, followers, group, pool)
     return BuiltEngine(
@@ -201,7 +202,7 @@ def _make_sampler(
     plan: EnginePlan,
     facts: ModelFacts,
     tokenizer: Tokenizer,
-    kernels: SamplingKernels,
+    choosing: Choosing,
 ) -> Sampler:
     spellings = Spellings(tokenizer.vocab_size, tokenizer.token_bytes, tokenizer.special_ids)
     if config.grammar.token_healing:
@@ -210,7 +211,7 @@ def _make_sampler(
         max_rows=plan.max_running_requests,
         vocab_size=facts.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
-        kernels=kernels,
+        choosing=choosing,
         spellings=spellings,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from remora.configs.plan import AdapterRoom, EnginePlan
-from remora.engine.types import EngineStats, Output, Request, StepPlan, StepResult
+from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:  # what only serves requests need not load torch
     from torch import Tensor
@@ -171,6 +171,17 @@ class ForwardPass(Protocol):
 
     def close(self) -> None:
         """Stop what was started; further calls do nothing."""
+        ...
+
+
+class TakesNewest(Protocol):
+    """A forward pass that may begin with tokens which only the device knows."""
+
+    def take_newest(self, rows: IntArray, token_ids: Tensor) -> None:
+        """Keep each row's newest token; inputs that say IN_FLIGHT stand for it.
+
+        rows:  [R];  token_ids: [R] int64, on the device
+        """
         ...
 
 

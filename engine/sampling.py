@@ -11,9 +11,8 @@ speculatively goes on exactly as an undisturbed one would. Knows nothing of page
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +20,22 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import InvalidSampling
+from remora.engine.choosing import (
+    Choosing,
+    Chosen,
+    Described,
+    DoubleArray,
+    Draws,
+    HostChoosing,
+    SamplingKernels,
+    describe,
+)
 from remora.engine.logit_edits import RowEdits, apply_edits
 from remora.engine.row_masks import RowMasks
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import (
-    NOT_FINITE,
-    BoolArray,
-    FloatArray,
     IntArray,
     LogprobRows,
-    MaskWords,
     Request,
     RowFault,
     RowInit,
@@ -39,42 +44,9 @@ from remora.engine.types import (
 from remora.kernels import sampling as torch_kernels
 
 SeedArray = npt.NDArray[np.uint64]
-DoubleArray = npt.NDArray[np.float64]
 
 # Below this, float32 may overflow while the outcome no longer changes.
 MIN_TEMPERATURE = 1e-5
-NO_TOKEN_LEFT = RowFault("no token is left that may come next", of_request=True)
-
-
-class SamplingKernels(Protocol):
-    """The arithmetic of sampling; `kernels/sampling.py` says what each function means."""
-
-    def greedy(self, logits: Tensor) -> tuple[TokenArray, BoolArray]:
-        """Choose each row's greatest logit [R], and say which rows are good [R]."""
-        ...
-
-    def choose(
-        self,
-        logits: Tensor,
-        temperature: FloatArray,
-        uniforms: DoubleArray,
-        *,
-        top_k: TokenArray,
-        top_p: DoubleArray,
-        min_p: FloatArray,
-    ) -> tuple[TokenArray, BoolArray]:
-        """Choose one id per row [R], and say which rows are good [R]; may overwrite the logits."""
-        ...
-
-    def mask_tokens(self, logits: Tensor, lines: TokenArray, words: MaskWords) -> None:
-        """Take -inf from logits of lines [G], in place, where their words' bits are 0."""
-        ...
-
-    def token_logprobs(
-        self, logits: Tensor, token_ids: TokenArray, num_top: int
-    ) -> tuple[FloatArray, IntArray, TokenArray, FloatArray]:
-        """Return log-probabilities [R] and ranks [R] of tokens, ids and those of the likeliest."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +65,18 @@ class SampledTokens:
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Tokens on their way to rows [R].
+
+    described:  with the lines that asked for log-probabilities
+    """
+
+    rows: IntArray
+    chosen: Chosen
+    described: tuple[tuple[TokenArray, Described], ...] = ()
 
 
 def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
@@ -117,7 +101,7 @@ def prompt_logprobs(
     kernels: SamplingKernels = torch_kernels,
 ) -> LogprobRows:
     """Describe the tokens [n] that follow each of the raw logits [n, V] in the prompt."""
-    return _describe(logits, target_ids, num_top, kernels)
+    return describe(logits, target_ids, num_top, kernels)
 
 
 def check_token_ids(request: Request, vocab_size: int) -> None:
@@ -141,7 +125,7 @@ def check_token_ids(request: Request, vocab_size: int) -> None:
 class Sampler:
     """Chooses the next token of rows, whose parameters and output counts it keeps.
 
-    kernels:    by which tokens are chosen and described, here and for prompts
+    choosing:   by which tokens are chosen and described
     spellings:  what tokens stand for; None = no thought is watched and no prompt healed
     """
 
@@ -151,10 +135,10 @@ class Sampler:
         max_rows: int,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        kernels: SamplingKernels = torch_kernels,
+        choosing: Choosing | None = None,
         spellings: Spellings | None = None,
     ) -> None:
-        self.kernels = kernels
+        self.choosing = choosing or HostChoosing(torch_kernels)
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._temperature = np.zeros(max_rows, np.float32)
@@ -214,10 +198,17 @@ class Sampler:
 
         logits: [R, V] float32, raw; overwritten
         """
+        return self.finish(self.choose(logits, rows))
+
+    def choose(self, logits: Tensor, rows: IntArray) -> Choice:
+        """Begin to choose; `finish` must come before these rows' next choice.
+
+        logits: [R, V] float32, raw; overwritten
+        """
         raw = self._raw_logits(logits, rows)
         masks = self._masks.take(rows)
         if masks is not None:
-            self.kernels.mask_tokens(logits, masks.lines, masks.words)
+            self.choosing.kernels.mask_tokens(logits, masks.lines, masks.words)
         if self._edits:
             apply_edits(
                 logits,
@@ -228,26 +219,46 @@ class Sampler:
                 ],
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
-        temperature = self._temperature[rows]
-        if temperature.any():
-            token_ids, is_good = self.kernels.choose(
-                logits,
-                temperature,
-                uniforms(self._seeds[rows], self._num_outputs[rows].astype(np.uint64)),
-                top_k=self._top_k[rows],
-                top_p=self._top_p[rows],
-                min_p=self._min_p[rows],
-            )
-        else:
-            token_ids, is_good = self.kernels.greedy(logits)
-        bad_rows = {} if is_good.all() else _reasons(logits, rows, is_good)
-        ends = self._masks.accept(rows, token_ids, unsampled=bad_rows)
-        self._advance(rows, token_ids)
+        chosen = self.choosing.choose(logits, self._draws(rows))
+        return Choice(
+            rows=rows,
+            chosen=chosen,
+            described=tuple(
+                (lines, self.choosing.describe(copied, lines, chosen, num_top))
+                for num_top, (lines, copied) in raw.items()
+            ),
+        )
+
+    def finish(self, choice: Choice, gone: Collection[int] = ()) -> SampledTokens:
+        """Wait for the tokens, and take note of them.
+
+        gone:  rows that were dropped or started anew since; what they get means nothing
+        """
+        rows = choice.rows
+        token_ids, faults = choice.chosen.take()
+        row_list = rows.tolist()
+        bad_rows = {row_list[line]: fault for line, fault in faults.items()}
+        ends = self._masks.accept(rows, token_ids, unsampled=bad_rows.keys() | set(gone))
+        self._advance(rows, token_ids, gone)
         return SampledTokens(
             token_ids=token_ids,
-            logprobs=self._token_logprobs(raw, rows, token_ids),
+            logprobs=_by_row(choice),
             bad_rows=bad_rows | ends.failed,
             completed=ends.completed - bad_rows.keys(),
+        )
+
+    def _draws(self, rows: IntArray) -> Draws | None:
+        """Return how tokens of rows [R] are drawn; None when none is."""
+        temperature = self._temperature[rows]
+        if not temperature.any():
+            return None
+        positions = self._num_outputs[rows].astype(np.uint64)
+        return Draws(
+            temperature=temperature,
+            uniforms=uniforms(self._seeds[rows], positions),
+            top_k=self._top_k[rows],
+            top_p=self._top_p[rows],
+            min_p=self._min_p[rows],
         )
 
     def _raw_logits(self, logits: Tensor, rows: IntArray) -> dict[int, tuple[TokenArray, Tensor]]:
@@ -262,38 +273,32 @@ class Sampler:
             for num_top, lines in wanted.items()
         }
 
-    def _advance(self, rows: IntArray, token_ids: TokenArray) -> None:
+    def _advance(self, rows: IntArray, token_ids: TokenArray, gone: Collection[int]) -> None:
+        if gone:
+            stays = ~np.isin(rows, list(gone))
+            rows, token_ids = rows[stays], token_ids[stays]
         self._num_outputs[rows] += 1
         if self._edits:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
                 if row in self._edits:
                     self._edits[row].add_token(token_id)
 
-    def _token_logprobs(
-        self, raw: Mapping[int, tuple[TokenArray, Tensor]], rows: IntArray, token_ids: TokenArray
-    ) -> dict[int, LogprobRows]:
-        """Log-probabilities of the chosen tokens: row -> one line."""
-        described = {}
-        for num_top, (lines, logits) in raw.items():
-            together = _describe(logits, token_ids[lines], num_top, self.kernels)
-            for place, line in enumerate(lines.tolist()):
-                here = slice(place, place + 1)
-                described[int(rows[line])] = LogprobRows(
-                    token_ids=together.token_ids[here],
-                    logprobs=together.logprobs[here],
-                    ranks=together.ranks[here],
-                    top_ids=together.top_ids[here],
-                    top_logprobs=together.top_logprobs[here],
-                )
-        return described
 
-
-def _reasons(logits: Tensor, rows: IntArray, is_good: BoolArray) -> dict[int, RowFault]:
-    """Say why rows have no token; logits [R, V] as they were when one was to be chosen."""
-    return {
-        int(rows[line]): NO_TOKEN_LEFT if bool((logits[line] == -torch.inf).all()) else NOT_FINITE
-        for line in (~is_good).nonzero()[0].tolist()
-    }
+def _by_row(choice: Choice) -> dict[int, LogprobRows]:
+    """Log-probabilities of the chosen tokens: row -> one line."""
+    described = {}
+    for lines, lazily in choice.described:
+        together = lazily.take()
+        for place, line in enumerate(lines.tolist()):
+            here = slice(place, place + 1)
+            described[int(choice.rows[line])] = LogprobRows(
+                token_ids=together.token_ids[here],
+                logprobs=together.logprobs[here],
+                ranks=together.ranks[here],
+                top_ids=together.top_ids[here],
+                top_logprobs=together.top_logprobs[here],
+            )
+    return described
 
 
 def _mix64(bits: SeedArray) -> SeedArray:
@@ -301,12 +306,3 @@ def _mix64(bits: SeedArray) -> SeedArray:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
-
-
-def _describe(
-    logits: Tensor, token_ids: TokenArray, num_top: int, kernels: SamplingKernels
-) -> LogprobRows:
-    chosen, ranks, top_ids, top = kernels.token_logprobs(logits, token_ids, num_top)
-    return LogprobRows(
-        token_ids=token_ids, logprobs=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top
-    )

@@ -45,4 +45,5 @@ def _part(inputs: StepInputs, tokens: range) -> StepInputs:
         num_decodes=min(max(inputs.num_decodes - first, 0), last - first),
         logit_index=inputs.logit_index[:0],
         adapters=inputs.adapters[cut],
+        grown=inputs.grown,
     )

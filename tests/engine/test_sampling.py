@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from remora.configs.errors import InvalidSampling
+from remora.engine.choosing import HostChoosing, SamplingKernels
 from remora.engine.sampling import (
     Sampler,
-    SamplingKernels,
     check_token_ids,
     prompt_logprobs,
     uniforms,
@@ -42,7 +42,7 @@ def make_sampler(kernels: SamplingKernels) -> MakeSampler:
             max_rows=max_rows,
             vocab_size=vocab_size,
             eos_token_ids=[END_OF_SEQUENCE if vocab_size == VOCAB else EOS],
-            kernels=kernels,
+            choosing=HostChoosing(kernels),
         )
 
     return make

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import EngineError
+from remora.engine.choosing import HostChoosing
 from remora.engine.engine import Engine
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.parallel.channel import Address, Channel, Listener
@@ -101,7 +102,7 @@ def make_ranks() -> Iterator[Ranks]:
         max_rows=PLAN.max_running_requests,
         vocab_size=VOCAB,
         eos_token_ids=(0,),
-        kernels=sampling_kernels,
+        choosing=HostChoosing(sampling_kernels),
     )
     runner = LocalRunner(rank_0, sampler, make_table(), followers)
     engine = Engine(PLAN, runner, eos_token_ids=(0,), vocab_size=VOCAB)

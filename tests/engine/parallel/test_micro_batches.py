@@ -29,6 +29,7 @@ def make_inputs(num_decodes: int, chunks: list[int], before: int = 5) -> StepInp
         num_decodes=num_decodes,
         logit_index=starts[1:] - 1,
         adapters=(tokens % 3).astype(np.int32),
+        grown=np.empty((3, 0), np.int32),
     )
 
 
