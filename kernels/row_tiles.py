@@ -1,7 +1,7 @@
 """Rows of a batch, sorted by the slot of their adapter and cut into tiles of one slot each.
 
-A kernel takes a tile for each program, so one launch covers all adapters of a step. Made once for a
-step, on the host, and copied to the device in one piece. Knows nothing of what is multiplied.
+A kernel takes a tile for each program, so one launch covers all adapters of a step. Cut once for a
+step, on the host. Knows nothing of what is multiplied.
 """
 
 from __future__ import annotations
@@ -32,22 +32,32 @@ class RowTiles:
 
     @classmethod
     def of(cls, slots: npt.NDArray[np.int32], device: torch.device) -> RowTiles:
-        """Cut rows into tiles.
+        """Cut rows into tiles and bring them to the device.
 
         slots:  [T], counted from 1; 0 = no adapter
         """
-        adapted = np.flatnonzero(slots)
-        rows = adapted[np.argsort(slots[adapted], kind="stable")]
-        size = tile_size(len(rows))
-        groups = np.unique(slots[rows], return_index=True, return_counts=True)
-        tiles = [
-            (slot - 1, first, min(first + size, start + count))
-            for slot, start, count in zip(*(part.tolist() for part in groups), strict=True)
-            for first in range(start, start + count, size)
-        ]
-        packed = np.concatenate([rows, np.array(tiles, dtype=np.int64).ravel()]).astype(np.int32)
-        there = torch.from_numpy(packed).to(device)
+        size = tile_size(int(np.count_nonzero(slots)))
+        rows, tiles = cut_tiles(slots, size)
+        there = torch.from_numpy(np.concatenate([rows, tiles.ravel()])).to(device)
         return cls(there[: len(rows)], there[len(rows) :].view(-1, 3), size)
+
+
+def cut_tiles(
+    slots: npt.NDArray[np.int32], size: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Return `rows` and `tiles` of RowTiles.
+
+    slots:  [T], counted from 1; 0 = no adapter
+    """
+    adapted = np.flatnonzero(slots)
+    rows = adapted[np.argsort(slots[adapted], kind="stable")]
+    groups = np.unique(slots[rows], return_index=True, return_counts=True)
+    tiles = [
+        (slot - 1, first, min(first + size, start + count))
+        for slot, start, count in zip(*(part.tolist() for part in groups), strict=True)
+        for first in range(start, start + count, size)
+    ]
+    return rows.astype(np.int32), np.array(tiles, dtype=np.int32).reshape(-1, 3)
 
 
 def tile_size(num_rows: int) -> int:

@@ -1,0 +1,275 @@
+"""The forward pass on a device that works by itself: nothing here waits for it.
+
+Page tables and each row's newest token live on the device; a step brings what has changed, in one
+copy. Decode steps run as recorded graphs where there is one of their size, padded with rows that
+read and write the dump page; all other steps launch their kernels one by one.
+
+Legend: T tokens of the step, S rows, R rows of logits, D rows of a decode step, B rows of a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from remora.engine.batch import ForwardBatch
+from remora.engine.graphs.recording import Recorder
+from remora.engine.graphs.sizes import size_for
+from remora.engine.graphs.staging import Shape, Staging, room_for
+from remora.engine.inputs import Int32Array, StepInputs
+from remora.engine.kv.pages import DUMP_PAGE, pages_needed
+from remora.engine.protocols import AttentionBackend, Model
+from remora.engine.types import IntArray
+from remora.kernels.dispatch import by_triton
+from remora.kernels.lora import NO_GROUPS, RowGroups
+from remora.kernels.row_tiles import RowTiles, cut_tiles, tile_size
+
+Arrays = list[npt.NDArray[Any]]
+DUMP_SLOT = 0  # of the dump page
+MAX_GROWN = 2**14  # entries of page tables that are brought at a time
+INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of a step: most rows, tokens and pages of a row; and the size of a page."""
+
+    max_rows: int
+    max_tokens: int
+    max_pages: int
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a pass has made: final hidden states [T, hidden_size], and logits [R, vocab_size]."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class DeviceForward:
+    """ForwardPass, and TakesNewest, over a model on one device.
+
+    Lines of its tables are rows; one more stands for the rows that a graph is padded with.
+    """
+
+    def __init__(
+        self, model: Model, attention: AttentionBackend, limits: Limits, device: torch.device
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._limits = limits
+        self._device = device
+        num_lines = limits.max_rows + 1
+        self._tables = torch.full(
+            (num_lines, limits.max_pages), DUMP_PAGE, dtype=torch.int32, device=device
+        )
+        self._newest = torch.zeros(num_lines, dtype=torch.int64, device=device)
+        self._staging = Staging(device, room_for(_largest_step(limits)))
+        self._grown = Staging(device, room_for([Shape((3, MAX_GROWN), INT32)]))
+        self._noted = Staging(device, room_for([Shape((num_lines,), INT32)]))
+        self._graphs: dict[tuple[int, bool], Callable[[], Made]] = {}
+        self._sizes: tuple[int, ...] = ()
+        self._recorder: Recorder | None = None
+        self._hidden: Tensor | None = None
+        self._adapters: Int32Array = np.empty(0, dtype=np.int32)
+
+    @torch.inference_mode()
+    def record(self, recorder: Recorder, sizes: Sequence[int], *, adapters: bool) -> None:
+        """Record decode steps of these sizes, ascending; with `adapters` a second one of each."""
+        kinds = (False, True) if adapters and by_triton(self._device) else (False,)
+        for size in reversed(sizes):
+            for adapted in kinds:
+                nobody = _nobody(self._limits)
+                self._staging.upload(_padded(nobody, size, adapted, line=self._limits.max_rows))
+                run = partial(self._run_decode, size, adapted)
+                self._graphs[size, adapted] = recorder.record(run)
+        self._sizes, self._recorder = tuple(sizes), recorder
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Run the step; returns float32 logits [R, vocab_size]."""
+        self._grow(inputs.grown)
+        self._adapters = inputs.adapters
+        made = self._replay(inputs) or self._launch(inputs)
+        self._hidden = made.hidden
+        return made.logits
+
+    @torch.inference_mode()
+    def logits(self, first: int, last: int) -> Tensor:
+        """Return float32 logits [last - first, vocab_size] of tokens of the latest step."""
+        assert self._hidden is not None, "no step has run"
+        groups = RowGroups.of(self._adapters[first:last], self._device)
+        return self._model.logits(self._hidden[first:last], groups)
+
+    @torch.inference_mode()
+    def take_newest(self, rows: IntArray, token_ids: Tensor) -> None:
+        """Keep each row's newest token."""
+        (lines,) = self._noted.upload([rows.astype(np.int32)])
+        self._newest.index_copy_(0, lines.long(), token_ids.to(self._device))
+
+    def close(self) -> None:
+        """Forget what was recorded."""
+        self._graphs.clear()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _grow(self, grown: Int32Array) -> None:
+        for first in range(0, grown.shape[1], MAX_GROWN):
+            (there,) = self._grown.upload([grown[:, first : first + MAX_GROWN]])
+            lines, columns, pages = there
+            self._tables.index_put_((lines.long(), columns.long()), pages)
+
+    # -- one by one --------------------------------------------------------------------------
+
+    def _launch(self, inputs: StepInputs) -> Made:
+        num_decodes = inputs.num_decodes
+        token_ids, positions, slots, lines, logit_index, starts, lengths = self._staging.upload(
+            [
+                inputs.token_ids,
+                inputs.positions,
+                inputs.slots,
+                inputs.rows,
+                inputs.logit_index,
+                inputs.starts.astype(np.int32),
+                inputs.lengths.astype(np.int32),
+            ]
+        )
+        firsts = self._known(token_ids[:num_decodes], lines[:num_decodes])
+        widest = pages_needed(int(inputs.lengths.max(initial=1)), self._limits.page_size)
+        batch = ForwardBatch(
+            token_ids=torch.cat((firsts, token_ids[num_decodes:])),
+            positions=positions,
+            slots=slots,
+            num_decodes=num_decodes,
+            tables=self._tables[:, :widest].index_select(0, lines),
+            starts=starts,
+            lengths=lengths,
+            extend_starts=tuple(inputs.starts[num_decodes:].tolist()),
+            extend_lens=tuple(inputs.lengths[num_decodes:].tolist()),
+            logit_index=logit_index,
+            adapters=RowGroups.of(inputs.adapters, self._device),
+        )
+        hidden = self._model.forward(batch, self._attention)
+        wanted = RowGroups.of(inputs.adapters[inputs.logit_index], self._device)
+        return Made(hidden, self._model.logits(hidden[logit_index], wanted))
+
+    def _known(self, token_ids: Tensor, lines: Tensor) -> Tensor:
+        """Put the newest tokens of rows in the place of those that the host does not know."""
+        return torch.where(token_ids < 0, self._newest[lines], token_ids)
+
+    # -- recorded ----------------------------------------------------------------------------
+
+    def _replay(self, inputs: StepInputs) -> Made | None:
+        """Run a decode step that was recorded; None when there is none for it."""
+        num_rows = len(inputs.rows)
+        size = size_for(num_rows, self._sizes) if inputs.num_decodes == num_rows else None
+        if size is None:
+            return None
+        adapted = bool(inputs.adapters.any())
+        replay = self._graphs.get((size, adapted))
+        if replay is None:
+            return None
+        self._staging.upload(_padded(inputs, size, adapted, line=self._limits.max_rows))
+        made = replay()
+        if len(inputs.logit_index) == num_rows:
+            return Made(made.hidden, made.logits[:num_rows])
+        index = torch.from_numpy(inputs.logit_index).to(self._device)
+        return Made(made.hidden, made.logits[index])
+
+    def _run_decode(self, size: int, adapted: bool) -> Made:
+        """Run a step of padded rows, whose arrays have been uploaded."""
+        views = self._staging.views(_shapes_of(size, adapted))
+        token_ids, positions, slots, lines, starts, lengths, *tiles = views
+        groups = NO_GROUPS
+        if tiles:
+            rows, ranges = tiles
+            groups = RowGroups(tiles=RowTiles(rows, ranges, tile_size(size)))
+        batch = ForwardBatch(
+            token_ids=self._known(token_ids, lines),
+            positions=positions,
+            slots=slots,
+            num_decodes=size,
+            tables=self._tables.index_select(0, lines),
+            starts=starts,
+            lengths=lengths,
+            extend_starts=(size,),
+            extend_lens=(),
+            logit_index=lines,  # all: not looked at
+            adapters=groups,
+        )
+        hidden = self._model.forward(batch, self._attention)
+        return Made(hidden, self._model.logits(hidden, groups))
+
+
+def _padded(inputs: StepInputs, size: int, adapted: bool, *, line: int) -> Arrays:
+    """Return a decode step's arrays for `size` rows; those that are added read the dump page.
+
+    line:  of the tables, where only the dump page is
+    """
+    rest = size - len(inputs.rows)
+
+    def pad(values: npt.NDArray[Any], with_: int) -> npt.NDArray[Any]:
+        return np.concatenate((values, np.full(rest, with_, values.dtype)))
+
+    arrays = [
+        pad(inputs.token_ids, 0),
+        pad(inputs.positions, 0),
+        pad(inputs.slots, DUMP_SLOT),
+        pad(inputs.rows, line),
+        np.arange(size + 1, dtype=np.int32),
+        pad(inputs.lengths, 1).astype(np.int32),
+    ]
+    if adapted:
+        rows, tiles = cut_tiles(inputs.adapters, tile_size(size))
+        arrays.append(np.concatenate((rows, np.zeros(size - len(rows), np.int32))))
+        arrays.append(np.concatenate((tiles, np.zeros((size - len(tiles), 3), np.int32))))
+    return arrays
+
+
+def _shapes_of(size: int, adapted: bool) -> list[Shape]:
+    """Return the shapes of what `_padded` returns."""
+    shapes = [
+        *(Shape((size,), INT64) for _ in range(4)),
+        Shape((size + 1,), INT32),
+        Shape((size,), INT32),
+    ]
+    if adapted:
+        shapes += [Shape((size,), INT32), Shape((size, 3), INT32)]
+    return shapes
+
+
+def _nobody(limits: Limits) -> StepInputs:
+    """Return a decode step without rows."""
+    none = np.empty(0, dtype=np.int64)
+    return StepInputs(
+        token_ids=none,
+        positions=none,
+        slots=none,
+        starts=np.zeros(1, dtype=np.int64),
+        lengths=none,
+        rows=none,
+        tables=np.empty((0, limits.max_pages), dtype=np.int32),
+        num_decodes=0,
+        logit_index=none,
+        adapters=np.empty(0, dtype=np.int32),
+        grown=np.empty((3, 0), dtype=np.int32),
+    )
+
+
+def _largest_step(limits: Limits) -> list[Shape]:
+    """Return what the arrays of any step fit into."""
+    rows, tokens = limits.max_rows + 1, limits.max_tokens
+    return [
+        *(Shape((tokens,), INT64) for _ in range(3)),
+        *(Shape((rows,), INT64) for _ in range(4)),
+        *(Shape((rows,), INT32) for _ in range(8)),
+    ]

@@ -1,0 +1,107 @@
+"""A step's arrays on their way to the device: one copy, from memory that nobody touches meanwhile.
+
+The host may be ahead of the device by a step. So what is copied lies in one of several pinned
+buffers in turn, and a buffer is written again only when its copy is known to be done. On the device
+there is one buffer: copies and kernels go one after the other. Arrays of the same shapes always lie
+in the same place there, as captured graphs need it. Knows nothing of what the arrays mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16
+NUM_BUFFERS = 3
+
+_DTYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.float32): torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an array will be."""
+
+    dims: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, array: npt.NDArray[Any]) -> Shape:
+        """Return an array's."""
+        return cls(array.shape, array.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes, without a gap behind it."""
+        return math.prod(self.dims) * self.dtype.itemsize
+
+
+class Staging:
+    """Buffers of `num_bytes`, on the host and on the device."""
+
+    def __init__(self, device: torch.device, num_bytes: int) -> None:
+        self._is_cuda = device.type == "cuda"
+        self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._here = [
+            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
+            for _ in range(NUM_BUFFERS)
+        ]
+        self._copied = [_event() for _ in self._here] if self._is_cuda else []
+        self._turn = 0
+
+    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
+        """Copy arrays to the device, in the stream; returns them there, until the next upload."""
+        shapes = [Shape.of(array) for array in arrays]
+        turn, self._turn = self._turn, (self._turn + 1) % NUM_BUFFERS
+        if self._is_cuda:
+            self._copied[turn].synchronize()
+        here = self._here[turn]
+        whole = here.numpy()
+        end = 0
+        for array, (start, stop) in zip(arrays, _places(shapes, len(whole)), strict=True):
+            whole[start:stop].view(array.dtype)[:] = array.ravel()
+            end = stop
+        self._there[:end].copy_(here[:end], non_blocking=True)
+        if self._is_cuda:
+            self._copied[turn].record()
+        return self.views(shapes)
+
+    def views(self, shapes: Sequence[Shape]) -> list[Tensor]:
+        """Return where arrays of these shapes lie on the device after they were uploaded."""
+        return [
+            self._there[start:stop].view(_DTYPES[shape.dtype]).view(shape.dims)
+            for shape, (start, stop) in zip(shapes, _places(shapes, len(self._there)), strict=True)
+        ]
+
+
+def _event() -> torch.cuda.Event:
+    event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    return event
+
+
+def room_for(shapes: Sequence[Shape]) -> int:
+    """Return the bytes that arrays of these shapes take together."""
+    return sum(-(-shape.num_bytes // ALIGNMENT) * ALIGNMENT for shape in shapes)
+
+
+def _places(shapes: Sequence[Shape], num_bytes: int) -> list[tuple[int, int]]:
+    """Return where each array begins and ends. Raises ValueError when they do not fit."""
+    if room_for(shapes) > num_bytes:
+        raise ValueError(f"{room_for(shapes)} bytes do not fit into a buffer of {num_bytes}")
+    places = []
+    start = 0
+    for shape in shapes:
+        places.append((start, start + shape.num_bytes))
+        start += room_for([shape])
+    return places

@@ -1,0 +1,160 @@
+"""Whole engines whose forward pass is a device's, with a CPU in the device's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from remora.engine.attention import TorchAttention
+from remora.engine.eager import EagerForward
+from remora.engine.engine import Engine
+from remora.engine.graphs.device_forward import DeviceForward, Limits, Made
+from remora.engine.graphs.sizes import graph_sizes
+from remora.engine.inputs import RowTable
+from remora.engine.kv.pages import pages_needed
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.registry import load_model
+from remora.engine.protocols import AttentionBackend
+from remora.engine.runner import LocalRunner
+from remora.engine.sampling import Sampler
+from remora.engine.types import Request, SamplingParams, SequenceOutput
+from tests.engine.fakes import make_plan
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+Requests = Mapping[str, tuple[list[int], SamplingParams]]
+
+
+class Rerun:
+    """A Recorder without graphs: a replay runs again what it was given, on what lies there now."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+        self.num_replayed = 0
+
+    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+        self.num_recorded += 1
+        made = run()
+        assert isinstance(made, Made)
+
+        def replay() -> T:
+            self.num_replayed += 1
+            again = run()
+            assert isinstance(again, Made)
+            made.hidden.copy_(again.hidden)
+            made.logits.copy_(again.logits)
+            return made
+
+        return replay
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Run:
+    """What requests came to, each as outputs in order."""
+
+    outputs: dict[tuple[str, int], list[SequenceOutput]] = field(default_factory=dict)
+    num_preemptions: int = 0
+
+    def token_ids(self) -> dict[tuple[str, int], list[int]]:
+        return {
+            key: [token for output in outputs for token in output.token_ids]
+            for key, outputs in self.outputs.items()
+        }
+
+    def ends(self) -> dict[tuple[str, int], object]:
+        return {key: outputs[-1].finish_reason for key, outputs in self.outputs.items()}
+
+    def logprobs(self) -> dict[tuple[str, int], list[float]]:
+        return {
+            key: [
+                value
+                for output in outputs
+                for part in (*output.prompt_logprobs, output.logprobs)
+                if part is not None
+                for value in part.logprobs.tolist()
+            ]
+            for key, outputs in self.outputs.items()
+        }
+
+
+def run(
+    path: Path,
+    requests: Requests,
+    *,
+    forward: str = "device",
+    overlap: bool = False,
+    recorder: Rerun | None = None,
+    make_attention: Callable[..., AttentionBackend] = TorchAttention,
+    adapt: Callable[[DecoderModel], Any] = lambda model: None,
+    adapters: Mapping[str, int] | None = None,
+    aborts: Mapping[int, str] | None = None,
+    **plan_changes: Any,
+) -> Run:
+    """Let an engine run requests: on torch's operations one by one, or as a device does.
+
+    adapt:    makes room for adapters in a loaded model; returns what fills slots
+    aborts:   step -> request that ends before it
+    """
+    values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}
+    plan = make_plan(**values)
+    torch.set_num_threads(1)
+    model = load_model(
+        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+    )
+    pool = adapt(model)
+    config = model.config
+    attention = make_attention(
+        num_layers=len(model.layers),
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    rows = plan.max_running_requests
+    table = RowTable(max_rows=rows, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
+    sampler = Sampler(max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=())
+    if forward == "eager":
+        eager = EagerForward(model, attention, page_size=plan.page_size)
+        runner = LocalRunner(eager, sampler, table, adapters=pool)
+    else:
+        limits = Limits(
+            max_rows=rows,
+            max_tokens=plan.max_step_tokens,
+            max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
+            page_size=plan.page_size,
+        )
+        device = DeviceForward(model, attention, limits, CPU)
+        if recorder is not None:
+            device.record(recorder, graph_sizes(most=rows), adapters=pool is not None)
+        runner = LocalRunner(device, sampler, table, adapters=pool, newest=device)
+    engine = Engine(
+        plan,
+        runner,
+        eos_token_ids=(),
+        vocab_size=model.vocab_size,
+        overlapping=runner if overlap else None,
+    )
+    made = Run()
+    for name, (prompt, params) in requests.items():
+        adapter = (adapters or {}).get(name, 0)
+        engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params, adapter=adapter))
+        made.outputs |= {(name, index): [] for index in range(params.n)}
+    step = 0
+    while engine.has_work:
+        outputs = engine.abort(aborts[step]) if aborts and step in aborts else []
+        for output in (*outputs, *engine.step()):
+            made.outputs[output.request_id, output.index].append(output)
+        engine.check_integrity()
+        step += 1
+    made.num_preemptions = engine.stats().preemptions_total
+    engine.close()
+    return made
