@@ -1,32 +1,59 @@
-"""Rotary position embedding, half-split: element i turns with element i + dim / 2.
+"""Rotary position embedding (arXiv:2104.09864): pairs of a head's elements are turned.
 
-Knows angles only as cosines and sines; which angle belongs to which position is decided in
-`engine/layers/rotary.py`.
+Half-split, element i turns with element i + P, or interleaved, 2 i with 2 i + 1. The P pairs are a
+head's first elements; what follows them is left as it is (partial rotation). Knows angles only as
+cosines and sines; which angle belongs to which position is decided in `engine/layers/rotary.py`.
+
+On a GPU the kernel is that of `gpu/rope.py`, where there is triton: for float32, float16 and
+bfloat16. It rounds once, the reference twice.
+
+Legend: P pairs.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from remora.kernels.dispatch import by_triton
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Rotate every head of every token by its token's angles.
 
-    x:         [num_tokens, num_heads, head_dim]
-    cos, sin:  [num_tokens, head_dim / 2] in the dtype of `x`
+    x:         [num_tokens, num_heads, head_dim]; heads may lie in a wider tensor
+    cos, sin:  [num_tokens, P] in the dtype of `x`; at most head_dim / 2 pairs
     Returns a new contiguous tensor [num_tokens, num_heads, head_dim].
     """
-    return apply_rope_reference(x, cos, sin)
+    if not by_triton(x.device):
+        return apply_rope_reference(x, cos, sin, interleaved=interleaved)
+    from remora.kernels.gpu import rope as kernels
+
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    kernels.apply_rope(x, cos, sin, out, interleaved=interleaved)
+    return out
 
 
-def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`apply_rope` in torch. Writes into halves: one allocation instead of four."""
-    half = x.shape[-1] // 2
+def apply_rope_reference(
+    x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
+) -> Tensor:
+    """`apply_rope` in torch. Writes into its parts: one allocation instead of four."""
+    pairs = cos.shape[1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x[..., :half], x[..., half:]
     rotated = x.new_empty(x.shape)
-    rotated[..., :half] = first * cos
-    rotated[..., half:] = second * cos
-    rotated[..., :half].addcmul_(second, sin, value=-1)
-    rotated[..., half:].addcmul_(first, sin)
+    first, second = _pairs(x, pairs, interleaved)
+    to_first, to_second = _pairs(rotated, pairs, interleaved)
+    to_first.copy_(first * cos)
+    to_second.copy_(second * cos)
+    to_first.addcmul_(second, sin, value=-1)
+    to_second.addcmul_(first, sin)
+    if 2 * pairs < x.shape[-1]:
+        rotated[..., 2 * pairs :] = x[..., 2 * pairs :]
     return rotated
+
+
+def _pairs(x: Tensor, pairs: int, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return views of the first and of the second element of each pair."""
+    if interleaved:
+        return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+    return x[..., :pairs], x[..., pairs : 2 * pairs]

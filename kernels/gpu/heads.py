@@ -1,0 +1,228 @@
+"""Heads of a token in registers: loaded, normalised, rotated, quantised and stored.
+
+What the kernels of `rope.py`, `kv_store.py` and `rope_store.py` have in common. A head is held as
+pairs that turn together, first and second elements apart, and the rest that does not turn.
+Arithmetic is float32; the functions round to the heads' dtype where the references do between a
+norm, its weight, a rotation and storing, not within a rotation.
+
+Legend, and suffixes of blocks: D elements of a head, P pairs; M heads of a program, C pairs of a
+block, E elements of both kinds, R the rest of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+# Elements of a program: a thread has 16, two loads of 16 bytes, and few tokens are programs enough.
+ELEMENTS, NUM_WARPS = 1024, 2
+OPTIONS: dict[str, Any] = {"num_warps": NUM_WARPS, "num_stages": 1, "enable_fp_fusion": True}
+
+
+def blocks_of(dim: int, pairs: int) -> dict[str, int]:
+    """Return the sizes of blocks for heads of `dim` elements, of which 2 * `pairs` turn."""
+    assert 0 < 2 * pairs <= dim or dim == 1
+    return {
+        "M": max(1, ELEMENTS // triton.next_power_of_2(dim)),
+        "C": triton.next_power_of_2(max(1, pairs)),
+        "R": triton.next_power_of_2(max(1, dim - 2 * pairs)),
+    }
+
+
+@triton.jit
+def load_heads(
+    from_M: tl.tensor,
+    is_head_M: tl.tensor,
+    pairs: int,
+    dim: int,
+    INTERLEAVED: tl.constexpr,
+    C: tl.constexpr,
+    R: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Return first and second elements [M, C] of pairs, and the rest [M, R]; float32, padded by 0.
+
+    from_M:  where heads begin
+    """
+    M: tl.constexpr = from_M.shape[0]
+    if INTERLEAVED:
+        element_E = tl.arange(0, 2 * C)
+        is_here_ME = is_head_M[:, None] & (element_E < 2 * pairs)[None, :]
+        both_ME = tl.load(from_M[:, None] + element_E[None, :], mask=is_here_ME, other=0.0)
+        first_MC, second_MC = tl.split(tl.reshape(both_ME, (M, C, 2)))
+    else:
+        pair_C = tl.arange(0, C)
+        is_here_MC = is_head_M[:, None] & (pair_C < pairs)[None, :]
+        at_MC = from_M[:, None] + pair_C[None, :]
+        first_MC = tl.load(at_MC, mask=is_here_MC, other=0.0)
+        second_MC = tl.load(at_MC + pairs, mask=is_here_MC, other=0.0)
+    element_R = 2 * pairs + tl.arange(0, R)
+    is_here_MR = is_head_M[:, None] & (element_R < dim)[None, :]
+    rest_MR = tl.load(from_M[:, None] + element_R[None, :], mask=is_here_MR, other=0.0)
+    return first_MC.to(tl.float32), second_MC.to(tl.float32), rest_MR.to(tl.float32)
+
+
+@triton.jit
+def store_heads(
+    to_M: tl.tensor,
+    is_head_M: tl.tensor,
+    first_MC: tl.tensor,
+    second_MC: tl.tensor,
+    rest_MR: tl.tensor,
+    pairs: int,
+    dim: int,
+    INTERLEAVED: tl.constexpr,
+) -> None:
+    """Write heads, in the format of where they go. to_M: where heads begin."""
+    M: tl.constexpr = first_MC.shape[0]
+    C: tl.constexpr = first_MC.shape[1]
+    R: tl.constexpr = rest_MR.shape[1]
+    dtype: tl.constexpr = to_M.dtype.element_ty
+    if INTERLEAVED:
+        element_E = tl.arange(0, 2 * C)
+        is_here_ME = is_head_M[:, None] & (element_E < 2 * pairs)[None, :]
+        both_ME = tl.reshape(tl.join(first_MC.to(dtype), second_MC.to(dtype)), (M, 2 * C))
+        tl.store(to_M[:, None] + element_E[None, :], both_ME, mask=is_here_ME)
+    else:
+        pair_C = tl.arange(0, C)
+        is_here_MC = is_head_M[:, None] & (pair_C < pairs)[None, :]
+        at_MC = to_M[:, None] + pair_C[None, :]
+        tl.store(at_MC, first_MC.to(dtype), mask=is_here_MC)
+        tl.store(at_MC + pairs, second_MC.to(dtype), mask=is_here_MC)
+    element_R = 2 * pairs + tl.arange(0, R)
+    is_here_MR = is_head_M[:, None] & (element_R < dim)[None, :]
+    tl.store(to_M[:, None] + element_R[None, :], rest_MR.to(dtype), mask=is_here_MR)
+
+
+@triton.jit
+def rotate(
+    first_MC: tl.tensor,
+    second_MC: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    pairs: int,
+    dtype: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Turn pairs by a token's angles, and round them. cos, sin: where the token's begin."""
+    pair_C = tl.arange(0, first_MC.shape[1])
+    is_pair_C = pair_C < pairs
+    cos_C = tl.load(cos + pair_C, mask=is_pair_C, other=0.0).to(tl.float32)[None, :]
+    sin_C = tl.load(sin + pair_C, mask=is_pair_C, other=0.0).to(tl.float32)[None, :]
+    turned_MC = first_MC * cos_C - second_MC * sin_C
+    other_MC = second_MC * cos_C + first_MC * sin_C
+    return turned_MC.to(dtype).to(tl.float32), other_MC.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def normalise(
+    first_MC: tl.tensor,
+    second_MC: tl.tensor,
+    rest_MR: tl.tensor,
+    weight: tl.tensor,
+    eps: float,
+    pairs: int,
+    dim: int,
+    dtype: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Divide heads by their root mean square and multiply by the weight [D], rounded after each."""
+    C: tl.constexpr = first_MC.shape[1]
+    R: tl.constexpr = rest_MR.shape[1]
+    one = tl.arange(0, 1)
+    first_C, second_C, rest_R = load_heads(weight + one, one == 0, pairs, dim, INTERLEAVED, C, R)
+    square_M = tl.sum(first_MC * first_MC + second_MC * second_MC, 1) + tl.sum(rest_MR * rest_MR, 1)
+    factor_M = tl.rsqrt(square_M / dim + eps)[:, None]
+    return (
+        _weighted(first_MC * factor_M, first_C, dtype),
+        _weighted(second_MC * factor_M, second_C, dtype),
+        _weighted(rest_MR * factor_M, rest_R, dtype),
+    )
+
+
+@triton.jit
+def _weighted(normed: tl.tensor, weight: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def store_in_slot(
+    pages: tl.tensor,
+    scales: tl.tensor,
+    slot: tl.tensor,
+    head_M: tl.tensor,
+    num_heads: int,
+    first_MC: tl.tensor,
+    second_MC: tl.tensor,
+    rest_MR: tl.tensor,
+    pairs: int,
+    dim: int,
+    dtype: tl.constexpr,
+    QUANTISED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+) -> None:
+    """Write heads to a slot of the pages of K or of V, made finite; quantised with their scales.
+
+    dtype:      of the heads before
+    QUANTISED:  "int8", "fp8" (e4m3; the pages are bytes) or "no"
+    """
+    is_head_M = head_M < num_heads
+    first_MC, second_MC = _finite(first_MC, dtype), _finite(second_MC, dtype)
+    rest_MR = _finite(rest_MR, dtype)
+    at_M = slot * num_heads + head_M
+    if QUANTISED != "no":
+        most_M = tl.maximum(
+            tl.max(tl.maximum(tl.abs(first_MC), tl.abs(second_MC)), 1), tl.max(tl.abs(rest_MR), 1)
+        )
+        most_M = tl.maximum(most_M, 1e-30)
+        largest: tl.constexpr = 127.0 if QUANTISED == "int8" else 448.0
+        tl.store(scales + at_M, most_M / largest, mask=is_head_M)
+        factor_M = (largest / most_M)[:, None]
+        first_MC = _quantise(first_MC * factor_M, QUANTISED)
+        second_MC = _quantise(second_MC * factor_M, QUANTISED)
+        rest_MR = _quantise(rest_MR * factor_M, QUANTISED)
+    store_heads(
+        pages + at_M * dim, is_head_M, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED
+    )
+
+
+@triton.jit
+def _finite(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
+    if dtype == tl.float16:
+        largest: tl.constexpr = 65504.0
+    elif dtype == tl.bfloat16:
+        largest: tl.constexpr = 3.3895313892515355e38
+    else:
+        largest: tl.constexpr = 3.4028234663852886e38
+    return tl.where(x == x, tl.minimum(tl.maximum(x, -largest), largest), 0.0)
+
+
+@triton.jit
+def _quantise(x: tl.tensor, QUANTISED: tl.constexpr) -> tl.tensor:
+    """Round to the nearest number of a format, the even one of two; fp8 to its bits."""
+    if QUANTISED == "int8":
+        rounded = _nearest_integer(x).to(tl.int8)
+    else:
+        rounded = _bits_of_e4m3(x)
+    return rounded
+
+
+@triton.jit
+def _bits_of_e4m3(x: tl.tensor) -> tl.tensor:
+    """Round by hand: Ampere has no instruction for it, and it is memory that is waited for.
+
+    From 2^-6 on the mantissa is cut to three bits, after adding just less than half of the last of
+    them, or half; the bias of the exponent falls from 127 to 7. Below, numbers are 2^-9 apart.
+    """
+    sign = x.to(tl.int32, bitcast=True) >> 24 & 0x80
+    size = tl.minimum(tl.abs(x), 448.0)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = (bits + 0x7FFFF + (bits >> 20 & 1) >> 20) - (120 << 3)
+    small = _nearest_integer(size * 512.0).to(tl.int32)
+    return (tl.where(size < 0.015625, small, normal) | sign).to(tl.uint8)
+
+
+@triton.jit
+def _nearest_integer(x: tl.tensor) -> tl.tensor:
+    """Round a number below 2^22: beside 1.5 * 2^23 floats are a distance of 1 apart."""
+    return (x + 12582912.0) - 12582912.0

@@ -1,0 +1,189 @@
+"""The one launch between projection and attention against norm, rotation and storing in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from remora.kernels.kv_store import GREATEST
+from remora.kernels.norm import rms_norm
+from remora.kernels.rope import apply_rope
+from remora.kernels.rope_store import rotate_and_store, rotate_and_store_reference
+from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned_memory
+from tests.kernels.gpu.test_kv_store import as_bytes, make_pages
+from tests.kernels.gpu.test_rope import angles
+
+# Units in the last place of numbers up to about 8: one of the norm, one of its weight, one of the
+# rotation; of float32 also those of sums.
+TOLERANCES = {torch.float32: 4e-6, torch.float16: 3 * 2**-8, torch.bfloat16: 3 * 2**-5}
+# Of what is read back from heads of up to 8: half a step of int8, a sixteenth of a number of e4m3.
+STEPS = {torch.int8: 8 / 127 / 2, torch.float8_e4m3fn: 8 / 16}
+PAGE_SIZE, EPS = 4, 1e-6
+
+
+def check(
+    fused: Tensor,
+    num_kv_heads: int,
+    slots: Tensor,
+    stored: torch.dtype,
+    *,
+    pairs: int,
+    has_norms: bool,
+    interleaved: bool,
+) -> None:
+    """Compare queries, slots that are written to, and slots that are not."""
+    num_tokens, num_heads, dim = fused.shape
+    dtype, device = fused.dtype, str(fused.device)
+    sizes = [num_heads - 2 * num_kv_heads, num_kv_heads, num_kv_heads]
+    query, key, value = fused.split(sizes, 1)
+    cos, sin = angles(num_tokens, pairs, dtype, device)
+    norms = None
+    if has_norms:
+        weight = torch.rand(2, dim, device=device).to(dtype) + 0.5
+        norms = (weight[0], weight[1])
+    pages, scales = make_pages(12, PAGE_SIZE, key, stored)
+    before, fused_before = pages.clone(), fused.clone()
+    with poisoned_memory():
+        rotated = rotate_and_store(
+            query,
+            key,
+            value,
+            cos,
+            sin,
+            pages,
+            slots,
+            scales=scales,
+            norms=norms,
+            eps=EPS,
+            interleaved=interleaved,
+        )
+
+    exact = torch.zeros(pages.shape, dtype=torch.float64)
+    expected = rotate_and_store_reference(
+        *(each.double().cpu() for each in (query, key, value, cos, sin)),
+        exact,
+        slots.cpu(),
+        norms=None if norms is None else (norms[0].double().cpu(), norms[1].double().cpu()),
+        eps=EPS,
+        interleaved=interleaved,
+    )
+    tolerance = TOLERANCES[dtype]
+    assert rotated.is_contiguous()
+    torch.testing.assert_close(rotated.double().cpu(), expected, rtol=0, atol=tolerance)
+    read = pages.double() if scales is None else pages.double() * scales[..., None]
+    is_written = torch.zeros(12 * PAGE_SIZE, dtype=torch.bool)
+    is_written[slots.cpu()] = True
+    torch.testing.assert_close(
+        read.cpu().flatten(1, 2)[:, is_written],
+        exact.flatten(1, 2)[:, is_written],
+        rtol=0,
+        atol=tolerance + STEPS.get(stored, 0.0),
+    )
+    others = (each.flatten(1, 2)[:, ~is_written.to(device)] for each in (pages, before))
+    assert torch.equal(*(as_bytes(each) for each in others))
+    assert torch.equal(fused, fused_before)
+
+
+def bounded(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Return normal numbers, of which no head has so few that its norm makes them large."""
+    return torch.randn(shape, device=device).clamp_(-3, 3).to(dtype)
+
+
+@interpreted_only
+@settings(max_examples=40)
+@given(
+    slots=st.lists(st.integers(0, 47), max_size=4, unique=True),
+    num_heads=st.integers(1, 10),
+    num_kv_heads=st.integers(1, 3),
+    pairs=st.integers(4, 36),
+    rest=st.integers(0, 20),
+    has_norms=st.booleans(),
+    interleaved=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    quantised=st.sampled_from([None, *GREATEST]),
+)
+def test_heads_of_any_shape_agree_with_torch(
+    slots: list[int],
+    num_heads: int,
+    num_kv_heads: int,
+    pairs: int,
+    rest: int,
+    has_norms: bool,
+    interleaved: bool,
+    dtype: torch.dtype,
+    quantised: torch.dtype | None,
+) -> None:
+    torch.manual_seed(pairs)
+    check(
+        bounded(
+            len(slots),
+            num_heads + 2 * num_kv_heads,
+            2 * pairs + rest,
+            dtype=dtype,
+            device="cpu",
+        ),
+        num_kv_heads,
+        torch.tensor(slots, dtype=torch.int64),
+        quantised or dtype,
+        pairs=pairs,
+        has_norms=has_norms,
+        interleaved=interleaved,
+    )
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("quantised", [None, *GREATEST], ids=str)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "dim", "has_norms"),
+    [(32, 8, 128, False), (16, 8, 128, True), (9, 3, 64, False), (4, 1, 80, True)],
+)
+def test_projections_of_models_agree_with_torch(
+    device: str,
+    dtype: torch.dtype,
+    quantised: torch.dtype | None,
+    num_heads: int,
+    num_kv_heads: int,
+    dim: int,
+    has_norms: bool,
+) -> None:
+    torch.manual_seed(0)
+    check(
+        bounded(2, num_heads + 2 * num_kv_heads, dim, dtype=dtype, device=device),
+        num_kv_heads,
+        torch.tensor([45, 3], device=device),
+        quantised or dtype,
+        pairs=dim // 2,
+        has_norms=has_norms,
+        interleaved=False,
+    )
+
+
+@on_devices
+def test_one_launch_gives_what_several_give(device: str) -> None:
+    torch.manual_seed(0)
+    heads = bounded(3, 6, 64, dtype=torch.bfloat16, device=device)
+    weight = torch.rand(64, device=device).bfloat16()
+    cos, sin = angles(3, 32, torch.bfloat16, device)
+    pages, _ = make_pages(1, 4, heads[:, 4:5], torch.bfloat16)
+
+    rotated = rotate_and_store(
+        heads[:, :4],
+        heads[:, 4:5],
+        heads[:, 5:],
+        cos,
+        sin,
+        pages,
+        torch.arange(3, device=device),
+        norms=(weight, weight),
+        eps=EPS,
+    )
+
+    apart = apply_rope(rms_norm(heads[:, :5], weight, EPS), cos, sin)
+    # A unit in the last place, where sums of squares are made in another order.
+    torch.testing.assert_close(rotated, apart[:, :4], rtol=2**-7, atol=2**-7)
+    torch.testing.assert_close(pages[0, 0, :3], apart[:, 4:], rtol=2**-7, atol=2**-7)
+    assert torch.equal(pages[1, 0, :3], heads[:, 5:])
