@@ -6,8 +6,13 @@ carries the numbers it was decided by and settings that would pass.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
+
+# Of a CPU's memory others want most; a GPU is there for the model.
+_MEM_FRACTIONS = {"cpu": 0.25, "cuda": 0.9}
 
 
 def size_kv_pool(
@@ -17,11 +22,14 @@ def size_kv_pool(
     weight_bytes: int,
     available_bytes: int,
     most_useful_pages: int,
+    device: str = "cpu",
+    step_bytes: int = 0,
 ) -> int:
     """Return the pages of the KV pool of one replica, the dump page not counted.
 
     page_bytes, weight_bytes:  of one rank; each rank has its part of every page
     available_bytes:    of the device, before any weights are loaded
+    step_bytes:         what a step needs beside both, where it has been measured
     most_useful_pages:  more than this could never be held at once
     The memory taken is one page more than returned: the dump page.
     """
@@ -32,15 +40,20 @@ def size_kv_pool(
     elif engine.kv_memory is not None:
         num_pages = engine.kv_memory // (page_bytes * config.parallel.num_ranks) - 1
     else:
-        share_bytes = int(max(available_bytes - weight_bytes, 0) * engine.mem_fraction)
+        left_bytes = max(available_bytes - weight_bytes - step_bytes, 0)
+        share_bytes = int(left_bytes * mem_fraction(config, device))
         num_pages = min(share_bytes // page_bytes - 1, most_useful_pages)
-    needed_bytes = weight_bytes + (max(num_pages, 1) + 1) * page_bytes
-    if needed_bytes > available_bytes:
-        raise ConfigError(
-            _does_not_fit(config, weight_bytes, needed_bytes, available_bytes, page_bytes)
-        )
-    _check_one_sequence_fits(config, num_pages, page_bytes)
+    kv_bytes = (max(num_pages, 1) + 1) * page_bytes
+    if weight_bytes + kv_bytes + step_bytes > available_bytes:
+        needs = _Needs(weight_bytes, kv_bytes, step_bytes, available_bytes, page_bytes)
+        raise ConfigError(_does_not_fit(config, needs))
+    _check_one_sequence_fits(config, num_pages, page_bytes, device)
     return num_pages
+
+
+def mem_fraction(config: ServeConfig, device: str) -> float:
+    """Return the share of the memory left beside the weights that becomes KV cache."""
+    return config.engine.mem_fraction or _MEM_FRACTIONS[device]
 
 
 def max_replicas(config: ServeConfig) -> int:
@@ -90,18 +103,40 @@ def _describe_sharers(config: ServeConfig) -> str:
     return f" for each of {ranks // replicas} ranks of {replicas} replicas"
 
 
-def _does_not_fit(
-    config: ServeConfig, weight_bytes: int, needed_bytes: int, available_bytes: int, page_bytes: int
-) -> str:
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """Bytes that are needed and there."""
+
+    weights: int
+    kv: int
+    step: int
+    available: int
+    page: int
+
+    @property
+    def whole(self) -> int:
+        return self.weights + self.kv + self.step
+
+    def parts(self, of_rank: str) -> str:
+        """Return what is needed, as the beginning of a sentence."""
+        each = [f"weights ({human_bytes(self.weights)})"]
+        if self.step:
+            each.append(f"what a step computes with ({human_bytes(self.step)})")
+        return f"{', '.join(each)} and KV cache ({human_bytes(self.kv)}){of_rank}"
+
+
+def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
     """Say by how much weights and KV exceed the memory, and which settings would fit."""
     replicas = max_replicas(config)
-    left_bytes = available_bytes - weight_bytes
-    fitting_pages = left_bytes // page_bytes - 1
+    left_bytes = needs.available - needs.weights - needs.step
+    fitting_pages = left_bytes // needs.page - 1
     advice = []
     if fitting_pages >= 1:
         written = _writable_size(left_bytes * config.parallel.num_ranks, round_up=False)
         num_tokens = fitting_pages * config.engine.page_size
         advice.append(f"engine.kv_memory up to {written}, or engine.kv_tokens up to {num_tokens}")
+    if needs.step:
+        advice.append("a smaller engine.max_step_tokens or max_running_requests")
     if config.model.dtype == "float32":
         advice.append("model.dtype bfloat16, which halves both")
     if replicas > 1 and _num_sharers(config) > 1:
@@ -110,15 +145,16 @@ def _does_not_fit(
     advice.append("fewer other programs on this machine, or a smaller model")
     of_rank = " of a rank" if config.parallel.num_ranks > 1 else ""
     return (
-        f"weights ({human_bytes(weight_bytes)}) and KV cache "
-        f"({human_bytes(needed_bytes - weight_bytes)}){of_rank} need {human_bytes(needed_bytes)}; "
-        f"available are {human_bytes(available_bytes)}{_describe_sharers(config)}, "
-        f"{human_bytes(needed_bytes - available_bytes)} too few. "
+        f"{needs.parts(of_rank)} need {human_bytes(needs.whole)}; "
+        f"available are {human_bytes(needs.available)}{_describe_sharers(config)}, "
+        f"{human_bytes(needs.whole - needs.available)} too few. "
         f"What would help: {'; '.join(advice)}"
     )
 
 
-def _check_one_sequence_fits(config: ServeConfig, num_pages: int, page_bytes: int) -> None:
+def _check_one_sequence_fits(
+    config: ServeConfig, num_pages: int, page_bytes: int, device: str
+) -> None:
     """Refuse a pool without a page, or below the context length where that was written.
 
     A pool below the model's own context is allowed: it caps what one sequence can have.
@@ -134,7 +170,8 @@ def _check_one_sequence_fits(config: ServeConfig, num_pages: int, page_bytes: in
         advice = f"engine.kv_tokens to at least {wanted_pages * engine.page_size}"
     else:
         given = f"engine.kv_memory = {human_bytes(engine.kv_memory)}" if engine.kv_memory else ""
-        found = given or f"the share engine.mem_fraction = {engine.mem_fraction} of the free memory"
+        share = mem_fraction(config, device)
+        found = given or f"the share engine.mem_fraction = {share} of the free memory"
         advice = f"engine.kv_memory to at least {_writable_size(wanted_bytes, round_up=True)}"
     held_tokens = max(num_pages, 0) * engine.page_size
     if held_tokens:

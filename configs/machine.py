@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from remora.configs.plan import MachineFacts
@@ -55,6 +56,7 @@ def read_machine_facts(
         cpu_name=name,
         cpu_features=features,
         devices=tuple(devices),
+        has_triton=find_spec("triton") is not None,
     )
 
 

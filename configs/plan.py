@@ -6,10 +6,11 @@ Everything that depends on model or machine is decided here, once, and logged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.errors import ConfigError
 from remora.configs.kv_budget import max_replicas, pages_needed, ranks_on_machine, size_kv_pool
 from remora.configs.schema import ServeConfig
@@ -57,6 +58,7 @@ class MachineFacts:
 
     num_cores:         physical cores that this process may use
     available_bytes:   memory that can be taken now without swapping, cgroup limits included
+    has_triton:        whether kernels for GPUs can be compiled
     """
 
     num_cores: int
@@ -65,6 +67,7 @@ class MachineFacts:
     cpu_name: str
     cpu_features: tuple[str, ...]
     devices: tuple[str, ...]
+    has_triton: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,7 @@ class EnginePlan:
     micro_batches:           parts that a step is cut into for the stages
     adapters:                room for adapters; None = there is none
     adapter_bytes:           memory of that room, of the rank that holds most
+    on_device:               how a step runs on its device
     """
 
     model_path: Path
@@ -137,6 +141,7 @@ class EnginePlan:
     micro_batches: int = 1
     adapters: AdapterRoom | None = None
     adapter_bytes: int = 0
+    on_device: DevicePlan = ONE_BY_ONE
 
     @property
     def num_ranks(self) -> int:
@@ -192,6 +197,7 @@ def make_plan(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
         most_useful_pages=max_running * pages_needed(max_model_len, engine.page_size),
+        device=device,
     )
     return EnginePlan(
         model_path=model_path,
@@ -223,6 +229,41 @@ def make_plan(
         micro_batches=parallel.micro_batches or parallel.pp_size,
         adapters=adapters,
         adapter_bytes=adapter_bytes,
+        on_device=plan_device(
+            config, device=device, has_triton=machine.has_triton, max_running=max_running
+        ),
+    )
+
+
+def refit(
+    plan: EnginePlan, config: ServeConfig, model: ModelFacts, *, free_bytes: int, step_bytes: int
+) -> EnginePlan:
+    """Size the KV pool anew by what a device has told, once the weights are there.
+
+    free_bytes:  beside the weights and the room for adapters
+    step_bytes:  that the largest steps need beside weights and KV
+    Raises ConfigError, with the numbers and with settings that would work.
+    """
+    page_bytes = plan.page_size * kv_bytes_per_token(
+        model, plan.dtype, tp_size=plan.tp_size, pp_size=plan.pp_size
+    )
+    held_bytes = plan.weight_bytes + plan.adapter_bytes
+    num_pages = size_kv_pool(
+        config,
+        page_bytes=page_bytes,
+        weight_bytes=held_bytes,
+        available_bytes=held_bytes + free_bytes,
+        step_bytes=step_bytes,
+        most_useful_pages=plan.max_running_requests
+        * pages_needed(plan.max_model_len, plan.page_size),
+        device=plan.device,
+    )
+    queued = config.engine.max_queued_tokens or 4 * num_pages * plan.page_size
+    return replace(
+        plan,
+        num_pages=num_pages,
+        kv_bytes=(num_pages + 1) * page_bytes,
+        max_queued_tokens=queued,
     )
 
 

@@ -92,9 +92,31 @@ class EngineSection(Section):
     kv_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """Size of the KV cache in tokens, rounded down to pages; instead of kv_memory."""
 
-    mem_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.25
-    """Share of the memory left beside the weights that becomes KV cache when neither kv_memory nor
-    kv_tokens is given; never more than max_running_requests sequences of full length."""
+    mem_fraction: Annotated[float, Field(gt=0, le=0.95)] | None = None
+    """Share of the memory left beside the weights (on a GPU: and beside what a step needs, which is
+    measured) that becomes KV cache when neither kv_memory nor kv_tokens is given; never more than
+    max_running_requests sequences of full length. Default: 0.25 on a CPU, 0.9 on a GPU."""
+
+    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    """Whose kernels attend on a GPU; auto = triton where it is installed. A CPU has torch's only,
+    or native ones: see cpu_kernels."""
+
+    overlap: bool | None = None
+    """Whether a step is planned while the device computes the one before. Default: on a GPU."""
+
+    graph_max_rows: Annotated[int, Field(ge=0, le=65_536)] | None = None
+    """Most sequences of a decode step that is recorded as a CUDA graph; larger steps are launched
+    kernel by kernel. 0 = no graphs. Default: max_running_requests."""
+
+    graph_split: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Graphs are recorded for 1, 2 and 4 sequences and for multiples of graph_fine up to this many;
+    beyond it for multiples of graph_step."""
+
+    graph_fine: Annotated[int, Field(ge=1, le=1024)] = 8
+    """See graph_split."""
+
+    graph_step: Annotated[int, Field(ge=1, le=1024)] = 16
+    """See graph_split."""
 
     max_running_requests: Annotated[int, Field(ge=1, le=65_536)] = 64
     """Most sequences computed in one step; the others wait."""

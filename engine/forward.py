@@ -12,15 +12,16 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.plan import EnginePlan
-from remora.engine.attention import TorchAttention
+from remora.engine import device
 from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.eager import EagerForward
+from remora.engine.graphs.recording import CudaRecorder
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.forward import RankForward
 from remora.engine.parallel.group import ALONE, Group
-from remora.engine.protocols import ForwardPass
+from remora.engine.protocols import ForwardPass, TakesNewest
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from remora.kernels.cpu.library import Format, Library, Team
@@ -39,6 +40,7 @@ class BuiltForward:
     description:        for people
     step_weight_bytes:  bytes of weights that one step reads
     torch_threads:      threads that torch may use; a step program's own threads need the cores
+    newest:             the pass again, where it may begin with tokens that the host does not know
     """
 
     forward: ForwardPass
@@ -46,6 +48,7 @@ class BuiltForward:
     description: str
     step_weight_bytes: int
     torch_threads: int
+    newest: TakesNewest | None = None
 
 
 def build_forward(
@@ -54,6 +57,8 @@ def build_forward(
     table: RowTable,
     cache_dir: Path,
     group: Group = ALONE,
+    *,
+    show_progress: bool = False,
 ) -> BuiltForward:
     """Build the plan's forward pass from a loaded model, which belongs to it from now on.
 
@@ -61,6 +66,8 @@ def build_forward(
     group:      of the rank whose share the model is; the pass uses it and does not close it
     Raises ConfigError when the configuration insists on what this machine or model cannot do.
     """
+    if plan.device != "cpu" and group.layout.num_ranks == 1:
+        return _on_device(model, plan, show_progress=show_progress)
     if plan.device != "cpu":
         return _eager(model, plan, group, f"torch on {plan.device}")
     if plan.cpu_kernels == "torch":
@@ -134,21 +141,32 @@ def _native(
     )
 
 
-def _eager(model: DecoderModel, plan: EnginePlan, group: Group, description: str) -> BuiltForward:
-    config = model.config
-    weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
-    if not model.head.tied:
-        weight_bytes -= model.embedding.weight.nbytes
-    model.pack()
-    attention = TorchAttention(
-        num_layers=len(model.layers),
-        num_pages=plan.num_pages,
-        page_size=plan.page_size,
-        num_kv_heads=len(model.layout.kv_heads(config.num_kv_heads)),
-        head_dim=config.head_dim,
-        dtype=DTYPES[plan.dtype],
-        device=plan.device,
+def _on_device(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> BuiltForward:
+    weight_bytes = _step_weight_bytes(model)
+    forward = device.make_forward(model, plan, plan.num_pages)
+    steps = "launched one by one"
+    if plan.on_device.graph_sizes:
+        device.record(forward, plan, CudaRecorder(), show_progress=show_progress)
+        steps = f"recorded for up to {plan.on_device.graph_sizes[-1]} rows"
+    return BuiltForward(
+        forward=forward,
+        choosing=device.make_choosing(plan),
+        description=f"{plan.on_device.attention_backend} on {plan.device}, decode steps {steps}",
+        step_weight_bytes=weight_bytes,
+        torch_threads=plan.num_threads,
+        newest=forward,
     )
+
+
+def _step_weight_bytes(model: DecoderModel) -> int:
+    weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
+    return weight_bytes if model.head.tied else weight_bytes - model.embedding.weight.nbytes
+
+
+def _eager(model: DecoderModel, plan: EnginePlan, group: Group, description: str) -> BuiltForward:
+    weight_bytes = _step_weight_bytes(model)
+    model.pack()
+    attention = device.make_attention(model, plan, plan.num_pages)
     forward: ForwardPass
     if group.layout.num_ranks == 1:
         forward = EagerForward(model, attention, page_size=plan.page_size, device=plan.device)

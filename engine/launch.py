@@ -18,10 +18,12 @@ import torch
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.machine import read_machine_facts
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan, refit
 from remora.configs.schema import ServeConfig
 from remora.engine.choosing import Choosing
 from remora.engine.client import LocalEngineClient
+from remora.engine.device import measure
+from remora.engine.device_memory import CudaMeter, Meter
 from remora.engine.engine import Engine
 from remora.engine.forward import DTYPES, build_forward
 from remora.engine.inputs import RowTable
@@ -118,6 +120,9 @@ def build_engine(
     with phases.timed("load weights"):
         model = _load_share(plan, layout, adapting, show_progress)
         pool = _make_pool(plan, model, adapting)
+    if plan.device == "cuda" and plan.num_ranks == 1:
+        with phases.timed("measure memory"):
+            plan = _fit(plan, config, facts, model, CudaMeter())
     with ExitStack() as opened:
         with phases.timed("gather ranks"):
             followers, group = others.gather(layout, plan.device)
@@ -125,15 +130,28 @@ def build_engine(
         opened.callback(followers.close)
         table = _make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
-            forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
+            forward = build_forward(
+                model,
+                plan,
+                table,
+                cache_dir() / "kernels",
+                group,
+                show_progress=show_progress,
+            )
             others.ready()
         torch.set_num_threads(forward.torch_threads)
         sampler = _make_sampler(config, plan, facts, tokenizer, forward.choosing)
         opened.pop_all()  # the runner's from now on
-    runner = LocalRunner(forward.forward, sampler, table, followers, group, pool)
+    runner = LocalRunner(
+        forward.forward, sampler, table, followers, group, pool, newest=forward.newest
+    )
     return BuiltEngine(
         engine=Engine(
-            plan, runner, eos_token_ids=tokenizer.eos_token_ids, vocab_size=facts.vocab_size
+            plan,
+            runner,
+            eos_token_ids=tokenizer.eos_token_ids,
+            vocab_size=facts.vocab_size,
+            overlapping=runner if plan.on_device.overlap else None,
         ),
         tokenizer=tokenizer,
         plan=plan,
@@ -214,6 +232,14 @@ def _make_sampler(
         choosing=choosing,
         spellings=spellings,
     )
+
+
+def _fit(
+    plan: EnginePlan, config: ServeConfig, facts: ModelFacts, model: DecoderModel, meter: Meter
+) -> EnginePlan:
+    """Give the KV pool what the device has left beside what its largest steps need."""
+    step_bytes = measure(model, plan, meter)
+    return refit(plan, config, facts, free_bytes=meter.free_bytes(), step_bytes=step_bytes)
 
 
 def _layout(plan: EnginePlan, rank: int) -> Layout:

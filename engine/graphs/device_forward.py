@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from remora.configs.graph_sizes import size_for
 from remora.engine.batch import ForwardBatch
 from remora.engine.graphs.recording import Recorder
-from remora.engine.graphs.sizes import size_for
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.inputs import Int32Array, StepInputs
 from remora.engine.kv.pages import DUMP_PAGE, pages_needed
@@ -83,7 +83,14 @@ class DeviceForward:
         self._adapters: Int32Array = np.empty(0, dtype=np.int32)
 
     @torch.inference_mode()
-    def record(self, recorder: Recorder, sizes: Sequence[int], *, adapters: bool) -> None:
+    def record(
+        self,
+        recorder: Recorder,
+        sizes: Sequence[int],
+        *,
+        adapters: bool,
+        on_each: Callable[[], object] = lambda: None,
+    ) -> None:
         """Record decode steps of these sizes, ascending; with `adapters` a second one of each."""
         kinds = (False, True) if adapters and by_triton(self._device) else (False,)
         for size in reversed(sizes):
@@ -92,6 +99,7 @@ class DeviceForward:
                 self._staging.upload(_padded(nobody, size, adapted, line=self._limits.max_rows))
                 run = partial(self._run_decode, size, adapted)
                 self._graphs[size, adapted] = recorder.record(run)
+            on_each()
         self._sizes, self._recorder = tuple(sizes), recorder
 
     @torch.inference_mode()

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 
 from remora.configs.errors import ConfigError
 from remora.engine.parallel.shard import Shard
+from remora.engine.progress import progress_bar
 from remora.engine.protocols import WeightSource
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ def fill(
     _check(expected, source.shapes(), source.label, unused)
     total_bytes = sum(shard.memory.nbytes for shard in tensors.values())
     started = time.perf_counter()
-    bar = progress_bar(f"Loading {source.label}", total_bytes, show_progress)
+    bar = progress_bar(f"Loading {source.label}", total_bytes, show_progress, in_bytes=True)
     with torch.inference_mode(), bar as advance:
         for name, tensor in source.read(tensors.keys()):
             tensors[name].fill(tensor)
@@ -63,35 +62,6 @@ def fill(
 def whole_shapes(tensors: Mapping[str, Shard]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the whole tensors that these are parts of."""
     return {name: shard.shape for name, shard in tensors.items()}
-
-
-@contextmanager
-def progress_bar(label: str, total_bytes: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar of bytes on standard error, when that is a terminal; yields what advances it."""
-    if not (show and sys.stderr.isatty()):
-        yield lambda num_bytes: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TransferSpeedColumn,
-    )
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-    )
-    task = bar.add_task(label, total=total_bytes)
-    with bar:
-        yield lambda num_bytes: bar.advance(task, num_bytes)
 
 
 def _check(

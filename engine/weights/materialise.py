@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.progress import progress_bar
 from remora.engine.weights.gguf import GGUFWeights, read_gguf_config
 from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
-from remora.engine.weights.loader import progress_bar
 from remora.engine.weights.source import SMOLLM2 as SMOLLM2
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     source = GGUFWeights(gguf)
     total_bytes = 2 * sum(torch.Size(shape).numel() for shape in source.shapes().values())
     tensors: dict[str, Tensor] = {}
-    with progress_bar(f"Writing {SMOLLM2}", total_bytes, show=True) as advance:
+    with progress_bar(f"Writing {SMOLLM2}", total_bytes, show=True, in_bytes=True) as advance:
         for name, tensor in source.read(source.shapes().keys()):
             tensors[name] = tensor.to(torch.bfloat16)
             advance(tensors[name].nbytes)

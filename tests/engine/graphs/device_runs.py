@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from remora.configs.graph_sizes import graph_sizes
 from remora.engine.attention import TorchAttention
 from remora.engine.eager import EagerForward
 from remora.engine.engine import Engine
 from remora.engine.graphs.device_forward import DeviceForward, Limits, Made
-from remora.engine.graphs.sizes import graph_sizes
 from remora.engine.inputs import RowTable
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel

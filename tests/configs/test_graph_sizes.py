@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.engine.graphs.sizes import graph_sizes, size_for
+from remora.configs.graph_sizes import graph_sizes, size_for
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,71 @@
+"""A model of one rank on a GPU: what attends and chooses, what is recorded, how much fits.
+
+`forward.py` does the same for CPUs and for ranks that share a model.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from remora.configs.plan import EnginePlan
+from remora.engine.attention import TorchAttention
+from remora.engine.choosing import Choosing, HostChoosing
+from remora.engine.device_memory import Meter, measure_steps
+from remora.engine.graphs.device_forward import DeviceForward, Limits
+from remora.engine.graphs.recording import Recorder
+from remora.engine.kv.pages import pages_needed
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.progress import progress_bar
+from remora.engine.protocols import AttentionBackend
+from remora.kernels import sampling as sampling_kernels
+
+logger = logging.getLogger(__name__)
+
+
+def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> AttentionBackend:
+    """Make the plan's attention backend over a KV pool of its own."""
+    return TorchAttention(
+        num_layers=len(model.layers),
+        num_pages=num_pages,
+        page_size=plan.page_size,
+        num_kv_heads=len(model.layout.kv_heads(model.config.num_kv_heads)),
+        head_dim=model.config.head_dim,
+        dtype=model.dtype,
+        device=plan.device,
+    )
+
+
+def make_choosing(plan: EnginePlan) -> Choosing:
+    """Make what chooses tokens from the logits of the plan's device."""
+    return HostChoosing(sampling_kernels)
+
+
+def make_forward(model: DecoderModel, plan: EnginePlan, num_pages: int) -> DeviceForward:
+    """Make the forward pass over a KV pool of so many pages; nothing is recorded yet."""
+    limits = Limits(
+        max_rows=plan.max_running_requests,
+        max_tokens=plan.max_step_tokens,
+        max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
+        page_size=plan.page_size,
+    )
+    attention = make_attention(model, plan, num_pages)
+    return DeviceForward(model, attention, limits, torch.device(plan.device))
+
+
+def measure(model: DecoderModel, plan: EnginePlan, meter: Meter) -> int:
+    """Return the bytes that the plan's largest steps need beside weights and KV."""
+    choosing = make_choosing(plan)
+    needed = measure_steps(plan, model.vocab_size, make_forward(model, plan, 1), choosing, meter)
+    logger.info("the largest steps need %.2f GiB beside weights and KV", needed / 2**30)
+    return needed
+
+
+def record(
+    forward: DeviceForward, plan: EnginePlan, recorder: Recorder, *, show_progress: bool
+) -> None:
+    """Record decode steps of the plan's sizes, the largest first."""
+    sizes, adapted = plan.on_device.graph_sizes, plan.adapters is not None
+    with progress_bar("Recording decode steps", len(sizes), show_progress) as advance:
+        forward.record(recorder, sizes, adapters=adapted, on_each=lambda: advance(1))
