@@ -130,14 +130,8 @@ def build_engine(
         opened.callback(followers.close)
         table = _make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
-            forward = build_forward(
-                model,
-                plan,
-                table,
-                cache_dir() / "kernels",
-                group,
-                show_progress=show_progress,
-            )
+            kernels = cache_dir() / "kernels"
+            forward = build_forward(model, plan, table, kernels, group, show_progress=show_progress)
             others.ready()
         torch.set_num_threads(forward.torch_threads)
         sampler = _make_sampler(config, plan, facts, tokenizer, forward.choosing)
@@ -146,13 +140,7 @@ def build_engine(
         forward.forward, sampler, table, followers, group, pool, newest=forward.newest
     )
     return BuiltEngine(
-        engine=Engine(
-            plan,
-            runner,
-            eos_token_ids=tokenizer.eos_token_ids,
-            vocab_size=facts.vocab_size,
-            overlapping=runner if plan.on_device.overlap else None,
-        ),
+        engine=_make_engine(plan, facts, tokenizer, runner),
         tokenizer=tokenizer,
         plan=plan,
         facts=facts,
@@ -231,6 +219,18 @@ def _make_sampler(
         eos_token_ids=tokenizer.eos_token_ids,
         choosing=choosing,
         spellings=spellings,
+    )
+
+
+def _make_engine(
+    plan: EnginePlan, facts: ModelFacts, tokenizer: Tokenizer, runner: LocalRunner
+) -> Engine:
+    return Engine(
+        plan,
+        runner,
+        eos_token_ids=tokenizer.eos_token_ids,
+        vocab_size=facts.vocab_size,
+        overlapping=runner if plan.on_device.overlap else None,
     )
 
 
