@@ -33,7 +33,7 @@ def rotate_and_store(
 ) -> Tensor:
     """Return rotated queries, and store K, rotated, and V in the slots of their tokens.
 
-    query:                    [num_tokens, num_heads, head_dim]
+    query:                    [num_tokens, num_heads, head_dim], a token's heads in one piece
     key, value:               [num_tokens, num_kv_heads, head_dim]; like the query they may be parts
                               of one projection; none of them is changed
     cos, sin, interleaved:    as in `rope.apply_rope`

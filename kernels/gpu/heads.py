@@ -106,11 +106,12 @@ def rotate(
 ) -> tuple[tl.tensor, tl.tensor]:
     """Turn pairs by a token's angles, and round them. cos, sin: where the token's begin."""
     pair_C = tl.arange(0, first_MC.shape[1])
-    is_pair_C = pair_C < pairs
-    cos_C = tl.load(cos + pair_C, mask=is_pair_C, other=0.0).to(tl.float32)[None, :]
-    sin_C = tl.load(sin + pair_C, mask=is_pair_C, other=0.0).to(tl.float32)[None, :]
-    turned_MC = first_MC * cos_C - second_MC * sin_C
-    other_MC = second_MC * cos_C + first_MC * sin_C
+    # For each head again, out of the cache: threads would have to exchange one row for all heads.
+    at_MC = tl.full([first_MC.shape[0]], 0, tl.int32)[:, None] + pair_C[None, :]
+    cos_MC = tl.load(cos + at_MC, mask=at_MC < pairs, other=0.0).to(tl.float32)
+    sin_MC = tl.load(sin + at_MC, mask=at_MC < pairs, other=0.0).to(tl.float32)
+    turned_MC = first_MC * cos_MC - second_MC * sin_MC
+    other_MC = second_MC * cos_MC + first_MC * sin_MC
     return turned_MC.to(dtype).to(tl.float32), other_MC.to(dtype).to(tl.float32)
 
 
@@ -129,14 +130,17 @@ def normalise(
     """Divide heads by their root mean square and multiply by the weight [D], rounded after each."""
     C: tl.constexpr = first_MC.shape[1]
     R: tl.constexpr = rest_MR.shape[1]
-    one = tl.arange(0, 1)
-    first_C, second_C, rest_R = load_heads(weight + one, one == 0, pairs, dim, INTERLEAVED, C, R)
+    # For each head again, as the angles in `rotate`.
+    none_M = tl.full([first_MC.shape[0]], 0, tl.int32)
+    w_first_MC, w_second_MC, w_rest_MR = load_heads(
+        weight + none_M, none_M == 0, pairs, dim, INTERLEAVED, C, R
+    )
     square_M = tl.sum(first_MC * first_MC + second_MC * second_MC, 1) + tl.sum(rest_MR * rest_MR, 1)
     factor_M = tl.rsqrt(square_M / dim + eps)[:, None]
     return (
-        _weighted(first_MC * factor_M, first_C, dtype),
-        _weighted(second_MC * factor_M, second_C, dtype),
-        _weighted(rest_MR * factor_M, rest_R, dtype),
+        _weighted(first_MC * factor_M, w_first_MC, dtype),
+        _weighted(second_MC * factor_M, w_second_MC, dtype),
+        _weighted(rest_MR * factor_M, w_rest_MR, dtype),
     )
 
 
@@ -147,11 +151,9 @@ def _weighted(normed: tl.tensor, weight: tl.tensor, dtype: tl.constexpr) -> tl.t
 
 @triton.jit
 def store_in_slot(
-    pages: tl.tensor,
-    scales: tl.tensor,
-    slot: tl.tensor,
-    head_M: tl.tensor,
-    num_heads: int,
+    pages_M: tl.tensor,
+    scales_M: tl.tensor,
+    is_head_M: tl.tensor,
     first_MC: tl.tensor,
     second_MC: tl.tensor,
     rest_MR: tl.tensor,
@@ -161,50 +163,43 @@ def store_in_slot(
     QUANTISED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ) -> None:
-    """Write heads to a slot of the pages of K or of V, made finite; quantised with their scales.
+    """Write heads to a slot, made finite; quantised with their scales.
 
+    pages_M:    where they begin in the pages
     dtype:      of the heads before
     QUANTISED:  "int8", "fp8" (e4m3; the pages are bytes) or "no"
     """
-    is_head_M = head_M < num_heads
     first_MC, second_MC = _finite(first_MC, dtype), _finite(second_MC, dtype)
     rest_MR = _finite(rest_MR, dtype)
-    at_M = slot * num_heads + head_M
     if QUANTISED != "no":
         most_M = tl.maximum(
             tl.max(tl.maximum(tl.abs(first_MC), tl.abs(second_MC)), 1), tl.max(tl.abs(rest_MR), 1)
         )
         most_M = tl.maximum(most_M, 1e-30)
         largest: tl.constexpr = 127.0 if QUANTISED == "int8" else 448.0
-        tl.store(scales + at_M, most_M / largest, mask=is_head_M)
+        tl.store(scales_M, most_M / largest, mask=is_head_M)
         factor_M = (largest / most_M)[:, None]
         first_MC = _quantise(first_MC * factor_M, QUANTISED)
         second_MC = _quantise(second_MC * factor_M, QUANTISED)
         rest_MR = _quantise(rest_MR * factor_M, QUANTISED)
-    store_heads(
-        pages + at_M * dim, is_head_M, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED
-    )
+    store_heads(pages_M, is_head_M, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED)
 
 
 @triton.jit
 def _finite(x: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
     if dtype == tl.float16:
-        largest: tl.constexpr = 65504.0
+        limited = tl.clamp(x, -65504.0, 65504.0)
     elif dtype == tl.bfloat16:
-        largest: tl.constexpr = 3.3895313892515355e38
+        limited = tl.clamp(x, -3.3895313892515355e38, 3.3895313892515355e38)
     else:
-        largest: tl.constexpr = 3.4028234663852886e38
-    return tl.where(x == x, tl.minimum(tl.maximum(x, -largest), largest), 0.0)
+        limited = tl.clamp(x, -3.4028234663852886e38, 3.4028234663852886e38)
+    return tl.where(x == x, limited, 0.0)
 
 
 @triton.jit
 def _quantise(x: tl.tensor, QUANTISED: tl.constexpr) -> tl.tensor:
     """Round to the nearest number of a format, the even one of two; fp8 to its bits."""
-    if QUANTISED == "int8":
-        rounded = _nearest_integer(x).to(tl.int8)
-    else:
-        rounded = _bits_of_e4m3(x)
-    return rounded
+    return _nearest_integer(x).to(tl.int8) if QUANTISED == "int8" else _bits_of_e4m3(x)
 
 
 @triton.jit

@@ -95,13 +95,13 @@ def store_kernel(
         from_M = key + token * key_stride + head_M * key_head
     else:
         from_M = value + token * value_stride + head_M * value_head
-    first_MC, second_MC, rest_MR = load_heads(from_M, head_M < num_heads, pairs, dim, False, C, R)
+    is_head_M = head_M < num_heads
+    first_MC, second_MC, rest_MR = load_heads(from_M, is_head_M, pairs, dim, False, C, R)
+    at_M = tl.load(slots + token) * num_heads + head_M
     store_in_slot(
-        pages + part * pages_stride,
-        scales + part * scales_stride,
-        tl.load(slots + token),
-        head_M,
-        num_heads,
+        pages + part * pages_stride + at_M * dim,
+        scales + part * scales_stride + at_M,
+        is_head_M,
         first_MC,
         second_MC,
         rest_MR,

@@ -23,7 +23,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved:
     pairs = cos.shape[1]
     if x.numel() == 0:
         return
-    assert x.stride(2) == cos.stride(1) == sin.stride(1) == 1
+    assert x.stride(2) == 1
+    assert cos.stride() == sin.stride() == (cos.stride(0), 1)
     blocks = blocks_of(dim, pairs)
     rope_kernel[(num_tokens, triton.cdiv(num_heads, blocks["M"]))](
         x,
@@ -36,7 +37,6 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, interleaved:
         x.stride(0),
         x.stride(1),
         cos.stride(0),
-        sin.stride(0),
         INTERLEAVED=interleaved,
         **blocks,
         **OPTIONS,
@@ -55,7 +55,6 @@ def rope_kernel(
     x_stride: int,
     x_head: int,
     cos_stride: int,
-    sin_stride: int,
     INTERLEAVED: tl.constexpr,
     M: tl.constexpr,
     C: tl.constexpr,
@@ -69,8 +68,7 @@ def rope_kernel(
     first_MC, second_MC, rest_MR = load_heads(
         x + token * x_stride + head_M * x_head, is_head_M, pairs, dim, INTERLEAVED, C, R
     )
-    first_MC, second_MC = rotate(
-        first_MC, second_MC, cos + token * cos_stride, sin + token * sin_stride, pairs, dtype
-    )
+    at = token * cos_stride
+    first_MC, second_MC = rotate(first_MC, second_MC, cos + at, sin + at, pairs, dtype)
     to_M = out + (token * num_heads + head_M) * dim
     store_heads(to_M, is_head_M, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED)

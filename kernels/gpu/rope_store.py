@@ -40,8 +40,8 @@ def rotate_and_store(
 ) -> None:
     """Rotate queries, rotate K, store K and V.
 
-    query:       [T, H, D], a head in one piece
-    key, value:  [T, K, D], a head in one piece
+    query:       [T, H, D], the heads of a token in one piece
+    key, value:  [T, K, D], likewise
     cos, sin:    [T, P], a row in one piece
     kv_pages:    [2, pages, page_size, K, D]; all pages of K in one piece, and of V
     slots:       [T] int64
@@ -54,8 +54,8 @@ def rotate_and_store(
     if num_tokens == 0:
         return
     for each in (query, key, value):
-        assert each.stride(2) == 1
-    assert cos.stride(1) == sin.stride(1) == 1
+        assert each.stride()[1:] == (dim, 1)
+    assert cos.stride() == sin.stride() == (cos.stride(0), 1)
     pages, scales, quantised = slot_memory(kv_pages, scales)
     query_norm, key_norm = (query, key) if norms is None else norms
     blocks = blocks_of(dim, pairs)
@@ -77,16 +77,10 @@ def rotate_and_store(
         num_kv_heads,
         dim,
         pairs,
-        groups,
-        kv_groups,
         query.stride(0),
-        query.stride(1),
         key.stride(0),
-        key.stride(1),
         value.stride(0),
-        value.stride(1),
         cos.stride(0),
-        sin.stride(0),
         pages.stride(0),
         scales.stride(0),
         NORMS=norms is not None,
@@ -115,16 +109,10 @@ def rotate_and_store_kernel(
     num_kv_heads: int,
     dim: int,
     pairs: int,
-    groups: int,
-    kv_groups: int,
     query_stride: int,
-    query_head: int,
     key_stride: int,
-    key_head: int,
     value_stride: int,
-    value_head: int,
     cos_stride: int,
-    sin_stride: int,
     pages_stride: int,
     scales_stride: int,
     NORMS: tl.constexpr,
@@ -135,66 +123,36 @@ def rotate_and_store_kernel(
     R: tl.constexpr,
 ) -> None:
     """Program (token, M heads of the query, of K or of V)."""
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
+    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dtype: tl.constexpr = query.dtype.element_ty
-    cos += token * cos_stride
-    sin += token * sin_stride
-    if group < groups:
-        head_M = group * M + tl.arange(0, M)
-        first_MC, second_MC, rest_MR = load_heads(
-            query + token * query_stride + head_M * query_head,
-            head_M < num_heads,
-            pairs,
-            dim,
-            INTERLEAVED,
-            C,
-            R,
-        )
+    groups, kv_groups = tl.cdiv(num_heads, M), tl.cdiv(num_kv_heads, M)
+    is_query, is_value = group < groups, group >= groups + kv_groups
+    first_group = tl.where(is_query, 0, tl.where(is_value, groups + kv_groups, groups))
+    head_M = (group - first_group) * M + tl.arange(0, M)
+    if is_query:
+        from_M, norm = query + token * query_stride + head_M * dim, query_norm
+    elif is_value:
+        from_M, norm = value + token * value_stride + head_M * dim, key_norm
+    else:
+        from_M, norm = key + token * key_stride + head_M * dim, key_norm
+    is_head_M = head_M < tl.where(is_query, num_heads, num_kv_heads)
+    first_MC, second_MC, rest_MR = load_heads(from_M, is_head_M, pairs, dim, INTERLEAVED, C, R)
+    if not is_value:
         if NORMS:
             first_MC, second_MC, rest_MR = normalise(
-                first_MC, second_MC, rest_MR, query_norm, eps, pairs, dim, dtype, INTERLEAVED
+                first_MC, second_MC, rest_MR, norm, eps, pairs, dim, dtype, INTERLEAVED
             )
-        first_MC, second_MC = rotate(first_MC, second_MC, cos, sin, pairs, dtype)
+        at = token * cos_stride
+        first_MC, second_MC = rotate(first_MC, second_MC, cos + at, sin + at, pairs, dtype)
+    if is_query:
         to_M = out + (token * num_heads + head_M) * dim
-        store_heads(to_M, head_M < num_heads, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED)
+        store_heads(to_M, is_head_M, first_MC, second_MC, rest_MR, pairs, dim, INTERLEAVED)
     else:
-        slot = tl.load(slots + token)
-        if group < groups + kv_groups:
-            head_M = (group - groups) * M + tl.arange(0, M)
-            first_MC, second_MC, rest_MR = load_heads(
-                key + token * key_stride + head_M * key_head,
-                head_M < num_kv_heads,
-                pairs,
-                dim,
-                INTERLEAVED,
-                C,
-                R,
-            )
-            if NORMS:
-                first_MC, second_MC, rest_MR = normalise(
-                    first_MC, second_MC, rest_MR, key_norm, eps, pairs, dim, dtype, INTERLEAVED
-                )
-            first_MC, second_MC = rotate(first_MC, second_MC, cos, sin, pairs, dtype)
-        else:
-            pages += pages_stride
-            scales += scales_stride
-            head_M = (group - groups - kv_groups) * M + tl.arange(0, M)
-            first_MC, second_MC, rest_MR = load_heads(
-                value + token * value_stride + head_M * value_head,
-                head_M < num_kv_heads,
-                pairs,
-                dim,
-                INTERLEAVED,
-                C,
-                R,
-            )
+        part, at_M = is_value.to(tl.int64), tl.load(slots + token) * num_kv_heads + head_M
         store_in_slot(
-            pages,
-            scales,
-            slot,
-            head_M,
-            num_kv_heads,
+            pages + part * pages_stride + at_M * dim,
+            scales + part * scales_stride + at_M,
+            is_head_M,
             first_MC,
             second_MC,
             rest_MR,

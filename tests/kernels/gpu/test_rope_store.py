@@ -35,10 +35,10 @@ def check(
     interleaved: bool,
 ) -> None:
     """Compare queries, slots that are written to, and slots that are not."""
-    num_tokens, num_heads, dim = fused.shape
+    num_tokens, _, dim = fused.shape
     dtype, device = fused.dtype, str(fused.device)
-    sizes = [num_heads - 2 * num_kv_heads, num_kv_heads, num_kv_heads]
-    query, key, value = fused.split(sizes, 1)
+    query, kv = fused[:, : -2 * num_kv_heads], fused[:, -2 * num_kv_heads :]
+    key, value = kv[:, :num_kv_heads], kv[:, num_kv_heads:]
     cos, sin = angles(num_tokens, pairs, dtype, device)
     norms = None
     if has_norms:
@@ -63,7 +63,11 @@ def check(
 
     exact = torch.zeros(pages.shape, dtype=torch.float64)
     expected = rotate_and_store_reference(
-        *(each.double().cpu() for each in (query, key, value, cos, sin)),
+        query.double().cpu(),
+        key.double().cpu(),
+        value.double().cpu(),
+        cos.double().cpu(),
+        sin.double().cpu(),
         exact,
         slots.cpu(),
         norms=None if norms is None else (norms[0].double().cpu(), norms[1].double().cpu()),

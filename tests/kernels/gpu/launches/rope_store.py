@@ -28,11 +28,11 @@ def launch(
     pages = torch.empty((2, PAGES, PAGE_SIZE, kv_heads, dim), dtype=stored, device="meta")
     scales = torch.empty(pages.shape[:4], dtype=torch.float32, device="meta")
     weight = torch.empty(dim, dtype=dtype, device="meta")
-    query, key, value = heads.split([num_heads, kv_heads, kv_heads], 1)
+    kv = heads[:, num_heads:]
     rotate_and_store(
-        query,
-        key,
-        value,
+        heads[:, :num_heads],
+        kv[:, :kv_heads],
+        kv[:, kv_heads:],
         angles,
         angles,
         pages,
