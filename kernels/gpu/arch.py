@@ -45,3 +45,11 @@ def arch_of(device: torch.device) -> Arch:
     if torch.version.hip is not None:
         return Arch.CDNA
     return _CAPABILITIES.get(torch.cuda.get_device_capability(device), Arch.SMALL)
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether the tensor cores of a device multiply float8_e4m3fn; CDNA's have other formats."""
+    arch = arch_of(device)
+    if arch is Arch.SMALL and device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 9)
+    return arch in (Arch.HOPPER, Arch.BLACKWELL, Arch.SMALL)

@@ -16,18 +16,26 @@ from tests.kernels.gpu.devices import INTERPRETED
 def interpreted_bfloat16() -> Iterator[None]:
     """Make triton's interpreter treat bfloat16 as a GPU does.
 
-    It multiplies blocks of bfloat16 as the integers that it keeps for them, and rounds to bfloat16
-    by leaving bits out, where a GPU takes the nearest number, the even one of two.
+    It multiplies and subtracts blocks of bfloat16 as the integers that it keeps for them, and
+    rounds to bfloat16 by leaving bits out, where a GPU takes the nearest number, the even one of
+    two.
     """
     tl = pytest.importorskip("triton.language")
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     original, original_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
+    original_sub = InterpreterBuilder.create_fsub
 
     def create_dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
         if a.dtype == tl.bfloat16:
             a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
         return original(builder, a, b, *rest)
+
+    def create_fsub(builder: Any, a: Any, b: Any) -> Any:
+        if a.dtype.scalar != tl.bfloat16:
+            return original_sub(builder, a, b)
+        a, b = builder.create_fp_ext(a, tl.float32), builder.create_fp_ext(b, tl.float32)
+        return builder.create_fp_trunc(original_sub(builder, a, b), tl.bfloat16)
 
     def cast_impl(builder: Any, source: Any, dtype: Any) -> Any:
         if source.dtype.scalar != tl.float32 or dtype.scalar != tl.bfloat16:
@@ -39,6 +47,7 @@ def interpreted_bfloat16() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpreterBuilder, "create_dot", create_dot)
+        patch.setattr(InterpreterBuilder, "create_fsub", create_fsub)
         patch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
         yield
 

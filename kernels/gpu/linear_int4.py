@@ -1,0 +1,179 @@
+"""Products with int4 weights on a GPU, for `linear_quant.py`.
+
+Weights are read as bytes and made in registers: the low halves of a block of bytes are a block of
+inputs in order, the high ones the next. A number below 16 in the last bits of a constant's fraction
+is that constant plus the number, which takes one instruction; what is left after its zero point is
+taken away is exact, so scales wait for the sum of a group and are applied in float32.
+
+Legend, and suffixes of blocks: as in `products.py`; H inputs of half a run (`Int4Weight`).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.gpu.arch import Arch, arch_of
+from remora.kernels.gpu.products import (
+    GROUP,
+    MAX_SPLITS,
+    Grid,
+    Launch,
+    launch_for,
+    reduce_splits,
+    scaled,
+    store_tile,
+    table,
+    tile_of,
+)
+from remora.kernels.linear_quant import MAX_HALF, Int4Weight
+
+MANY_ROWS = 128
+# Inputs of a block are a run, at most 128. Weights have half a byte each, so more stages than
+# elsewhere are on their way.
+LAUNCHES = table(
+    Launch(rows=16, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=6),
+    Launch(rows=32, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=5),
+    Launch(rows=64, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=4),
+    Launch(rows=MANY_ROWS, columns=128, inputs=2 * MAX_HALF, num_warps=8, num_stages=3),
+    but={
+        Arch.CDNA: (
+            Launch(rows=64, columns=128, inputs=2 * MAX_HALF, num_warps=8, num_stages=2),
+            Launch(rows=MANY_ROWS, columns=64, inputs=2 * MAX_HALF, num_warps=8, num_stages=2),
+        ),
+    },
+)
+WIDE_LAUNCH = Launch(rows=16, columns=32, inputs=2 * MAX_HALF, num_warps=4, num_stages=2)
+# Numbers of a format whose last bit counts as one: their bits, and what they are.
+MAGIC = {
+    torch.bfloat16: (0x4300, 128.0),
+    torch.float16: (0x6400, 1024.0),
+    torch.float32: (0x4B000000, 8388608.0),
+}
+
+
+def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, y: Tensor) -> None:
+    """Do what `linear_quant` does with an int4 weight, into `y`."""
+    (rows, inputs), columns = x.shape, len(weight.values)
+    assert x.stride(1) == 1
+    arch = arch_of(x.device)
+    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(LAUNCHES, arch, rows)
+    most = MAX_SPLITS if launch.rows < MANY_ROWS else 1
+    grid = Grid.of(launch, rows, columns, inputs, most=most)
+    sums = None
+    if grid.splits > 1:
+        sums = x.new_empty((grid.splits, rows, columns), dtype=torch.float32)
+    bits, value = MAGIC[x.dtype]
+    run = 2 * weight.half
+    int4_kernel[(grid.tiles, grid.splits)](
+        x,
+        weight.values,
+        weight.scales,
+        weight.zeros,
+        bias if sums is None else None,
+        y if sums is None else sums,
+        rows,
+        columns,
+        inputs,
+        x.stride(0),
+        weight.values.shape[1],
+        len(weight.scales),
+        grid.split_len,
+        R=launch.rows,
+        C=launch.columns,
+        H=weight.half,
+        GROUP_SIZE=weight.group_size,
+        MAGIC_BITS=bits,
+        MAGIC=value,
+        GROUP=GROUP,
+        IS_EVEN=inputs % run == 0,
+        **launch.options(arch, x.itemsize, 0.5),
+    )
+    if sums is not None:
+        reduce_splits(sums, y, bias=bias)
+
+
+@triton.jit
+def int4_kernel(
+    x: tl.tensor,
+    w: tl.tensor,
+    scales: tl.tensor,
+    zeros: tl.tensor,
+    bias: tl.tensor | None,
+    y: tl.tensor,
+    rows: int,
+    columns: int,
+    inputs: int,
+    x_stride: int,
+    w_stride: int,
+    groups: int,
+    split_len: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    MAGIC_BITS: tl.constexpr,
+    MAGIC: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+) -> None:
+    """Program (tile, split); a step is a run, whose halves are in one group or in two."""
+    from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
+    row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
+    column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1)
+    x_R, w_C = x + row_R * x_stride, w + column_C.to(tl.int64) * w_stride
+    begin = tl.program_id(1) * split_len
+    IS_WIDE: tl.constexpr = x.dtype.element_ty == tl.float32
+    sum_CR = tl.zeros([C, R], tl.float32)
+    for run in range(begin, tl.minimum(begin + split_len, inputs), 2 * H):
+        low_H = run + tl.arange(0, H)
+        high_H = low_H + H
+        bytes_CH = tl.load(w_C[:, None] + (run // 2 + tl.arange(0, H))[None, :])
+        if IS_EVEN:
+            low_HR = tl.load(x_R[None, :] + low_H[:, None])
+            high_HR = tl.load(x_R[None, :] + high_H[:, None])
+        else:
+            low_HR = tl.load(x_R[None, :] + low_H[:, None], mask=(low_H < inputs)[:, None], other=0)
+            high_HR = tl.load(
+                x_R[None, :] + high_H[:, None], mask=(high_H < inputs)[:, None], other=0
+            )
+        at_C = (run // GROUP_SIZE) * columns + column_C
+        low_zero_C = tl.load(zeros + at_C)
+        high_zero_C = low_zero_C
+        if GROUP_SIZE == H:
+            next_C = tl.minimum(run // GROUP_SIZE + 1, groups - 1) * columns + column_C
+            high_zero_C = tl.load(zeros + next_C)
+        low_CH = made(bytes_CH & 15, low_zero_C, MAGIC_BITS, MAGIC, IS_WIDE, x.dtype.element_ty)
+        high_CH = made(bytes_CH >> 4, high_zero_C, MAGIC_BITS, MAGIC, IS_WIDE, x.dtype.element_ty)
+        low_sum_CR = tl.dot(low_CH, low_HR, input_precision="ieee")
+        scale_C = tl.load(scales + at_C).to(tl.float32)
+        if GROUP_SIZE == H:
+            sum_CR += low_sum_CR * scale_C[:, None]
+            next_scale_C = tl.load(scales + next_C).to(tl.float32)
+            high_sum_CR = tl.dot(high_CH, high_HR, input_precision="ieee")
+            sum_CR += high_sum_CR * next_scale_C[:, None]
+        else:
+            both_CR = tl.dot(high_CH, high_HR, low_sum_CR, input_precision="ieee")
+            sum_CR += both_CR * scale_C[:, None]
+    y_CR = scaled(sum_CR, None, None, bias, 0, from_row, from_column, rows, columns, R, C)
+    store_tile(y, y_CR, from_row, from_column, tl.program_id(1), rows, columns, R, C)
+
+
+@triton.jit
+def made(
+    nibble_CH: tl.tensor,
+    zero_C: tl.tensor,
+    MAGIC_BITS: tl.constexpr,
+    MAGIC: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+    DTYPE: tl.constexpr,
+) -> tl.tensor:
+    """Return numbers below 16 less their zero points, as floats."""
+    if IS_WIDE:
+        bits_CH = nibble_CH.to(tl.uint32) | MAGIC_BITS
+    else:
+        bits_CH = nibble_CH.to(tl.uint16) | MAGIC_BITS
+    less_C = (zero_C.to(tl.float32) + MAGIC).to(DTYPE)
+    return bits_CH.to(DTYPE, bitcast=True) - less_C[:, None]

@@ -1,0 +1,365 @@
+"""Products with int8 and float8 weights on a GPU: the kernels of `kernels/linear_quant.py`.
+
+Rows are quantised by a launch of their own (`quantise.py`), then multiplied by tensor cores of 8
+bits, which read weights as they lie in memory. Makes without products of float8_e4m3fn turn the
+weight's bits into float16 in registers, and leave rows as they are.
+
+Sums of float8 go to float32 after 128 inputs at most: Hopper's tensor cores keep fewer bits.
+
+Legend, and suffixes of blocks: as in `products.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.gpu import linear_int4
+from remora.kernels.gpu.arch import Arch, arch_of, has_fp8
+from remora.kernels.gpu.products import (
+    GROUP,
+    MAX_SPLITS,
+    Grid,
+    Launch,
+    launch_for,
+    reduce_splits,
+    scaled,
+    step_of,
+    store_tile,
+    table,
+    tile_of,
+)
+from remora.kernels.gpu.quantise import quantise_groups, quantise_rows
+from remora.kernels.linear_quant import (
+    BLOCK,
+    Fp8BlockWeight,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantisedWeight,
+)
+
+MANY_ROWS = 128
+# Decode reads weights and little else: blocks of 16 KiB of them, in stages enough to have 32 KiB
+# or more on their way to each multiprocessor. Prefill has tiles as large as registers hold.
+LAUNCHES = table(
+    Launch(rows=16, columns=64, inputs=256, num_warps=4, num_stages=4),
+    Launch(rows=32, columns=64, inputs=256, num_warps=4, num_stages=4),
+    Launch(rows=64, columns=64, inputs=256, num_warps=4, num_stages=3),
+    Launch(rows=MANY_ROWS, columns=128, inputs=128, num_warps=8, num_stages=4),
+    but={
+        Arch.SMALL: (Launch(rows=64, columns=64, inputs=128, num_warps=8, num_stages=4),),
+    },
+)
+# A block has the inputs that share a scale.
+BLOCK_LAUNCHES = table(
+    Launch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
+    Launch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
+    Launch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=5),
+    Launch(rows=MANY_ROWS, columns=128, inputs=BLOCK, num_warps=8, num_stages=4),
+    but={
+        Arch.BLACKWELL: (
+            Launch(rows=MANY_ROWS, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
+        ),
+    },
+)
+# Weights in registers, as elements of 16 bits.
+MADE_LAUNCHES = table(
+    Launch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
+    Launch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=3),
+    Launch(rows=MANY_ROWS, columns=128, inputs=64, num_warps=8, num_stages=3),
+)
+# Of float32, whose products are not made by tensor cores.
+WIDE_LAUNCH = Launch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)
+
+
+def multiply(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, y: Tensor) -> None:
+    """Do what `linear_quant` does, into `y`."""
+    if y.numel() == 0:
+        return
+    if isinstance(weight, Int4Weight):
+        linear_int4.multiply(x, weight, bias, y)
+    elif isinstance(weight, Int8Weight):
+        values, scales = quantise_rows(x, torch.int8)
+        multiply_scaled(values, scales, weight.values, weight.scales, bias, y)
+    elif not has_fp8(x.device):
+        multiply_made(x, weight, bias, y)
+    elif isinstance(weight, Fp8Weight):
+        values, scales = quantise_rows(x, torch.float8_e4m3fn, weight.input_scale)
+        multiply_scaled(values, scales, weight.values, weight.scales, bias, y)
+    else:
+        values, scales = quantise_groups(x)
+        multiply_blocks(values, scales, weight, bias, y)
+
+
+def multiply_scaled(
+    x: Tensor, x_scales: Tensor, w: Tensor, w_scales: Tensor, bias: Tensor | None, y: Tensor
+) -> None:
+    """Multiply rows and a weight of 8 bits.
+
+    x:         [rows, inputs] int8 or float8_e4m3fn
+    x_scales:  [rows] or [1]
+    w:         [columns, inputs], of the type of `x`
+    w_scales:  [columns]
+    y:         [rows, columns], overwritten
+    """
+    (rows, inputs), columns = x.shape, len(w)
+    launch = launch_for(LAUNCHES, arch_of(x.device), rows)
+    grid = Grid.of(launch, rows, columns, inputs, most=most_splits(launch))
+    to, sums = y, None
+    if grid.splits > 1:
+        dtype = torch.int32 if x.dtype == torch.int8 else torch.float32
+        to = sums = torch.empty((grid.splits, rows, columns), dtype=dtype, device=x.device)
+    scaled_kernel[(grid.tiles, grid.splits)](
+        x,
+        w,
+        None if sums is not None else x_scales,
+        None if sums is not None else w_scales,
+        None if sums is not None else bias,
+        to,
+        rows,
+        columns,
+        inputs,
+        step_of(x_scales),
+        grid.split_len,
+        R=launch.rows,
+        C=launch.columns,
+        K=launch.inputs,
+        GROUP=GROUP,
+        IS_EVEN=inputs % launch.inputs == 0,
+        **launch.options(arch_of(x.device), 1, 1),
+    )
+    if sums is not None:
+        reduce_splits(sums, y, x_scales, w_scales, bias)
+
+
+def multiply_blocks(
+    x: Tensor, x_scales: Tensor, weight: Fp8BlockWeight, bias: Tensor | None, y: Tensor
+) -> None:
+    """Multiply float8 rows in groups of 128 with a weight in blocks.
+
+    x:         [rows, inputs]
+    x_scales:  [groups, rows]
+    """
+    (rows, inputs), columns = x.shape, len(weight.values)
+    launch = launch_for(BLOCK_LAUNCHES, arch_of(x.device), rows)
+    grid = Grid.of(launch, rows, columns, inputs, most=most_splits(launch))
+    sums = sums_of(grid, x, columns)
+    blocks_kernel[(grid.tiles, grid.splits)](
+        x,
+        x_scales,
+        weight.values,
+        weight.scales,
+        bias if sums is None else None,
+        y if sums is None else sums,
+        rows,
+        columns,
+        inputs,
+        grid.split_len,
+        R=launch.rows,
+        C=launch.columns,
+        K=BLOCK,
+        GROUP=GROUP,
+        IS_EVEN=inputs % BLOCK == 0,
+        **launch.options(arch_of(x.device), 1, 1),
+    )
+    if sums is not None:
+        reduce_splits(sums, y, bias=bias)
+
+
+def multiply_made(
+    x: Tensor, weight: Fp8Weight | Fp8BlockWeight, bias: Tensor | None, y: Tensor
+) -> None:
+    """Multiply rows with a float8 weight whose elements are made in registers."""
+    (rows, inputs), columns = x.shape, len(weight.values)
+    assert x.stride(1) == 1
+    arch = arch_of(x.device)
+    launch = WIDE_LAUNCH if x.itemsize == 4 else launch_for(MADE_LAUNCHES, arch, rows)
+    grid = Grid.of(launch, rows, columns, inputs, most=most_splits(launch))
+    sums = sums_of(grid, x, columns)
+    made_kernel[(grid.tiles, grid.splits)](
+        x,
+        weight.values.view(torch.uint8),
+        weight.scales,
+        bias if sums is None else None,
+        y if sums is None else sums,
+        rows,
+        columns,
+        inputs,
+        x.stride(0),
+        grid.split_len,
+        R=launch.rows,
+        C=launch.columns,
+        K=launch.inputs,
+        BLOCK=BLOCK,
+        HAS_BLOCKS=isinstance(weight, Fp8BlockWeight),
+        GROUP=GROUP,
+        **launch.options(arch, x.itemsize, 1),
+    )
+    if sums is not None:
+        reduce_splits(sums, y, bias=bias)
+
+
+def most_splits(launch: Launch) -> int:
+    """Return how many splits the sums of a product may have: many rows have tiles enough."""
+    return MAX_SPLITS if launch.rows < MANY_ROWS else 1
+
+
+def sums_of(grid: Grid, x: Tensor, columns: int) -> Tensor | None:
+    """Return memory for the sums of splits, or None where there is one."""
+    if grid.splits == 1:
+        return None
+    return x.new_empty((grid.splits, len(x), columns), dtype=torch.float32)
+
+
+@triton.jit
+def scaled_kernel(
+    x: tl.tensor,
+    w: tl.tensor,
+    x_scales: tl.tensor | None,
+    w_scales: tl.tensor | None,
+    bias: tl.tensor | None,
+    y: tl.tensor,
+    rows: int,
+    columns: int,
+    inputs: int,
+    x_scale_step: int,
+    split_len: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+) -> None:
+    """Program (tile, split)."""
+    from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
+    row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
+    column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)
+    x_R, w_C = x + row_R * inputs, w + column_C * inputs
+    begin = tl.program_id(1) * split_len
+    is_int: tl.constexpr = x.dtype.element_ty == tl.int8
+    sum_CR = tl.zeros([C, R], tl.int32 if is_int else tl.float32)
+    for block in range(begin, tl.minimum(begin + split_len, inputs), K):
+        input_K = block + tl.arange(0, K)
+        if IS_EVEN:
+            w_CK = tl.load(w_C[:, None] + input_K[None, :])
+            x_KR = tl.load(x_R[None, :] + input_K[:, None])
+        else:
+            is_K = input_K < inputs
+            w_CK = tl.load(w_C[:, None] + input_K[None, :], mask=is_K[None, :], other=0.0)
+            x_KR = tl.load(x_R[None, :] + input_K[:, None], mask=is_K[:, None], other=0.0)
+        if is_int:
+            sum_CR = tl.dot(w_CK, x_KR, sum_CR, out_dtype=tl.int32)
+        else:
+            sum_CR = tl.dot(w_CK, x_KR, sum_CR, max_num_imprecise_acc=128)
+    y_CR = sum_CR
+    if w_scales is not None:
+        y_CR = scaled(
+            sum_CR,
+            x_scales,
+            w_scales,
+            bias,
+            x_scale_step,
+            from_row,
+            from_column,
+            rows,
+            columns,
+            R,
+            C,
+        )
+    store_tile(y, y_CR, from_row, from_column, tl.program_id(1), rows, columns, R, C)
+
+
+@triton.jit
+def blocks_kernel(
+    x: tl.tensor,
+    x_scales: tl.tensor,
+    w: tl.tensor,
+    w_scales: tl.tensor,
+    bias: tl.tensor | None,
+    y: tl.tensor,
+    rows: int,
+    columns: int,
+    inputs: int,
+    split_len: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+) -> None:
+    """Program (tile, split); a tile's columns are in one block of the weight's scales."""
+    from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
+    row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
+    column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)
+    x_R, w_C = x + row_R * inputs, w + column_C * inputs
+    w_scales += from_column // K * tl.cdiv(inputs, K)
+    begin = tl.program_id(1) * split_len
+    sum_CR = tl.zeros([C, R], tl.float32)
+    for block in range(begin, tl.minimum(begin + split_len, inputs), K):
+        input_K = block + tl.arange(0, K)
+        if IS_EVEN:
+            w_CK = tl.load(w_C[:, None] + input_K[None, :])
+            x_KR = tl.load(x_R[None, :] + input_K[:, None])
+        else:
+            is_K = input_K < inputs
+            w_CK = tl.load(w_C[:, None] + input_K[None, :], mask=is_K[None, :], other=0.0)
+            x_KR = tl.load(x_R[None, :] + input_K[:, None], mask=is_K[:, None], other=0.0)
+        scale_R = tl.load(x_scales + block // K * rows + row_R)
+        scale_R *= tl.load(w_scales + block // K)
+        sum_CR += tl.dot(w_CK, x_KR) * scale_R[None, :]
+    y_CR = scaled(sum_CR, None, None, bias, 0, from_row, from_column, rows, columns, R, C)
+    store_tile(y, y_CR, from_row, from_column, tl.program_id(1), rows, columns, R, C)
+
+
+@triton.jit
+def made_kernel(
+    x: tl.tensor,
+    w: tl.tensor,
+    w_scales: tl.tensor,
+    bias: tl.tensor | None,
+    y: tl.tensor,
+    rows: int,
+    columns: int,
+    inputs: int,
+    x_stride: int,
+    split_len: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    """Program (tile, split); without blocks each column has a scale."""
+    from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
+    row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
+    column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)
+    x_R, w_C = x + row_R * x_stride, w + column_C * inputs
+    block_scales = w_scales + from_column // BLOCK * tl.cdiv(inputs, BLOCK)
+    begin = tl.program_id(1) * split_len
+    sum_CR = tl.zeros([C, R], tl.float32)
+    for block in range(begin, tl.minimum(begin + split_len, inputs), K):
+        input_K = block + tl.arange(0, K)
+        is_K = input_K < inputs
+        bits_CK = tl.load(w_C[:, None] + input_K[None, :], mask=is_K[None, :], other=0)
+        x_KR = tl.load(x_R[None, :] + input_K[:, None], mask=is_K[:, None], other=0.0)
+        w_CK = e4m3_by_256(bits_CK).to(x.dtype.element_ty)
+        if HAS_BLOCKS:
+            scale = tl.load(block_scales + block // BLOCK) * 256.0
+            sum_CR += tl.dot(w_CK, x_KR, input_precision="ieee") * scale
+        else:
+            sum_CR = tl.dot(w_CK, x_KR, sum_CR, input_precision="ieee")
+    if not HAS_BLOCKS:
+        sum_CR *= (tl.load(w_scales + column_C) * 256.0)[:, None]
+    y_CR = scaled(sum_CR, None, None, bias, 0, from_row, from_column, rows, columns, R, C)
+    store_tile(y, y_CR, from_row, from_column, tl.program_id(1), rows, columns, R, C)
+
+
+@triton.jit
+def e4m3_by_256(bits: tl.tensor) -> tl.tensor:
+    """Return float8_e4m3fn numbers / 256 in float16, whose exponent has that much more bias."""
+    wide = bits.to(tl.uint16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)

@@ -1,0 +1,232 @@
+"""What products of rows with a weight [outputs, inputs] have in common on a GPU.
+
+A program makes a tile of y = x W^T, transposed: W x^T. So a weight's outputs are the long side of
+the tensor cores' instruction, and as few as 16 rows make a product without waste; weights that are
+made in registers go there as they are. Few rows are too few tiles to fill a GPU: then the inputs
+are divided into splits, whose sums another launch adds up in order. No atomics, the same bits each
+time.
+
+Legend, and suffixes of blocks: R rows of a tile, C columns of y (outputs), K inputs of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.gpu.arch import Arch
+
+WANTED_PROGRAMS = 264  # two for each multiprocessor of an H200
+MIN_STEPS, MAX_SPLITS = 4, 8  # blocks of inputs of a split; splits
+REDUCED = 512  # columns of a program that adds up splits
+GROUP = 8  # tiles of rows that share what they read of a weight in the second-level cache
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a tile is computed: rows, columns, and inputs of a block, powers of two.
+
+    num_stages:  of which fewer are taken where a make has too little shared memory
+    """
+
+    rows: int
+    columns: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+    def options(self, arch: Arch, row_bytes: float, weight_bytes: float) -> dict[str, Any]:
+        """Return what triton compiles with; fusion is named, for its default is about to change.
+
+        row_bytes, weight_bytes:  of an element, as they lie in memory
+        """
+        stage = self.inputs * (self.rows * row_bytes + self.columns * weight_bytes)
+        spare = self.rows * self.columns * 4 if arch is Arch.CDNA else 1024
+        fits = int((arch.shared_bytes - spare) // stage)
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": max(1, min(self.num_stages, fits)),
+            "enable_fp_fusion": True,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Which programs make y: tiles, and splits of the inputs in multiples of a block."""
+
+    tiles: int
+    splits: int
+    split_len: int
+
+    @classmethod
+    def of(cls, launch: Launch, rows: int, columns: int, inputs: int, *, most: int) -> Grid:
+        """Divide a product, into `most` splits of the inputs at most."""
+        tiles = triton.cdiv(rows, launch.rows) * triton.cdiv(columns, launch.columns)
+        steps = triton.cdiv(inputs, launch.inputs)
+        wanted = triton.cdiv(WANTED_PROGRAMS, tiles)
+        splits = max(1, min(most, wanted, steps // MIN_STEPS))
+        split_len = triton.cdiv(steps, splits) * launch.inputs
+        return cls(tiles, triton.cdiv(inputs, split_len), split_len)
+
+
+Launches = dict[Arch, tuple[Launch, ...]]
+
+
+def table(*launches: Launch, but: Launches | None = None) -> Launches:
+    """Return a launch table.
+
+    launches:  of every make, by ascending rows
+    but:       what stands in for those of as many rows on some makes
+    """
+    others = {arch: {each.rows: each for each in few} for arch, few in (but or {}).items()}
+    return {
+        arch: tuple(others.get(arch, {}).get(launch.rows, launch) for launch in launches)
+        for arch in Arch
+    }
+
+
+def launch_for(launches: Launches, arch: Arch, rows: int) -> Launch:
+    """Return the first launch whose tiles hold all rows, or the last."""
+    of_arch = launches[arch]
+    return next((launch for launch in of_arch if launch.rows >= rows), of_arch[-1])
+
+
+def reduce_splits(
+    sums: Tensor,
+    y: Tensor,
+    row_scales: Tensor | None = None,
+    column_scales: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> None:
+    """Add up splits in order, scale the sum and add a bias.
+
+    sums:           [splits, rows, columns] float32 or int32
+    row_scales:     [rows], or [1] for all
+    column_scales:  [columns]
+    y:              [rows, columns], overwritten
+    """
+    splits, rows, columns = sums.shape
+    reduce_splits_kernel[(rows, triton.cdiv(columns, REDUCED))](
+        sums,
+        row_scales,
+        column_scales,
+        bias,
+        y,
+        rows,
+        columns,
+        splits,
+        sums.stride(0),
+        step_of(row_scales),
+        C=REDUCED,
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=True,
+    )
+
+
+def step_of(row_scales: Tensor | None) -> int:
+    """Return how far apart the scales of rows are: 0 where there is one for all."""
+    return int(row_scales is not None and len(row_scales) > 1)
+
+
+@triton.jit
+def reduce_splits_kernel(
+    sums: tl.tensor,
+    row_scales: tl.tensor | None,
+    column_scales: tl.tensor | None,
+    bias: tl.tensor | None,
+    y: tl.tensor,
+    rows: int,
+    columns: int,
+    num_splits: int,
+    split_stride: int,
+    row_scale_step: int,
+    C: tl.constexpr,
+) -> None:
+    """Program (row, block of columns)."""
+    row = tl.program_id(0).to(tl.int64)
+    column_C = tl.program_id(1) * C + tl.arange(0, C)
+    is_column_C = column_C < columns
+    at_C = row * columns + column_C
+    sum_C = tl.load(sums + at_C, mask=is_column_C, other=0)
+    for _ in range(1, num_splits):
+        sums += split_stride
+        sum_C += tl.load(sums + at_C, mask=is_column_C, other=0)
+    y_C = sum_C.to(tl.float32)
+    if column_scales is not None:
+        y_C *= tl.load(column_scales + column_C, mask=is_column_C, other=0.0)
+    if row_scales is not None:
+        y_C *= tl.load(row_scales + row * row_scale_step)
+    if bias is not None:
+        y_C += tl.load(bias + column_C, mask=is_column_C, other=0.0).to(tl.float32)
+    tl.store(y + at_C, y_C.to(y.dtype.element_ty), mask=is_column_C)
+
+
+@triton.jit
+def tile_of(
+    tile: tl.tensor,
+    rows: int,
+    columns: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the first row and column of a tile; neighbours in time are so in memory."""
+    row_tiles, column_tiles = tl.cdiv(rows, R), tl.cdiv(columns, C)
+    group = tile // (GROUP * column_tiles)
+    first = group * GROUP
+    size = tl.minimum(row_tiles - first, GROUP)
+    within = tile - group * GROUP * column_tiles
+    return (first + within % size) * R, within // size * C
+
+
+@triton.jit
+def store_tile(
+    y: tl.tensor,
+    sum_CR: tl.tensor,
+    from_row: tl.tensor,
+    from_column: tl.tensor,
+    split: tl.tensor,
+    rows: int,
+    columns: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> None:
+    """Store a tile of [splits, rows, columns], in the type of the memory."""
+    row_R = from_row + tl.arange(0, R)
+    column_C = from_column + tl.arange(0, C)
+    at_R = (split.to(tl.int64) * rows + row_R) * columns
+    is_there_RC = (row_R < rows)[:, None] & (column_C < columns)[None, :]
+    y_RC = tl.trans(sum_CR).to(y.dtype.element_ty)
+    tl.store(y + at_R[:, None] + column_C[None, :], y_RC, mask=is_there_RC)
+
+
+@triton.jit
+def scaled(
+    sum_CR: tl.tensor,
+    row_scales: tl.tensor | None,
+    column_scales: tl.tensor | None,
+    bias: tl.tensor | None,
+    row_scale_step: int,
+    from_row: tl.tensor,
+    from_column: tl.tensor,
+    rows: int,
+    columns: int,
+    R: tl.constexpr,
+    C: tl.constexpr,
+) -> tl.tensor:
+    """Return float32 sums of a tile, scaled and with a bias, as `reduce_splits_kernel` does."""
+    column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1)
+    y_CR = sum_CR.to(tl.float32)
+    if column_scales is not None:
+        y_CR *= tl.load(column_scales + column_C)[:, None]
+    if row_scales is not None:
+        row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1)
+        y_CR *= tl.load(row_scales + row_R * row_scale_step)[None, :]
+    if bias is not None:
+        y_CR += tl.load(bias + column_C).to(tl.float32)[:, None]
+    return y_CR

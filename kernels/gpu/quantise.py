@@ -1,0 +1,162 @@
+"""Activations in fewer bits on a GPU: the kernels of `kernels/quantise.py`, to the same bits.
+
+A program for a row, which it holds in registers where it fits, or for some groups of a row.
+float8 is made of integers, so that makes without its instructions have it too, and the interpreter
+rounds as GPUs do.
+
+Legend, and suffixes of blocks: T rows, I inputs, G groups of a row; K inputs of a block.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.quantise import GROUP, MAX_FP8, MAX_INT8, TINY
+
+MAX_BLOCK = 16384  # inputs a program holds: 64 in each thread of 8 warps
+GROUPS = 8  # of a program
+
+
+def quantise_rows(
+    x: Tensor, dtype: torch.dtype, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Do what `quantise_int8` and `quantise_fp8` do."""
+    rows, inputs = x.shape
+    assert x.stride(1) == 1
+    values = torch.empty((rows, inputs), dtype=torch.int8, device=x.device)
+    scales = scale
+    if scales is None:
+        scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = min(MAX_BLOCK, triton.next_power_of_2(inputs))
+    if rows > 0:
+        quantise_rows_kernel[(rows,)](
+            x,
+            values,
+            scales,
+            inputs,
+            x.stride(0),
+            IS_FP8=dtype != torch.int8,
+            IS_SCALED=scale is not None,
+            LARGEST=MAX_INT8 if dtype == torch.int8 else MAX_FP8,
+            TINY=TINY,
+            IS_WHOLE=inputs <= block,
+            K=block,
+            num_warps=max(1, min(8, block // 512)),
+            num_stages=1,
+            enable_fp_fusion=False,
+        )
+    return values.view(dtype), scales
+
+
+def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what `quantise_fp8_groups` does."""
+    rows, inputs = x.shape
+    assert x.stride(1) == 1
+    groups = triton.cdiv(inputs, GROUP)
+    values = torch.empty((rows, inputs), dtype=torch.int8, device=x.device)
+    scales = torch.empty((groups, rows), dtype=torch.float32, device=x.device)
+    if rows > 0:
+        quantise_groups_kernel[(rows, triton.cdiv(groups, GROUPS))](
+            x,
+            values,
+            scales,
+            rows,
+            inputs,
+            groups,
+            x.stride(0),
+            LARGEST=MAX_FP8,
+            TINY=TINY,
+            G=GROUPS,
+            K=GROUP,
+            num_warps=2,
+            num_stages=1,
+            enable_fp_fusion=False,
+        )
+    return values.view(torch.float8_e4m3fn), scales
+
+
+@triton.jit
+def quantise_rows_kernel(
+    x: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    inputs: int,
+    x_stride: int,
+    IS_FP8: tl.constexpr,
+    IS_SCALED: tl.constexpr,
+    LARGEST: tl.constexpr,
+    TINY: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    K: tl.constexpr,
+) -> None:
+    """Program (row)."""
+    row = tl.program_id(0).to(tl.int64)
+    x += row * x_stride
+    values += row * inputs
+    input_K = tl.arange(0, K)
+    x_K = tl.load(x + input_K, mask=input_K < inputs, other=0.0).to(tl.float32)
+    if IS_SCALED:
+        scale = tl.load(scales)
+    else:
+        most_K = tl.abs(x_K)
+        if not IS_WHOLE:
+            for block in range(K, inputs, K):
+                at_K = block + input_K
+                next_K = tl.load(x + at_K, mask=at_K < inputs, other=0.0).to(tl.float32)
+                most_K = tl.maximum(most_K, tl.abs(next_K))
+        scale = tl.div_rn(tl.maximum(tl.max(most_K, axis=0), TINY), LARGEST)
+        tl.store(scales + row, scale)
+    value_K = rounded(tl.div_rn(x_K, scale), LARGEST, IS_FP8)
+    tl.store(values + input_K, value_K, mask=input_K < inputs)
+    if not IS_WHOLE:
+        for block in range(K, inputs, K):
+            at_K = block + input_K
+            next_K = tl.load(x + at_K, mask=at_K < inputs, other=0.0).to(tl.float32)
+            value_K = rounded(tl.div_rn(next_K, scale), LARGEST, IS_FP8)
+            tl.store(values + at_K, value_K, mask=at_K < inputs)
+
+
+@triton.jit
+def quantise_groups_kernel(
+    x: tl.tensor,
+    values: tl.tensor,
+    scales: tl.tensor,
+    rows: int,
+    inputs: int,
+    groups: int,
+    x_stride: int,
+    LARGEST: tl.constexpr,
+    TINY: tl.constexpr,
+    G: tl.constexpr,
+    K: tl.constexpr,
+) -> None:
+    """Program (row, some groups)."""
+    row = tl.program_id(0).to(tl.int64)
+    group_G = tl.program_id(1) * G + tl.arange(0, G)
+    input_GK = group_G[:, None] * K + tl.arange(0, K)[None, :]
+    is_input_GK = input_GK < inputs
+    x_GK = tl.load(x + row * x_stride + input_GK, mask=is_input_GK, other=0.0).to(tl.float32)
+    scale_G = tl.div_rn(tl.maximum(tl.max(tl.abs(x_GK), axis=1), TINY), LARGEST)
+    tl.store(scales + group_G.to(tl.int64) * rows + row, scale_G, mask=group_G < groups)
+    value_GK = rounded(tl.div_rn(x_GK, scale_G[:, None]), LARGEST, True)
+    tl.store(values + row * inputs + input_GK, value_GK, mask=is_input_GK)
+
+
+@triton.jit
+def rounded(y: tl.tensor, LARGEST: tl.constexpr, IS_FP8: tl.constexpr) -> tl.tensor:
+    """Return the int8 next to float32 numbers, or the bits of the float8_e4m3fn; ties to even."""
+    y = tl.minimum(tl.maximum(y, -LARGEST), LARGEST)
+    if IS_FP8:
+        bits = y.to(tl.int32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        # 20 of 23 bits of the fraction go, 127 - 7 of the exponent's bias. What lies below 2**-6
+        # counts in steps of 2**-9, which are those of float32 at 2**14.
+        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - ((127 - 7) << 3)
+        small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) & 0xF
+        code = tl.where(size < (127 - 6) << 23, small, normal) | ((bits >> 24) & 0x80)
+        return code.to(tl.int8)
+    # Adding and taking away 1.5 * 2**23 rounds to whole numbers.
+    return ((y + 12582912.0) - 12582912.0).to(tl.int8)

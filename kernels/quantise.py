@@ -1,0 +1,85 @@
+"""Activations in fewer bits, for products with quantised weights.
+
+Scales are found anew for each row, or for each group of a row, so that a row's numbers depend on
+no other row; only float8 with a scale that came with the checkpoint has one for all. Symmetric:
+what is quantised times its scale is about the input. Knows no weights.
+
+Legend: T rows, I inputs, G groups of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remora.kernels.dispatch import by_triton
+
+GROUP = 128  # inputs that share a scale in `quantise_fp8_groups`
+MAX_INT8, MAX_FP8 = 127.0, 448.0  # of float8_e4m3fn, which has no infinity
+TINY = 1e-10  # a row of zeros has a scale all the same
+
+
+def quantise_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round rows to int8, halves to the even side.
+
+    x:  [T, I] of any float type, each row in one piece
+    Returns ([T, I] int8 within +-127, scales [T] float32: the row's largest number / 127).
+    """
+    if by_triton(x.device):
+        from remora.kernels.gpu import quantise
+
+        return quantise.quantise_rows(x, torch.int8)
+    return quantise_int8_reference(x)
+
+
+def quantise_fp8(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Round rows to float8_e4m3fn.
+
+    x:      [T, I] of any float type, each row in one piece
+    scale:  [1] float32 for all rows; numbers beyond it become the largest. None = of each row
+    Returns ([T, I] float8_e4m3fn, scales [T] float32, or `scale`).
+    """
+    if by_triton(x.device):
+        from remora.kernels.gpu import quantise
+
+        return quantise.quantise_rows(x, torch.float8_e4m3fn, scale)
+    return quantise_fp8_reference(x, scale)
+
+
+def quantise_fp8_groups(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round rows to float8_e4m3fn with a scale for each 128 inputs.
+
+    x:  [T, I] of any float type, each row in one piece
+    Returns ([T, I] float8_e4m3fn, scales [G, T] float32: those of neighbouring rows lie together).
+    """
+    if by_triton(x.device):
+        from remora.kernels.gpu import quantise
+
+        return quantise.quantise_groups(x)
+    return quantise_fp8_groups_reference(x)
+
+
+def quantise_int8_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantise_int8` in torch."""
+    scales = x.float().abs().amax(dim=1).clamp_min(TINY) / MAX_INT8
+    return (x.float() / scales[:, None]).round().clamp(-MAX_INT8, MAX_INT8).to(torch.int8), scales
+
+
+def quantise_fp8_reference(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """`quantise_fp8` in torch."""
+    scales = x.float().abs().amax(dim=1).clamp_min(TINY) / MAX_FP8 if scale is None else scale
+    return _to_fp8(x.float() / scales[:, None]), scales
+
+
+def quantise_fp8_groups_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantise_fp8_groups` in torch."""
+    rows, inputs = x.shape
+    groups = -(-inputs // GROUP)
+    padded = torch.nn.functional.pad(x.float(), (0, groups * GROUP - inputs))
+    padded = padded.view(rows, groups, GROUP)
+    scales = padded.abs().amax(dim=2).clamp_min(TINY) / MAX_FP8
+    return _to_fp8((padded / scales[:, :, None]).flatten(1)[:, :inputs]), scales.T.contiguous()
+
+
+def _to_fp8(x: Tensor) -> Tensor:
+    return x.clamp(-MAX_FP8, MAX_FP8).to(torch.float8_e4m3fn)

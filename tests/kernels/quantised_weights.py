@@ -1,0 +1,79 @@
+"""Random quantised weights, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from remora.kernels.int4 import pack_int4
+from remora.kernels.linear_quant import (
+    BLOCK,
+    Fp8BlockWeight,
+    Fp8Weight,
+    Int8Weight,
+    QuantisedWeight,
+)
+
+
+def random_fp8(*shape: int, device: str) -> torch.Tensor:
+    """Return numbers of all sizes that the format has, down to those below its normal ones."""
+    sizes = torch.exp2(torch.randint(-9, 6, shape, device=device))
+    return (torch.randn(shape, device=device) * sizes).to(torch.float8_e4m3fn)
+
+
+def random_scales(*shape: int, device: str) -> torch.Tensor:
+    return torch.rand(shape, device=device) + 0.5
+
+
+def int8(outputs: int, inputs: int, device: str) -> Int8Weight:
+    values = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=device)
+    return Int8Weight(values=values, scales=random_scales(outputs, device=device))
+
+
+def fp8(outputs: int, inputs: int, device: str) -> Fp8Weight:
+    return Fp8Weight(
+        values=random_fp8(outputs, inputs, device=device),
+        scales=random_scales(outputs, device=device),
+    )
+
+
+def fp8_per_tensor(outputs: int, inputs: int, device: str) -> Fp8Weight:
+    return Fp8Weight(
+        values=random_fp8(outputs, inputs, device=device),
+        scales=torch.full((outputs,), 0.7, device=device),
+        input_scale=torch.full((1,), 0.005, device=device),
+    )
+
+
+def fp8_blocks(outputs: int, inputs: int, device: str) -> Fp8BlockWeight:
+    blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
+    return Fp8BlockWeight(
+        values=random_fp8(outputs, inputs, device=device),
+        scales=random_scales(*blocks, device=device),
+    )
+
+
+def int4(group_size: int) -> Callable[[int, int, str], QuantisedWeight]:
+    def make(outputs: int, inputs: int, device: str) -> QuantisedWeight:
+        groups = -(-inputs // group_size)
+        return pack_int4(
+            torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=device),
+            random_scales(groups, outputs, device=device).half(),
+            torch.randint(0, 17, (groups, outputs), device=device),
+            group_size=group_size,
+        )
+
+    return make
+
+
+MAKERS: dict[str, Callable[[int, int, str], QuantisedWeight]] = {
+    "int8": int8,
+    "fp8": fp8,
+    "fp8 per tensor": fp8_per_tensor,
+    "fp8 blocks": fp8_blocks,
+    "int4 32": int4(32),
+    "int4 64": int4(64),
+    "int4 128": int4(128),
+    "int4 256": int4(256),
+}
