@@ -1,9 +1,10 @@
 """Attention of one new token per sequence over its pages.
 
-Two calls: `plan_decode` looks at the lengths once per step, `attend_decode` runs once per layer.
-The plan groups rows of similar length (within a factor of two in pages), so that one long row does
-not make every row pay for its length, a bounded number of slots at a time, and leaves out pages
-that lie before the sliding window.
+`attend_decode_paged` is one call, the kernels of `gpu/attention_decode.py` where there is triton.
+Two calls are quicker on a CPU: `plan_decode` looks at the lengths once per step, `attend_decode`
+runs once per layer. The plan groups rows of similar length (within a factor of two in pages), so
+that one long row does not make every row pay for its length, a bounded number of slots at a time,
+and leaves out pages that lie before the sliding window.
 
 Query heads that share a K/V head become rows of one matrix product; K and V are never repeated.
 Legend: D decode rows, B rows of a bucket, S slots gathered per row, K K/V heads, G query heads per
@@ -16,6 +17,101 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from remora.kernels.attention_rows import attend_row, check_pages
+from remora.kernels.dispatch import by_triton
+
+
+def attend_decode_paged(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    kv_scales: Tensor | None = None,
+    fixed_split: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend each decode token to the pages of its own row.
+
+    query:        [D, num_heads, head_dim]; tokens may lie apart
+    kv_pages:     [2, num_pages, page_size, num_kv_heads, head_dim]; slots past a row's end may hold
+                  anything
+    tables:       [D, max_pages] int32; rows may lie apart; entries past a row's last page are not
+                  looked at
+    lengths:      [D] int32, counted in tokens, the query's own included; a row of 0 gives zeros
+    window:       a query sees the last `window` positions, its own included; None = all
+    soft_cap:     c, if scores s are to be c * tanh(s / c); after the scale, before the mask
+    kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
+    fixed_split:  a row's result is the same bits whichever rows are beside it
+    out:          [D, num_heads, head_dim] to write to; tokens may lie apart
+    Returns [D, num_heads, head_dim] in the format of `query`, `out` if there is one. Raises
+    ValueError for formats and shapes that `check_pages` refuses, and for float8_e4m3fn on GPUs
+    that cannot convert it (NVIDIA before compute capability 8.9, AMD).
+    """
+    check_pages(query, kv_pages, kv_scales)
+    if out is None:
+        out = query.new_empty(query.shape)
+    if not by_triton(query.device):
+        return out.copy_(
+            attend_decode_paged_reference(
+                query,
+                kv_pages,
+                tables,
+                lengths,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                kv_scales=kv_scales,
+            )
+        )
+    from remora.kernels.gpu import attention_decode as kernels
+
+    if len(query) > 0:
+        kernels.attend(
+            query,
+            kv_pages,
+            tables,
+            lengths,
+            kv_scales,
+            out,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+            fixed_split=fixed_split,
+        )
+    return out
+
+
+def attend_decode_paged_reference(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
+    """`attend_decode_paged` in torch, row by row. Softmax in float32."""
+    out = torch.zeros_like(query)
+    for row, length in enumerate(lengths.tolist()):
+        if length > 0:
+            out[row] = attend_row(
+                query[row : row + 1],
+                kv_pages,
+                tables[row],
+                length,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                kv_scales=kv_scales,
+            )[0]
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

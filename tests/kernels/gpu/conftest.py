@@ -16,9 +16,9 @@ from tests.kernels.gpu.devices import INTERPRETED
 def interpreted_bfloat16() -> Iterator[None]:
     """Make triton's interpreter treat bfloat16 as a GPU does.
 
-    It multiplies and subtracts blocks of bfloat16 as the integers that it keeps for them, and
-    rounds to bfloat16 by leaving bits out, where a GPU takes the nearest number, the even one of
-    two.
+    It multiplies and subtracts blocks of bfloat16 as the integers that it keeps for them, takes
+    other integers for such, and rounds to bfloat16 by leaving bits out, where a GPU takes the
+    nearest number, the even one of two.
     """
     tl = pytest.importorskip("triton.language")
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -38,6 +38,8 @@ def interpreted_bfloat16() -> Iterator[None]:
         return builder.create_fp_trunc(original_sub(builder, a, b), tl.bfloat16)
 
     def cast_impl(builder: Any, source: Any, dtype: Any) -> Any:
+        if dtype.scalar == tl.bfloat16 and source.dtype.scalar.is_int():
+            source = original_cast(builder, source, tl.float32)
         if source.dtype.scalar != tl.float32 or dtype.scalar != tl.bfloat16:
             return original_cast(builder, source, dtype)
         bits = source.data.view(np.uint32)

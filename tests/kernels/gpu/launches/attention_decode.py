@@ -1,0 +1,62 @@
+"""Launches of decoding attention: shapes of Llama-3.1-8B, of a model with heads of 256 and of one
+with heads of 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from remora.kernels.attention_decode import attend_decode_paged
+from remora.kernels.gpu import arch
+from remora.kernels.gpu.arch import Arch
+
+ROWS, PAGE_SIZE, NUM_PAGES = 64, 16, 4096
+
+
+def launch(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    rows: int = ROWS,
+    **options: Any,
+) -> None:
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    pages = (2, NUM_PAGES, PAGE_SIZE, num_kv_heads)
+    scales = empty(*pages, dtype=torch.float32) if kv_dtype is not None else None
+    attend_decode_paged(
+        empty(rows, num_heads, head_dim, dtype=dtype),
+        empty(*pages, head_dim, dtype=kv_dtype or dtype),
+        empty(rows, 512, dtype=torch.int32),
+        empty(rows, dtype=torch.int32),
+        kv_scales=scales,
+        **{"scale": 0.1, "window": None, **options},
+    )
+
+
+def case(*shape: Any, **options: Any) -> Callable[[], None]:
+    return lambda: launch(*shape, **options)
+
+
+def launch_e4m3() -> None:
+    """Where the GPU converts it."""
+    if arch.arch_of(torch.device("meta")) not in (Arch.AMPERE, Arch.CDNA):
+        launch(32, 8, 128, torch.bfloat16, torch.float8_e4m3fn)
+
+
+LAUNCHES = {
+    "heads of 128": case(32, 8, 128, torch.bfloat16),
+    "heads of 128, fixed splits": case(32, 8, 128, torch.bfloat16, fixed_split=True, rows=256),
+    "heads of 128, float32": case(32, 8, 128, torch.float32),
+    "heads of 128, int8": case(32, 8, 128, torch.bfloat16, torch.int8),
+    "heads of 128, float8_e5m2": case(32, 8, 128, torch.float16, torch.float8_e5m2),
+    "heads of 128, float8_e4m3fn": launch_e4m3,
+    "heads of 64, 64 to a K/V head": case(64, 1, 64, torch.bfloat16),
+    "heads of 256, capped, window": case(8, 4, 256, torch.bfloat16, soft_cap=50.0, window=4096),
+}
