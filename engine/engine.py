@@ -21,7 +21,7 @@ from remora.engine.protocols import OverlappingRunner, Runner
 from remora.engine.sampling import check_token_ids
 from remora.engine.scheduler import Scheduler
 from remora.engine.sequence import Sequence
-from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan
+from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
 
 _SEED_SPACE = 2**64
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads the indexes of one request over the seed space
@@ -48,6 +48,7 @@ class Engine:
         self._runner = runner
         self._overlapping = overlapping
         self._is_flying = False
+        self._watcher: Callable[[StepPlan, StepResult], object] = lambda plan, result: None
         self._vocab_size = vocab_size
         self._clock = clock
         self._kv = KVCache(plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache)
@@ -156,11 +157,11 @@ class Engine:
         elif plan is None:
             return []
         else:
-            outputs = self._scheduler.apply(self._runner.execute(plan))
+            outputs = self._take(self._runner.execute(plan))
         for output in outputs:
             if output.finish_reason is not None:
                 self._forget_finished(output.request_id)
-        self._num_steps += 1
+        self._num_steps += plan is not None
         self._last_step_s = self._clock() - started
         self._step_time_s += self._last_step_s
         return outputs
@@ -173,11 +174,20 @@ class Engine:
         """
         if plan is not None:
             runner.begin(plan)
-        outputs = self._scheduler.apply(runner.finish()) if self._is_flying else []
+        outputs = self._take(runner.finish()) if self._is_flying else []
         if plan is not None:
-            runner.sample(self._scheduler.newest_flight.ended_rows())
+            runner.sample(self._scheduler.flights[-1].ended_rows())
         self._is_flying = plan is not None
         return outputs
+
+    def _take(self, result: StepResult) -> list[SequenceOutput]:
+        """Take in the result of the oldest step that is under way."""
+        self._watcher(self._scheduler.flights[0].plan, result)
+        return self._scheduler.apply(result)
+
+    def watch(self, callback: Callable[[StepPlan, StepResult], object]) -> None:
+        """Show each step's plan and result to somebody, before `step` returns its outputs."""
+        self._watcher = callback
 
     @property
     def adapters(self) -> AdapterSlots:

@@ -85,7 +85,7 @@ class Scheduler:
         self._preemption_gap = priority_preemption_gap
         self._free_rows = list(range(max_running - 1, -1, -1))
         self._dropped_rows: list[int] = []
-        self._flights: deque[Flight] = deque()
+        self.flights: deque[Flight] = deque()
         self._num_steps = 0
         self._num_waiting_tokens = 0
 
@@ -95,11 +95,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would do something."""
         return bool(self.waiting or self.running)
-
-    @property
-    def newest_flight(self) -> Flight:
-        """The step that was planned last; its result has not been taken in."""
-        return self._flights[-1]
 
     @property
     def num_queued_tokens(self) -> int:
@@ -136,7 +131,7 @@ class Scheduler:
         if self.num_preemptions == preemptions_before:  # else the victim would be back at once
             self._admit(draft)
         if not draft.has_tokens:
-            if self.has_work and not self._flights:
+            if self.has_work and not self.flights:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
             return None
         self._num_steps += 1
@@ -152,7 +147,7 @@ class Scheduler:
             seq.num_flying += count
             seq.num_coming += samples
         rows = {row: (seq, seq.num_starts) for row, seq in by_row.items()}
-        self._flights.append(Flight(plan, rows))
+        self.flights.append(Flight(plan, rows))
 
     def _plan_tokens(self, seq: Sequence, draft: StepDraft) -> None:
         """Give a running sequence its share of the step; preempts until its pages are there."""
@@ -294,7 +289,7 @@ class Scheduler:
 
     def apply(self, result: StepResult) -> list[SequenceOutput]:
         """Take in what the oldest step has given; returns what it means for each sequence."""
-        flight = self._flights.popleft()
+        flight = self.flights.popleft()
         plan = flight.plan
         if result.step_id != plan.step_id:
             raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")

@@ -26,7 +26,6 @@ from remora.deployments.bench.stats import (
 from remora.deployments.bench.workloads import Kind, Workload, token_prompts
 from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.models.checkpoint import read_config
-from remora.engine.protocols import Runner
 from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
 from remora.lora.adapting import configured
 
@@ -73,24 +72,6 @@ class Run:
 
 
 @dataclass(slots=True)
-class TimedRunner:
-    """Passes steps on to a runner and keeps what it says of its time."""
-
-    runner: Runner
-    done: list[tuple[StepPlan, StepResult]] = field(default_factory=list)
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step."""
-        result = self.runner.execute(plan)
-        self.done.append((plan, result))
-        return result
-
-    def close(self) -> None:
-        """Close the runner."""
-        self.runner.close()
-
-
-@dataclass(slots=True)
 class _Seen:
     """What has come so far for one request."""
 
@@ -121,9 +102,8 @@ class OfflineEngine:
             config, adapting=configured(config.lora), show_progress=show_progress
         )
         self._engine = self.built.engine
-        # There is no other way to see one step's times: the engine's counters are sums.
-        self._timed = TimedRunner(self._engine._runner)
-        self._engine._runner = self._timed
+        self._done: list[tuple[StepPlan, StepResult]] = []
+        self._engine.watch(lambda plan, result: self._done.append((plan, result)))
         self._numbers = itertools.count()
         self.work: ModelWork = work_of_plan(self.built.plan, self.built.step_weight_bytes)
 
@@ -182,10 +162,10 @@ class OfflineEngine:
         self, seen: dict[str, _Seen], steps: list[StepTime], on_finish: Callable[[], object]
     ) -> None:
         started = time.perf_counter()
-        self._timed.done.clear()
+        self._done.clear()
         outputs = self._engine.step()
         ended = time.perf_counter()
-        for plan, result in self._timed.done:
+        for plan, result in self._done:
             steps.append(
                 StepTime(
                     num_rows=len(plan.rows),
