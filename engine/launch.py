@@ -265,7 +265,7 @@ def _make_pool(plan: EnginePlan, model: DecoderModel, adapting: Adapting) -> Ada
     """Make room for adapters beside a loaded model, before its kernels are prepared."""
     if plan.adapters is None or adapting.make_pool is None:
         return None
-    source = open_weights(plan.model_path, plan.load_format)
+    source = open_weights(plan.model_path, plan.load_format, device=plan.device)
     return adapting.make_pool(plan.adapters, model.make_room(plan.adapters), source)
 
 

@@ -44,7 +44,7 @@ def load_model(
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
     config = read_config(path)
     model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
-    source = open_weights(path, load_format)
+    source = open_weights(path, load_format, device=device)
     fill(
         model.tensors(),
         source if edit is None else edit(source),
@@ -61,10 +61,13 @@ def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return whole_shapes(whole.tensors())
 
 
-def open_weights(path: Path, load_format: str) -> WeightSource:
-    """Open the tensors of a checkpoint. Raises ConfigError; see `load_model`."""
+def open_weights(path: Path, load_format: str, *, device: str = "cpu") -> WeightSource:
+    """Open the tensors of a checkpoint. Raises ConfigError; see `load_model`.
+
+    device:  where tensors that are made up lie when they are read; those of files lie on the host
+    """
     if load_format == "dummy":
-        return DummyWeights(_expected_shapes(read_config(path)))
+        return DummyWeights(_expected_shapes(read_config(path)), device=device)
     stored = "gguf" if is_gguf(path) else "safetensors"
     if load_format not in ("auto", stored):
         raise ConfigError(
