@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.batch import ForwardBatch
+from remora.engine.batch import ForwardBatch, Turn
 from remora.kernels.attention_decode import DecodePlan, attend_decode, plan_decode
 from remora.kernels.attention_prefill import attend_prefill
 from remora.kernels.kv_store import store_kv
+from remora.kernels.norm import rms_norm
+from remora.kernels.rope import apply_rope
 
 # What decode rows gather at a time: a copy that stays in cache, and that the allocator serves from
 # memory it has. Unbounded, 32 rows of 256 tokens took three times as long in page faults alone.
@@ -51,20 +53,19 @@ class TorchAttention:
     def attend(
         self,
         layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        heads: Tensor,
+        turn: Turn,
         batch: ForwardBatch,
         *,
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """Store K and V of the batch's tokens, then attend each query to its own sequence.
-
-        Shapes as in `protocols.AttentionBackend`.
-        """
+        """Turn, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
-        store_kv(key, value, kv_pages, batch.slots)
+        num_heads = heads.shape[1] - 2 * kv_pages.shape[3]
+        qk, value = turned(heads, num_heads, turn)
+        query = qk[:, :num_heads]
+        store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
         num_decodes = batch.num_decodes
         if num_decodes == len(query):
             return attend_decode(query, kv_pages, self._plan(batch, window), scale=scale)
@@ -100,6 +101,21 @@ class TorchAttention:
             )
             self._plans[window] = plan
         return plan
+
+
+def turned(heads: Tensor, num_heads: int, turn: Turn) -> tuple[Tensor, Tensor]:
+    """Return queries and keys, normalised and rotated, and values as they are.
+
+    heads:  [T, num_heads + 2 * num_kv_heads, head_dim]
+    Rotation treats every head alike: q and k go through it together.
+    """
+    num_kv_heads = (heads.shape[1] - num_heads) // 2
+    qk, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+    if turn.norms is not None:
+        query_norm, key_norm = turn.norms
+        query = rms_norm(qk[:, :num_heads], query_norm, turn.eps)
+        qk = torch.cat((query, rms_norm(qk[:, num_heads:], key_norm, turn.eps)), dim=1)
+    return apply_rope(qk, turn.cos, turn.sin), value
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

@@ -15,6 +15,21 @@ from remora.kernels.lora import NO_GROUPS, RowGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What happens to heads of queries and keys before they attend: perhaps a norm, then rotation.
+
+    cos, sin:  [T, pairs] in the dtype of the heads, as in `kernels/rope.py`
+    norms:     weights [head_dim] of the norms of each query and each key head; None = no norms
+    eps:       of the norms
+    """
+
+    cos: Tensor
+    sin: Tensor
+    norms: tuple[Tensor, Tensor] | None = None
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """One step's inputs.
 

@@ -16,7 +16,7 @@ from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan
 if TYPE_CHECKING:  # what only serves requests need not load torch
     from torch import Tensor
 
-    from remora.engine.batch import ForwardBatch
+    from remora.engine.batch import ForwardBatch, Turn
     from remora.engine.inputs import StepInputs
     from remora.kernels.lora import LowRankSlots, RowGroups
 
@@ -29,20 +29,21 @@ class AttentionBackend(Protocol):
     def attend(
         self,
         layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        heads: Tensor,
+        turn: Turn,
         batch: ForwardBatch,
         *,
         scale: float,
         window: int | None,
     ) -> Tensor:
-        """Store K and V of the batch's tokens, then attend each query to its own sequence.
+        """Turn queries and keys, store K and V of the batch's tokens, and attend.
 
-        query:   [T, num_heads, head_dim]; key, value: [T, num_kv_heads, head_dim], rotated
+        Each query attends to its own sequence.
+        heads:   [T, num_heads + 2 * num_kv_heads, head_dim], those of q, then of k, then of v, as
+                 they were projected; not changed
         scale:   factor on q.k before softmax
         window:  a query sees the last `window` positions, its own included; None = all
-        Returns [T, num_heads, head_dim] in the dtype of `query`.
+        Returns [T, num_heads, head_dim] in the dtype of `heads`.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Self-attention of one decoder layer: projections, optional head norms, rotation, the backend."""
+"""Self-attention of one decoder layer: projections, what turns heads, and the backend between."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from remora.engine.batch import ForwardBatch
+from remora.engine.batch import ForwardBatch, Turn
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.norm import RMSNorm
 from remora.engine.models.config import DecoderConfig
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
-from remora.kernels.rope import apply_rope
 
 
 class SelfAttention:
@@ -74,22 +73,13 @@ class SelfAttention:
     ) -> Tensor:
         """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, head_dim / 2]."""
         heads = self.qkv_proj(hidden, batch.adapters).view(len(hidden), -1, self.head_dim)
-        num_rotated = self.num_heads + self.num_kv_heads
-        qk, value = heads[:, :num_rotated], heads[:, num_rotated:]
+        turn = Turn(cos=cos, sin=sin)
         if self.head_norms is not None:
             query_norm, key_norm = self.head_norms
-            query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]
-            qk = torch.cat((query_norm(query), key_norm(key)), dim=1)
-        # Rotation treats every head alike: q and k go through it together.
-        rotated = apply_rope(qk, cos, sin)
+            norms = query_norm.weight, key_norm.weight
+            turn = Turn(cos=cos, sin=sin, norms=norms, eps=query_norm.eps)
         attended = attention.attend(
-            self.layer,
-            rotated[:, : self.num_heads],
-            rotated[:, self.num_heads :],
-            value,
-            batch,
-            scale=self.scale,
-            window=self.window,
+            self.layer, heads, turn, batch, scale=self.scale, window=self.window
         )
         return self.o_proj(attended.flatten(1), batch.adapters)
 

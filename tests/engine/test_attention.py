@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.attention import TorchAttention
-from remora.engine.batch import ForwardBatch
+from remora.engine.batch import ForwardBatch, Turn
 from tests.kernels.naive_attention import attend_naively
 
 PAGE_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 4, 2, 16
@@ -21,6 +21,21 @@ def make_attention() -> TorchAttention:
         dtype=torch.float32,
         device="cpu",
     )
+
+
+def attend(
+    attention: TorchAttention,
+    layer: int,
+    parts: tuple[Tensor, ...],
+    batch: ForwardBatch,
+    *,
+    window: int | None,
+) -> Tensor:
+    """Attend q, k and v, which are turned by no angle."""
+    ones = torch.ones(len(parts[0]), HEAD_DIM // 2)
+    turn = Turn(cos=ones, sin=torch.zeros_like(ones))
+    heads = torch.cat(parts, dim=1)
+    return attention.attend(layer, heads, turn, batch, scale=0.25, window=window)
 
 
 def ints(values: Sequence[Sequence[int] | int]) -> Tensor:
@@ -55,7 +70,9 @@ def test_each_row_of_a_mixed_batch_attends_to_its_own_pages(window: int | None) 
     query = torch.randn(11, NUM_HEADS, HEAD_DIM)
     key, value = torch.randn(2, 11, NUM_KV_HEADS, HEAD_DIM)
 
-    attended = attention.attend(1, query, key, value, batch, scale=0.25, window=window)
+    attended = attention.attend(
+        1, heads_of(query, key, value), unturned(len(query)), batch, scale=0.25, window=window
+    )
 
     tables = [[1], [2, 3, 4], *([5, 6] for _ in range(6)), *([7, 8] for _ in range(3))]
     for token, (table, at) in enumerate(zip(tables, batch.positions.tolist(), strict=True)):
@@ -72,9 +89,15 @@ def test_layers_with_and_without_a_window_do_not_mix_their_plans() -> None:
     kv = torch.randn(2, 11, NUM_KV_HEADS, HEAD_DIM)
     attention.kv_pages.normal_()
 
-    full = attention.attend(0, query, kv[0], kv[1], batch, scale=0.25, window=None)
-    narrow = attention.attend(0, query, kv[0], kv[1], batch, scale=0.25, window=2)
-    again = attention.attend(0, query, kv[0], kv[1], batch, scale=0.25, window=None)
+    full = attention.attend(
+        0, heads_of(query, *kv), unturned(len(query)), batch, scale=0.25, window=None
+    )
+    narrow = attention.attend(
+        0, heads_of(query, *kv), unturned(len(query)), batch, scale=0.25, window=2
+    )
+    again = attention.attend(
+        0, heads_of(query, *kv), unturned(len(query)), batch, scale=0.25, window=None
+    )
 
     assert torch.equal(full, again)
     assert not torch.equal(full[1], narrow[1])
@@ -99,12 +122,16 @@ def test_a_broken_sequence_does_not_spoil_the_next_owner_of_its_page() -> None:
     attention = make_attention()
     broken = make_decode_batch([PAGE_SIZE + 2], [[1]], [3])
     query, nan = torch.zeros(1, 4, 16), torch.full((1, 2, 16), float("nan"))
-    attention.attend(0, query, nan, nan, broken, scale=0.25, window=None)
+    attention.attend(
+        0, heads_of(query, nan, nan), unturned(len(query)), broken, scale=0.25, window=None
+    )
 
     # The first row is shorter than its bucket mate, so its empty slots take part with weight 0.
     sound = make_decode_batch([PAGE_SIZE, 2 * PAGE_SIZE + 3], [[1], [2]], [1, 4])
     query, kv = torch.randn(2, 4, 16), torch.randn(2, 2, 16)
-    attended = attention.attend(0, query, kv, kv, sound, scale=0.25, window=None)
+    attended = attention.attend(
+        0, heads_of(query, kv, kv), unturned(len(query)), sound, scale=0.25, window=None
+    )
 
     assert attended.isfinite().all()
 
