@@ -22,6 +22,7 @@ from remora.kernels.gpu.products import (
     Grid,
     Launch,
     launch_for,
+    load_rows,
     reduce_splits,
     scaled,
     store_tile,
@@ -131,14 +132,8 @@ def int4_kernel(
         low_H = run + tl.arange(0, H)
         high_H = low_H + H
         bytes_CH = tl.load(w_C[:, None] + (run // 2 + tl.arange(0, H))[None, :])
-        if IS_EVEN:
-            low_HR = tl.load(x_R[None, :] + low_H[:, None])
-            high_HR = tl.load(x_R[None, :] + high_H[:, None])
-        else:
-            low_HR = tl.load(x_R[None, :] + low_H[:, None], mask=(low_H < inputs)[:, None], other=0)
-            high_HR = tl.load(
-                x_R[None, :] + high_H[:, None], mask=(high_H < inputs)[:, None], other=0
-            )
+        low_HR = load_rows(x_R, low_H, inputs, IS_EVEN)
+        high_HR = load_rows(x_R, high_H, inputs, IS_EVEN)
         at_C = (run // GROUP_SIZE) * columns + column_C
         low_zero_C = tl.load(zeros + at_C)
         high_zero_C = low_zero_C

@@ -24,6 +24,8 @@ from remora.kernels.gpu.products import (
     Grid,
     Launch,
     launch_for,
+    load_rows,
+    load_weights,
     reduce_splits,
     scaled,
     step_of,
@@ -196,6 +198,7 @@ def multiply_made(
         BLOCK=BLOCK,
         HAS_BLOCKS=isinstance(weight, Fp8BlockWeight),
         GROUP=GROUP,
+        IS_EVEN=inputs % launch.inputs == 0,
         **launch.options(arch, x.itemsize, 1),
     )
     if sums is not None:
@@ -243,13 +246,8 @@ def scaled_kernel(
     sum_CR = tl.zeros([C, R], tl.int32 if is_int else tl.float32)
     for block in range(begin, tl.minimum(begin + split_len, inputs), K):
         input_K = block + tl.arange(0, K)
-        if IS_EVEN:
-            w_CK = tl.load(w_C[:, None] + input_K[None, :])
-            x_KR = tl.load(x_R[None, :] + input_K[:, None])
-        else:
-            is_K = input_K < inputs
-            w_CK = tl.load(w_C[:, None] + input_K[None, :], mask=is_K[None, :], other=0.0)
-            x_KR = tl.load(x_R[None, :] + input_K[:, None], mask=is_K[:, None], other=0.0)
+        w_CK = load_weights(w_C, input_K, inputs, IS_EVEN)
+        x_KR = load_rows(x_R, input_K, inputs, IS_EVEN)
         if is_int:
             sum_CR = tl.dot(w_CK, x_KR, sum_CR, out_dtype=tl.int32)
         else:
@@ -300,13 +298,8 @@ def blocks_kernel(
     sum_CR = tl.zeros([C, R], tl.float32)
     for block in range(begin, tl.minimum(begin + split_len, inputs), K):
         input_K = block + tl.arange(0, K)
-        if IS_EVEN:
-            w_CK = tl.load(w_C[:, None] + input_K[None, :])
-            x_KR = tl.load(x_R[None, :] + input_K[:, None])
-        else:
-            is_K = input_K < inputs
-            w_CK = tl.load(w_C[:, None] + input_K[None, :], mask=is_K[None, :], other=0.0)
-            x_KR = tl.load(x_R[None, :] + input_K[:, None], mask=is_K[:, None], other=0.0)
+        w_CK = load_weights(w_C, input_K, inputs, IS_EVEN)
+        x_KR = load_rows(x_R, input_K, inputs, IS_EVEN)
         scale_R = tl.load(x_scales + block // K * rows + row_R)
         scale_R *= tl.load(w_scales + block // K)
         sum_CR += tl.dot(w_CK, x_KR) * scale_R[None, :]
@@ -332,6 +325,7 @@ def made_kernel(
     BLOCK: tl.constexpr,
     HAS_BLOCKS: tl.constexpr,
     GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr,
 ) -> None:
     """Program (tile, split); without blocks each column has a scale."""
     from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
@@ -343,10 +337,8 @@ def made_kernel(
     sum_CR = tl.zeros([C, R], tl.float32)
     for block in range(begin, tl.minimum(begin + split_len, inputs), K):
         input_K = block + tl.arange(0, K)
-        is_K = input_K < inputs
-        bits_CK = tl.load(w_C[:, None] + input_K[None, :], mask=is_K[None, :], other=0)
-        x_KR = tl.load(x_R[None, :] + input_K[:, None], mask=is_K[:, None], other=0.0)
-        w_CK = e4m3_by_256(bits_CK).to(x.dtype.element_ty)
+        x_KR = load_rows(x_R, input_K, inputs, IS_EVEN)
+        w_CK = e4m3_by_256(load_weights(w_C, input_K, inputs, IS_EVEN)).to(x.dtype.element_ty)
         if HAS_BLOCKS:
             scale = tl.load(block_scales + block // BLOCK) * 256.0
             sum_CR += tl.dot(w_CK, x_KR, input_precision="ieee") * scale

@@ -185,6 +185,30 @@ def tile_of(
 
 
 @triton.jit
+def load_weights(
+    w_C: tl.tensor, input_K: tl.tensor, inputs: int, IS_EVEN: tl.constexpr
+) -> tl.tensor:
+    """Return a block [C, K] of a weight; IS_EVEN: it ends where the inputs do, or before."""
+    at_CK = w_C[:, None] + input_K[None, :]
+    if IS_EVEN:
+        w_CK = tl.load(at_CK)
+    else:
+        w_CK = tl.load(at_CK, mask=(input_K < inputs)[None, :], other=0.0)
+    return w_CK
+
+
+@triton.jit
+def load_rows(x_R: tl.tensor, input_K: tl.tensor, inputs: int, IS_EVEN: tl.constexpr) -> tl.tensor:
+    """Return a block [K, R] of rows."""
+    at_KR = x_R[None, :] + input_K[:, None]
+    if IS_EVEN:
+        x_KR = tl.load(at_KR)
+    else:
+        x_KR = tl.load(at_KR, mask=(input_K < inputs)[:, None], other=0.0)
+    return x_KR
+
+
+@triton.jit
 def store_tile(
     y: tl.tensor,
     sum_CR: tl.tensor,

@@ -1,0 +1,257 @@
+"""A layer of experts on a GPU: the kernels of `kernels/moe.py`.
+
+Pairs of a token and an expert are sorted into blocks (`moe_align.py`). A program multiplies a block
+of rows with some columns of its expert's weight, transposed as in `products.py`; the first product
+makes gates and ups of the same columns together and writes silu(gate) * up at once, the second
+writes what an expert gives to a token to a row of its own, and a last launch adds those up in
+order.
+
+Legend, and suffixes of blocks: R rows of a block, C columns (outputs), K inputs of a block.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.gpu.arch import Arch, arch_of, has_fp8
+from remora.kernels.gpu.moe_align import Blocks, align
+from remora.kernels.gpu.products import (
+    GROUP,
+    Launch,
+    launch_for,
+    load_rows,
+    load_weights,
+    table,
+    tile_of,
+)
+from remora.kernels.gpu.quantise import quantise_groups
+from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
+from remora.kernels.moe import ExpertWeight, values_of
+
+# By the rows of a block. Columns are those of gates, and as many of ups; inputs of 16-bit elements.
+# Decode has a few rows for each expert and reads weights: 16 KiB and more of them in a stage.
+LAUNCHES = table(
+    Launch(rows=16, columns=32, inputs=128, num_warps=4, num_stages=4),
+    Launch(rows=32, columns=64, inputs=128, num_warps=4, num_stages=3),
+    Launch(rows=64, columns=64, inputs=64, num_warps=4, num_stages=4),
+    Launch(rows=128, columns=64, inputs=64, num_warps=8, num_stages=4),
+    but={
+        Arch.HOPPER: (Launch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
+        Arch.BLACKWELL: (Launch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
+    },
+)
+FP8_LAUNCHES = table(
+    Launch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=5),
+    Launch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
+    Launch(rows=64, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
+)
+WIDE_LAUNCH = Launch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)  # of float32
+COMBINED = 1024  # columns of a program that adds up
+
+
+def moe(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: ExpertWeight,
+    down: ExpertWeight,
+    first_expert: int,
+    y: Tensor,
+) -> None:
+    """Do what `moe` does, into `y`."""
+    if y.numel() == 0:
+        return
+    if isinstance(gate_up, Fp8BlockWeight) and not has_fp8(x.device):
+        raise NotImplementedError("this GPU has no products of float8_e4m3fn, which experts need")
+    assert x.stride(1) == 1
+    assert ids.is_contiguous()
+    assert weights.is_contiguous()
+    experts, wide, hidden = values_of(gate_up).shape
+    launch = launch_of(x, ids.numel(), gate_up)
+    blocks = align(ids, experts, first_expert, launch.rows)
+    inner = torch.empty((blocks.num_rows, wide // 2), dtype=x.dtype, device=x.device)
+    multiply(x, gate_up, blocks, inner, launch, ids, is_gated=True)
+    given = torch.empty((ids.numel(), hidden), dtype=x.dtype, device=x.device)
+    multiply(inner, down, blocks, given, launch, ids, is_gated=False)
+    combine_kernel[(len(x), triton.cdiv(hidden, COMBINED))](
+        given,
+        ids,
+        weights,
+        y,
+        hidden,
+        y.stride(0),
+        ids.shape[1],
+        first_expert,
+        experts,
+        C=COMBINED,
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=True,
+    )
+
+
+def launch_of(x: Tensor, pairs: int, weight: ExpertWeight) -> Launch:
+    """Return how blocks are computed that hold what an expert has on average, and some more."""
+    if isinstance(weight, Tensor) and x.itemsize == 4:
+        return WIDE_LAUNCH
+    launches = FP8_LAUNCHES if isinstance(weight, Fp8BlockWeight) else LAUNCHES
+    return launch_for(launches, arch_of(x.device), pairs * 5 // 4 // len(values_of(weight)))
+
+
+def multiply(
+    x: Tensor,
+    weight: ExpertWeight,
+    blocks: Blocks,
+    y: Tensor,
+    launch: Launch,
+    ids: Tensor,
+    *,
+    is_gated: bool,
+) -> None:
+    """Multiply rows with their experts' weights.
+
+    is_gated:  from rows of tokens to rows of blocks, through silu(gate) * up; else from rows of
+               blocks to rows of pairs
+    """
+    w, scales, w_scales = values_of(weight), None, None
+    if isinstance(weight, Fp8BlockWeight):
+        x, scales = quantise_groups(x)
+        w_scales = weight.scales
+    columns, inputs = y.shape[1], x.shape[1]
+    tiles = len(blocks.experts) * triton.cdiv(columns, launch.columns)
+    weight_bytes = w.itemsize * (2 if is_gated else 1)
+    experts_kernel[(tiles,)](
+        x,
+        scales,
+        w,
+        w_scales,
+        blocks.pairs,
+        blocks.experts,
+        y,
+        len(blocks.experts),
+        columns,
+        inputs,
+        x.stride(0),
+        len(x),
+        ids.numel(),
+        ids.shape[1],
+        IS_GATED=is_gated,
+        R=launch.rows,
+        C=launch.columns,
+        K=launch.inputs,
+        GROUP=GROUP,
+        IS_EVEN=inputs % launch.inputs == 0,
+        **launch.options(arch_of(x.device), x.itemsize, weight_bytes),
+    )
+
+
+@triton.jit
+def experts_kernel(
+    x: tl.tensor,
+    x_scales: tl.tensor | None,
+    w: tl.tensor,
+    w_scales: tl.tensor | None,
+    sorted_pairs: tl.tensor,
+    block_experts: tl.tensor,
+    y: tl.tensor,
+    num_blocks: int,
+    columns: int,
+    inputs: int,
+    x_stride: int,
+    num_rows: int,
+    num_pairs: int,
+    top_k: int,
+    IS_GATED: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+) -> None:
+    """Program (tile)."""
+    from_row, from_column = tile_of(tl.program_id(0), num_blocks * R, columns, R, C, GROUP)
+    expert = tl.load(block_experts + from_row // R).to(tl.int64)
+    if expert < 0:
+        return
+    row_R = from_row + tl.arange(0, R)
+    pair_R = tl.load(sorted_pairs + row_R)
+    is_pair_R = pair_R < num_pairs
+    from_R, to_R = row_R, pair_R
+    if IS_GATED:
+        from_R, to_R = tl.where(is_pair_R, pair_R // top_k, 0), row_R
+    x_R = x + from_R.to(tl.int64) * x_stride
+    column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)
+    parts: tl.constexpr = 2 if IS_GATED else 1
+    w_C = w + (expert * parts * columns + column_C) * inputs
+    scales = (expert * tl.cdiv(parts * columns, K) + from_column // K) * tl.cdiv(inputs, K)
+    up_C = w + (expert * parts * columns + columns + column_C) * inputs
+    up_scales = columns // K * tl.cdiv(inputs, K)
+    sum_CR = tl.full([C, R], 0.0, tl.float32)
+    up_CR = sum_CR
+    for block in range(0, inputs, K):
+        input_K = block + tl.arange(0, K)
+        x_KR = load_rows(x_R, input_K, inputs, IS_EVEN)
+        w_CK = load_weights(w_C, input_K, inputs, IS_EVEN)
+        if w_scales is None:
+            sum_CR = tl.dot(w_CK, x_KR, sum_CR, input_precision="ieee")
+            if IS_GATED:
+                w_CK = load_weights(up_C, input_K, inputs, IS_EVEN)
+                up_CR = tl.dot(w_CK, x_KR, up_CR, input_precision="ieee")
+        else:
+            at_scale = w_scales + scales + block // K
+            scale_R = tl.load(x_scales + block // K * num_rows + from_R)[None, :]
+            sum_CR += tl.dot(w_CK, x_KR) * (scale_R * tl.load(at_scale))
+            if IS_GATED:
+                w_CK = load_weights(up_C, input_K, inputs, IS_EVEN)
+                up_CR += tl.dot(w_CK, x_KR) * (scale_R * tl.load(at_scale + up_scales))
+    if IS_GATED:
+        sum_CR = sum_CR / (1.0 + tl.exp(-sum_CR)) * up_CR
+    store_rows(y, sum_CR, to_R, is_pair_R, from_column, columns, C)
+
+
+@triton.jit
+def store_rows(
+    y: tl.tensor,
+    y_CR: tl.tensor,
+    to_R: tl.tensor,
+    is_row_R: tl.tensor,
+    from_column: tl.tensor,
+    columns: int,
+    C: tl.constexpr,
+) -> None:
+    """Store columns of rows wherever they belong."""
+    column_C = from_column + tl.arange(0, C)
+    to_RC = y + (to_R.to(tl.int64) * columns)[:, None] + column_C[None, :]
+    is_there_RC = is_row_R[:, None] & (column_C < columns)[None, :]
+    tl.store(to_RC, tl.trans(y_CR).to(y.dtype.element_ty), mask=is_there_RC)
+
+
+@triton.jit
+def combine_kernel(
+    given: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    y: tl.tensor,
+    hidden: int,
+    y_stride: int,
+    top_k: int,
+    first_expert: int,
+    num_experts: int,
+    C: tl.constexpr,
+) -> None:
+    """Program (token, block of columns)."""
+    token = tl.program_id(0).to(tl.int64)
+    column_C = tl.program_id(1) * C + tl.arange(0, C)
+    is_column_C = column_C < hidden
+    sum_C = tl.full([C], 0.0, tl.float32)
+    for place in range(top_k):
+        pair = token * top_k + place
+        expert = tl.load(ids + pair) - first_expert
+        is_held = (expert >= 0) & (expert < num_experts)
+        is_given_C = tl.where(is_held, column_C, hidden) < hidden
+        given_C = tl.load(given + pair * hidden + column_C, mask=is_given_C, other=0.0)
+        sum_C += given_C.to(tl.float32) * tl.where(is_held, tl.load(weights + pair), 0.0)
+    tl.store(y + token * y_stride + column_C, sum_C.to(y.dtype.element_ty), mask=is_column_C)

@@ -1,0 +1,97 @@
+"""Which experts a token goes to, and with what weights.
+
+One rule with the variants of the models served: scores by softmax or sigmoid, a bias that counts in
+the choice but not in the weight (DeepSeek-V3, arXiv:2412.19437), choice within the best groups of
+experts (DeepSeek-V2, arXiv:2405.04434), weights that sum to one or not. Knows no experts' weights.
+
+Legend: T tokens, E experts, k experts of a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.kernels.dispatch import by_triton
+
+TINY = 1e-20  # a sum of weights is never zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a model chooses experts.
+
+    top_k:          experts of a token
+    is_sigmoid:     scores are sigmoids of logits, each for itself; else one softmax
+    is_normalised:  the weights of a token are divided by their sum
+    scaling:        what weights are multiplied with at the end
+    num_groups:     into which the experts are divided, in order; experts come from the `top_groups`
+                    best of them
+    group_best:     a group is as good as the sum of this many of its best experts, 1 or 2
+    """
+
+    top_k: int
+    is_sigmoid: bool = False
+    is_normalised: bool = True
+    scaling: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what no kernel does."""
+        if not 1 <= self.top_groups <= self.num_groups or self.group_best not in (1, 2):
+            raise ValueError(f"no such choice of groups: {self}")
+
+    def chooses_by_logits(self, bias: Tensor | None) -> bool:
+        """Whether the order of logits decides, which is that of scores but for rounding."""
+        return bias is None and self.group_best == 1
+
+
+def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Choose experts.
+
+    logits:  [T, E] of any float type, each row in one piece
+    bias:    [E], added to scores for the choice alone
+    Returns (ids [T, k] int32, best first and the smaller first among equals, weights [T, k]
+    float32). Experts outside the chosen groups are never taken, whatever the bias.
+    Raises ValueError where the experts are no multiple of the groups, or too few are left.
+    """
+    experts = logits.shape[1]
+    if experts % routing.num_groups != 0:
+        raise ValueError(f"{experts} experts in {routing.num_groups} groups")
+    if experts // routing.num_groups * routing.top_groups < routing.top_k:
+        raise ValueError(f"{routing.top_k} of fewer experts")
+    if by_triton(logits.device):
+        from remora.kernels.gpu import moe_routing
+
+        return moe_routing.route(logits, routing, bias)
+    return route_reference(logits, routing, bias)
+
+
+def route_reference(
+    logits: Tensor, routing: Routing, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`route` in torch."""
+    wide = logits.float()
+    scores = wide.sigmoid() if routing.is_sigmoid else wide.softmax(dim=1)
+    choice = wide if routing.chooses_by_logits(bias) else scores
+    if bias is not None:
+        choice = scores + bias.float()
+    if routing.num_groups > 1:
+        of_group = choice.shape[1] // routing.num_groups
+        grouped = choice.view(len(choice), routing.num_groups, of_group)
+        best = min(routing.group_best, grouped.shape[2])
+        of_groups = grouped.topk(best, dim=2).values.sum(dim=2)
+        groups = of_groups.sort(dim=1, descending=True, stable=True).indices[
+            :, : routing.top_groups
+        ]
+        is_chosen = torch.zeros_like(of_groups, dtype=torch.bool).scatter_(1, groups, True)
+        choice = grouped.masked_fill(~is_chosen[:, :, None], -torch.inf).flatten(1)
+    ids = choice.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
+    weights = scores.gather(1, ids)
+    if routing.is_normalised:
+        weights = weights / (weights.sum(dim=1, keepdim=True) + TINY)
+    return ids.int(), weights * routing.scaling

@@ -1,0 +1,226 @@
+"""Kernels of layers of experts against the torch code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import remora.kernels.gpu.moe as kernels
+from remora.kernels.gpu.moe_align import MAX_FEW, align
+from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
+from remora.kernels.moe import ExpertWeight, moe, moe_reference
+from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
+from tests.kernels.quantised_weights import random_fp8, random_scales
+
+# Of outputs of about one, made of two rounded sums and k rounded addends.
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+DTYPES = list(TOLERANCES)
+
+
+def make_ids(tokens: int, top_k: int, experts: int, device: str) -> Tensor:
+    """Return different experts for each token."""
+    return torch.rand(tokens, experts).argsort(dim=1)[:, :top_k].to(device, torch.int32)
+
+
+def make_weights(
+    experts: int, hidden: int, inner: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, Tensor]:
+    gate_up = torch.randn(experts, 2 * inner, hidden, device=device) / hidden**0.5
+    down = torch.randn(experts, hidden, inner, device=device) / inner**0.5
+    return gate_up.to(dtype), (down * 2).to(dtype)
+
+
+def make_fp8_weights(
+    experts: int, hidden: int, inner: int, device: str
+) -> tuple[Fp8BlockWeight, Fp8BlockWeight]:
+    def make(outputs: int, inputs: int) -> Fp8BlockWeight:
+        values = random_fp8(experts, outputs, inputs, device=device)
+        scales = random_scales(experts, -(-outputs // BLOCK), -(-inputs // BLOCK), device=device)
+        return Fp8BlockWeight(values=values, scales=scales / 16 / inputs**0.5)
+
+    return make(2 * inner, hidden), make(hidden, inner)
+
+
+def check(
+    x: Tensor,
+    ids: Tensor,
+    gate_up: ExpertWeight,
+    down: ExpertWeight,
+    *,
+    first_expert: int = 0,
+    tolerance: float,
+) -> Tensor:
+    weights = torch.rand(ids.shape, device=x.device)
+    y = poisoned(*x.shape, dtype=x.dtype, device=str(x.device))
+
+    made = moe(x, ids, weights, gate_up, down, first_expert=first_expert, out=y)
+
+    assert made is y
+    expected = moe_reference(x, ids, weights, gate_up, down, first_expert=first_expert)
+    torch.testing.assert_close(y.float(), expected.float(), atol=tolerance, rtol=tolerance)
+    return y
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("tokens", "experts"), [(1, 8), (7, 5), (30, 2)])
+def test_experts_agree_with_torch(
+    device: str, dtype: torch.dtype, tokens: int, experts: int
+) -> None:
+    torch.manual_seed(tokens)
+    gate_up, down = make_weights(experts, 72, 40, dtype, device)
+    x = torch.randn(tokens, 72, device=device).to(dtype)
+
+    check(x, make_ids(tokens, 2, experts, device), gate_up, down, tolerance=TOLERANCES[dtype])
+
+
+@on_devices
+@pytest.mark.parametrize("tokens", [1, 6, 50, 90])
+def test_blocks_of_every_size_agree_with_torch(device: str, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    gate_up, down = make_weights(1, 64, 128, torch.bfloat16, device)
+    x = torch.randn(tokens, 64, device=device).to(torch.bfloat16)
+
+    check(x, make_ids(tokens, 1, 1, device), gate_up, down, tolerance=3e-2)
+
+
+@on_devices
+@pytest.mark.parametrize(("tokens", "experts"), [(2, 3), (20, 2)])
+def test_float8_in_blocks_agrees_with_torch(device: str, tokens: int, experts: int) -> None:
+    """Numbers near the middle of two of float8 may be rounded to the other one."""
+    torch.manual_seed(tokens)
+    gate_up, down = make_fp8_weights(experts, 136, 128, device)
+    x = torch.randn(tokens, 136, device=device).to(torch.bfloat16)
+
+    check(x, make_ids(tokens, 2, experts, device), gate_up, down, tolerance=5e-2)
+
+
+@interpreted_only
+@settings(max_examples=8)
+@given(
+    tokens=st.integers(0, 12),
+    experts=st.integers(1, 6),
+    hidden=st.integers(1, 70),
+    inner=st.integers(1, 40),
+    data=st.data(),
+)
+def test_ragged_layers_agree_with_torch(
+    tokens: int, experts: int, hidden: int, inner: int, data: st.DataObject
+) -> None:
+    torch.manual_seed(data.draw(st.integers(0, 9)))
+    top_k = data.draw(st.integers(1, experts))
+    gate_up, down = make_weights(experts, hidden, inner, torch.float32, "cpu")
+
+    ids = make_ids(tokens, top_k, experts, "cpu")
+    check(torch.randn(tokens, hidden), ids, gate_up, down, tolerance=1e-5)
+
+
+@on_devices
+def test_ranks_that_hold_some_experts_make_the_sum_of_all(device: str) -> None:
+    torch.manual_seed(0)
+    gate_up, down = make_weights(6, 48, 32, torch.float32, device)
+    x, ids = torch.randn(5, 48, device=device), make_ids(5, 3, 6, device)
+    ids[4] = -1
+    weights = torch.rand(ids.shape, device=device)
+
+    parts = [
+        moe(x, ids, weights, gate_up[part], down[part], first_expert=part.start)
+        for part in (slice(0, 2), slice(2, 6))
+    ]
+
+    expected = moe_reference(x, ids, weights, gate_up, down)
+    torch.testing.assert_close(parts[0] + parts[1], expected, atol=1e-5, rtol=1e-5)
+    assert not parts[0][4].any()
+
+
+@on_devices
+def test_the_same_pairs_give_the_same_bits_in_rows_of_wider_memory(device: str) -> None:
+    torch.manual_seed(0)
+    gate_up, down = make_weights(4, 32, 16, torch.bfloat16, device)
+    ids = make_ids(9, 2, 4, device)
+    wide = torch.full((9, 100), torch.nan, dtype=torch.bfloat16, device=device)
+    wide[:, 30:62] = torch.randn(9, 32, device=device)
+    weights = torch.rand(ids.shape, device=device)
+
+    first = moe(wide[:, 30:62], ids, weights, gate_up, down)
+    again = moe(wide[:, 30:62].contiguous(), ids, weights, gate_up, down)
+
+    assert torch.equal(first, again)
+
+
+@on_devices
+@settings(max_examples=12)
+@given(
+    pairs=st.sampled_from([0, 1, 3, 40, MAX_FEW, MAX_FEW + 1, 2500]),
+    experts=st.integers(1, 40),
+    size=st.sampled_from([16, 64]),
+    seed=st.integers(0, 9),
+)
+def test_pairs_are_sorted_by_expert_in_order(
+    device: str, pairs: int, experts: int, size: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    first, held = 3, max(1, experts - 4)
+    ids = torch.randint(-1, experts + 4, (pairs, 1), dtype=torch.int32)
+    if pairs == 0:
+        return
+
+    blocks = align(ids.to(device), held, first, size)
+
+    rows = blocks.pairs.cpu().view(-1, size)
+    of_blocks = blocks.experts.tolist()
+    found: dict[int, list[int]] = {}
+    for expert, row in zip(of_blocks, rows.tolist(), strict=True):
+        if expert >= 0:
+            found.setdefault(expert, []).extend(row)
+    for expert in range(held):
+        expected = (ids[:, 0] == expert + first).nonzero()[:, 0].tolist()
+        filled = -(-len(expected) // size) * size
+        assert found.pop(expert, []) == expected + [pairs] * (filled - len(expected))
+    assert found == {}
+    used = sum(expert >= 0 for expert in of_blocks)
+    assert of_blocks[used:] == [-1] * (len(of_blocks) - used)
+
+
+@on_devices
+def test_weights_that_do_not_fit_are_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, ids = torch.randn(2, 128, device=device), make_ids(2, 1, 2, device)
+    weights = torch.ones(2, 1, device=device)
+    gate_up, down = make_weights(2, 128, 40, torch.float32, device)
+    narrow, narrow_down = make_fp8_weights(2, 128, 64, device)
+    fp8, fp8_down = make_fp8_weights(2, 128, 128, device)
+
+    with pytest.raises(ValueError, match="rows of 100"):
+        moe(x[:, :100], ids, weights, gate_up, down)
+    with pytest.raises(ValueError, match="rows of 128"):
+        moe(x, ids, weights, gate_up, gate_up)
+    with pytest.raises(ValueError, match="an inner size of 64"):
+        moe(x, ids, weights, narrow, narrow_down)
+    monkeypatch.setattr(kernels, "has_fp8", lambda device: False)
+    with pytest.raises(NotImplementedError, match="float8_e4m3fn"):
+        moe(x, ids, weights, fp8, fp8_down)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("tokens", [1, 64, 300, 4096])
+def test_a_layer_of_a_models_size_agrees_with_torch(tokens: int) -> None:
+    torch.manual_seed(0)
+    gate_up, down = make_weights(128, 2048, 768, torch.bfloat16, "cuda")
+    x = torch.randn(tokens, 2048, device="cuda").to(torch.bfloat16)
+
+    check(x, make_ids(tokens, 8, 128, "cuda"), gate_up, down, tolerance=3e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("tokens", [1, 64, 300, 4096])
+def test_a_layer_of_float8_of_a_models_size_agrees_with_torch(tokens: int) -> None:
+    torch.manual_seed(0)
+    gate_up, down = make_fp8_weights(128, 2048, 768, "cuda")
+    x = torch.randn(tokens, 2048, device="cuda").to(torch.bfloat16)
+
+    check(x, make_ids(tokens, 8, 128, "cuda"), gate_up, down, tolerance=5e-2)
