@@ -1,4 +1,7 @@
-"""Attention of a run of new tokens of one sequence over its pages, causal.
+"""Attention of runs of new tokens over their sequences' pages, causal.
+
+`attend_extend` is one call for all rows, the kernel of `gpu/attention_prefill.py` where there is
+triton. On a CPU `attend_prefill`, one call for each row, is quicker, and what follows is about it.
 
 Queries go in blocks, so that the matrix of scores stays within a fixed budget however long the
 context is; a block looks at no key after its last query, nor before the first one's window.
@@ -8,11 +11,90 @@ head, H head_dim.
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from remora.kernels.attention_rows import attend_row, check_pages
+from remora.kernels.dispatch import by_triton
+
 SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, which a core's cache holds
 MIN_QUERIES, MAX_QUERIES = 16, 256
+
+
+def attend_extend(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend each row's last tokens to everything before them and to themselves.
+
+    query:      [T, num_heads, head_dim]; tokens may lie apart
+    kv_pages:   [2, num_pages, page_size, num_kv_heads, head_dim]; K and V of the new tokens are
+                already there; slots past a row's end may hold anything
+    tables:     [E, max_pages] int32; rows may lie apart; entries past a row's last page are not
+                looked at
+    starts:     [E + 1] int32 ascending, each row's first token, then the end: rows may have no
+                tokens, and tokens before the first or after the end are of no row
+    lengths:    [E] int32, tokens of each row, the new ones included
+    window:     a query sees the last `window` positions, its own included; None = all
+    soft_cap:   c, if scores s are to be c * tanh(s / c); after the scale, before the mask
+    kv_scales:  [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
+    out:        [T, num_heads, head_dim] to write to; tokens may lie apart
+    Returns [T, num_heads, head_dim] in the format of `query`, `out` if there is one; tokens of no
+    row are not written. Raises ValueError as `attend_decode_paged` does.
+    """
+    check_pages(query, kv_pages, kv_scales)
+    if out is None:
+        out = query.new_empty(query.shape)
+    options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    if not by_triton(query.device):
+        attend_extend_reference(
+            query, kv_pages, tables, starts, lengths, kv_scales=kv_scales, out=out, **options
+        )
+    elif len(query) > 0 and len(lengths) > 0:
+        from remora.kernels.gpu import attention_prefill as kernels
+
+        kernels.attend(query, kv_pages, tables, starts, lengths, kv_scales, out, **options)
+    return out
+
+
+def attend_extend_reference(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    kv_scales: Tensor | None = None,
+    out: Tensor,
+) -> None:
+    """`attend_extend` in torch, row by row. Softmax in float32."""
+    for row, (start, stop) in enumerate(pairwise(starts.tolist())):
+        if start < stop:
+            out[start:stop] = attend_row(
+                query[start:stop],
+                kv_pages,
+                tables[row],
+                int(lengths[row]),
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                kv_scales=kv_scales,
+            )
 
 
 def attend_prefill(
