@@ -70,9 +70,7 @@ def test_each_row_of_a_mixed_batch_attends_to_its_own_pages(window: int | None) 
     query = torch.randn(11, NUM_HEADS, HEAD_DIM)
     key, value = torch.randn(2, 11, NUM_KV_HEADS, HEAD_DIM)
 
-    attended = attention.attend(
-        1, heads_of(query, key, value), unturned(len(query)), batch, scale=0.25, window=window
-    )
+    attended = attend(attention, 1, (query, key, value), batch, window=window)
 
     tables = [[1], [2, 3, 4], *([5, 6] for _ in range(6)), *([7, 8] for _ in range(3))]
     for token, (table, at) in enumerate(zip(tables, batch.positions.tolist(), strict=True)):
@@ -89,15 +87,9 @@ def test_layers_with_and_without_a_window_do_not_mix_their_plans() -> None:
     kv = torch.randn(2, 11, NUM_KV_HEADS, HEAD_DIM)
     attention.kv_pages.normal_()
 
-    full = attention.attend(
-        0, heads_of(query, *kv), unturned(len(query)), batch, scale=0.25, window=None
-    )
-    narrow = attention.attend(
-        0, heads_of(query, *kv), unturned(len(query)), batch, scale=0.25, window=2
-    )
-    again = attention.attend(
-        0, heads_of(query, *kv), unturned(len(query)), batch, scale=0.25, window=None
-    )
+    full = attend(attention, 0, (query, *kv), batch, window=None)
+    narrow = attend(attention, 0, (query, *kv), batch, window=2)
+    again = attend(attention, 0, (query, *kv), batch, window=None)
 
     assert torch.equal(full, again)
     assert not torch.equal(full[1], narrow[1])
@@ -122,16 +114,12 @@ def test_a_broken_sequence_does_not_spoil_the_next_owner_of_its_page() -> None:
     attention = make_attention()
     broken = make_decode_batch([PAGE_SIZE + 2], [[1]], [3])
     query, nan = torch.zeros(1, 4, 16), torch.full((1, 2, 16), float("nan"))
-    attention.attend(
-        0, heads_of(query, nan, nan), unturned(len(query)), broken, scale=0.25, window=None
-    )
+    attend(attention, 0, (query, nan, nan), broken, window=None)
 
     # The first row is shorter than its bucket mate, so its empty slots take part with weight 0.
     sound = make_decode_batch([PAGE_SIZE, 2 * PAGE_SIZE + 3], [[1], [2]], [1, 4])
     query, kv = torch.randn(2, 4, 16), torch.randn(2, 2, 16)
-    attended = attention.attend(
-        0, heads_of(query, kv, kv), unturned(len(query)), sound, scale=0.25, window=None
-    )
+    attended = attend(attention, 0, (query, kv, kv), sound, window=None)
 
     assert attended.isfinite().all()
 
