@@ -19,6 +19,7 @@ from remora.engine.types import IntArray, RowInit, StepPlan, TokenArray
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
+NOTHING_GROWN: Int32Array = np.empty((3, 0), dtype=np.int32)
 IN_FLIGHT = -1  # in place of a token that a step under way will give
 
 
@@ -113,8 +114,10 @@ class RowTable:
             token_rows = np.repeat(rows, counts)
             positions = np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
             num_decodes = int((counts == 1).sum())
-        grown = np.array(self._grown, dtype=np.int32).reshape(-1, 3).T
-        self._grown = []
+        grown = NOTHING_GROWN
+        if self._grown:
+            grown = np.array(self._grown, dtype=np.int32).T
+            self._grown = []
         pages = self.tables[token_rows, positions // self._page_size]
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions],

@@ -85,9 +85,10 @@ class LocalRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass and sample the rows that the plan asks for."""
-        self.begin(plan)
-        self.sample()
-        return self.finish()
+        with self._blaming():
+            self._begin(plan)
+            self._sample(self._steps[-1], ())
+            return self.finish()
 
     def begin(self, plan: StepPlan) -> None:
         """Take in what the plan says of rows, and start its forward pass."""

@@ -238,7 +238,7 @@ class Sampler:
         token_ids, faults = choice.chosen.take()
         row_list = rows.tolist()
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
-        ends = self._masks.accept(rows, token_ids, unsampled=bad_rows.keys() | set(gone))
+        ends = self._masks.accept(rows, token_ids, unsampled={*bad_rows, *gone})
         self._advance(rows, token_ids, gone)
         return SampledTokens(
             token_ids=token_ids,

@@ -123,10 +123,10 @@ class Scheduler:
         """Plan the next step; None when there is nothing to do before a result comes."""
         draft = StepDraft(self._max_step_tokens)
         preemptions_before = self.num_preemptions
-        going_on = [seq for seq in self.running if not seq.is_awaited]
-        for seq in [seq for seq in going_on if seq.num_pending == 1]:
+        decoding, extending = self._going_on()
+        for seq in decoding:
             self._plan_tokens(seq, draft)
-        for seq in [seq for seq in going_on if seq.num_pending > 1]:
+        for seq in extending:
             self._plan_tokens(seq, draft)
         if self.num_preemptions == preemptions_before:  # else the victim would be back at once
             self._admit(draft)
@@ -139,6 +139,17 @@ class Scheduler:
         self._dropped_rows = []
         self._take_off(plan, by_row)
         return plan
+
+    def _going_on(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return running sequences that have one token to compute, and those that have more."""
+        decoding: list[Sequence] = []
+        extending: list[Sequence] = []
+        for seq in self.running:
+            if seq.num_pending > 1:
+                extending.append(seq)
+            elif not (seq.num_coming and seq.is_awaited):
+                decoding.append(seq)
+        return decoding, extending
 
     def _take_off(self, plan: StepPlan, by_row: Mapping[int, Sequence]) -> None:
         for seq, count, samples in zip(

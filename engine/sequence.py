@@ -76,7 +76,7 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         """Tokens, those that are coming too, that no step computes yet; 1 in steady decode."""
-        return len(self.token_ids) + self.num_coming - self.num_planned
+        return len(self.token_ids) + self.num_coming - self.num_computed - self.num_flying
 
     @property
     def num_remaining(self) -> int:
