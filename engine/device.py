@@ -12,7 +12,7 @@ import torch
 from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
 from remora.engine.choosing import Choosing, HostChoosing
-from remora.engine.device_memory import Meter, measure_steps
+from remora.engine.device_memory import Meter, largest_step, measure_steps
 from remora.engine.graphs.device_forward import DeviceForward, Limits
 from remora.engine.graphs.recording import Recorder
 from remora.engine.kv.pages import pages_needed
@@ -48,7 +48,6 @@ def make_forward(model: DecoderModel, plan: EnginePlan, num_pages: int) -> Devic
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_step_tokens,
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
-        page_size=plan.page_size,
     )
     attention = make_attention(model, plan, num_pages)
     return DeviceForward(model, attention, limits, torch.device(plan.device))
@@ -60,6 +59,16 @@ def measure(model: DecoderModel, plan: EnginePlan, meter: Meter) -> int:
     needed = measure_steps(plan, model.vocab_size, make_forward(model, plan, 1), choosing, meter)
     logger.info("the largest steps need %.2f GiB beside weights and KV", needed / 2**30)
     return needed
+
+
+def warm_up(forward: DeviceForward, plan: EnginePlan) -> None:
+    """Run steps of few and of many rows, so that no request waits for a kernel to be compiled."""
+    rows = 1
+    while rows <= plan.max_running_requests:
+        for num_tokens in (rows, rows + 1, 2 * rows):  # decode, both, extend
+            if num_tokens <= plan.max_step_tokens:
+                forward.forward(largest_step(plan, num_tokens, max_rows=rows))
+        rows = 4 * rows + 1
 
 
 def record(

@@ -81,9 +81,9 @@ def measure_steps(
     return needed
 
 
-def largest_step(plan: EnginePlan, num_tokens: int) -> StepInputs:
+def largest_step(plan: EnginePlan, num_tokens: int, *, max_rows: int | None = None) -> StepInputs:
     """Return a step of as many tokens in as many rows as may be, all on the dump page."""
-    num_rows = min(plan.max_running_requests, num_tokens)
+    num_rows = min(plan.max_running_requests, num_tokens, max_rows or num_tokens)
     counts = np.full(num_rows, num_tokens // num_rows, dtype=np.int64)
     counts[num_rows - num_tokens % num_rows :] += 1
     counts = np.minimum(counts, plan.max_sequence_tokens)

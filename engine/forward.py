@@ -144,6 +144,7 @@ def _native(
 def _on_device(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> BuiltForward:
     weight_bytes = _step_weight_bytes(model)
     forward = device.make_forward(model, plan, plan.num_pages)
+    device.warm_up(forward, plan)
     steps = "launched one by one"
     if plan.on_device.graph_sizes:
         device.record(forward, plan, CudaRecorder(), show_progress=show_progress)

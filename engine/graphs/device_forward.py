@@ -24,7 +24,7 @@ from remora.engine.batch import ForwardBatch
 from remora.engine.graphs.recording import Recorder
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.inputs import Int32Array, StepInputs
-from remora.engine.kv.pages import DUMP_PAGE, pages_needed
+from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.types import IntArray
 from remora.kernels.dispatch import by_triton
@@ -39,12 +39,11 @@ INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a step: most rows, tokens and pages of a row; and the size of a page."""
+    """Of a step: most rows, tokens, and pages of a row."""
 
     max_rows: int
     max_tokens: int
     max_pages: int
-    page_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +151,12 @@ class DeviceForward:
             ]
         )
         firsts = self._known(token_ids[:num_decodes], lines[:num_decodes])
-        widest = pages_needed(int(inputs.lengths.max(initial=1)), self._limits.page_size)
         batch = ForwardBatch(
             token_ids=torch.cat((firsts, token_ids[num_decodes:])),
             positions=positions,
             slots=slots,
             num_decodes=num_decodes,
-            tables=self._tables[:, :widest].index_select(0, lines),
+            tables=self._tables.index_select(0, lines),  # of one width, for which kernels exist
             starts=starts,
             lengths=lengths,
             extend_starts=tuple(inputs.starts[num_decodes:].tolist()),

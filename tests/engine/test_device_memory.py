@@ -16,8 +16,9 @@ from remora.configs.device_plan import DevicePlan
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan, refit
-from remora.engine.device import measure
+from remora.engine.device import make_forward, measure, warm_up
 from remora.engine.device_memory import GRAPH_BYTES, largest_step
+from remora.engine.inputs import StepInputs
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
 from tests.conftest import TinyCheckpoints
@@ -80,6 +81,23 @@ def test_the_largest_steps_and_their_graphs_are_measured(llama: Path) -> None:
 
     assert measure(model, launched, FakeMeter(100)) == 100
     assert measure(model, recorded, FakeMeter(100, 30)) == 130 + 3 * GRAPH_BYTES
+
+
+def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
+    model = load_model(
+        llama, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+    )
+    plan = make_plan(max_running_requests=6)
+    seen: list[tuple[int, int]] = []
+
+    class Forward:
+        def forward(self, inputs: StepInputs) -> None:
+            seen.append((len(inputs.rows), inputs.num_tokens))
+
+    warm_up(Forward(), plan)  # type: ignore[arg-type]
+    warm_up(make_forward(model, plan, 1), plan)
+
+    assert seen == [(1, 1), (1, 2), (1, 2), (5, 5), (5, 6), (5, 10)]
 
 
 def fitted(llama: Path, *, free: float, step: float, **engine: object) -> EnginePlan:

@@ -130,7 +130,6 @@ def run(
             max_rows=rows,
             max_tokens=plan.max_step_tokens,
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
-            page_size=plan.page_size,
         )
         device = DeviceForward(model, attention, limits, CPU)
         if recorder is not None:
