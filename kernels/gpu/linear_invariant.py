@@ -1,0 +1,104 @@
+"""Products whose rows do not depend on each other, on a GPU, for `kernels/linear_invariant.py`.
+
+One tile for any number of rows, and one order of sums: inputs are summed in parts of a fixed
+length, each from zero, and the parts are added up in order. Whether a program makes all parts of a
+tile, or one, because there are too few tiles to fill the GPU, does not change the bits.
+
+Legend, and suffixes of blocks: as in `products.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.gpu.arch import arch_of
+from remora.kernels.gpu.products import (
+    GROUP,
+    Launch,
+    load_rows,
+    load_weights,
+    reduce_splits,
+    scaled,
+    store_tile,
+    tile_of,
+)
+
+PART = 1024  # inputs
+ENOUGH_TILES = 132  # one for each multiprocessor of an H200
+LAUNCH = Launch(rows=64, columns=128, inputs=64, num_warps=4, num_stages=4)
+WIDE_LAUNCH = Launch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)  # of float32
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """Do what `linear_invariant` does, into `y`."""
+    if y.numel() == 0:
+        return
+    (rows, inputs), columns = x.shape, len(weight)
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    launch = LAUNCH if x.itemsize == 2 else WIDE_LAUNCH
+    tiles = triton.cdiv(rows, launch.rows) * triton.cdiv(columns, launch.columns)
+    parts = triton.cdiv(inputs, PART)
+    sums = None
+    if parts > 1 and tiles < ENOUGH_TILES:
+        sums = torch.empty((parts, rows, columns), dtype=torch.float32, device=x.device)
+    invariant_kernel[(tiles, 1 if sums is None else parts)](
+        x,
+        weight,
+        bias if sums is None else None,
+        y if sums is None else sums,
+        rows,
+        columns,
+        inputs,
+        x.stride(0),
+        inputs if sums is None else PART,
+        PART=PART,
+        R=launch.rows,
+        C=launch.columns,
+        K=launch.inputs,
+        GROUP=GROUP,
+        IS_EVEN=inputs % launch.inputs == 0,
+        **launch.options(arch_of(x.device), x.itemsize, x.itemsize),
+    )
+    if sums is not None:
+        reduce_splits(sums, y, bias=bias)
+
+
+@triton.jit
+def invariant_kernel(
+    x: tl.tensor,
+    w: tl.tensor,
+    bias: tl.tensor | None,
+    y: tl.tensor,
+    rows: int,
+    columns: int,
+    inputs: int,
+    x_stride: int,
+    split_len: int,
+    PART: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+) -> None:
+    """Program (tile, split), a split being one part or all."""
+    from_row, from_column = tile_of(tl.program_id(0), rows, columns, R, C, GROUP)
+    row_R = tl.minimum(from_row + tl.arange(0, R), rows - 1).to(tl.int64)
+    column_C = tl.minimum(from_column + tl.arange(0, C), columns - 1).to(tl.int64)
+    x_R, w_C = x + row_R * x_stride, w + column_C * inputs
+    begin = tl.program_id(1) * split_len
+    sum_CR = tl.full([C, R], 0.0, tl.float32)
+    for part in range(begin, tl.minimum(begin + split_len, inputs), PART):
+        part_CR = tl.full([C, R], 0.0, tl.float32)
+        for block in range(part, tl.minimum(part + PART, inputs), K):
+            input_K = block + tl.arange(0, K)
+            w_CK = load_weights(w_C, input_K, inputs, IS_EVEN)
+            x_KR = load_rows(x_R, input_K, inputs, IS_EVEN)
+            part_CR = tl.dot(w_CK, x_KR, part_CR, input_precision="ieee")
+        sum_CR += part_CR
+    y_CR = scaled(sum_CR, None, None, bias, 0, from_row, from_column, rows, columns, R, C)
+    store_tile(y, y_CR, from_row, from_column, tl.program_id(1), rows, columns, R, C)
