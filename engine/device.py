@@ -19,6 +19,7 @@ from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.progress import progress_bar
 from remora.engine.protocols import AttentionBackend
+from remora.engine.triton_attention import TritonAttention
 from remora.kernels import sampling as sampling_kernels
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> AttentionBackend:
     """Make the plan's attention backend over a KV pool of its own."""
-    return TorchAttention(
+    by_triton = plan.on_device.attention_backend == "triton"
+    backend = TritonAttention if by_triton else TorchAttention
+    return backend(
         num_layers=len(model.layers),
         num_pages=num_pages,
         page_size=plan.page_size,

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from remora.configs.graph_sizes import graph_sizes
+from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
 from remora.engine.eager import EagerForward
 from remora.engine.engine import Engine
@@ -95,15 +96,16 @@ def run(
     adapt: Callable[[DecoderModel], Any] = lambda model: None,
     adapters: Mapping[str, int] | None = None,
     aborts: Mapping[int, str] | None = None,
+    room: AdapterRoom | None = None,
     **plan_changes: Any,
 ) -> Run:
     """Let an engine run requests: on torch's operations one by one, or as a device does.
 
-    adapt:    makes room for adapters in a loaded model; returns what fills slots
+    adapt:    makes room for adapters in a loaded model, the plan's `room`; returns what fills slots
     aborts:   step -> request that ends before it
     """
     values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}
-    plan = make_plan(**values)
+    plan = make_plan(adapters=room, **values)
     torch.set_num_threads(1)
     model = load_model(
         path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False

@@ -10,6 +10,7 @@ import pytest
 
 import remora.kernels.dispatch
 from tests.kernels.gpu.devices import INTERPRETED
+from tests.kernels.gpu.interpreter import quicken
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +52,16 @@ def interpreted_bfloat16() -> Iterator[None]:
         patch.setattr(InterpreterBuilder, "create_dot", create_dot)
         patch.setattr(InterpreterBuilder, "create_fsub", create_fsub)
         patch.setattr(InterpreterBuilder, "cast_impl", cast_impl)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_interpreter() -> Iterator[None]:
+    if not INTERPRETED:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        quicken(patch)
         yield
 
 

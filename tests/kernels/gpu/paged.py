@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+
+from remora.kernels.gpu.arch import Arch
 
 NOWHERE = 2**30  # in tables, past a row's last page: reading there ends the process
 
@@ -72,3 +75,14 @@ def make_paged(
         tables.to(device)[:, : max(needed) + 1],
         torch.tensor(lengths, dtype=torch.int32, device=device),
     )
+
+
+def launch_few_programs(patch: pytest.MonkeyPatch) -> None:
+    """Let decoding launch fewer programs than a GPU has room for.
+
+    Interpreted, each takes milliseconds, also those that find nothing to do.
+    """
+    from remora.kernels.gpu import attention_decode as kernels
+
+    few = kernels.Launch(keys=64, num_warps=4, num_stages=2, programs=4)
+    patch.setattr(kernels, "LAUNCHES", {Arch.HOPPER: {64: few, 128: few, 256: few}})

@@ -14,15 +14,19 @@ from remora.kernels.attention_decode import attend_decode_paged, attend_decode_p
 from remora.kernels.gpu import attention_decode as kernels
 from remora.kernels.gpu.arch import Arch
 from tests.kernels.gpu.devices import INTERPRETED, interpreted_only, on_devices, poisoned
-from tests.kernels.gpu.paged import NARROW_TOLERANCES, TOLERANCES, Paged, make_paged
+from tests.kernels.gpu.paged import (
+    NARROW_TOLERANCES,
+    TOLERANCES,
+    Paged,
+    launch_few_programs,
+    make_paged,
+)
 
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launch fewer programs than a GPU has room for: interpreted, each takes milliseconds."""
     if INTERPRETED:
-        few = kernels.Launch(keys=64, num_warps=4, num_stages=2, programs=4)
-        monkeypatch.setattr(kernels, "LAUNCHES", {Arch.HOPPER: {64: few, 128: few, 256: few}})
+        launch_few_programs(monkeypatch)
 
 
 def attend(query: Tensor, paged: Paged, **options: Any) -> Tensor:

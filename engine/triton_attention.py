@@ -1,0 +1,89 @@
+"""Attention by triton's kernels, on a GPU: what a layer does between its projections is three
+launches or four, none of which waits for the device.
+
+Decode steps depend on the device's tensors alone, so they may be recorded. Owns the KV tensors, as
+`attention.py` does; knows nothing of who owns which page, nor of requests.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from remora.engine.batch import ForwardBatch, Turn
+from remora.kernels.attention_decode import attend_decode_paged
+from remora.kernels.attention_prefill import attend_extend
+from remora.kernels.rope_store import rotate_and_store
+
+
+class TritonAttention:
+    """AttentionBackend made of triton's kernels.
+
+    kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; page 0 takes what
+               padding writes and holds no sequence
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.kv_pages = torch.zeros(shape, dtype=dtype, device=device)
+
+    def attend(
+        self,
+        layer: int,
+        heads: Tensor,
+        turn: Turn,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Turn, store and attend; see `protocols.AttentionBackend`."""
+        kv_pages = self.kv_pages[layer]
+        num_kv_heads = kv_pages.shape[3]
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        query = rotate_and_store(
+            query,
+            key,
+            value,
+            turn.cos,
+            turn.sin,
+            kv_pages,
+            batch.slots,
+            norms=turn.norms,
+            eps=turn.eps,
+        )
+        out = torch.empty_like(query)
+        num_decodes = batch.num_decodes
+        if num_decodes > 0:
+            attend_decode_paged(
+                query[:num_decodes],
+                kv_pages,
+                batch.tables[:num_decodes],
+                batch.lengths[:num_decodes],
+                scale=scale,
+                window=window,
+                out=out[:num_decodes],
+            )
+        if num_decodes < len(query):
+            attend_extend(
+                query,
+                kv_pages,
+                batch.tables[num_decodes:],
+                batch.starts[num_decodes:],
+                batch.lengths[num_decodes:],
+                scale=scale,
+                window=window,
+                out=out,
+            )
+        return out

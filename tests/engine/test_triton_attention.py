@@ -1,0 +1,189 @@
+"""Whole engines on triton's kernels, which are interpreted, against torch's operations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from remora.configs.device_plan import DevicePlan
+from remora.configs.plan import AdapterRoom
+from remora.engine.attention import TorchAttention
+from remora.engine.device import make_attention
+from remora.engine.layers.embedding import Embedding
+from remora.engine.layers.linear import Linear
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.registry import load_model
+from remora.engine.triton_attention import TritonAttention
+from remora.engine.types import SamplingParams
+from remora.kernels.lora import LowRankSlots
+from tests.conftest import TinyCheckpoints
+from tests.engine.graphs.device_runs import Requests, Rerun, Run, run
+from tests.engine.fakes import make_plan
+from tests.kernels.gpu.devices import interpreted_only
+from tests.kernels.gpu.interpreter import quicken
+from tests.kernels.gpu.paged import launch_few_programs
+
+pytestmark = interpreted_only
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let attention of tensors of a CPU be triton's until `monkeypatch` undoes it."""
+    pytest.importorskip("triton")
+    quicken(monkeypatch)
+    launch_few_programs(monkeypatch)
+    for module in ("attention_decode", "attention_prefill"):
+        monkeypatch.setattr(f"remora.kernels.{module}.by_triton", lambda device: True)
+    with np.errstate(all="ignore"):
+        yield monkeypatch
+
+
+@pytest.fixture
+def all_interpreted(interpreted: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let everything that has a kernel be triton's, which takes long."""
+    interpreted.setattr("remora.kernels.dispatch.TRITON_DEVICES", frozenset({"cpu"}))
+    return interpreted
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_checkpoints: TinyCheckpoints) -> Path:
+    return tiny_checkpoints("llama", num_hidden_layers=1)
+
+
+def make_requests(lengths: list[int], **changes: Any) -> Requests:
+    numbers = random.Random(0)
+    values: dict[str, Any] = {"max_tokens": 5, "temperature": 0.0, "ignore_eos": True} | changes
+    return {
+        f"r{number}": (
+            [numbers.randrange(10, 250) for _ in range(length)],
+            SamplingParams(**values),
+        )
+        for number, length in enumerate(lengths)
+    }
+
+
+def compare(path: Path, requests: Requests, patch: pytest.MonkeyPatch, **options: Any) -> Run:
+    """Run on triton's kernels, then as torch's operations; all tokens must be the same."""
+    got = run(path, requests, make_attention=TritonAttention, **options)
+    patch.undo()
+    as_a_device = {"recorder", "overlap"}
+    options = {key: value for key, value in options.items() if key not in as_a_device}
+    expected = run(path, requests, forward="eager", **options)
+    assert got.token_ids() == expected.token_ids()
+    assert got.ends() == expected.ends()
+    for key, values in expected.logprobs().items():
+        assert got.logprobs()[key] == pytest.approx(values, abs=1e-4)
+    return got
+
+
+@pytest.mark.slow
+def test_a_prompt_and_what_follows(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> None:
+    """In one chunk, then a token at a time."""
+    requests = make_requests([9], max_tokens=3)
+
+    compare(tiny, requests, all_interpreted, max_step_tokens=64, prefill_chunk_tokens=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
+def test_chunks_beside_rows_that_decode(
+    family: str, tiny_checkpoints: TinyCheckpoints, interpreted: pytest.MonkeyPatch
+) -> None:
+    """More requests than rows, prompts in chunks; windows, or norms of heads, in some families."""
+    path = tiny_checkpoints(family, num_hidden_layers=1)
+    requests = make_requests([1, 9, 30, 3, 17])
+
+    compare(path, requests, interpreted, max_running_requests=3, max_step_tokens=12)
+
+
+@pytest.mark.slow
+def test_steps_that_are_recorded_and_overlap(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
+    """Padded to sizes that were recorded; what a step's tokens are, only the device knows."""
+    recorder = Rerun()
+
+    compare(tiny, make_requests([2, 9, 5]), interpreted, recorder=recorder, overlap=True)
+
+    assert recorder.num_replayed > 0
+
+
+@pytest.mark.slow
+def test_rows_that_are_preempted(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
+    requests = make_requests([7, 8, 6], max_tokens=9, ignore_eos=False, temperature=0.9, seed=11)
+    few_pages = {"num_pages": 9, "conservativeness": 0.02, "max_model_len": 32}
+
+    got = compare(tiny, requests, interpreted, **few_pages)
+
+    assert got.num_preemptions > 0
+
+
+@pytest.mark.slow
+def test_logprobs(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
+    got = compare(tiny, make_requests([6, 11], logprobs=3, prompt_logprobs=2), interpreted)
+
+    assert all(got.logprobs().values())
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """AdapterPool of random updates, each by its instance's number."""
+
+    slots: list[LowRankSlots]
+
+    @classmethod
+    def of(cls, model: DecoderModel) -> Updates:
+        layers: list[Linear | Embedding] = [model.embedding, model.head.linear]
+        for block in model.blocks:
+            layers += [block.attention.qkv_proj, block.attention.o_proj]
+            layers += [block.mlp.gate_up_proj, block.mlp.down_proj]
+        return cls([layer.make_room(ROOM.num_slots, ROOM.max_rank) for layer in layers])
+
+    def install(self, slot: int, instance: int) -> None:
+        generator = torch.Generator().manual_seed(instance)
+        for slots in self.slots:
+            slots.clear(slot - 1)
+            for part in range(len(slots.bounds) - 1):
+                outputs = slots.bounds[part + 1] - slots.bounds[part]
+                a = torch.randn(instance, slots.a.shape[2], generator=generator) * 0.2
+                b = torch.randn(outputs, instance, generator=generator) * 0.2
+                slots.write(slot - 1, part, a, b)
+
+
+ROOM = AdapterRoom(num_slots=2, max_rank=4, targets=("q_proj",))
+
+
+@pytest.mark.slow
+def test_rows_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> None:
+    """Beside a row without."""
+    requests = make_requests([3, 4, 2], max_tokens=2)
+    adapters = {"r0": 1, "r2": 4}
+    options: dict[str, Any] = {"adapt": Updates.of, "adapters": adapters}
+
+    got = compare(tiny, requests, all_interpreted, room=ROOM, **options)
+
+    plain = run(tiny, requests, forward="eager")
+    changed = {key for key, ids in got.token_ids().items() if ids != plain.token_ids()[key]}
+    assert changed == {("r0", 0), ("r2", 0)}
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"), [("triton", TritonAttention), ("torch", TorchAttention)]
+)
+def test_attention_is_what_the_plan_says(
+    backend: Literal["triton", "torch"], expected: type, tiny: Path
+) -> None:
+    model = load_model(
+        tiny, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+    )
+    plan = make_plan(on_device=DevicePlan(attention_backend=backend))
+
+    made = make_attention(model, plan, 5)
+
+    assert isinstance(made, expected)
+    assert made.kv_pages.shape == (1, 2, 6, 4, 2, 16)
