@@ -50,12 +50,10 @@ class TritonAttention:
         """Turn, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
         num_kv_heads = kv_pages.shape[3]
-        num_heads = heads.shape[1] - 2 * num_kv_heads
-        query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         query = rotate_and_store(
-            query,
-            key,
-            value,
+            heads[:, : -2 * num_kv_heads],
+            heads[:, -2 * num_kv_heads : -num_kv_heads],
+            heads[:, -num_kv_heads:],
             turn.cos,
             turn.sin,
             kv_pages,

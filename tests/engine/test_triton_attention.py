@@ -24,8 +24,8 @@ from remora.engine.triton_attention import TritonAttention
 from remora.engine.types import SamplingParams
 from remora.kernels.lora import LowRankSlots
 from tests.conftest import TinyCheckpoints
-from tests.engine.graphs.device_runs import Requests, Rerun, Run, run
 from tests.engine.fakes import make_plan
+from tests.engine.graphs.device_runs import Requests, Rerun, Run, run
 from tests.kernels.gpu.devices import interpreted_only
 from tests.kernels.gpu.interpreter import quicken
 from tests.kernels.gpu.paged import launch_few_programs
@@ -176,7 +176,9 @@ def test_rows_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> 
     ("backend", "expected"), [("triton", TritonAttention), ("torch", TorchAttention)]
 )
 def test_attention_is_what_the_plan_says(
-    backend: Literal["triton", "torch"], expected: type, tiny: Path
+    backend: Literal["triton", "torch"],
+    expected: type[TritonAttention | TorchAttention],
+    tiny: Path,
 ) -> None:
     model = load_model(
         tiny, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
