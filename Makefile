@@ -31,9 +31,9 @@ bench: $(STAMP)  ## Measure the engine on this machine
 bench-peers: $(STAMP)  ## Install other engines and measure them (tests/benchmarks/peers)
 	$(BIN)/python tests/benchmarks/peers/run.py measure
 
-gpu: $(STAMP)  ## Test and measure the kernels on the GPU of this machine
+gpu: $(STAMP)  ## Test and measure kernels and engine on the GPU of this machine
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu
-	$(BIN)/python tests/benchmarks/lora_kernels.py
+	$(BIN)/python tests/benchmarks/gpu/run.py --json build/gpu.json
 
 setup: $(STAMP)  ## Make .venv and install
 

@@ -51,3 +51,25 @@ TINY: dict[str, Any] = {
     "torch_dtype": "float32",
 }
 BY_NAME = {"llama-3.1-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_06B, "tiny": TINY}
+# Of the kernels alone.
+QWEN3_30B: dict[str, Any] = {
+    **QWEN3_06B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+}
+TINY_MOE: dict[str, Any] = {
+    **TINY,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}

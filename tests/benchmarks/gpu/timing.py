@@ -1,0 +1,67 @@
+"""What a kernel is measured with: a call on inputs of its own, what it must move and multiply.
+
+Inputs rotate among copies that no cache holds together, and all calls are one recorded graph, so
+that what is timed is the device and not the launching.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CACHE_BYTES = 256 * 2**20  # five times the second-level cache of an H200
+MAX_COPIES = 64
+ROUNDS, MIN_ROUNDS, ROUNDS_S = 50, 5, 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A kernel on inputs of one shape.
+
+    num_bytes:  that must be read and written at least
+    flops:      that must be computed; 0 = next to none
+    make:       makes inputs on a device, floats in a format, and returns a call with them
+    """
+
+    model: str
+    kernel: str
+    shape: str
+    num_bytes: float
+    flops: float = 0.0
+    make: Callable[[torch.device, torch.dtype], Callable[[], object]]
+
+    def once(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Call the kernel, to see that it can be."""
+        self.make(device, dtype)()
+
+    def seconds(self, device: torch.device) -> float:
+        """Return the median seconds of a call in bfloat16."""
+        copies = min(MAX_COPIES, 1 + int(CACHE_BYTES // max(1.0, self.num_bytes)))
+        return replayed_s([self.make(device, torch.bfloat16) for _ in range(copies)])
+
+
+def replayed_s(calls: list[Callable[[], object]]) -> float:
+    """Return the median seconds of one of the calls, which are recorded together."""
+    for call in calls:
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    rounds = max(MIN_ROUNDS, min(ROUNDS, int(ROUNDS_S / max(1e-6, round_s(graph)))))
+    return statistics.median(round_s(graph) for _ in range(rounds)) / len(calls)
+
+
+def round_s(graph: torch.cuda.CUDAGraph) -> float:
+    """Return the seconds of a replay."""
+    new_event: Any = torch.cuda.Event
+    start, end = (new_event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
