@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remora.kernels.dispatch import by_triton
 from remora.kernels.grammar_mask import mask_tokens as mask_tokens
 
 # Width of the blocks in which rows are reduced: a two-level search reads the vocabulary once, in
@@ -90,9 +91,15 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 def add_at(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
     """Add values [N] to logits[rows, ids], in place. A (row, id) pair occurs at most once.
 
-    Adding -inf bans a token and leaves a NaN a NaN, so that it is still noticed.
+    Adding -inf bans a token and leaves a NaN a NaN, so that it is still noticed. The kernel of
+    `gpu/logit_edits.py` passes over entries of a row below 0.
     """
-    logits[rows, ids] += values
+    if by_triton(logits.device):
+        from remora.kernels.gpu import logit_edits
+
+        logit_edits.add_at(logits, rows, ids, values)
+    else:
+        logits[rows, ids] += values
 
 
 def penalize(
@@ -112,7 +119,22 @@ def penalize(
     repetition:  positive logits are divided by it, the others multiplied
     presence:    subtracted once if the output holds the token
     frequency:   subtracted once per occurrence in the output
+
+    The kernel of `gpu/logit_edits.py` passes over entries of a row below 0.
     """
+    if by_triton(logits.device):
+        from remora.kernels.gpu import logit_edits
+
+        logit_edits.penalize(
+            logits,
+            rows,
+            ids,
+            counts,
+            repetition=repetition,
+            presence=presence,
+            frequency=frequency,
+        )
+        return
     old = logits[rows, ids]
     new = torch.where(old > 0, old / repetition, old * repetition)
     logits[rows, ids] = new - presence * (counts > 0) - frequency * counts

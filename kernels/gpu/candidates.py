@@ -1,0 +1,275 @@
+"""Rows of logits on a GPU, cut down to the few tokens that a search has to look at.
+
+A row is divided into segments, a program each, so that a single row fills the GPU as many rows do.
+How it is divided depends on the vocabulary alone: a row's bits do not depend on the rows beside it.
+
+`summarise` reads a row once: the greatest logit and the mass of each block. From these, which are
+few, a bound follows below which no search goes, and `compact` writes down who reaches it. What is
+left of a row is mostly some tokens of each segment, which one program holds in registers and
+bisects. It bisects integers that are in the order of the floats, and jumps to those that occur, so
+it ends after some steps, at most 32. Flat rows with a wide filter leave many candidates, whose
+search takes a loop in each step, and no other answer.
+
+Legend, and suffixes of blocks: R rows, V vocabulary, S segments (the next power of two in a
+program), B blocks of a segment, E elements of a block or a segment; W candidates of a segment that
+are looked at together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.gpu.arch import Arch, arch_of
+
+BLOCK, SEGMENT = 128, 2048
+# Candidates of all segments that a program holds: 4 for each thread, which has much else to hold;
+# what is compiled for small makes spills sooner.
+TILES = {arch: 1024 if arch is Arch.SMALL else 2048 for arch in Arch}
+SEGMENT_OPTIONS: dict[str, Any] = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
+ROW_OPTIONS: dict[str, Any] = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
+TILE_OPTIONS: dict[str, Any] = {"num_warps": 16, "num_stages": 1, "enable_fp_fusion": True}
+
+
+def tile_shape(logits: Tensor) -> dict[str, int]:
+    """Return the sizes of tiles of candidates for rows of logits [R, V]."""
+    padded = triton.next_power_of_2(num_segments(logits.shape[1]))
+    return {"S": padded, "W": max(8, TILES[arch_of(logits.device)] // padded), "E": SEGMENT}
+
+
+def num_segments(vocab_size: int) -> int:
+    """Return into how many segments a row is divided."""
+    return -(-vocab_size // SEGMENT)
+
+
+def summarise(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the greatest logit and the mass of each block [R, S * SEGMENT / BLOCK] float32.
+
+    logits:       [R, V] float32, a row in one piece
+    temperature:  [R] float32; no mass where it is 0; None = 1 everywhere
+
+    The mass is the sum of exp((logit - greatest) / temperature). A block with a NaN is a NaN.
+    """
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1
+    segments = num_segments(vocab_size)
+    shape = num_rows, segments * (SEGMENT // BLOCK)
+    maxima = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    masses = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    if num_rows > 0:
+        summarise_kernel[(num_rows, segments)](
+            logits,
+            logits if temperature is None else temperature,
+            maxima,
+            masses,
+            vocab_size,
+            logits.stride(0),
+            HAS_TEMPERATURE=temperature is not None,
+            BLOCKS=SEGMENT // BLOCK,
+            BLOCK=BLOCK,
+            **SEGMENT_OPTIONS,
+        )
+    return maxima, masses
+
+
+def compact(
+    logits: Tensor, temperature: Tensor | None, bounds: Tensor, chosen: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write down, in the order of ids, which tokens' scaled logits reach their row's bound.
+
+    logits, temperature:  as in `summarise`; -inf is never a candidate
+    bounds:               [R] float32; infinity = the row is passed over, and nothing written
+    chosen:               [R] int64 ids; how many logits are greater is counted
+
+    Returns where candidates lie within their segment [R, S * SEGMENT] int16, the rest is not
+    written; how many there are in each segment [R, S] int32; and how many logits of a segment are
+    greater than the chosen one's [R, S] int32, where one was given.
+    """
+    num_rows, vocab_size = logits.shape
+    segments = num_segments(vocab_size)
+    device = logits.device
+    offsets = torch.empty((num_rows, segments * SEGMENT), dtype=torch.int16, device=device)
+    counts = torch.empty((num_rows, segments), dtype=torch.int32, device=device)
+    greater = torch.empty_like(counts)
+    if num_rows > 0:
+        compact_kernel[(num_rows, segments)](
+            logits,
+            logits if temperature is None else temperature,
+            bounds,
+            logits if chosen is None else chosen,
+            offsets,
+            counts,
+            greater,
+            vocab_size,
+            logits.stride(0),
+            HAS_TEMPERATURE=temperature is not None,
+            HAS_CHOSEN=chosen is not None,
+            E=SEGMENT,
+            **SEGMENT_OPTIONS,
+        )
+    return offsets, counts, greater
+
+
+@triton.jit
+def summarise_kernel(
+    logits: tl.tensor,
+    temperature: tl.tensor,
+    maxima: tl.tensor,
+    masses: tl.tensor,
+    vocab_size: int,
+    stride: int,
+    HAS_TEMPERATURE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program (row, segment)."""
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    block_B = segment * BLOCKS + tl.arange(0, BLOCKS)
+    id_BE = block_B[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x_BE = tl.load(logits + row * stride + id_BE, mask=id_BE < vocab_size, other=float("-inf"))
+    is_nan_BE = x_BE != x_BE
+    is_nan_B = tl.max(is_nan_BE.to(tl.int32), 1) > 0
+    best_B = tl.max(tl.where(is_nan_BE, float("-inf"), x_BE), 1)
+    at_B = row * tl.num_programs(1) * BLOCKS + block_B
+    tl.store(maxima + at_B, tl.where(is_nan_B, float("nan"), best_B))
+    heat = tl.load(temperature + row) if HAS_TEMPERATURE else 1.0
+    if heat > 0:
+        top_B = tl.div_rn(best_B, heat)
+        distance_BE = tl.div_rn(x_BE, heat) - top_B[:, None]
+        weight_BE = tl.where(x_BE > float("-inf"), tl.exp(distance_BE), 0.0)
+        tl.store(masses + at_B, tl.sum(weight_BE, 1))
+
+
+@triton.jit
+def compact_kernel(
+    logits: tl.tensor,
+    temperature: tl.tensor,
+    bounds: tl.tensor,
+    chosen: tl.tensor,
+    offsets: tl.tensor,
+    counts: tl.tensor,
+    greater: tl.tensor,
+    vocab_size: int,
+    stride: int,
+    HAS_TEMPERATURE: tl.constexpr,
+    HAS_CHOSEN: tl.constexpr,
+    E: tl.constexpr,
+) -> None:
+    """Program (row, segment)."""
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    bound = tl.load(bounds + row)
+    if bound == float("inf"):
+        return
+    place_E = tl.arange(0, E)
+    id_E = segment * E + place_E
+    x_E = tl.load(logits + row * stride + id_E, mask=id_E < vocab_size, other=float("-inf"))
+    at = row * tl.num_programs(1) + segment
+    if HAS_CHOSEN:
+        own = tl.load(logits + row * stride + tl.load(chosen + row))
+        tl.store(greater + at, tl.sum((x_E > own).to(tl.int32), 0))
+    heat = tl.load(temperature + row) if HAS_TEMPERATURE else 1.0
+    scaled_E = tl.div_rn(x_E, heat)
+    is_kept_E = (scaled_E >= bound) & (x_E > float("-inf"))
+    to_E = tl.cumsum(is_kept_E.to(tl.int32), 0) - 1
+    tl.store(offsets + at * E + to_E, place_E.to(tl.int16), mask=is_kept_E)
+    tl.store(counts + at, tl.sum(is_kept_E.to(tl.int32), 0))
+
+
+@triton.jit
+def load_candidates(
+    logits: tl.tensor,
+    offsets: tl.tensor,
+    count_S: tl.tensor,
+    heat: tl.tensor,
+    first: int,
+    E: tl.constexpr,
+    W: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return scaled logits [S, W] and ids of segments' candidates from `first` on, padded by -inf.
+
+    logits, offsets:  where the row's begin
+    """
+    segment_S = tl.arange(0, count_S.shape[0])
+    place_W = first + tl.arange(0, W)
+    is_here_SW = place_W[None, :] < count_S[:, None]
+    at_SW = segment_S[:, None] * E + place_W[None, :]
+    offset_SW = tl.load(offsets + at_SW, mask=is_here_SW, other=0).to(tl.int32)
+    id_SW = segment_S[:, None] * E + offset_SW
+    x_SW = tl.load(logits + id_SW, mask=is_here_SW, other=float("-inf"))
+    return tl.div_rn(x_SW, heat), id_SW
+
+
+@triton.jit
+def image(x: tl.tensor) -> tl.tensor:
+    """Return integers in the order of the floats."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def float_of(image: tl.tensor) -> tl.tensor:
+    """Return the float of an image."""
+    return (image ^ ((image >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def midway(low: tl.tensor, high: tl.tensor) -> tl.tensor:
+    """Return the middle of two integers, rounded up, whatever their difference."""
+    return (low | high) - ((low ^ high) >> 1)
+
+
+@triton.jit
+def amounts_from(
+    scaled_SW: tl.tensor, mid: tl.tensor, top: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return the number and the mass [] of candidates whose images reach `mid`.
+
+    Also returns the least image that does, and the greatest that does not.
+    """
+    image_SW = image(scaled_SW)
+    is_above_SW = image_SW >= mid
+    count = tl.sum(tl.sum(is_above_SW.to(tl.int32), 1), 0)
+    weight_SW = tl.where(is_above_SW, tl.exp(scaled_SW - top), 0.0)
+    mass = tl.sum(tl.sum(weight_SW, 1).to(tl.float64), 0)
+    above = tl.min(tl.min(tl.where(is_above_SW, image_SW, 0x7FFFFFFF), 1), 0)
+    below = tl.max(tl.max(tl.where(is_above_SW, -0x7FFFFFFF, image_SW), 1), 0)
+    return count, mass, above, below
+
+
+@triton.jit
+def kth_of_blocks(top_B: tl.tensor, count: tl.tensor, num_blocks: int) -> tl.tensor:
+    """Return the `count`-th greatest of blocks' maxima; -inf where there are fewer blocks."""
+    image_B = image(top_B)
+    low, high = image(tl.full([], float("-inf"), tl.float32)), tl.max(image_B, 0)
+    if count <= num_blocks:
+        while low < high:
+            mid = midway(low, high)
+            is_above_B = image_B >= mid
+            if tl.sum(is_above_B.to(tl.int32), 0) >= count:
+                low = tl.min(tl.where(is_above_B, image_B, 0x7FFFFFFF), 0)
+            else:
+                high = tl.max(tl.where(is_above_B, -0x7FFFFFFF, image_B), 0)
+    return float_of(low)
+
+
+@triton.jit
+def pick(weight_E: tl.tensor, fraction: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Find where the running sum of weights [E], in float64, passes a fraction [] of its total.
+
+    Returns the index, always of a positive weight, and how far into that weight the point lies.
+    """
+    E: tl.constexpr = weight_E.shape[0]
+    place_E = tl.arange(0, E)
+    is_weight_E = weight_E > 0
+    running_E = tl.cumsum(weight_E.to(tl.float64), 0)
+    target = fraction * tl.max(running_E, 0)
+    first = tl.min(tl.where(is_weight_E & (running_E > target), place_E, E), 0)
+    last = tl.max(tl.where(is_weight_E, place_E, 0), 0)
+    index = tl.where(first < E, first, last)
+    before = tl.max(tl.where(place_E < index, running_E, 0.0), 0)
+    passed = tl.max(tl.where(place_E <= index, running_E, 0.0), 0)
+    return index, (target - before) / (passed - before)
