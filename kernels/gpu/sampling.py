@@ -259,15 +259,32 @@ def draw_kernel(
         scaled_SW = load_candidates(logits, offsets, count_S, heat, first, E, W)[0]
         mass_S += _masses(scaled_SW, top, threshold)
     segment, fraction = pick(mass_S, tl.load(uniforms + row))
+    offsets += segment * E
+    chosen = _draw_from_segment(
+        logits + segment * E, offsets, tl.load(counts + segment), fraction, heat, top, threshold, E
+    )
+    tl.store(ids + row, segment * E + chosen)
+
+
+@triton.jit
+def _draw_from_segment(
+    logits: tl.tensor,
+    offsets: tl.tensor,
+    count: tl.tensor,
+    fraction: tl.tensor,
+    heat: tl.tensor,
+    top: tl.tensor,
+    threshold: tl.tensor,
+    E: tl.constexpr,
+) -> tl.tensor:
+    """Draw one of a segment's candidates; logits and offsets: where the segment's begin."""
     place_E = tl.arange(0, E)
-    is_here_E = place_E < tl.load(counts + segment)
-    offset_E = tl.load(offsets + segment * E + place_E, mask=is_here_E, other=0).to(tl.int32)
-    x_E = tl.load(logits + segment * E + offset_E, mask=is_here_E, other=float("-inf"))
+    offset_E = tl.load(offsets + place_E, mask=place_E < count, other=0).to(tl.int32)
+    x_E = tl.load(logits + offset_E, mask=place_E < count, other=float("-inf"))
     scaled_E = tl.div_rn(x_E, heat)
     weight_E = tl.where(scaled_E >= threshold, tl.exp(scaled_E - top), 0.0)
     index = pick(weight_E, fraction)[0]
-    offset = tl.sum(tl.where(place_E == index, offset_E, 0), 0)
-    tl.store(ids + row, segment * E + offset)
+    return tl.sum(tl.where(place_E == index, offset_E, 0), 0)
 
 
 @triton.jit

@@ -70,7 +70,7 @@ def kept_probs(
     likely = probs >= row.min_p * (1 - lenience) * probs.max()
     if row.top_p < 1:
         falling = np.sort(probs)[::-1]
-        last = np.searchsorted(np.cumsum(falling), row.top_p * (1 + lenience))
+        last = int(np.searchsorted(np.cumsum(falling), row.top_p * (1 + lenience)))
         likely &= probs >= falling[min(last, len(falling) - 1)]
     kept: npt.NDArray[np.float64] = np.where(likely, probs, 0.0)
     kept /= kept.sum()
