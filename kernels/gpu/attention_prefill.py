@@ -153,10 +153,14 @@ def launch_of(arch: Arch, head_dim: int, element_bytes: int) -> Launch:
 
 @triton.jit
 def find_tile(
-    starts: tl.tensor, num_rows: int, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr
+    starts: tl.tensor,
+    item: tl.tensor,
+    num_rows: int,
+    G: tl.constexpr,
+    R: tl.constexpr,
+    M: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the row of the program's tile and which tile of that row it is."""
-    item = tl.num_programs(1) - 1 - tl.program_id(1)
+    """Return the row of a tile and which tile of that row it is."""
     at_R = tl.arange(0, R)
     is_row_R = at_R < num_rows
     begin_R = tl.load(starts + at_R, mask=is_row_R, other=0)
@@ -194,7 +198,7 @@ def extend_kernel(
 ) -> None:
     """Program (K/V head, tile of queries); the last tiles come first."""
     kv_head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
-    row, tile = find_tile(starts, num_rows, GROUP, R, M)
+    row, tile = find_tile(starts, tl.num_programs(1) - 1 - tl.program_id(1), num_rows, GROUP, R, M)
     if row >= num_rows:
         return
     stop, length = tl.load(starts + row + 1), tl.load(lengths + row)
