@@ -23,24 +23,31 @@ class DevicePlan:
     attention_backend:  whose kernels attend
     graph_sizes:        rows of recorded decode steps, ascending; none = all steps are launched
     overlap:            whether a step is planned while the one before runs
+    deterministic:      whether a row must be the same bits whichever rows are beside it
     """
 
     attention_backend: Backend = "torch"
     graph_sizes: tuple[int, ...] = ()
     overlap: bool = False
+    deterministic: bool = False
 
 
 ONE_BY_ONE = DevicePlan()
 
 
 def plan_device(
-    config: ServeConfig, *, device: str, has_triton: bool, max_running: int
+    config: ServeConfig, device: str, has_triton: bool, max_running: int, has_adapters: bool
 ) -> DevicePlan:
-    """Decide for a device: cpu or cuda. Raises ConfigError."""
+    """Decide for a device: cpu or cuda. Raises ConfigError.
+
+    has_adapters:  whether there is room for adapters beside the weights
+    """
     engine = config.engine
+    if engine.deterministic:
+        _check_deterministic(config, device, has_triton=has_triton, has_adapters=has_adapters)
     if device == "cpu":
         _refuse(config, "the model runs on a CPU", "engine.device cuda needs a GPU", triton=True)
-        return ONE_BY_ONE
+        return DevicePlan(deterministic=engine.deterministic)
     if engine.attention_backend == "triton" and not has_triton:
         raise ConfigError(
             "engine.attention_backend = triton: the package triton is not installed; install it, "
@@ -72,7 +79,30 @@ def plan_device(
             step=engine.graph_step,
         ),
         overlap=engine.overlap is not False,
+        deterministic=engine.deterministic,
     )
+
+
+def _check_deterministic(
+    config: ServeConfig, device: str, *, has_triton: bool, has_adapters: bool
+) -> None:
+    """Raise ConfigError where rows cannot be kept from changing each other's bits."""
+    engine = config.engine
+    faults = {
+        "several ranks add up what each has computed; set parallel.tp_size and pp_size to 1": (
+            config.parallel.num_ranks > 1
+        ),
+        "engine.cpu_kernels is torch, whose sums depend on the number of rows; set it to native": (
+            device == "cpu" and engine.cpu_kernels == "torch"
+        ),
+        "on a GPU that takes triton's kernels; install triton, and leave engine.attention_backend "
+        "at auto": device != "cpu" and (engine.attention_backend == "torch" or not has_triton),
+        "on a GPU the sums of adapters in slots depend on the number of rows; name a single one in "
+        "lora.adapters, which is merged, or none": device != "cpu" and has_adapters,
+    }
+    for reason, is_so in faults.items():
+        if is_so:
+            raise ConfigError(f"engine.deterministic = true: {reason}")
 
 
 def _refuse(config: ServeConfig, reason: str, advice: str, *, triton: bool = False) -> None:

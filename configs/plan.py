@@ -191,6 +191,7 @@ def make_plan(
         model, dtype, tp_size=parallel.tp_size, pp_size=parallel.pp_size
     )
     max_running, max_step, chunk = _pick_limits(config)
+    on_device = plan_device(config, device, machine.has_triton, max_running, bool(adapters))
     num_pages = size_kv_pool(
         config,
         page_bytes=page_bytes,
@@ -229,9 +230,7 @@ def make_plan(
         micro_batches=parallel.micro_batches or parallel.pp_size,
         adapters=adapters,
         adapter_bytes=adapter_bytes,
-        on_device=plan_device(
-            config, device=device, has_triton=machine.has_triton, max_running=max_running
-        ),
+        on_device=on_device,
     )
 
 

@@ -101,6 +101,10 @@ class EngineSection(Section):
     """Whose kernels attend on a GPU; auto = triton where it is installed. A CPU has torch's only,
     or native ones: see cpu_kernels."""
 
+    deterministic: bool = False
+    """Whether a row's numbers must be the same bits whichever rows are beside it. Native kernels of
+    CPUs are so anyway; a GPU takes slower products and attention, and no adapters in slots."""
+
     overlap: bool | None = None
     """Whether a step is planned while the device computes the one before. Default: on a GPU."""
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -13,6 +15,7 @@ from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
 from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.device_memory import Meter, largest_step, measure_steps
+from remora.engine.graphs.device_choosing import DeviceChoosing
 from remora.engine.graphs.device_forward import DeviceForward, Limits
 from remora.engine.graphs.recording import Recorder
 from remora.engine.kv.pages import pages_needed
@@ -27,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> AttentionBackend:
     """Make the plan's attention backend over a KV pool of its own."""
-    by_triton = plan.on_device.attention_backend == "triton"
-    backend = TritonAttention if by_triton else TorchAttention
+    backend: Callable[..., AttentionBackend] = TorchAttention
+    if plan.on_device.attention_backend == "triton":
+        backend = partial(TritonAttention, fixed_split=plan.on_device.deterministic)
     return backend(
         num_layers=len(model.layers),
         num_pages=num_pages,
@@ -42,7 +46,9 @@ def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> Att
 
 def make_choosing(plan: EnginePlan) -> Choosing:
     """Make what chooses tokens from the logits of the plan's device."""
-    return HostChoosing(sampling_kernels)
+    if plan.on_device.attention_backend == "torch":
+        return HostChoosing(sampling_kernels)
+    return DeviceChoosing(torch.device(plan.device), plan.max_running_requests)
 
 
 def make_forward(model: DecoderModel, plan: EnginePlan, num_pages: int) -> DeviceForward:
@@ -52,6 +58,8 @@ def make_forward(model: DecoderModel, plan: EnginePlan, num_pages: int) -> Devic
         max_tokens=plan.max_step_tokens,
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
     )
+    if plan.on_device.deterministic:
+        model.make_invariant()
     attention = make_attention(model, plan, num_pages)
     return DeviceForward(model, attention, limits, torch.device(plan.device))
 

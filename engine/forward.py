@@ -82,6 +82,8 @@ def build_forward(
             raise ConfigError(
                 f"engine.cpu_kernels is native, but {reason}; or set engine.cpu_kernels to auto"
             ) from reason
+        if plan.on_device.deterministic:
+            raise ConfigError(f"engine.deterministic needs native kernels: {reason}") from reason
         return _eager(model, plan, group, f"torch, which is slower, because {reason}")
     return _native(model, plan, table, library)
 

@@ -21,6 +21,7 @@ class TritonAttention:
 
     kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; page 0 takes what
                padding writes and holds no sequence
+    fixed_split:  whether a row that decodes must be the same bits whichever rows are beside it
     """
 
     def __init__(
@@ -33,9 +34,11 @@ class TritonAttention:
         head_dim: int,
         dtype: torch.dtype,
         device: str,
+        fixed_split: bool = False,
     ) -> None:
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.kv_pages = torch.zeros(shape, dtype=dtype, device=device)
+        self._fixed_split = fixed_split
 
     def attend(
         self,
@@ -71,6 +74,7 @@ class TritonAttention:
                 batch.lengths[:num_decodes],
                 scale=scale,
                 window=window,
+                fixed_split=self._fixed_split,
                 out=out[:num_decodes],
             )
         if num_decodes < len(query):

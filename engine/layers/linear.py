@@ -8,7 +8,7 @@ product is one summand of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -27,15 +27,20 @@ def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> 
     return torch.empty(shape, dtype=dtype, device=device)
 
 
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
 class Linear:
     """y = x W^T + b.
 
     weight:    [what is held of the parts, what is held of the inputs]
     bias:      [what is held of the parts] or None
     adapters:  low-rank updates of the weight, for rows that ask for one; None = there are none
+    product:   what multiplies
     """
 
     adapters: LowRankSlots | None = None
+    product: Multiply = staticmethod(linear)
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class Linear:
 
     def __call__(self, x: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Project [num_tokens, held inputs] to [num_tokens, held parts], by the rows' adapters."""
-        y = linear(x, self.weight, self.bias)
+        y = self.product(x, self.weight, self.bias)
         if self.adapters is not None:
             self.adapters.add(x, y, groups)
         return y

@@ -25,6 +25,7 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend, UpdatePlace
+from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
@@ -177,6 +178,13 @@ class DecoderModel:
             ((_, place),) = self.head.linear.places("")
             places[f"{HEAD}.weight"] = place
         return places
+
+    def make_invariant(self) -> None:
+        """Let products give a row the same bits whichever rows are beside it, where kernels can."""
+        for block in self.blocks:
+            for _, linear in block.linears(""):
+                linear.product = linear_invariant
+        self.head.linear.product = linear_invariant
 
     @torch.inference_mode()
     def pack(self) -> None:

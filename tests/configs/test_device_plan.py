@@ -12,12 +12,23 @@ from remora.configs.load import parse_args
 
 
 def plan_of(
-    device: str = "cuda", *, has_triton: bool = True, tp_size: int = 1, **engine: Any
+    device: str = "cuda",
+    *,
+    has_triton: bool = True,
+    has_adapters: bool = False,
+    tp_size: int = 1,
+    **engine: Any,
 ) -> DevicePlan:
     config = parse_args(
         {"model": {"path": "x"}, "engine": engine, "parallel": {"tp_size": tp_size}}
     )
-    return plan_device(config, device=device, has_triton=has_triton, max_running=20)
+    return plan_device(
+        config,
+        device=device,
+        has_triton=has_triton,
+        max_running=20,
+        has_adapters=has_adapters,
+    )
 
 
 def test_a_gpu_overlaps_steps_and_records_them_for_all_rows() -> None:
@@ -49,6 +60,12 @@ def test_a_cpu_takes_one_step_after_the_other() -> None:
     assert plan_of("cpu", overlap=False, graph_max_rows=0, graph_step=8) == ONE_BY_ONE
 
 
+def test_rows_are_kept_apart_where_that_is_asked_for() -> None:
+    assert plan_of(deterministic=True).deterministic
+    assert plan_of("cpu", deterministic=True, has_adapters=True).deterministic
+    assert not plan_of().deterministic
+
+
 def test_ranks_launch_their_steps() -> None:
     assert plan_of(tp_size=2) == DevicePlan(attention_backend="triton")
 
@@ -65,6 +82,13 @@ def test_ranks_launch_their_steps() -> None:
         ({"has_triton": False, "graph_max_rows": 2}, "graph_max_rows = 2: attention by torch"),
         ({"has_triton": False, "attention_backend": "triton"}, "triton is not installed; install"),
         ({"attention_backend": "torch", "overlap": True}, "engine.overlap = true: attention by"),
+        ({"deterministic": True, "tp_size": 2}, "engine.deterministic = true: several ranks add"),
+        ({"deterministic": True, "has_triton": False}, "true: on a GPU that takes triton's"),
+        ({"deterministic": True, "has_adapters": True}, "true: on a GPU the sums of adapters in"),
+        (
+            {"deterministic": True, "device": "cpu", "cpu_kernels": "torch"},
+            "true: engine.cpu_kernels is torch, whose sums depend",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(arguments: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +16,14 @@ import torch
 from remora.configs.device_plan import DevicePlan
 from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
-from remora.engine.device import make_attention
+from remora.engine.device import make_attention, make_forward
 from remora.engine.layers.embedding import Embedding
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.triton_attention import TritonAttention
 from remora.engine.types import SamplingParams
+from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import LowRankSlots
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
@@ -170,6 +172,36 @@ def test_rows_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> 
     plain = run(tiny, requests, forward="eager")
     changed = {key for key, ids in got.token_ids().items() if ids != plain.token_ids()[key]}
     assert changed == {("r0", 0), ("r2", 0)}
+
+
+@pytest.mark.slow
+def test_a_row_is_the_same_bits_in_any_company(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
+    """With what `engine.deterministic` brings about."""
+    interpreted.setattr("remora.kernels.linear_invariant.by_triton", lambda device: True)
+    requests = make_requests([9, 4, 6], max_tokens=3, logprobs=0)
+
+    def logprobs(asked: Requests) -> list[float]:
+        return run(
+            tiny,
+            asked,
+            make_attention=partial(TritonAttention, fixed_split=True),
+            adapt=DecoderModel.make_invariant,
+        ).logprobs()["r0", 0]
+
+    assert logprobs({"r0": requests["r0"]}) == logprobs(requests)
+
+
+def test_what_is_deterministic_multiplies_and_attends_accordingly(tiny: Path) -> None:
+    model = load_model(
+        tiny, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+    )
+    on_device = DevicePlan(attention_backend="triton", deterministic=True)
+
+    make_forward(model, make_plan(on_device=on_device), 5)
+
+    linears = [linear for _, linear in model.blocks[0].linears("")]
+    assert len(linears) == 4
+    assert {linear.product for linear in (*linears, model.head.linear)} == {linear_invariant}
 
 
 @pytest.mark.parametrize(

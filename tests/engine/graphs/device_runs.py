@@ -14,6 +14,7 @@ from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
 from remora.engine.eager import EagerForward
 from remora.engine.engine import Engine
+from remora.engine.graphs.device_choosing import DeviceChoosing
 from remora.engine.graphs.device_forward import DeviceForward, Limits, Made
 from remora.engine.inputs import RowTable
 from remora.engine.kv.pages import pages_needed
@@ -123,7 +124,10 @@ def run(
     )
     rows = plan.max_running_requests
     table = RowTable(max_rows=rows, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
-    sampler = Sampler(max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=())
+    choosing = DeviceChoosing(CPU, rows) if forward == "device" else None
+    sampler = Sampler(
+        max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), choosing=choosing
+    )
     if forward == "eager":
         eager = EagerForward(model, attention, page_size=plan.page_size)
         runner = LocalRunner(eager, sampler, table, adapters=pool)
