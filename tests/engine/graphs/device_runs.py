@@ -1,4 +1,4 @@
-"""Whole engines whose forward pass is a device's, with a CPU in the device's place."""
+"""Whole engines whose forward pass is a device's, mostly with a CPU in the device's place."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from remora.engine.eager import EagerForward
 from remora.engine.engine import Engine
 from remora.engine.graphs.device_choosing import DeviceChoosing
 from remora.engine.graphs.device_forward import DeviceForward, Limits, Made
+from remora.engine.graphs.recording import Recorder
 from remora.engine.inputs import RowTable
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
@@ -92,7 +93,8 @@ def run(
     *,
     forward: str = "device",
     overlap: bool = False,
-    recorder: Rerun | None = None,
+    recorder: Recorder | None = None,
+    device: torch.device = CPU,
     make_attention: Callable[..., AttentionBackend] = TorchAttention,
     adapt: Callable[[DecoderModel], Any] = lambda model: None,
     adapters: Mapping[str, int] | None = None,
@@ -109,7 +111,7 @@ def run(
     plan = make_plan(adapters=room, **values)
     torch.set_num_threads(1)
     model = load_model(
-        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+        path, dtype=torch.float32, load_format="auto", device=str(device), show_progress=False
     )
     pool = adapt(model)
     config = model.config
@@ -120,11 +122,11 @@ def run(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=torch.float32,
-        device="cpu",
+        device=str(device),
     )
     rows = plan.max_running_requests
     table = RowTable(max_rows=rows, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
-    choosing = DeviceChoosing(CPU, rows) if forward == "device" else None
+    choosing = DeviceChoosing(device, rows) if forward == "device" else None
     sampler = Sampler(
         max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), choosing=choosing
     )
@@ -137,10 +139,10 @@ def run(
             max_tokens=plan.max_step_tokens,
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
         )
-        device = DeviceForward(model, attention, limits, CPU)
+        by_itself = DeviceForward(model, attention, limits, device)
         if recorder is not None:
-            device.record(recorder, graph_sizes(most=rows), adapters=pool is not None)
-        runner = LocalRunner(device, sampler, table, adapters=pool, newest=device)
+            by_itself.record(recorder, graph_sizes(most=rows), adapters=pool is not None)
+        runner = LocalRunner(by_itself, sampler, table, adapters=pool, newest=by_itself)
     engine = Engine(
         plan,
         runner,

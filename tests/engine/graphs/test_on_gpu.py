@@ -1,0 +1,72 @@
+"""Whole engines on a GPU: recorded, overlapping, on triton's kernels, against torch on the CPU.
+
+TRITON_INTERPRET=0 python -m pytest -m gpu tests/engine/graphs
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from remora.configs.load import parse_args
+from remora.engine.device_memory import CudaMeter
+from remora.engine.graphs.recording import CudaRecorder
+from remora.engine.launch import build_engine
+from remora.engine.triton_attention import TritonAttention
+from remora.engine.types import Request, SamplingParams
+from tests.conftest import TinyCheckpoints
+from tests.engine.graphs.device_runs import run
+from tests.engine.graphs.test_device_forward import ASKED
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize("name", ["greedy", "penalised", "restricted", "scored", "mixed"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_outputs_are_those_of_a_cpu(
+    family: str, name: str, recorded: bool, overlap: bool, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints(family)
+
+    expected = run(path, ASKED[name], forward="eager")
+    got = run(
+        path,
+        ASKED[name],
+        device=torch.device("cuda"),
+        make_attention=TritonAttention,
+        recorder=CudaRecorder() if recorded else None,
+        overlap=overlap,
+    )
+
+    assert got.token_ids() == expected.token_ids()
+    for key, values in expected.logprobs().items():
+        assert got.logprobs()[key] == pytest.approx(values, abs=1e-3)
+
+
+def test_an_engine_starts_as_a_user_starts_it(tiny_checkpoints: TinyCheckpoints) -> None:
+    """Memory is measured, steps are recorded, and what is left becomes KV."""
+    path: Path = tiny_checkpoints("llama")
+    free_before = CudaMeter().free_bytes()
+    config = parse_args(
+        {"model": {"path": str(path)}, "engine": {"device": "cuda", "mem_fraction": 0.2}}
+    )
+
+    built = build_engine(config, show_progress=False)
+    params = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    built.engine.add(Request(request_id="a", prompt_ids=[11, 12, 13], sampling=params))
+    tokens: list[int] = []
+    while built.engine.has_work:
+        tokens += [token for output in built.engine.step() for token in output.token_ids]
+    built.engine.close()
+
+    assert built.plan.on_device.overlap
+    assert built.plan.on_device.graph_sizes[-1] == built.plan.max_running_requests
+    assert 0 < built.plan.kv_bytes < free_before
+    assert len(tokens) == 20
