@@ -244,7 +244,10 @@ def find_split(
     return row, first, count, begin, tl.minimum(begin + split, length)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits", "window"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_splits", "window", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "lengths"],
+)
 def split_kernel(
     query: tl.tensor,
     keys: tl.tensor,

@@ -227,7 +227,10 @@ def attend_block(
     return top_M, total_M, sum_MC
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_splits", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "lengths"],
+)
 def split_kernel(
     query: tl.tensor,
     pages: tl.tensor,
@@ -293,7 +296,10 @@ def split_kernel(
         tl.store(items + row * 2 + at_2, tl.where(at_2 == 0, first, count))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "starts", "lengths"],
+)
 def extend_kernel(
     query: tl.tensor,
     pages: tl.tensor,

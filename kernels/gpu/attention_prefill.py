@@ -169,7 +169,10 @@ def find_tile(
     return row, item - first
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "starts", "lengths"],
+)
 def extend_kernel(
     query: tl.tensor,
     keys: tl.tensor,

@@ -6,6 +6,9 @@ K/V head; knows nothing of how a row's keys are divided between programs.
 
 Legend, and suffixes of blocks: R rows of a step, M queries, N keys, H elements of a head, padded to
 a power of two.
+
+What differs from step to step (rows, where their tables lie, how long those are) is no reason for
+triton to make another kernel, which would take it seconds: it is told so where kernels begin.
 """
 
 from __future__ import annotations

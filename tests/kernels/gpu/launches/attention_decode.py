@@ -22,7 +22,6 @@ def launch(
     head_dim: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
-    rows: int = ROWS,
     **options: Any,
 ) -> None:
     def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -31,10 +30,10 @@ def launch(
     pages = (2, NUM_PAGES, PAGE_SIZE, num_kv_heads)
     scales = empty(*pages, dtype=torch.float32) if kv_dtype is not None else None
     attend_decode_paged(
-        empty(rows, num_heads, head_dim, dtype=dtype),
+        empty(ROWS, num_heads, head_dim, dtype=dtype),
         empty(*pages, head_dim, dtype=kv_dtype or dtype),
-        empty(rows, 512, dtype=torch.int32),
-        empty(rows, dtype=torch.int32),
+        empty(ROWS, 512, dtype=torch.int32),
+        empty(ROWS, dtype=torch.int32),
         kv_scales=scales,
         **{"scale": 0.1, "window": None, **options},
     )
@@ -52,7 +51,6 @@ def launch_e4m3() -> None:
 
 LAUNCHES = {
     "heads of 128": case(32, 8, 128, torch.bfloat16),
-    "heads of 128, fixed splits": case(32, 8, 128, torch.bfloat16, fixed_split=True, rows=256),
     "heads of 128, float32": case(32, 8, 128, torch.float32),
     "heads of 128, int8": case(32, 8, 128, torch.bfloat16, torch.int8),
     "heads of 128, float8_e5m2": case(32, 8, 128, torch.float16, torch.float8_e5m2),
