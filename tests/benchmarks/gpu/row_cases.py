@@ -8,12 +8,16 @@ from typing import Any
 import torch
 
 from remora.kernels.activation import silu_and_mul
+from remora.kernels.device_sampling import choose_on_device
 from remora.kernels.norm import add_rms_norm
 from remora.kernels.rope_store import rotate_and_store
 from tests.benchmarks.gpu.attention_cases import PAGE, heads_of
 from tests.benchmarks.gpu.timing import Case
 
 TOKENS, TINY_TOKENS = (1, 64, 256, 4096), (3,)
+ROWS = (1, 8, 64, 256)
+# Temperature, top-k and top-p of all rows.
+WAYS = {"greedy": (0.0, 0, 1.0), "all": (0.8, 0, 1.0), "top-k 20 top-p 0.9": (0.8, 20, 0.9)}
 
 
 def cases(model: str, config: dict[str, Any], *, tiny: bool) -> Iterator[Case]:
@@ -21,6 +25,9 @@ def cases(model: str, config: dict[str, Any], *, tiny: bool) -> Iterator[Case]:
         yield norm(model, config, tokens)
         yield activation(model, config, tokens)
         yield rope_store(model, config, tokens)
+    for rows in TINY_TOKENS if tiny else ROWS:
+        for way in WAYS:
+            yield sampling(model, config, rows, way)
 
 
 def norm(model: str, config: dict[str, Any], tokens: int) -> Case:
@@ -63,7 +70,7 @@ def rope_store(model: str, config: dict[str, Any], tokens: int) -> Case:
     def make(device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
         qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim, device=device).to(dtype)
         query, key, value = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]
-        cos, sin = torch.randn(2, tokens, head_dim // 2, device=device).unbind(0)
+        cos, sin = torch.randn(2, tokens, head_dim // 2, device=device).to(dtype).unbind(0)
         pages = 1 + -(-tokens // PAGE)
         kv_pages = torch.zeros(2, pages, PAGE, kv_heads, head_dim, dtype=dtype, device=device)
         slots = PAGE + torch.randperm((pages - 1) * PAGE, device=device)[:tokens]
@@ -73,6 +80,30 @@ def rope_store(model: str, config: dict[str, Any], tokens: int) -> Case:
         model=model,
         kernel="rotate_and_store",
         shape=f"{tokens} tokens",
-        num_bytes=tokens * (2.0 * of_token * head_dim + 4 * head_dim + 8),
+        num_bytes=tokens * (2.0 * of_token * head_dim + 2 * head_dim + 8),
+        make=make,
+    )
+
+
+def sampling(model: str, config: dict[str, Any], rows: int, way: str) -> Case:
+    vocab_size = config["vocab_size"]
+    heat, top_k, top_p = WAYS[way]
+
+    def make(device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+        logits = 3 * torch.randn(rows, vocab_size, device=device)
+        temperature = torch.full((rows,), heat, device=device)
+        uniforms = torch.rand(rows, dtype=torch.float64, device=device)
+        filters = {
+            "top_k": torch.full((rows,), top_k, device=device),
+            "top_p": torch.full((rows,), top_p, dtype=torch.float64, device=device),
+            "min_p": torch.zeros(rows, device=device),
+        }
+        return lambda: choose_on_device(logits, temperature, uniforms, **filters)
+
+    return Case(
+        model=model,
+        kernel="choose_on_device",
+        shape=f"{rows} x {vocab_size} {way}",
+        num_bytes=4.0 * rows * vocab_size,
         make=make,
     )

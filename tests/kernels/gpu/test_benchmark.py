@@ -32,6 +32,7 @@ def test_every_kernel_is_called_and_written_down(tmp_path: Path) -> None:
         "add_rms_norm",
         "attend_decode_paged",
         "attend_extend",
+        "choose_on_device",
         "linear_invariant",
         "linear_quant",
         "lora",
