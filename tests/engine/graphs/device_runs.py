@@ -150,18 +150,28 @@ def run(
         vocab_size=model.vocab_size,
         overlapping=runner if overlap else None,
     )
+    made = _answers(engine, requests, adapters or {}, aborts or {})
+    engine.close()
+    return made
+
+
+def _answers(
+    engine: Engine,
+    requests: Requests,
+    adapters: Mapping[str, int],
+    aborts: Mapping[int, str],
+) -> Run:
     made = Run()
     for name, (prompt, params) in requests.items():
-        adapter = (adapters or {}).get(name, 0)
+        adapter = adapters.get(name, 0)
         engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params, adapter=adapter))
         made.outputs |= {(name, index): [] for index in range(params.n)}
     step = 0
     while engine.has_work:
-        outputs = engine.abort(aborts[step]) if aborts and step in aborts else []
+        outputs = engine.abort(aborts[step]) if step in aborts else []
         for output in (*outputs, *engine.step()):
             made.outputs[output.request_id, output.index].append(output)
         engine.check_integrity()
         step += 1
     made.num_preemptions = engine.stats().preemptions_total
-    engine.close()
     return made
