@@ -20,9 +20,10 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+from remora.configs.engine import EngineSection
 from remora.configs.errors import ConfigError, EngineError, RequestError
 from remora.configs.load import parse_args
-from remora.configs.schema import EngineSection, ModelSection
+from remora.configs.model import ModelSection
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine

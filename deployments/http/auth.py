@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from remora.configs.schema import ApiSection
+from remora.configs.api import ApiSection
 from remora.configs.secrets import read_keys
 from remora.deployments.http.wire import route_path
 

@@ -1,0 +1,66 @@
+"""HTTP: the section `api` of a configuration. How much one request may ask for: `limits.py`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from remora.configs.fields import Bytes, Name, Seconds, Secret, Section
+
+
+class ApiSection(Section):
+    """HTTP: limits, timeouts, strictness."""
+
+    unknown_fields: Literal["warn", "reject"] = "warn"
+    """Request fields that no API defines: warn = left out and named in a response header
+    (x-remora-ignored-fields), reject = HTTP 400."""
+
+    max_body_bytes: Bytes = 16 * 2**20
+    """Largest request body, in bytes or as 16MiB; beyond it HTTP 413."""
+
+    drain_timeout_s: Seconds | None = None
+    """Seconds that a stopping replica gives its running requests to finish; beyond it they end with
+    an error. Default: the longest a request may take (request_timeout_s), else 120."""
+
+    request_timeout_s: Seconds | None = None
+    """Seconds after which a request is aborted. Default: no limit."""
+
+    api_key: Secret | None = None
+    """Key that every route but health and metrics asks for: env:NAME or file:/path (one key a
+    line). Default: none is asked for."""
+
+    admin_api_key: Secret | None = None
+    """Key of the administrative routes (flush_cache, abort_request, ...), likewise. Default: they
+    answer callers on this machine only."""
+
+    tool_parser: str = "auto"
+    """Format in which the model writes tool calls: auto = told from the chat template, none, or a
+    name; `remora config parsers` lists them."""
+
+    reasoning_parser: str = "auto"
+    """Format in which the model writes its thought: auto, none, or a name, likewise."""
+
+    reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
+    """Name of the field of a chat's answer that holds the model's thought."""
+
+    generate_dialect: Literal["auto", "sglang", "tgi", "lightllm"] = "auto"
+    """Whose bodies /generate takes; auto = told from each body (text or input_ids: SGLang, inputs:
+    TGI)."""
+
+    stream_text: Literal["cumulative", "delta"] = "cumulative"
+    """What an event of a /generate stream in SGLang's dialect holds: all text so far, or what is
+    new."""
+
+    response_store: Name = "memory"
+    """Where /v1/responses keeps answers for `previous_response_id`: memory (of one replica), none,
+    or file:/path of a database that the replicas of one machine share."""
+
+    response_ttl_s: Seconds = 3600.0
+    """Seconds that a stored response is kept."""
+
+    batch_dir: Name | None = None
+    """Folder for the files of /v1/files and /v1/batches. Default: these routes are off."""
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that a stopping replica gives its running requests."""
+        return self.drain_timeout_s or self.request_timeout_s or 120.0

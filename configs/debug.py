@@ -1,0 +1,9 @@
+"""Looking inside a running server: the section `debug` of a configuration."""
+
+from __future__ import annotations
+
+from remora.configs.fields import Section
+
+
+class DebugSection(Section):
+    """Looking inside: checks of numbers, dumps, profiles. All off by default."""

@@ -1,0 +1,57 @@
+"""Device, memory and scheduling: the section `engine` of a configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from remora.configs.fields import Seconds, Section, conflict
+from remora.configs.memory import MemoryKeys
+from remora.configs.recording import RecordingKeys
+from remora.configs.scheduling import SchedulingKeys
+
+
+class DeviceKeys(Section):
+    """What computes, and how exactly."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; auto = cuda where there is one, else cpu."""
+
+    num_threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Compute threads of one rank. Default: physical cores divided by the ranks that share them."""
+
+    cpu_kernels: Literal["auto", "native", "torch"] = "auto"
+    """What computes on a CPU. native = step programs, which need a C++ compiler and pages of a
+    multiple of 16 tokens; torch = the slower reference; auto = native where it can be had."""
+
+    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    """Whose kernels attend on a GPU; auto = triton where it is installed. A CPU has torch's only,
+    or native ones: see cpu_kernels."""
+
+    deterministic: bool = False
+    """Whether a row's numbers must be the same bits whichever rows are beside it. Native kernels of
+    CPUs are so anyway; a GPU takes slower products and attention, and no adapters in slots."""
+
+    step_timeout_s: Seconds = 60.0
+    """Seconds after which a single step counts as hung and the replica as unhealthy."""
+
+    random_seed: Annotated[int, Field(ge=0, le=2**64 - 1)] = 0
+    """Base of the seeds drawn for requests that bring none."""
+
+
+class EngineSection(RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
+    """Device, memory and scheduling."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        written = self.model_fields_set
+        if self.kv_memory is not None and self.kv_tokens is not None:
+            raise conflict("kv_tokens", "kv_memory is set too; keep one of the two")
+        if "mem_fraction" in written and (self.kv_memory or self.kv_tokens):
+            other = "kv_memory" if self.kv_memory else "kv_tokens"
+            raise conflict("mem_fraction", f"{other} is set too and decides alone; keep one")
+        for key in ("prefill_chunk_tokens", "max_running_requests"):
+            if {key, "max_step_tokens"} <= written and getattr(self, key) > self.max_step_tokens:
+                raise conflict(key, f"must not exceed max_step_tokens ({self.max_step_tokens})")
+        return self

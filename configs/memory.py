@@ -1,0 +1,30 @@
+"""How much memory the KV cache takes and how it is used: keys of the section `engine`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from remora.configs.fields import Bytes, PowerOfTwo, Section
+
+
+class MemoryKeys(Section):
+    """The KV cache."""
+
+    page_size: Annotated[int, Field(ge=1, le=256), PowerOfTwo] = 16
+    """Tokens per page of the KV cache, the unit of memory and of prefix reuse; a power of two."""
+
+    kv_memory: Bytes | None = None
+    """Memory of one replica's KV cache, in bytes or as 512MiB, 2GiB. Default: see mem_fraction."""
+
+    kv_tokens: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    """Size of the KV cache in tokens, rounded down to pages; instead of kv_memory."""
+
+    mem_fraction: Annotated[float, Field(gt=0, le=0.95)] | None = None
+    """Share of the memory left beside the weights (on a GPU: and beside what a step needs, which is
+    measured) that becomes KV cache when neither kv_memory nor kv_tokens is given; never more than
+    max_running_requests sequences of full length. Default: 0.25 on a CPU, 0.9 on a GPU."""
+
+    prefix_cache: bool = True
+    """Whether the KV of a finished sequence is kept for prompts that begin alike."""
