@@ -104,6 +104,7 @@ def test_kv_tokens_are_rounded_down_to_pages() -> None:
     assert made.kv_tokens == 992
 
 
+@pytest.mark.observes("model.context_length")
 def test_the_default_kv_memory_never_exceeds_what_the_running_requests_can_hold() -> None:
     made = plan(
         machine=make_machine(10_000 * GIB),
@@ -160,6 +161,7 @@ def test_the_served_name_is_the_last_part_of_the_path(path: str, name: str) -> N
     assert plan(model={"path": path}).served_model_name == name
 
 
+@pytest.mark.observes("model.served_name")
 def test_a_written_served_name_wins() -> None:
     assert plan(model={"served_name": "mine"}).served_model_name == "mine"
 

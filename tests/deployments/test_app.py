@@ -27,6 +27,7 @@ def test_the_engine_refuses_before_serve_does() -> None:
     assert options["max_queued_requests"] > 1.3 * (800 + 1600)
 
 
+@pytest.mark.observes("api.drain_timeout_s")
 def test_a_stopping_replica_gets_the_time_to_drain() -> None:
     options = deployment_options(make_config(api={"drain_timeout_s": 90.0}))
     assert options["graceful_shutdown_timeout_s"] > 90

@@ -56,6 +56,7 @@ async def statuses(client: httpx.AsyncClient, *bodies: dict[str, Any]) -> list[i
     ]
 
 
+@pytest.mark.observes("api.unknown_fields", "limits.max_n")
 async def test_limits_and_strictness_change_between_two_requests(
     replica: InPlace, client: httpx.AsyncClient
 ) -> None:
@@ -68,6 +69,7 @@ async def test_limits_and_strictness_change_between_two_requests(
     assert await statuses(client, *bodies) == [200, 200]
 
 
+@pytest.mark.observes("sampling.temperature", "sampling.max_tokens")
 async def test_sampling_defaults_change_and_yield_to_the_requests_own(
     replica: InPlace, client: httpx.AsyncClient, server: FakeServer
 ) -> None:
@@ -79,25 +81,41 @@ async def test_sampling_defaults_change_and_yield_to_the_requests_own(
     assert (second.temperature, second.top_k, second.max_tokens) == (0.75, 40, 2)
 
 
+@pytest.mark.observes("sampling.top_k", "sampling.top_p", "sampling.min_p")
+@pytest.mark.observes("sampling.repetition_penalty")
+async def test_every_sampling_default_holds(
+    replica: InPlace, client: httpx.AsyncClient, server: FakeServer
+) -> None:
+    given = {"top_k": 7, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5}
+
+    replica.take({"sampling": given})
+    await statuses(client, {})
+
+    (request,) = server.client.requests
+    assert {name: getattr(request.sampling, name) for name in given} == given
+
+
+@pytest.mark.observes("limits.template_timeout_s", "limits.max_template_chars")
 async def test_the_queue_the_template_and_the_log_follow(
     replica: InPlace, client: httpx.AsyncClient, server: FakeServer
 ) -> None:
     replica.take(
         {
             "engine": {"max_queued_requests": 9, "queue_timeout_s": 3.0},
-            "limits": {"template_timeout_s": 0.25},
+            "limits": {"template_timeout_s": 0.25, "max_template_chars": 2048},
             "metrics": {"log_level": "ERROR"},
         }
     )
 
     assert server.client.plan is not None
     assert server.client.plan.max_queued_requests == 9
-    assert server.tokenizer.rendering[0] == 0.25
+    assert server.tokenizer.rendering == (0.25, 2048)
     assert logging.getLogger("remora").level == logging.ERROR
     assert (await client.get("/server_info")).json()["max_queued_requests"] == 9
     assert replica._served.calls.limits.queue_timeout_s == 3.0
 
 
+@pytest.mark.observes("api.api_key")
 async def test_keys_are_exchanged(
     replica: InPlace, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +126,20 @@ async def test_keys_are_exchanged(
     assert (await client.get("/v1/models")).status_code == 401
     headers = {"authorization": "Bearer sesame"}
     assert (await client.get("/v1/models", headers=headers)).status_code == 200
+
+
+@pytest.mark.observes("api.admin_api_key")
+async def test_the_operators_routes_ask_for_the_operators_key(
+    replica: InPlace, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", "sesame")
+
+    assert (await client.get("/flush_cache")).status_code == 200
+    replica.take({"api": {"admin_api_key": "env:THE_KEY"}})
+
+    assert (await client.get("/flush_cache")).status_code == 401
+    headers = {"authorization": "Bearer sesame"}
+    assert (await client.get("/flush_cache", headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ async def test_warming_up_leaves_nothing_behind(tiny_checkpoints: TinyCheckpoint
     assert (stats.num_cached_pages, stats.num_held_pages, stats.num_running) == (0, 0, 0)
 
 
+@pytest.mark.observes("api.batch_dir")
 async def test_a_replica_runs_the_batches_that_it_finds(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ async def test_a_key_that_is_not_there_is_a_config_error(tmp_path: Path) -> None
             pass
 
 
+@pytest.mark.observes("model.path")
 async def test_a_model_that_is_not_there_is_a_config_error() -> None:
     with pytest.raises(ConfigError):
         async with running("/no/such/model"):

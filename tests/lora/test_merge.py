@@ -149,6 +149,7 @@ def test_an_embedding_that_is_the_head_too_is_not_merged(
         merging(tmp_path)(SafetensorsWeights(base))
 
 
+@pytest.mark.observes("lora.adapters")
 def test_a_configuration_names_the_adapter(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:

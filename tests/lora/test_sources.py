@@ -210,6 +210,7 @@ def test_a_stamp_that_cannot_be_told_is_empty(source: str) -> None:
     assert Sources().stamp(source) == ""
 
 
+@pytest.mark.observes("lora.max_adapter_bytes")
 def test_a_section_is_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_REPO", str(root))
     write_adapter(root / "pirate")

@@ -219,6 +219,15 @@ async def test_unloading_waits_for_requests(tmp_path: Path) -> None:
             await made.manager.unload("a")
 
 
+@pytest.mark.observes("lora.load_timeout_s")
+async def test_requests_are_waited_for_as_long_as_the_operator_says(tmp_path: Path) -> None:
+    async with cluster(tmp_path, "r1", load_timeout_s=0.1) as made:
+        told = await made.manager.load("a", place(tmp_path, "a"))
+        async with made.replicas[0].catalogue.use(told["version"]):
+            with pytest.raises(Unavailable, match=r"after 0\.1 s"):
+                await made.manager.unload("a")
+
+
 async def test_unloading_by_force_ends_requests(tmp_path: Path) -> None:
     async with cluster(tmp_path, "r1") as made:
         (replica,) = made.replicas
@@ -255,6 +264,7 @@ async def test_a_manager_that_has_lost_everything_asks_the_replicas(tmp_path: Pa
         assert all(sum(r.loader.prepared.values()) == 1 for r in made.replicas)
 
 
+@pytest.mark.observes("lora.store")
 async def test_the_store_outlives_manager_and_replicas(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     async with cluster(tmp_path, "r1", store=store) as made:
@@ -280,6 +290,7 @@ async def test_a_replica_that_dies_amid_a_load_is_not_waited_for(
         assert await made.replicas[0].use("a") == told["version"]
 
 
+@pytest.mark.observes("lora.repo", "lora.repo_period_s")
 async def test_the_repository_is_served_and_followed(tmp_path: Path) -> None:
     repo = tmp_path / "repo"
     place(repo, "a")
@@ -351,6 +362,7 @@ async def test_a_name_is_looked_for_when_it_is_asked_for(tmp_path: Path) -> None
         assert await made.manager.resolve("b")
 
 
+@pytest.mark.observes("lora.roots")
 async def test_only_roots_are_loaded_from(tmp_path: Path) -> None:
     async with cluster(tmp_path / "root", "r1") as made:
         with pytest.raises(InvalidRequest):

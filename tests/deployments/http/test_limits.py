@@ -303,6 +303,21 @@ async def test_what_is_at_a_limit_is_taken_and_one_more_is_refused(row: Row) -> 
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.observes(
+    "limits.max_json_depth",
+    "limits.max_json_digits",
+    "limits.max_messages",
+    "limits.max_parts",
+    "limits.max_tools",
+    "limits.max_stops",
+    "limits.max_stop_chars",
+    "limits.max_logit_biases",
+    "limits.max_prompts",
+    "limits.max_top_logprobs",
+    "grammar.max_source_bytes",
+    "grammar.max_depth",
+    "grammar.max_nodes",
+)
 async def test_the_operators_limit_counts(row: Row) -> None:
     section = "limits" if row.limit in LimitsSection.model_fields else "grammar"
     model = LimitsSection if section == "limits" else GrammarSection

@@ -39,6 +39,7 @@ async def get(url: str, headers: list[tuple[bytes, bytes]], **limits: Any) -> An
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_url_bytes": 100}], ids=["default", "operator"])
+@pytest.mark.observes("limits.max_url_bytes")
 async def test_the_length_of_a_url(limits: dict[str, int]) -> None:
     at = limits.get("max_url_bytes", DEFAULTS.max_url_bytes)
     path = "/v1/models?"
@@ -51,6 +52,7 @@ async def test_the_length_of_a_url(limits: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_headers": 20}], ids=["default", "operator"])
+@pytest.mark.observes("limits.max_headers")
 async def test_the_number_of_headers(limits: dict[str, int]) -> None:
     at = limits.get("max_headers", DEFAULTS.max_headers)
     headers = [(b"x-%d" % number, b"") for number in range(at + 1)]
@@ -62,6 +64,7 @@ async def test_the_number_of_headers(limits: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_header_bytes": 2000}], ids=["default", "operator"])
+@pytest.mark.observes("limits.max_header_bytes")
 async def test_the_bytes_of_headers(limits: dict[str, int]) -> None:
     at = limits.get("max_header_bytes", DEFAULTS.max_header_bytes)
     value = b"v" * (at - 3)
@@ -81,6 +84,7 @@ def make_body(num_bytes: int) -> bytes:
 @pytest.mark.parametrize(
     ("excess", "status", "counted"), [(0, 200, []), (1, 413, ["max_body_bytes"])]
 )
+@pytest.mark.observes("api.max_body_bytes")
 async def test_the_length_of_a_body(
     excess: int, status: int, counted: list[str], declared: bool
 ) -> None:
@@ -179,6 +183,7 @@ async def scraped(port: int) -> list[str]:
 POST = f"POST {COMPLETIONS} HTTP/1.1\nhost: x\ncontent-type: application/json\n"
 
 
+@pytest.mark.observes("limits.body_timeout_s")
 async def test_half_a_body_is_waited_for_so_long_and_no_longer() -> None:
     server = FakeServer(config=make_server_config(limits={"body_timeout_s": 0.05}))
     async with listening(server) as port:
@@ -213,6 +218,7 @@ async def test_a_megabyte_of_headers_ends_the_connection() -> None:
     assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
 
 
+@pytest.mark.observes("limits.stream_timeout_s")
 async def test_a_reader_who_stops_reading_loses_the_stream() -> None:
     server = FakeServer(
         FakeEngine(text="a" * 100_000),

@@ -44,6 +44,7 @@ async def complete(server: FakeServer, **fields: Any) -> tuple[httpx.Response, l
 
 
 @pytest.mark.parametrize("max_sequences", [256, 32])
+@pytest.mark.observes("limits.max_sequences")
 async def test_outputs_of_one_request_are_prompts_times_n(max_sequences: int) -> None:
     def server() -> FakeServer:
         plan = make_plan(max_running_requests=4096)
@@ -145,6 +146,7 @@ async def test_a_request_whose_turn_has_come_is_waited_for() -> None:
     assert (taken.status_code, nothing) == (200, [])
 
 
+@pytest.mark.observes("api.request_timeout_s")
 async def test_a_request_that_runs_too_long_is_given_up() -> None:
     config = make_server_config(api={"request_timeout_s": 0.02})
     server = FakeServer(FakeEngine(gate=asyncio.Event()), config=config)

@@ -257,6 +257,7 @@ async def test_no_new_tokens_give_what_is_known_of_the_prompt() -> None:
         assert meta["input_token_logprobs"] == [[None, 97, None], [-2.0, 98, None]]
 
 
+@pytest.mark.observes("api.stream_text")
 async def test_a_stream_of_deltas_holds_each_thing_once() -> None:
     server = FakeServer(config=make_config(stream_text="delta"))
     chunks = events(
@@ -357,6 +358,7 @@ async def test_stop_expressions_and_the_least_length_reach_the_engine() -> None:
         ({"text": "ab", "return_logprob": True, "logprob_start_len": 0}, False),
     ],
 )
+@pytest.mark.observes("grammar.token_healing")
 async def test_only_a_text_that_nothing_else_is_asked_of_is_healed(
     fields: dict[str, Any], heals: bool
 ) -> None:

@@ -30,6 +30,7 @@ async def post(dialect: str, body: Any) -> httpx.Response:
         ("lightllm", {"inputs": "ab"}, LIGHTLLM),
     ],
 )
+@pytest.mark.observes("api.generate_dialect")
 async def test_a_body_is_answered_in_its_dialect(
     dialect: str, body: dict[str, Any], field: str
 ) -> None:

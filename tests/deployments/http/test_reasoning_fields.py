@@ -41,6 +41,7 @@ async def post(server: FakeServer | None = None, **fields: Any) -> httpx.Respons
         ("reasoning_content", {"reasoning_content"}),
     ],
 )
+@pytest.mark.observes("api.reasoning_field")
 async def test_thought_has_the_names_that_the_operator_chose(field: str, names: set[str]) -> None:
     body = (await post(make_server(reasoning_field=field))).json()
 
@@ -95,6 +96,7 @@ async def test_a_budget_opens_a_thought_that_the_model_would_open_itself() -> No
         assert "".join(map(chr, request.prompt_ids)).endswith("<|assistant|><think>\n")
 
 
+@pytest.mark.observes("api.reasoning_parser")
 async def test_a_budget_for_a_model_without_thought_is_refused() -> None:
     error = (await post(make_server(reasoning_parser="none"), thinking_token_budget=7)).json()
 

@@ -122,6 +122,17 @@ def test_the_configuration_names_a_store(tmp_path: Path) -> None:
     assert isinstance(store_of(make_config(response_store=f"file:{path}")), FileStore)
 
 
+@pytest.mark.observes("api.response_ttl_s")
+async def test_the_configuration_says_how_long_responses_are_kept() -> None:
+    store = store_of(make_config(response_ttl_s=0.05))
+    assert store is not None
+
+    await store.put("a", b"one")
+    assert await store.get("a") == b"one"
+    await asyncio.sleep(0.1)
+    assert await store.get("a") is None
+
+
 @pytest.mark.parametrize("name", ["redis", "file:", "file:r.db", "file:/nowhere/at/all/r.db"])
 def test_a_store_that_cannot_be_is_a_fault_of_the_configuration(name: str) -> None:
     with pytest.raises(ConfigError, match=r"api\.response_store"):

@@ -310,6 +310,7 @@ async def test_an_unknown_previous_response_is_not_found_by_name() -> None:
     )
 
 
+@pytest.mark.observes("api.response_store")
 async def test_without_a_store_nothing_can_be_continued() -> None:
     server = FakeServer(config=make_config(response_store="none"))
     made = await post(server, store=True)

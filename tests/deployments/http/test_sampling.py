@@ -117,6 +117,7 @@ def test_errors_use_the_callers_name_of_a_parameter() -> None:
     assert caught.value.param == "max_completion_tokens"
 
 
+@pytest.mark.observes("grammar.first_token_ids")
 def test_the_operators_first_tokens_hold_for_every_request() -> None:
     config = make_server_config(grammar={"first_token_ids": [7, 8]})
 

@@ -74,6 +74,7 @@ async def test_a_call_that_was_cut_off_ends_with_length() -> None:
     assert response.json()["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.observes("api.tool_parser")
 async def test_without_a_known_format_auto_is_refused_by_name_and_the_others_work() -> None:
     def server() -> FakeServer:
         return make_server('{"a": 1}', tool_parser="none")

@@ -91,6 +91,7 @@ def test_whitespace_is_free_but_bounded(backend: str) -> None:
     assert not accepts(grammar, '{"a":' + " " * 100 + "[]}")
 
 
+@pytest.mark.observes("grammar.json_compact")
 def test_compact_json_has_no_whitespace(backend: str) -> None:
     schema = {
         "properties": {"a": {"items": S}, "b": {"enum": [{"c": [1, 2]}]}},

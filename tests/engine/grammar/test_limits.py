@@ -152,6 +152,7 @@ def test_outlines_names_the_backend_that_can(kind: ConstraintKind, source: Any) 
         check(kind, source, OUTLINES)
 
 
+@pytest.mark.observes("grammar.json_whitespace_pattern")
 def test_whitespace_of_outlines_is_the_operators() -> None:
     section = GrammarSection(backend="outlines", json_whitespace_pattern="[ ]?")
 

@@ -97,6 +97,7 @@ async def test_a_compiled_grammar_comes_out_of_the_other_process(
     ("fault", "limit"), [("spin", "compile_timeout_s"), ("crash", "compile_memory")]
 )
 @pytest.mark.usefixtures("faulty")
+@pytest.mark.observes("grammar.compile_timeout_s")
 async def test_a_fault_of_the_compiler_costs_one_request(
     fault: str, limit: str, make_service: MakeService
 ) -> None:
@@ -257,6 +258,16 @@ async def test_failures_are_remembered(make_service: MakeService) -> None:
     assert (stats.misses_total, stats.failures_total, stats.hits_total) == (1, 1, 2)
 
 
+@pytest.mark.observes("grammar.compile_memory")
+async def test_a_compiler_has_the_memory_that_the_operator_gives(make_service: MakeService) -> None:
+    large = regex("(a|b){1,3000}")
+    with pytest.raises(InvalidRequest, match=r"more memory than grammar\.compile_memory"):
+        await make_service(compile_memory=2**20).compile(large, param="p")
+
+    assert await make_service().compile(large, param="p")
+
+
+@pytest.mark.observes("grammar.cache_memory")
 async def test_many_schemas_stay_within_the_cache(make_service: MakeService) -> None:
     limit = 2**19
     grammars = make_service(cache_memory=limit)
@@ -286,6 +297,7 @@ async def test_the_event_loop_goes_on_while_a_grammar_is_compiled(
     assert await task
 
 
+@pytest.mark.observes("grammar.backend")
 async def test_without_a_backend_the_key_is_named(make_service: MakeService) -> None:
     with pytest.raises(InvalidRequest, match=r"grammar\.backend") as caught:
         await make_service(backend="none").compile(regex("a"), param="p")
