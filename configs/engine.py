@@ -51,7 +51,24 @@ class EngineSection(RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
         if "mem_fraction" in written and (self.kv_memory or self.kv_tokens):
             other = "kv_memory" if self.kv_memory else "kv_tokens"
             raise conflict("mem_fraction", f"{other} is set too and decides alone; keep one")
-        for key in ("prefill_chunk_tokens", "max_running_requests"):
-            if {key, "max_step_tokens"} <= written and getattr(self, key) > self.max_step_tokens:
+        for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
+            if {key, "max_step_tokens"} <= written and (
+                getattr(self, key) or 0
+            ) > self.max_step_tokens:
                 raise conflict(key, f"must not exceed max_step_tokens ({self.max_step_tokens})")
+        self._check_useless(written)
         return self
+
+    def _check_useless(self, written: set[str]) -> None:
+        """Raise for a key that another one leaves without effect."""
+        if not self.use_priorities:
+            for key in ("low_priority_first", "priority_preemption_gap"):
+                if getattr(self, key):
+                    raise conflict(key, "needs use_priorities")
+        if not self.chunked_prefill and "prefill_chunk_tokens" in written:
+            raise conflict("prefill_chunk_tokens", "chunked_prefill is off; keep one of the two")
+        if self.expected_output_tokens is not None and "schedule_conservativeness" in written:
+            raise conflict(
+                "schedule_conservativeness",
+                "expected_output_tokens is set too, and is not scaled; keep one of the two",
+            )

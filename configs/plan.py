@@ -13,6 +13,12 @@ from typing import Literal
 from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.errors import ConfigError
 from remora.configs.kv_budget import max_replicas, pages_needed, ranks_on_machine, size_kv_pool
+from remora.configs.scheduling_plan import (
+    BY_ARRIVAL,
+    SchedulingPlan,
+    plan_limits,
+    plan_scheduling,
+)
 from remora.configs.schema import ServeConfig
 from remora.configs.shares import (
     check_divisible,
@@ -110,6 +116,7 @@ class EnginePlan:
     adapters:                room for adapters; None = there is none
     adapter_bytes:           memory of that room, of the rank that holds most
     on_device:               how a step runs on its device
+    scheduling:              order and pace of sequences, and what is reserved for them
     """
 
     model_path: Path
@@ -142,6 +149,7 @@ class EnginePlan:
     adapters: AdapterRoom | None = None
     adapter_bytes: int = 0
     on_device: DevicePlan = ONE_BY_ONE
+    scheduling: SchedulingPlan = BY_ARRIVAL
 
     @property
     def num_ranks(self) -> int:
@@ -190,7 +198,7 @@ def make_plan(
     page_bytes = engine.page_size * kv_bytes_per_token(
         model, dtype, tp_size=parallel.tp_size, pp_size=parallel.pp_size
     )
-    max_running, max_step, chunk = _pick_limits(config)
+    max_running, max_step, chunk = plan_limits(config, max_model_len)
     on_device = plan_device(config, device, machine.has_triton, max_running, bool(adapters))
     num_pages = size_kv_pool(
         config,
@@ -231,6 +239,7 @@ def make_plan(
         adapters=adapters,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
+        scheduling=plan_scheduling(config),
     )
 
 
@@ -368,13 +377,3 @@ def _pick_context(config: ServeConfig, model: ModelFacts) -> int:
             f"{model.max_position} tokens; set it to {model.max_position} or less"
         )
     return wanted or model.max_position
-
-
-def _pick_limits(config: ServeConfig) -> tuple[int, int, int]:
-    """Return (running requests, step tokens, chunk tokens); defaults give way to written values."""
-    engine = config.engine
-    max_step = engine.max_step_tokens
-    if "max_step_tokens" not in engine.model_fields_set:
-        max_step = max(max_step, engine.max_running_requests, engine.prefill_chunk_tokens)
-    running = min(engine.max_running_requests, max_step)
-    return running, max_step, min(engine.prefill_chunk_tokens, max_step)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.plan import EnginePlan
+from remora.configs.scheduling_plan import ReservePlan
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.pages import pages_needed
 from remora.engine.sequence import Sequence
@@ -23,6 +24,8 @@ from remora.engine.types import Request
 
 MAX_RESERVED_OUTPUT = 4096
 FULL_RESERVE_AFTER_EVICTIONS = 3
+LONGER_THAN_SO_FAR = 1.1
+ADAPTIVE = ReservePlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +46,17 @@ def peak_tokens(demands: Iterable[Demand]) -> int:
 
 
 class ReserveRatio:
-    """The share of unproduced output tokens that admission reserves, between 0 and 1."""
+    """The share of unproduced output tokens that admission reserves, between 0 and 1.
+
+    rules:  what is reserved in place of that share, or at least
+    """
 
     START = 0.7
     FLOOR = 0.14  # of the start
     DECAY_STEPS = 600
 
-    def __init__(self, conservativeness: float) -> None:
+    def __init__(self, conservativeness: float, rules: ReservePlan = ADAPTIVE) -> None:
+        self.rules = rules
         self._start = min(1.0, self.START * conservativeness)
         self._floor = self._start * self.FLOOR
         self.value = self._start
@@ -67,9 +74,25 @@ class ReserveRatio:
         observed = (num_produced + 20 * num_rows) / max(1, num_allowed)
         self.value = max(self.value, min(1.0, observed))
 
-    def growth(self, remaining: int, *, certain: bool) -> int:
+    def growth(self, remaining: int, *, certain: bool, produced: int = 0) -> int:
         """Return the tokens to reserve for a request that may produce `remaining` more."""
-        return remaining if certain else int(self.value * min(remaining, MAX_RESERVED_OUTPUT)) + 1
+        if certain:
+            return remaining
+        growth = int(self.value * min(remaining, MAX_RESERVED_OUTPUT)) + 1
+        expected = self.rules.expected_output_tokens
+        if expected is not None:
+            longer = max(expected, int(produced * LONGER_THAN_SO_FAR) + 1)
+            growth = min(remaining, longer - produced)
+        return max(growth, min(remaining, self.rules.min_tokens))
+
+    def capacity(self, num_tokens: int) -> int:
+        """Return how many of the tokens that the KV cache holds may be given away."""
+        return int(num_tokens * (1 - self.rules.free_fraction))
+
+    def is_full(self, kv: KVCache) -> bool:
+        """Return whether so much is in use that all output is reserved."""
+        full_usage = self.rules.full_usage
+        return full_usage is not None and kv.num_held >= full_usage * kv.num_pages
 
 
 def can_start(
@@ -78,22 +101,28 @@ def can_start(
     """Estimate whether `candidate`, its cached prefix attached, fits beside the running ones."""
     demands = []
     num_published = 0
+    is_full = reserve.is_full(kv)
     for seq in (*running, candidate):
         table = seq.table
         num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
         certain = (
-            seq.request.sampling.ignore_eos or seq.num_evictions >= FULL_RESERVE_AFTER_EVICTIONS
+            is_full
+            or seq.request.sampling.ignore_eos
+            or seq.num_evictions >= FULL_RESERVE_AFTER_EVICTIONS
         )
         demands.append(
             Demand(
                 held=(num_pages - table.num_matched) * kv.page_size,
-                growth=reserve.growth(seq.num_remaining, certain=certain),
+                growth=reserve.growth(
+                    seq.num_remaining, certain=certain, produced=seq.num_output_tokens
+                ),
             )
         )
         # Pages that it computed and published are in `held` already, though the cache has them.
         num_published += table.num_published - table.num_matched
     num_borrowed = max(0, kv.num_locked - num_published)
-    return peak_tokens(demands) <= (kv.num_pages - num_borrowed) * kv.page_size
+    capacity = reserve.capacity(kv.num_pages * kv.page_size)
+    return peak_tokens(demands) <= capacity - num_borrowed * kv.page_size
 
 
 def uncached_tokens(seq: Sequence, kv: KVCache) -> int:

@@ -102,6 +102,7 @@ class LocalEngineClient:
             on_failure=lambda error: self._cross(self._on_failure, error),
             step_timeout_s=engine.plan.step_timeout_s,
             on_start=on_start,
+            poll_interval_steps=engine.plan.scheduling.poll_interval_steps,
         )
         self._loop.start()
 

@@ -17,6 +17,7 @@ from remora.configs.plan import EnginePlan
 from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import check_fits
 from remora.engine.kv.cache import KVCache
+from remora.engine.pace import AdmissionPace
 from remora.engine.protocols import OverlappingRunner, Runner
 from remora.engine.sampling import check_token_ids
 from remora.engine.scheduler import Scheduler
@@ -61,6 +62,13 @@ class Engine:
             conservativeness=plan.conservativeness,
             priority_preemption_gap=plan.priority_preemption_gap,
             adapters=_slots(plan),
+            rules=plan.scheduling,
+            seed=plan.random_seed,
+        )
+        self._pace = AdmissionPace(
+            interval_steps=plan.scheduling.admission_interval_steps,
+            interval_s=plan.scheduling.admission_interval_s,
+            clock=clock,
         )
         self._open: dict[str, dict[int, Sequence]] = {}
         self._random = random.Random(plan.random_seed)
@@ -94,7 +102,7 @@ class Engine:
                 index=index,
                 seed=(seed + index * _GOLDEN) % _SEED_SPACE,
                 order=self._num_arrived,
-                priority=-request.priority if self.plan.low_priority_first else request.priority,
+                priority=self._priority(request),
                 max_tokens=room if sampling.max_tokens is None else sampling.max_tokens,
                 token_ids=[*prompt, *request.given_ids],
                 num_prompt_tokens=len(prompt),
@@ -105,6 +113,11 @@ class Engine:
                 leader = sequences[0]  # the others borrow what it computes
             self._scheduler.add(sequences[index])
         self._open[request.request_id] = sequences
+
+    def _priority(self, request: Request) -> int:
+        if not self.plan.scheduling.use_priorities:
+            return 0
+        return -request.priority if self.plan.low_priority_first else request.priority
 
     def check(self, request: Request) -> None:
         """Raise PromptTooLong or InvalidRequest if the request can never run. From any thread."""
@@ -151,7 +164,8 @@ class Engine:
     def step(self) -> list[SequenceOutput]:
         """Run one step. Raises what the runner raises; the engine is then not to be used again."""
         started = self._clock()
-        plan = self._scheduler.schedule()
+        is_due = self._pace.is_due(is_busy=bool(self._scheduler.running))
+        plan = self._scheduler.schedule(admitting=is_due)
         if self._overlapping is not None:
             outputs = self._overlap(plan, self._overlapping)
         elif plan is None:

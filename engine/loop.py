@@ -34,12 +34,18 @@ class EngineLoop:
         on_failure: Callable[[EngineError], None],
         step_timeout_s: float,
         on_start: Callable[[], None] = lambda: None,
+        poll_interval_steps: int = 1,
     ) -> None:
+        """Begin without steps.
+
+        poll_interval_steps:  steps after which commands are run while there is work
+        """
         self._engine = engine
         self._deliver = deliver
         self._on_failure = on_failure
         self._step_timeout_s = step_timeout_s
         self._on_start = on_start
+        self._poll_interval_steps = poll_interval_steps
         self._commands: deque[tuple[Command, Callable[[], object] | None]] = deque()
         self._wake = threading.Condition()
         self._closing = threading.Event()
@@ -91,8 +97,9 @@ class EngineLoop:
             self._on_start()
             while not self._closing.is_set():
                 self._run_commands()
-                if self._engine.has_work:
-                    self._step()
+                for _ in range(self._poll_interval_steps):
+                    if self._engine.has_work and not self._closing.is_set():
+                        self._step()
         except Exception as error:
             logger.exception("the engine loop has failed")
             self.fail(

@@ -21,9 +21,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from remora.configs.errors import InvariantViolated
+from remora.configs.scheduling_plan import BY_ARRIVAL, SchedulingPlan
 from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import ReserveRatio, can_start, uncached_tokens
 from remora.engine.kv.cache import KVCache
+from remora.engine.order import WaitingOrder
 from remora.engine.policy import lower_priority, preemption_victim, waiting_key
 from remora.engine.sequence import Sequence
 from remora.engine.step_draft import StepDraft
@@ -67,6 +69,8 @@ class Scheduler:
         conservativeness: float = 1.0,
         priority_preemption_gap: int | None = None,
         adapters: AdapterSlots | None = None,
+        rules: SchedulingPlan = BY_ARRIVAL,
+        seed: int = 0,
     ) -> None:
         self.kv = kv
         self.adapters = adapters or AdapterSlots(0)
@@ -78,7 +82,9 @@ class Scheduler:
         self.num_generated_tokens = 0
         self.num_finished = 0
         self.num_aborted = 0
-        self.reserve = ReserveRatio(conservativeness)
+        self.reserve = ReserveRatio(conservativeness, rules.reserve)
+        self._rules = rules
+        self._order = WaitingOrder(rules.policy, seed=seed)
         self._max_step_tokens = max_step_tokens
         self._chunk_tokens = chunk_tokens
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -119,17 +125,29 @@ class Scheduler:
 
     # -- before a step -----------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan | None:
-        """Plan the next step; None when there is nothing to do before a result comes."""
-        draft = StepDraft(self._max_step_tokens)
+    def schedule(self, *, admitting: bool = True) -> StepPlan | None:
+        """Plan the next step; None when there is nothing to do before a result comes.
+
+        admitting:  whether to look at those that wait; must be so when nothing runs
+        """
+        rules = self._rules
+        draft = StepDraft(
+            self._max_step_tokens,
+            max_prompt_tokens=rules.max_prefill_tokens,
+            max_prompts=rules.max_prefill_requests,
+        )
         preemptions_before = self.num_preemptions
         decoding, extending = self._going_on()
-        for seq in decoding:
-            self._plan_tokens(seq, draft)
+        if rules.mixed_steps:
+            for seq in decoding:
+                self._decode(seq, draft)
         for seq in extending:
-            self._plan_tokens(seq, draft)
-        if self.num_preemptions == preemptions_before:  # else the victim would be back at once
-            self._admit(draft)
+            self._extend(seq, draft)
+        if admitting and self.num_preemptions == preemptions_before:
+            self._admit(draft)  # not after preemptions: the victim would be back at once
+        if not rules.mixed_steps and not draft.has_tokens:
+            for seq in decoding:
+                self._decode(seq, draft)
         if not draft.has_tokens:
             if self.has_work and not self.flights:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
@@ -160,17 +178,23 @@ class Scheduler:
         rows = {row: (seq, seq.num_starts) for row, seq in by_row.items()}
         self.flights.append(Flight(plan, rows))
 
-    def _plan_tokens(self, seq: Sequence, draft: StepDraft) -> None:
+    def _decode(self, seq: Sequence, draft: StepDraft) -> None:
+        if seq.row is not None and draft.budget > 0:
+            self._plan_tokens(seq, 1, draft, of_prompt=False)
+
+    def _extend(self, seq: Sequence, draft: StepDraft) -> None:
+        count = min(seq.num_pending, self._chunk_tokens, draft.prompt_room())
+        if seq.row is not None and count > 0:
+            self._plan_tokens(seq, count, draft, of_prompt=True)
+
+    def _plan_tokens(self, seq: Sequence, count: int, draft: StepDraft, *, of_prompt: bool) -> None:
         """Give a running sequence its share of the step; preempts until its pages are there."""
-        count = min(seq.num_pending, self._chunk_tokens, draft.budget)
-        if seq.row is None or count == 0:
-            return
         while (pages := self.kv.try_grow(seq.table, seq.num_planned + count)) is None:
             victim = preemption_victim(self.running)
             self._evict(victim, draft)
             if victim is seq:
                 return
-        draft.plan(seq, count, pages)
+        draft.plan(seq, count, pages, of_prompt=of_prompt)
 
     def _admit(self, draft: StepDraft) -> None:
         """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
@@ -179,8 +203,12 @@ class Scheduler:
         no more than a slot for its adapter may be overtaken, but not for ever.
         """
         overtaken: list[Sequence] = []
-        for seq in list(self.waiting):
-            if draft.budget == 0:
+        if not self.waiting or draft.prompt_room() == 0:
+            return
+        whole = not self._rules.chunked_prefill
+        for seq in self._order.arrange(self.waiting, self.kv):
+            room = draft.prompt_room(whole=whole)
+            if room == 0:
                 return
             if seq.leader is not None and not _is_ready(seq.leader):
                 continue
@@ -189,6 +217,8 @@ class Scheduler:
                     return
                 overtaken.append(seq)
                 continue
+            if whole and uncached_tokens(seq, self.kv) > room:
+                return
             if not self._try_admit(seq, draft) and not self._preempt_for(seq, draft):
                 return
             for other in overtaken:
@@ -200,13 +230,15 @@ class Scheduler:
         if not seq.wants_prompt_logprobs:
             known = seq.token_ids[: seq.num_tokens - 1]  # one token at least must give logits
             seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
-        count = min(seq.num_pending, self._chunk_tokens, draft.budget)
+        room = draft.prompt_room(whole=not self._rules.chunked_prefill)
+        count = min(seq.num_pending, self._chunk_tokens, room)
         fits = not self.running or can_start(seq, self.running, self.kv, self.reserve)
         pages = self.kv.try_grow(seq.table, seq.num_computed + count) if fits else None
         if pages is None:
             self._forget_pages(seq)
             return False
         self._leave_queue(seq)
+        self._order.on_start(seq, self.waiting)
         self.running.append(seq)
         seq.row = self._free_rows.pop()
         seq.num_starts += 1
@@ -216,7 +248,7 @@ class Scheduler:
             self.num_prompt_tokens += seq.num_prompt_tokens
             self.num_cached_tokens += seq.num_computed
         draft.start(seq, seq.table.pages[: seq.table.num_matched])
-        draft.plan(seq, count, pages)
+        draft.plan(seq, count, pages, of_prompt=True)
         return True
 
     def _enter_slot(self, seq: Sequence, draft: StepDraft) -> None:

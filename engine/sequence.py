@@ -29,6 +29,7 @@ class Sequence:
     row:                   its row at the ranks while it runs
     adapter_slot:          where its adapter lies while it runs; 0 = it has none
     num_overtaken:         how often others were started before it because it waits for a slot
+    num_passed:            how often one that came later was started before it, by a policy
     num_evictions:         how often memory was short and it had to give its pages up
     leader:                sibling whose prompt must be computed first, so that this one can borrow
     prompt_logprob_parts:  gathered chunk by chunk, when asked for
@@ -54,6 +55,7 @@ class Sequence:
     row: int | None = None
     adapter_slot: int = 0
     num_overtaken: int = 0
+    num_passed: int = 0
     num_evictions: int = 0
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
     finish_reason: FinishReason | None = None

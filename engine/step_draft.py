@@ -16,10 +16,22 @@ from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan
 
 
 class StepDraft:
-    """Collects a StepPlan under a budget of tokens."""
+    """Collects a StepPlan under a budget of tokens.
 
-    def __init__(self, max_tokens: int) -> None:
+    max_prompt_tokens, max_prompts:  bounds of what computes prompts; None = the budget alone counts
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        *,
+        max_prompt_tokens: int | None = None,
+        max_prompts: int | None = None,
+    ) -> None:
         self.budget = max_tokens
+        self._prompt_budget = max_tokens if max_prompt_tokens is None else max_prompt_tokens
+        self._max_prompts = max_tokens if max_prompts is None else max_prompts
+        self._prompts: set[Sequence] = set()
         self._started: dict[Sequence, list[int]] = {}
         self._pages: dict[Sequence, list[int]] = {}
         self._counts: dict[Sequence, int] = {}
@@ -30,13 +42,26 @@ class StepDraft:
         """Whether the step computes anything."""
         return bool(self._counts)
 
+    def prompt_room(self, *, whole: bool = False) -> int:
+        """Return the tokens that one more prompt may have; if only `whole`, the first has all."""
+        if len(self._prompts) >= self._max_prompts:
+            return 0
+        if whole and not self._prompts:
+            return self.budget
+        return min(self.budget, self._prompt_budget)
+
     def start(self, seq: Sequence, borrowed: list[int]) -> None:
         """A sequence got a row; its table begins with `borrowed` pages."""
         self._started[seq] = borrowed
 
-    def plan(self, seq: Sequence, count: int, new_pages: list[int]) -> None:
+    def plan(
+        self, seq: Sequence, count: int, new_pages: list[int], *, of_prompt: bool = False
+    ) -> None:
         """A sequence computes its next `count` tokens, for which it got `new_pages`."""
         self._counts[seq] = count
+        if of_prompt:
+            self._prompts.add(seq)
+            self._prompt_budget = max(0, self._prompt_budget - count)
         self._pages[seq] = new_pages
         self.budget -= count
 
@@ -46,7 +71,11 @@ class StepDraft:
 
     def cancel(self, seq: Sequence) -> None:
         """Forget a sequence that was preempted. Does nothing if it had not been planned."""
-        self.budget += self._counts.pop(seq, 0)
+        count = self._counts.pop(seq, 0)
+        self.budget += count
+        if seq in self._prompts:
+            self._prompts.remove(seq)
+            self._prompt_budget += count
         self._pages.pop(seq, None)
         self._started.pop(seq, None)
 

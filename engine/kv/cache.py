@@ -78,6 +78,10 @@ class KVCache:
             return 0
         return len(self._radix.match(namespace, tokens).pages) * self.page_size
 
+    def cached_end(self, namespace: Namespace, tokens: Sequence[int]) -> RadixNode:
+        """Return the node at which the longest cached prefix of `tokens` ends; borrows nothing."""
+        return self._radix.match(namespace, tokens).node
+
     def attach_prefix(self, table: PageTable, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Borrow the longest cached prefix of `tokens` for an empty table; returns its tokens."""
         if table.pages or table.node is not None:

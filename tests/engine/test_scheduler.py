@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
-from remora.configs.plan import AdapterRoom
+from remora.configs.plan import AdapterRoom, EnginePlan
 from remora.engine.engine import Engine
 from remora.engine.scheduler import MAX_OVERTAKEN
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
@@ -53,8 +53,10 @@ def make_request(
 class Harness:
     """An engine, and what came out of it per sequence."""
 
-    def __init__(self, *, overlap: bool = False, **plan: object) -> None:
-        self.plan = make_plan(**plan)
+    def __init__(
+        self, *, overlap: bool = False, made: EnginePlan | None = None, **plan: object
+    ) -> None:
+        self.plan = made or make_plan(**plan)
         device = FakeDevice(self.plan.page_size)
         self.runner = device if overlap else FakeRunner(self.plan.page_size)
         self.engine = Engine(

@@ -1,0 +1,55 @@
+"""Engines over the fake model as a configuration says: from its keys to what runs in a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remora.configs.load import parse_args
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from tests.engine.test_scheduler import Harness
+
+SMALL: dict[str, Any] = {
+    "page_size": 4,
+    "kv_tokens": 128,
+    "max_running_requests": 4,
+    "max_step_tokens": 16,
+    "prefill_chunk_tokens": 8,
+}
+MODEL = ModelFacts(
+    architecture="LlamaForCausalLM",
+    num_layers=1,
+    hidden_size=4,
+    intermediate_size=4,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=4,
+    vocab_size=50,
+    max_position=128,
+    dtype="float32",
+    num_parameters=1000,
+)
+MACHINE = MachineFacts(
+    num_cores=4,
+    total_bytes=2**31,
+    available_bytes=2**30,
+    cpu_name="fake",
+    cpu_features=(),
+    devices=("cpu",),
+)
+
+
+def plan_for(
+    *, without: tuple[str, ...] = (), max_position: int = 128, **engine: Any
+) -> EnginePlan:
+    """Make a small plan with these keys of the section engine, and not those of `without`."""
+    keys = {key: value for key, value in (SMALL | engine).items() if key not in without}
+    config = parse_args({"model": {"path": "fake"}, "engine": keys})
+    model = replace(MODEL, max_position=max_position)
+    return make_plan(config, model, MACHINE, Path("fake"))
+
+
+def configured(*, without: tuple[str, ...] = (), **engine: Any) -> Harness:
+    """Make a small engine with these keys of the section engine, and not those of `without`."""
+    return Harness(made=plan_for(without=without, **engine))
