@@ -37,7 +37,13 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "reasoning_field",
             "stream_text",
         ),
-        "metrics": ("log_level",),
+        "metrics": (
+            "log_level",
+            "access_log_level",
+            "log_requests",
+            "log_responses",
+            "log_request_times",
+        ),
     }
 )
 

@@ -17,6 +17,7 @@ from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.auth import Access
 from remora.deployments.http.served import Served
+from remora.deployments.serve_context import limit_access_log
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class InPlace:
             max_chars=config.limits.max_template_chars,
         )
         logging.getLogger("remora").setLevel(config.metrics.log_level or self._level)
+        limit_access_log(config.metrics.access_log_level)
 
 
 def _difference(before: ServeConfig, after: ServeConfig) -> str:

@@ -46,6 +46,8 @@ from remora.deployments.http.batches_runner import BatchRunner
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
 from remora.deployments.http.served import Served
 from remora.deployments.in_place import InPlace
+from remora.deployments.observing.log_files import apply_log_config
+from remora.deployments.observing.replica import Telling
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.routing.key import RouteKey
@@ -57,6 +59,7 @@ from remora.engine.protocols import EngineClient
 from remora.engine.types import Request, SamplingParams
 
 if TYPE_CHECKING:
+    from remora.engine.inspection import Inspection
     from remora.engine.launch import BuiltEngine, LaunchedEngine
     from remora.engine.tokens.tokenizer import Tokenizer
 
@@ -75,12 +78,14 @@ class LLMServer:
     tokenizer: Tokenizer
     plan: EnginePlan
     generation_defaults: Mapping[str, Any]
+    inspection: Inspection
 
     async def __init__(  # type: ignore[misc]
         self, args: Mapping[str, Any], manager: DeploymentHandle | None = None
     ) -> None:
         log_through_serve()
         self.config = parse_args(args)
+        apply_log_config(self.config.metrics.log_config)
         is_local = await asyncio.to_thread(listens_locally)
         access = Access.of(self.config.api, is_local=is_local)
         self._engine = ReplicaEngine(self.config)
@@ -90,6 +95,7 @@ class LLMServer:
         self.tokenizer = launched.built.tokenizer
         self.plan = launched.built.plan
         self.generation_defaults = launched.built.generation_defaults
+        self.inspection = launched.built.inspection
         self.grammars = GrammarService(
             self.config.grammar,
             self.tokenizer,
@@ -111,6 +117,7 @@ class LLMServer:
             await self._coming.begin()
         self._in_place = InPlace(args, self._served, access)
         self._batches = _run_batches(self._served)
+        self._telling = Telling(self._served)
         self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
         self._end = watch_for_the_end(self._served, self._batches)
         if self._end is not None and (warning := without(os.environ)) is not None:
@@ -206,6 +213,9 @@ class LLMServer:
         batches = getattr(self, "_batches", None)
         if batches is not None and not batches.get_loop().is_closed():
             batches.get_loop().call_soon_threadsafe(batches.cancel)
+        telling = getattr(self, "_telling", None)
+        if telling is not None:
+            telling.close()
         coming = getattr(self, "_coming", None)
         if coming is not None:
             coming.close()

@@ -13,6 +13,25 @@ def log_through_serve() -> None:
     ours.handlers = list(serves.handlers)
 
 
+class _AccessLevel(logging.Filter):
+    """Lets Serve's lines about single requests pass from some level on, and all others."""
+
+    level = logging.NOTSET
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a record is logged."""
+        return record.levelno >= self.level or not getattr(record, "serve_access_log", False)
+
+
+_access_level = _AccessLevel()
+
+
+def limit_access_log(level: str | None) -> None:
+    """Let Serve's access log in this process follow a level; None: as Serve has it."""
+    _access_level.level = logging.NOTSET if level is None else getattr(logging, level)
+    logging.getLogger("ray.serve").addFilter(_access_level)  # once, however often it is added
+
+
 def listens_locally() -> bool:
     """Return whether nothing but this machine can reach the HTTP server; False outside Serve.
 

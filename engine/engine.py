@@ -49,7 +49,7 @@ class Engine:
         self._runner = runner
         self._overlapping = overlapping
         self._is_flying = False
-        self._watcher: Callable[[StepPlan, StepResult], object] = lambda plan, result: None
+        self._watchers: list[Callable[[StepPlan, StepResult], object]] = []
         self._vocab_size = vocab_size
         self._clock = clock
         self._kv = KVCache(plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache)
@@ -93,6 +93,7 @@ class Engine:
             seed = self._random.randrange(_SEED_SPACE)
         prompt = request.kept_prompt_ids
         room = self.plan.max_sequence_tokens - len(prompt)
+        arrived_s = self._clock()
         leader: Sequence | None = None
         sequences: dict[int, Sequence] = {}
         for index in range(sampling.n):
@@ -108,6 +109,7 @@ class Engine:
                 num_prompt_tokens=len(prompt),
                 namespace=request.namespace,
                 leader=leader,
+                arrived_s=arrived_s,
             )
             if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
                 leader = sequences[0]  # the others borrow what it computes
@@ -166,6 +168,8 @@ class Engine:
         started = self._clock()
         is_due = self._pace.is_due(is_busy=bool(self._scheduler.running))
         plan = self._scheduler.schedule(admitting=is_due)
+        if plan is not None and plan.added:
+            self._scheduler.flights[-1].note_start(started)
         if self._overlapping is not None:
             outputs = self._overlap(plan, self._overlapping)
         elif plan is None:
@@ -196,12 +200,13 @@ class Engine:
 
     def _take(self, result: StepResult) -> list[SequenceOutput]:
         """Take in the result of the oldest step that is under way."""
-        self._watcher(self._scheduler.flights[0].plan, result)
+        for watcher in self._watchers:
+            watcher(self._scheduler.flights[0].plan, result)
         return self._scheduler.apply(result)
 
     def watch(self, callback: Callable[[StepPlan, StepResult], object]) -> None:
-        """Show each step's plan and result to somebody, before `step` returns its outputs."""
-        self._watcher = callback
+        """Show each step's plan and result to one more, before `step` returns its outputs."""
+        self._watchers.append(callback)
 
     @property
     def adapters(self) -> AdapterSlots:

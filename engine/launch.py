@@ -27,6 +27,7 @@ from remora.engine.device_memory import CudaMeter, Meter
 from remora.engine.engine import Engine
 from remora.engine.forward import DTYPES, build_forward
 from remora.engine.inputs import RowTable
+from remora.engine.inspection import Inspection, inspect
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model, open_weights
@@ -70,6 +71,7 @@ class BuiltEngine:
     torch_threads:        threads that torch may use beside them
     followers:            the other ranks
     adapters:             this rank's copies of adapters; None = there is no room for any
+    inspection:           what looks into it
     """
 
     engine: Engine
@@ -84,6 +86,7 @@ class BuiltEngine:
     torch_threads: int
     followers: Followers
     adapters: AdapterPool | None
+    inspection: Inspection
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,9 @@ def build_engine(
     runner = LocalRunner(
         forward.forward, sampler, table, followers, group, pool, newest=forward.newest
     )
+    engine = _make_engine(plan, facts, tokenizer, runner)
     return BuiltEngine(
-        engine=_make_engine(plan, facts, tokenizer, runner),
+        engine=engine,
         tokenizer=tokenizer,
         plan=plan,
         facts=facts,
@@ -152,6 +156,7 @@ def build_engine(
         torch_threads=forward.torch_threads,
         followers=followers,
         adapters=pool,
+        inspection=inspect(engine, config),
     )
 
 

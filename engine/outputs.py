@@ -75,6 +75,7 @@ class _SequenceText:
         self._wants_prompt_logprobs = index == 0 and sampling.prompt_logprobs is not None
         self._num_tokens = 0
         self._num_cached_tokens = 0
+        self._queue_s = 0.0
         self._finish_reason: FinishReason | None = None
         self._stop_reason: str | int | None = None
         self._token_ids: list[int] = []
@@ -85,6 +86,7 @@ class _SequenceText:
     def take(self, event: SequenceOutput) -> bool:
         """Take in one event, but nothing after a stop string; return whether it was the last."""
         self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
+        self._queue_s = event.queue_s
         if self._wants_prompt_logprobs and event.token_ids:
             self._wants_prompt_logprobs = False
             self._prompt_logprobs = _prompt_lines(event)
@@ -107,6 +109,7 @@ class _SequenceText:
             stop_reason=self._stop_reason,
             num_output_tokens=self._num_tokens,
             num_cached_tokens=self._num_cached_tokens,
+            queue_s=self._queue_s,
         )
         self._token_ids, self._text, self._logprobs = [], "", []
         self._prompt_logprobs = None

@@ -50,6 +50,13 @@ class Flight:
     plan: StepPlan
     rows: Mapping[int, tuple[Sequence, int]]
 
+    def note_start(self, now_s: float) -> None:
+        """Note of sequences that run for the first time how long they waited."""
+        for init in self.plan.added:
+            seq, _ = self.rows[init.row]
+            if seq.queue_s is None:
+                seq.queue_s = now_s - seq.arrived_s
+
     def ended_rows(self) -> frozenset[int]:
         """Rows whose sequence has left them since."""
         return frozenset(row for row, (seq, start) in self.rows.items() if not _holds(seq, start))
@@ -409,6 +416,7 @@ class Scheduler:
             stop_token_id=stop_token_id,
             num_cached_tokens=seq.num_cached_tokens or 0,
             error=error,
+            queue_s=seq.queue_s or 0.0,
         )
 
     # -- checks ------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class Sequence:
     num_passed:            how often one that came later was started before it, by a policy
     num_evictions:         how often memory was short and it had to give its pages up
     leader:                sibling whose prompt must be computed first, so that this one can borrow
+    arrived_s:             by the engine's clock
+    queue_s:               seconds until its first step; None while that has not come
     prompt_logprob_parts:  gathered chunk by chunk, when asked for
     """
 
@@ -57,6 +59,8 @@ class Sequence:
     num_overtaken: int = 0
     num_passed: int = 0
     num_evictions: int = 0
+    arrived_s: float = 0.0
+    queue_s: float | None = None
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 

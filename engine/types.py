@@ -307,6 +307,7 @@ class SequenceOutput:
                       first token only
     stop_token_id:    the id that ended the sequence, when one did
     error:            why the engine had to give the sequence up; its finish_reason is `abort`
+    queue_s:          seconds that it waited for its first step
     """
 
     request_id: str
@@ -318,6 +319,7 @@ class SequenceOutput:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     error: RowFault | None = None
+    queue_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +344,7 @@ class Output:
     finish_reason:    set on the last Output of this index, and only there
     stop_reason:      the stop string or token id that ended it; None for the model's own end
     num_output_tokens, num_cached_tokens:  totals so far
+    queue_s:          seconds that the sequence waited for its first step
     """
 
     index: int
@@ -353,6 +356,7 @@ class Output:
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    queue_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

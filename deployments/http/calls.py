@@ -21,6 +21,7 @@ from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.resuming import resumable
+from remora.deployments.observing.trace import CallObservers
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request
 
@@ -96,6 +97,7 @@ class Calls:
     """Opens calls and knows which are open. Their limits may be replaced at any time.
 
     is_draining:  whether the replica is about to stop
+    observers:    who is told of each call
     """
 
     def __init__(self, client: EngineClient, metrics: Metrics, limits: CallLimits) -> None:
@@ -103,6 +105,7 @@ class Calls:
         self._metrics = metrics
         self.limits = limits
         self.is_draining = False
+        self.observers = CallObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
 
@@ -127,7 +130,7 @@ class Calls:
         names: dict[str, set[str]] = {rid: {request.request_id for request in numbered}}
         for given, request in zip(requests, numbered, strict=True):
             names.setdefault(given.request_id, set()).add(request.request_id)
-        events = self._run(names, numbered)
+        events = self._run(rid, names, numbered)
         # A cancelled or failing `anext` ends the generator, so nothing is left to close.
         return OpenCall(await self._first_of(events, numbered), events)
 
@@ -171,18 +174,21 @@ class Calls:
         return found
 
     async def _run(
-        self, names: Mapping[str, set[str]], requests: Sequence[Request]
+        self, rid: str, names: Mapping[str, set[str]], requests: Sequence[Request]
     ) -> AsyncGenerator[Event, None]:
         """Yield the outputs of requests that callers know by `names`."""
         for name, ids in names.items():
             self._open.setdefault(name, set()).update(ids)
         clock = _Clock(self._metrics, time.monotonic(), {})
         unfinished = sum(request.sampling.n for request in requests)
+        trace = self.observers.begin(rid, requests)
         reason = "disconnect"
         try:
             async with aclosing(self._within_deadline(_merge(self._client, requests))) as events:
                 async for prompt, output in events:
                     clock.note(prompt, output)
+                    if trace is not None:
+                        trace.note(prompt, output)
                     unfinished -= output.finish_reason is not None
                     yield prompt, output
             self._metrics.observe_whole(time.monotonic() - clock.started)
@@ -192,6 +198,7 @@ class Calls:
         finally:
             if unfinished:
                 self._metrics.count_finish(reason, unfinished)
+            self.observers.end(trace, reason if unfinished else None)
             for name, ids in names.items():
                 self._open[name] -= ids
                 if not self._open[name]:

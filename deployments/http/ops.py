@@ -146,6 +146,16 @@ async def flush_cache(served: Served) -> dict[str, Any]:
     return {"success": True, "message": "Cache flushed."}
 
 
+def step_records(served: Served) -> dict[str, Any]:
+    """Return the latest steps. Raises InvalidRequest where they are not kept."""
+    records = None if served.inspection is None else served.inspection.records
+    if records is None:
+        raise InvalidRequest(
+            "No step records are kept: metrics.max_step_records is 0.", code="not_enabled"
+        )
+    return {"records": records.told()}
+
+
 async def tokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return ids of a prompt, of several, or of a conversation; and headers."""
     parsed = parse(TokenizeBody, body)

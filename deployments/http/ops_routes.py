@@ -105,6 +105,10 @@ def control_routes(served: Served) -> APIRouter:
     async def flush_cache() -> Response:
         return JSONAnswer(await ops.flush_cache(served))
 
+    @router.get("/step_records", dependencies=ADMIN)
+    async def step_records() -> Response:
+        return JSONAnswer(ops.step_records(served))
+
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
         body = parse(ops.AbortBody, await read_body(served, request))

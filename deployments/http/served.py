@@ -15,6 +15,8 @@ from remora.deployments.http.calls import CallLimits, Calls
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
 from remora.deployments.http.settings import Settings
+from remora.deployments.observing.request_log import RequestLog
+from remora.deployments.observing.trace import CallObservers
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.protocols import EngineClient
@@ -22,6 +24,7 @@ from remora.engine.types import Grammar
 
 if TYPE_CHECKING:
     from remora.engine.grammar.service import GrammarStats
+    from remora.engine.inspection import Inspection
     from remora.engine.tokens.tokenizer import Tokenizer
 
 
@@ -78,6 +81,11 @@ class ModelServer(Protocol):
         """What is served beside the model."""
         ...
 
+    @property
+    def inspection(self) -> Inspection | None:
+        """What looks into the engine; None where there is none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -103,6 +111,7 @@ class Served:
     metrics: Metrics
     calls: Calls
     responses: Archive
+    inspection: Inspection | None
     created: int
 
     @classmethod
@@ -115,11 +124,16 @@ class Served:
             adapter_stats=server.adapters.stats,
         )
         api = server.config.api
+        settings = Settings(server.config, server.plan, server.generation_defaults)
+        calls = Calls(server.client, metrics, CallLimits.of(server.config, server.plan))
+        calls.observers = CallObservers(
+            [RequestLog(lambda: settings.config.metrics, server.tokenizer)]
+        )
         return cls(
             client=server.client,
             tokenizer=server.tokenizer,
             adapters=server.adapters,
-            settings=Settings(server.config, server.plan, server.generation_defaults),
+            settings=settings,
             grammars=server.grammars,
             formats=ReplyFormats.of(
                 server.tokenizer,
@@ -127,8 +141,9 @@ class Served:
                 reasoning_parser=api.reasoning_parser,
             ),
             metrics=metrics,
-            calls=Calls(server.client, metrics, CallLimits.of(server.config, server.plan)),
+            calls=calls,
             responses=Archive.configured(server.config),
+            inspection=server.inspection,
             created=int(time.time()),
         )
 

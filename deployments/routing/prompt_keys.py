@@ -171,6 +171,7 @@ class _Rehearsal:
         self.grammars = _NoGrammars()
         self.generation_defaults = read_generation_defaults(plan.model_path)
         self.adapters = FixedAdapters(config.lora)
+        self.inspection = None
 
 
 def _rehearsal(config: ServeConfig) -> Served | None:

@@ -28,6 +28,7 @@ from remora.deployments.http.auth import Access
 from remora.deployments.http.served import Served
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats
+from remora.engine.inspection import Inspection
 from remora.engine.types import (
     EngineStats,
     FinishReason,
@@ -301,6 +302,7 @@ class FakeServer:
     )
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     grammars: FakeGrammars = field(default_factory=FakeGrammars)
+    inspection: Inspection = field(default_factory=Inspection)
 
     served_adapters: Adapters | None = None
 

@@ -10,6 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from remora.configs.errors import EngineError, QueueFull
+from remora.engine.inspection import Inspection
+from remora.engine.step_records import StepRecords
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -196,3 +198,10 @@ async def test_the_api_description_names_the_fields_of_every_body() -> None:
     name = schema["application/json"]["schema"]["$ref"].rpartition("/")[2]
     assert "messages" in description["components"]["schemas"][name]["properties"]
     assert "Message" in description["components"]["schemas"]
+
+
+async def test_step_records_are_for_the_operator_and_say_when_there_are_none() -> None:
+    assert (await get("/step_records")).json()["error"]["code"] == "not_enabled"
+    records = StepRecords(FakeEngine().stats, max_records=4, window_s=60.0)
+    server = FakeServer(inspection=Inspection(records=records))
+    assert (await get("/step_records", server)).json() == {"records": []}

@@ -1,0 +1,38 @@
+"""What a replica tells of itself without being asked: begun once it serves, closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from remora.deployments.http.served import Served
+from remora.deployments.observing.gc_log import GcLog
+from remora.deployments.observing.stats_log import StatsLog
+
+
+class Telling:
+    """The tasks and hooks of one replica, as its configuration asks for them.
+
+    Make it on the replica's event loop.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hooks = ExitStack()
+        metrics = served.config.metrics
+        if metrics.log_stats_period_s is not None:
+            self._begin(StatsLog(served.client.stats).run(metrics.log_stats_period_s))
+        if metrics.log_gc_s is not None:
+            self._hooks.callback(GcLog(metrics.log_gc_s).close)
+
+    def _begin(self, task: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(task))
+
+    def close(self) -> None:
+        """Tell nothing more. From any thread."""
+        for task in self._tasks:
+            with suppress(RuntimeError):  # the event loop has been closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        self._hooks.close()

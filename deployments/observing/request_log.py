@@ -1,0 +1,125 @@
+"""A log line for each request: what it was, what it got, where its time went.
+
+Lines are JSON, so whatever a client writes stays within its line. By default nothing is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, Protocol
+
+import orjson
+
+from remora.configs.metrics import MetricsSection
+from remora.deployments.observing.trace import CallTrace
+from remora.engine.types import Request, SamplingParams
+
+log = logging.getLogger(__name__)
+
+CLIPPED_CHARS = 256
+_UNSET = SamplingParams()
+_DETAILS = ("metadata", "sampling", "clipped", "full")
+
+
+class Decoder(Protocol):
+    """Turns ids into text."""
+
+    def decode(self, ids: Any, *, skip_special_tokens: bool) -> str:
+        """Return the text."""
+        ...
+
+
+class RequestLog:
+    """Logs calls as they end.
+
+    keys:  those of the moment
+    """
+
+    def __init__(self, keys: Callable[[], MetricsSection], tokenizer: Decoder) -> None:
+        self._keys = keys
+        self._tokenizer = tokenizer
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any line is wanted."""
+        keys = self._keys()
+        return keys.log_requests != "none" or keys.log_responses != "none" or keys.log_request_times
+
+    def begun(self, trace: CallTrace) -> None:
+        """Nothing is logged before the end."""
+
+    def ended(self, trace: CallTrace) -> None:
+        """Log the call."""
+        keys = self._keys()
+        if keys.log_requests != "none":
+            log.info("request %s", _json(self._request(trace, keys.log_requests)))
+        if keys.log_responses != "none":
+            texts = _answers(trace, is_clipped=keys.log_responses == "clipped")
+            log.info("response %s", _json({"rid": trace.rid, "answers": texts}))
+        if keys.log_request_times:
+            log.info("times %s", _json(_times(trace)))
+
+    def _request(self, trace: CallTrace, detail: str) -> dict[str, Any]:
+        level = _DETAILS.index(detail)
+        sequences = trace.sequences.values()
+        line: dict[str, Any] = {
+            "rid": trace.rid,
+            "prompts": len(trace.requests),
+            "sequences": sum(request.sampling.n for request in trace.requests),
+            "prompt_tokens": trace.num_prompt_tokens,
+            "cached_tokens": max((s.num_cached_tokens for s in sequences), default=0),
+            "output_tokens": trace.num_output_tokens,
+            "finish_reasons": [sequence.finish_reason for sequence in sequences],
+            "error": trace.error,
+            "seconds": round(trace.whole_s or 0.0, 6),
+        }
+        if level >= 1:
+            line["sampling"] = _changed(trace.requests[0].sampling) if trace.requests else {}
+        if level >= 2:
+            is_clipped = level == 2
+            line["texts"] = [self._prompt(request, is_clipped) for request in trace.requests]
+            line["answers"] = _answers(trace, is_clipped=is_clipped)
+        return line
+
+    def _prompt(self, request: Request, is_clipped: bool) -> str:
+        # A token is a character at least, but for parts of one.
+        ids = request.prompt_ids[: 4 * CLIPPED_CHARS] if is_clipped else request.prompt_ids
+        return _clip(self._tokenizer.decode(ids, skip_special_tokens=False), is_clipped)
+
+
+def _answers(trace: CallTrace, *, is_clipped: bool) -> list[str]:
+    return [_clip(sequence.text, is_clipped) for _, sequence in sorted(trace.sequences.items())]
+
+
+def _clip(text: str, is_clipped: bool) -> str:
+    return text[:CLIPPED_CHARS] if is_clipped else text
+
+
+def _times(trace: CallTrace) -> dict[str, Any]:
+    """Return how long a call was in each phase; a phase that it did not come to is null."""
+    first, queue, whole = trace.first_token_s, trace.queue_s, trace.whole_s or 0.0
+    return {
+        "rid": trace.rid,
+        "queue_s": None if queue is None else round(queue, 6),
+        "prefill_s": None if first is None else round(max(0.0, first - (queue or 0.0)), 6),
+        "decode_s": None if first is None else round(whole - first, 6),
+        "whole_s": round(whole, 6),
+        "output_tokens": trace.num_output_tokens,
+    }
+
+
+def _changed(sampling: SamplingParams) -> dict[str, Any]:
+    """Return the parameters that are not as they are where nobody says anything."""
+    found = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+    return {name: value for name, value in found.items() if value != getattr(_UNSET, name)}
+
+
+def _json(line: dict[str, Any]) -> str:
+    return orjson.dumps(line, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _plain(value: Any) -> Any:
+    """Return what orjson can write in the place of what it cannot."""
+    return list(value) if isinstance(value, set | frozenset | tuple) else str(value)

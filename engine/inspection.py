@@ -1,0 +1,38 @@
+"""What looks into a running engine, as the configuration asks for it; by default, nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remora.configs.schema import ServeConfig
+from remora.engine.engine import Engine
+from remora.engine.step_logs import StatusLines, StepTimes
+from remora.engine.step_records import StepRecords
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What there is to be asked.
+
+    records:  the latest steps; None = they are not kept
+    """
+
+    records: StepRecords | None = None
+
+
+def inspect(engine: Engine, config: ServeConfig) -> Inspection:
+    """Let those watch an engine that the configuration asks for. Before its first step."""
+    metrics, debug = config.metrics, config.debug
+    records = None
+    if metrics.log_step_interval is not None:
+        engine.watch(StatusLines(metrics.log_step_interval, engine.stats))
+    if debug.log_step_times:
+        engine.watch(StepTimes())
+    if metrics.max_step_records:
+        records = StepRecords(
+            engine.stats,
+            max_records=metrics.max_step_records,
+            window_s=metrics.step_records_s,
+        )
+        engine.watch(records)
+    return Inspection(records=records)

@@ -1,0 +1,262 @@
+"""What is logged of requests, steps, throughput and collections, and by whose configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.deployments.http.served import Served
+from remora.deployments.observing.log_files import apply_log_config
+from remora.deployments.observing.replica import Telling
+from remora.deployments.observing.stats_log import StatsLog
+from remora.deployments.serve_context import limit_access_log
+from remora.engine.types import EngineStats
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
+
+CHAT = "/v1/chat/completions"
+LONG = "prompt " * 100
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, "remora"):
+        yield caplog
+
+
+async def ask(caplog: pytest.LogCaptureFixture, **metrics: Any) -> list[str]:
+    """Send one request; return the lines about it."""
+    config = make_server_config(metrics=metrics)
+    server = FakeServer(FakeEngine(text="Paris. " * 100), config=config)
+    body = {"messages": [{"role": "user", "content": LONG}], "temperature": 0.25, "n": 2}
+    async with make_client(server) as client:
+        assert (await client.post(CHAT, json=body)).status_code == 200
+    return [r.getMessage() for r in caplog.records if "request_log" in r.name]
+
+
+@pytest.mark.observes("metrics.log_requests")
+@pytest.mark.parametrize(
+    ("detail", "chars"), [("metadata", None), ("sampling", None), ("clipped", 256), ("full", 700)]
+)
+async def test_a_request_is_logged_in_the_detail_asked_for(
+    logged: pytest.LogCaptureFixture, detail: str, chars: int | None
+) -> None:
+    (line,) = await ask(logged, log_requests=detail)
+
+    told = json.loads(line.removeprefix("request "))
+    assert (told["sequences"], told["output_tokens"]) == (2, 1400)
+    assert told["finish_reasons"] == ["stop", "stop"]
+    assert told.get("sampling", {}).get("temperature") == (None if detail == "metadata" else 0.25)
+    assert [len(text) for text in told.get("answers", [])] == ([] if chars is None else [chars] * 2)
+    if chars is not None:
+        assert told["texts"][0].startswith("<|user|>prompt")
+        assert (len(told["texts"][0]) > 700) is (detail == "full")
+
+
+async def test_nothing_of_a_request_is_logged_by_default(logged: pytest.LogCaptureFixture) -> None:
+    assert await ask(logged) == []
+
+
+@pytest.mark.observes("metrics.log_responses")
+@pytest.mark.parametrize(("how", "chars"), [("clipped", 256), ("full", 700)])
+async def test_answers_are_logged_when_asked_for(
+    logged: pytest.LogCaptureFixture, how: str, chars: int
+) -> None:
+    (line,) = await ask(logged, log_responses=how)
+
+    assert [len(text) for text in json.loads(line.removeprefix("response "))["answers"]] == [
+        chars
+    ] * 2
+
+
+@pytest.mark.observes("metrics.log_request_times")
+async def test_where_a_requests_time_went_is_logged(logged: pytest.LogCaptureFixture) -> None:
+    (line,) = await ask(logged, log_request_times=True)
+
+    times = json.loads(line.removeprefix("times "))
+    parts = times["queue_s"] + times["prefill_s"] + times["decode_s"]
+    assert times["whole_s"] == pytest.approx(parts, abs=1e-4)
+    assert times["decode_s"] > 0
+
+
+async def test_a_request_that_fails_is_logged_with_its_reason(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    config = make_server_config(metrics={"log_requests": "metadata", "log_request_times": True})
+    server = FakeServer(FakeEngine(error=RuntimeError("broken"), fail_at=0), config=config)
+    async with make_client(server) as client:
+        await client.post(CHAT, json={"messages": [{"role": "user", "content": "Hi"}]})
+
+    request, times = (r.getMessage() for r in logged.records if "request_log" in r.name)
+    assert '"error":"error"' in request
+    assert '"prefill_s":null' in times
+
+
+def stats(**values: float) -> EngineStats:
+    return replace(FakeEngine().stats(), **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.observes("metrics.log_stats_period_s")
+async def test_throughput_is_logged_each_period_and_not_when_switched_off(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    async def lines(period_s: float | None) -> int:
+        server = FakeServer(
+            config=make_server_config(metrics={"log_stats_period_s": period_s}),
+        )
+        counters = iter(range(1, 10**6))
+        server.client.stats = lambda: stats(steps_total=next(counters))  # type: ignore[method-assign]
+        logged.clear()
+        telling = Telling(Served.over(server))
+        await asyncio.sleep(0.25)
+        telling.close()
+        await asyncio.sleep(0)
+        return logged.text.count("throughput: ")
+
+    assert await lines(None) == 0
+    assert 2 <= await lines(0.08) <= 3
+    assert await lines(10.0) == 0
+
+
+def test_throughput_is_that_since_the_last_line_and_idle_engines_are_silent(
+    logged: pytest.LogCaptureFixture,
+) -> None:
+    looks = iter(
+        [
+            stats(),
+            stats(steps_total=3, prompt_tokens_total=80, cached_tokens_total=20, num_running=2),
+            stats(steps_total=3, prompt_tokens_total=80, cached_tokens_total=20),
+        ]
+    )
+    clock = iter([0.0, 4.0, 8.0])
+    line = StatsLog(lambda: next(looks), lambda: next(clock))
+    line.look()
+    line.look()
+
+    (record,) = (r.getMessage() for r in logged.records)
+    assert "prompt 20.0 tokens/s" in record
+    assert "found in it 25.0 %" in record
+
+
+@pytest.mark.observes("metrics.log_gc_s")
+async def test_a_slow_garbage_collection_is_warned_about(logged: pytest.LogCaptureFixture) -> None:
+    async def warnings(threshold_s: float | None) -> int:
+        config = make_server_config(metrics={"log_gc_s": threshold_s})
+        telling = Telling(Served.over(FakeServer(config=config)))
+        logged.clear()
+        gc.collect()
+        telling.close()
+        return logged.text.count("garbage collection")
+
+    assert await warnings(1e-9) >= 1
+    assert await warnings(3600.0) == 0
+    assert await warnings(None) == 0
+
+
+class Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.mark.observes("metrics.access_log_level")
+def test_the_access_log_follows_its_own_level(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("ray.serve")
+
+    def lines(level: str | None) -> list[str]:
+        limit_access_log(level)
+        handler = Lines()
+        logger.addHandler(handler)
+        with caplog.at_level(logging.INFO, "ray.serve"):
+            logger.info("GET /health 200", extra={"serve_access_log": True})
+            logger.info("started")
+        logger.removeHandler(handler)
+        return handler.lines
+
+    try:
+        assert lines("WARNING") == ["started"]
+        assert lines("INFO") == lines(None) == ["GET /health 200", "started"]
+    finally:
+        limit_access_log(None)
+
+
+@pytest.fixture
+def logger_of_ours() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("remora")
+    before = logger.level, logger.handlers[:], logger.propagate
+    yield logger
+    logger.handlers, logger.propagate = before[1], before[2]
+    logger.setLevel(before[0])
+
+
+YAML = """
+handlers:
+  file: {{class: logging.FileHandler, filename: {path}, formatter: short}}
+formatters:
+  short: {{format: "%(levelname)s>%(message)s"}}
+loggers:
+  remora: {{level: WARNING, handlers: [file]}}
+"""
+INI = """
+[loggers]
+keys=root,ours
+[handlers]
+keys=file
+[formatters]
+keys=short
+[logger_root]
+handlers=
+[logger_ours]
+qualname=remora
+level=WARNING
+handlers=file
+[handler_file]
+class=FileHandler
+args=({path!r},)
+formatter=short
+[formatter_short]
+format=%(levelname)s>%(message)s
+"""
+
+
+@pytest.mark.observes("metrics.log_config")
+@pytest.mark.parametrize(("name", "text"), [("log.yaml", YAML), ("log.ini", INI)])
+def test_handlers_and_levels_follow_a_file(
+    tmp_path: Path, logger_of_ours: logging.Logger, name: str, text: str
+) -> None:
+    config, written = tmp_path / name, tmp_path / "lines"
+    config.write_text(text.format(path=str(written)))
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+
+    apply_log_config(str(config))
+    root.handlers = handlers
+    logging.getLogger("remora.some.room").info("unseen")
+    logging.getLogger("remora.some.room").warning("seen")
+
+    for handler in logger_of_ours.handlers:
+        handler.close()
+    assert written.read_text() == "WARNING>seen\n"
+
+
+@pytest.mark.parametrize("text", ["[1]", "{handlers: {a: {class: no.such.Class}}}", "a: [", None])
+def test_a_file_that_is_no_logging_configuration_is_a_config_error(
+    tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "log.yaml"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(ConfigError, match=r"metrics\.log_config"):
+        apply_log_config(str(path))
