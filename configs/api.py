@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from remora.configs.fields import Bytes, Name, Seconds, Secret, Section
 
@@ -49,6 +51,29 @@ class ApiSection(Section):
     stream_text: Literal["cumulative", "delta"] = "cumulative"
     """What an event of a /generate stream in SGLang's dialect holds: all text so far, or what is
     new."""
+
+    stream_interval_tokens: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Tokens gathered before a stream says something more; its first and its end come at once.
+    Higher = fewer events, less work. A request's own stream_interval may be larger."""
+
+    generation: Literal["all", "chat", "completion"] = "all"
+    """Which ways to ask for text are open: chat = conversations, completion = bare prompts
+    (/v1/completions, /generate and its like, /api/generate); the others answer HTTP 400."""
+
+    prompt_truncation: Literal["none", "head", "center", "tail"] = "none"
+    """What is dropped of a prompt that leaves no room for the output: none = it is refused; head =
+    its first tokens, center = those in the middle, tail = its last."""
+
+    tokenizer_threads: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Threads that tokenise and render long prompts (over 16 KiB), beside the event loop, which
+    does short ones. Default: 4 more than there are cores, 32 at most."""
+
+    tokenizer_batch_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Most texts that are tokenised in one call. 1 = the prompts of one request together, and each
+    request by itself; more = those of requests that come at the same time, too."""
+
+    tokenizer_batch_wait_s: Annotated[float, Field(ge=0, le=1)] = 0.002
+    """Seconds that a text waits for others, with tokenizer_batch_size above 1."""
 
     response_store: Name = "memory"
     """Where /v1/responses keeps answers for `previous_response_id`: memory (of one replica), none,

@@ -36,6 +36,9 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "admin_api_key",
             "reasoning_field",
             "stream_text",
+            "stream_interval_tokens",
+            "prompt_truncation",
+            "generation",
         ),
         "metrics": (
             "log_level",

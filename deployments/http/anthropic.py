@@ -126,10 +126,8 @@ async def count_tokens(served: Served, body: CountTokensBody) -> int:
     await served.model(body.model)
     chat = chat_body(body, knows_efforts=_knows_efforts(served))
     with in_callers_words(renames_of(body)):
-        prompt = await render(served.tokenizer, served.plan, chat.messages, chat)
-        (ids,) = await encode(
-            served.tokenizer, served.plan, [prompt], add_special_tokens=False, param="messages"
-        )
+        prompt = await render(served, chat.messages, chat)
+        (ids,) = await encode(served, [prompt], add_special_tokens=False, param="messages")
     return len(ids)
 
 

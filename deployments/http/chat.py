@@ -176,16 +176,16 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
     if max_tokens is None:
         max_tokens = body.max_tokens
     sampling = _sampling(served, body, use, max_tokens)
-    prompt = await render(served.tokenizer, served.plan, body.messages, body)
+    cut = cut_of(body, served, max_tokens)
+    prompt = await render(served, body.messages, body, is_cut=cut is not None)
     check_effort(served, body, prompt)
     prompt = opened(served.formats, body, prompt, is_held=is_constrained or use.is_forced)
     (ids,) = await encode(
-        served.tokenizer,
-        served.plan,
+        served,
         [prompt],
         add_special_tokens=bool(body.add_special_tokens),
         param="messages",
-        cut=cut_of(body, served.plan, max_tokens),
+        cut=cut,
     )
     sampling = _with_room(served, body, sampling, len(ids))
     logprobs = LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))

@@ -13,7 +13,7 @@ from remora.deployments.http.errors import unsupported
 from remora.deployments.http.limits import check_sequences
 from remora.deployments.http.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.openai_bodies import CompletionBody, PromptInput
-from remora.deployments.http.prompts import check_room, cut_of, prompt_ids
+from remora.deployments.http.prompts import Cut, check_room, cut_of, prompt_ids
 from remora.deployments.http.resuming import created_at
 from remora.deployments.http.sampling import openai_sampling
 from remora.deployments.http.served import Served, check_together
@@ -74,13 +74,13 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     sampling = _sampling(served, body, max_tokens)
     given = with_suffix(served.tokenizer, body) if body.suffix else body.prompt
+    cut = cut_of(body, served, max_tokens)
     prompts = await prompt_ids(
-        served.tokenizer,
-        served.plan,
+        served,
         given,
         add_special_tokens=body.add_special_tokens is not False,
         param="prompt",
-        cut=cut_of(body, served.plan, max_tokens),
+        cut=cut,
     )
     for ids in prompts:
         if is_dry:
@@ -101,7 +101,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         created=created_at(),
         prompts=prompts,
         shown=await _texts(served, given) if body.return_prompt_text else [],
-        echoes=await _echoes(served, body, prompts) if body.echo else [],
+        echoes=await _echoes(served, body, prompts, cut) if body.echo else [],
         n=body.n or 1,
         heals=[may_heal and isinstance(prompt, str) for prompt in given],
         sampling=sampling,
@@ -126,9 +126,17 @@ def _larger(first: int | None, second: int | None) -> int | None:
     return max((k for k in (first, second) if k is not None), default=None)
 
 
-async def _echoes(served: Served, body: CompletionBody, prompts: Sequence[list[int]]) -> list[str]:
-    # What was cut away is not repeated.
-    return await _texts(served, body.prompt if body.truncate_prompt_tokens is None else prompts)
+async def _echoes(
+    served: Served, body: CompletionBody, prompts: Sequence[list[int]], cut: Cut | None
+) -> list[str]:
+    """Return the prompts' texts; what was cut away is not repeated."""
+    if cut is None:
+        return await _texts(served, body.prompt)
+    if body.truncate_prompt_tokens is not None:
+        return await _texts(served, prompts)
+    pairs = zip(body.prompt, prompts, strict=True)
+    shown = [given if len(ids) < cut.num_tokens else ids for given, ids in pairs]
+    return await _texts(served, shown)
 
 
 async def _texts(served: Served, prompts: Sequence[PromptInput]) -> list[str]:

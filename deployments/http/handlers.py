@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from remora.deployments.http.auth import viewer
 from remora.deployments.http.fields import Body
-from remora.deployments.http.jobs import Endpoint, run
+from remora.deployments.http.jobs import Endpoint, open_stream, run
 from remora.deployments.http.served import Served
 from remora.deployments.http.sse import EventStream, as_events, while_connected
 from remora.deployments.http.wire import JSONAnswer, read_json
@@ -61,8 +61,7 @@ def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
             answer = await while_connected(request, run(served, job))
             return JSONAnswer(answer, headers=dict(headers))
         # No header is sent before there is a first token to send with it.
-        opening = served.calls.open(job.rid, job.requests)
-        outputs = await while_connected(request, opening)
+        outputs = await while_connected(request, open_stream(served, job))
         events = as_events(job.chunks(outputs), dialect, request_id)
         return EventStream(events, dialect, close=outputs.aclose, headers=headers)
 

@@ -23,7 +23,7 @@ from remora.deployments.http.lightllm_bodies import (
 from remora.deployments.http.logprobs import check_scored, finite
 from remora.deployments.http.native import heals
 from remora.deployments.http.native_tokens import TextToken, tokens_of
-from remora.deployments.http.prompts import check_room, encode, prompt_ids
+from remora.deployments.http.prompts import check_room, encode, prompt_ids, usual_cut
 from remora.deployments.http.renames import in_callers_words, renames
 from remora.deployments.http.sampling import as_seed, check_vocabulary, sampling_params
 from remora.deployments.http.served import Served
@@ -223,11 +223,11 @@ async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
         raise unsupported(name, f"{name} must be 1 with a stream.")
     sampling = _sampling(served, body)
     (ids,) = await prompt_ids(
-        served.tokenizer,
-        served.plan,
+        served,
         [body.inputs],
         add_special_tokens=parameters.add_special_tokens is not False,
         param="inputs",
+        cut=usual_cut(served, sampling.max_tokens),
     )
     served.calls.check_size(sampling.n, _names(parameters)["n"])
     check_room(len(ids), sampling.max_tokens, served.plan, "inputs")
@@ -249,9 +249,7 @@ async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
 async def count_tokens(served: Served, body: TokensBody) -> dict[str, int]:
     """Return how many tokens a text has."""
     special = (body.parameters or {}).get("add_special_tokens") is not False
-    (ids,) = await encode(
-        served.tokenizer, served.plan, [body.text], add_special_tokens=special, param="text"
-    )
+    (ids,) = await encode(served, [body.text], add_special_tokens=special, param="text")
     return {"ntokens": len(ids)}
 
 

@@ -21,7 +21,7 @@ from remora.deployments.http.limits import check_sequences
 from remora.deployments.http.logprobs import LogprobWriter, check_num_entries
 from remora.deployments.http.native_answers import AnswerWriter, Prompt
 from remora.deployments.http.native_bodies import GenerateBody, PromptOptions
-from remora.deployments.http.prompts import check_room, prompt_ids
+from remora.deployments.http.prompts import check_room, prompt_ids, usual_cut
 from remora.deployments.http.sampling import as_seed, sampling_params
 from remora.deployments.http.served import Served
 from remora.engine.types import Grammar, Request, SamplingParams
@@ -190,8 +190,13 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     samplings = [_sampling(served, one) for one in options]
     n = samplings[0].n
     served.calls.check_size(n * len(options), f"{PREFIX}n" if n > 1 else param)
+    longest = max(sampling.max_tokens or 1 for sampling in samplings)
     ids = await prompt_ids(
-        served.tokenizer, served.plan, given.prompts, add_special_tokens=True, param=param
+        served,
+        given.prompts,
+        add_special_tokens=True,
+        param=param,
+        cut=usual_cut(served, longest),
     )
     prompts = [
         Prompt(

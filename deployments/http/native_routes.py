@@ -28,7 +28,8 @@ from remora.deployments.http.wire import JSONAnswer
 
 
 def _tgi(*, stream: bool | None, wraps: bool = False) -> Endpoint[TgiBody]:
-    return Endpoint(partial(parse_tgi, stream=stream), partial(_prepare_tgi, wraps=wraps))
+    prepare = partial(_prepare_tgi, wraps=wraps)
+    return Endpoint(partial(parse_tgi, stream=stream), prepare, kind="completion")
 
 
 async def _prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool) -> Job:
@@ -36,7 +37,7 @@ async def _prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool) 
 
 
 def _light(*, stream: bool | None) -> Endpoint[LightBody]:
-    return Endpoint(partial(parse_light, stream=stream), prepare_light)
+    return Endpoint(partial(parse_light, stream=stream), prepare_light, kind="completion")
 
 
 def _is_tgi(body: Any) -> bool:
@@ -59,7 +60,9 @@ async def _prepare_either(served: Served, body: Body, rid: str) -> Job:
     return await prepare_generate(served, body, rid)
 
 
-_EITHER: Endpoint[Body] = Endpoint(_parse_either, _prepare_either, dialect_of_body)
+_EITHER: Endpoint[Body] = Endpoint(
+    _parse_either, _prepare_either, dialect_of_body, kind="completion"
+)
 _GENERATE: Mapping[str, Endpoint[Any]] = {
     "auto": _EITHER,
     "sglang": GENERATE,

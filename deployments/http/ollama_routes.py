@@ -24,7 +24,9 @@ from remora.deployments.http.served import Served
 from remora.deployments.http.wire import JSONAnswer
 
 OLLAMA_CHAT = Endpoint(partial(parse, OllamaChatBody), prepare_ollama_chat)
-OLLAMA_GENERATE = Endpoint(partial(parse, OllamaGenerateBody), prepare_ollama_generate)
+OLLAMA_GENERATE = Endpoint(
+    partial(parse, OllamaGenerateBody), prepare_ollama_generate, kind="completion"
+)
 
 OLLAMA_ROUTES = (
     Route("/api/chat", OLLAMA_CHAT, OllamaChatBody),

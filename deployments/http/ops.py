@@ -163,14 +163,12 @@ async def tokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str,
     await served.model(parsed.model)
     special = parsed.add_special_tokens
     if parsed.messages is not None:
-        texts = [await render(served.tokenizer, served.plan, parsed.messages, parsed)]
+        texts = [await render(served, parsed.messages, parsed)]
         param, special = "messages", bool(special)
     else:
         texts = parsed.prompt if isinstance(parsed.prompt, list) else [parsed.prompt]
         param, special = "prompt", special is not False
-    all_ids = await encode(
-        served.tokenizer, served.plan, texts, add_special_tokens=special, param=param
-    )
+    all_ids = await encode(served, texts, add_special_tokens=special, param=param)
     is_list = isinstance(parsed.prompt, list)
     answer: dict[str, Any] = {
         "count": [len(ids) for ids in all_ids] if is_list else len(all_ids[0]),

@@ -15,10 +15,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.http.encoding import OFF_LOOP_CHARS
 from remora.deployments.http.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.handlers import read_body
 from remora.deployments.http.limits import AtMost
-from remora.deployments.http.prompts import OFF_LOOP_CHARS
 from remora.deployments.http.reply import Replies, Reply
 from remora.deployments.http.served import Served
 from remora.deployments.http.tools_body import ToolBody

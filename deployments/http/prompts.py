@@ -6,14 +6,14 @@ length in characters before they are tokenised at all.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.plan import EnginePlan
 from remora.deployments.http.chat_reasoning import template_variables
+from remora.deployments.http.encoding import OFF_LOOP_CHARS
 from remora.deployments.http.fields import OpenAIBody
 from remora.deployments.http.messages import Message
 from remora.deployments.http.openai_bodies import PromptInput, TemplateBody
@@ -21,53 +21,76 @@ from remora.deployments.http.sampling import check_vocabulary
 from remora.deployments.http.tools_body import template_tools, tool_use_of
 
 if TYPE_CHECKING:
+    from remora.deployments.http.served import Served
     from remora.engine.tokens.tokenizer import Tokenizer
 
-OFF_LOOP_CHARS = 16_384
 # Tokens at a cut may differ from those of the whole text; so many more are made and then dropped.
 _CUT_MARGIN_TOKENS = 64
 
-ResultT = TypeVar("ResultT")
+Side = Literal["head", "center", "tail"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How much of a prompt is kept: its last tokens, or with `keeps_start` its first."""
+    """How much of a prompt is kept, and which side of it is dropped."""
 
     num_tokens: int
-    keeps_start: bool = False
+    drops: Side = "head"
 
     def of(self, ids: list[int]) -> list[int]:
         """Return what is kept."""
-        return ids[: self.num_tokens] if self.keeps_start else ids[-self.num_tokens :]
+        if len(ids) <= self.num_tokens:
+            return ids
+        first, last = self._kept(self.num_tokens)
+        return ids[:first] + ids[len(ids) - last :]
 
     def of_text(self, text: str, tokenizer: Tokenizer) -> str:
         """Return a part of a text that holds the tokens to be kept."""
-        num_chars = (self.num_tokens + _CUT_MARGIN_TOKENS) * tokenizer.max_token_chars
-        return text[:num_chars] if self.keeps_start else text[-num_chars:]
+        first, last = self._kept(self.num_tokens)
+        margin = _CUT_MARGIN_TOKENS
+        first_chars = (first + margin) * tokenizer.max_token_chars if first else 0
+        last_chars = (last + margin) * tokenizer.max_token_chars if last else 0
+        if len(text) <= first_chars + last_chars:
+            return text
+        return text[:first_chars] + text[len(text) - last_chars :]
+
+    def _kept(self, num_tokens: int) -> tuple[int, int]:
+        """Return how many tokens are kept at the beginning and at the end."""
+        first = {"head": 0, "center": num_tokens // 2, "tail": num_tokens}[self.drops]
+        return first, num_tokens - first
 
 
-def cut_of(body: OpenAIBody, plan: EnginePlan, max_tokens: int | None) -> Cut | None:
+def usual_cut(served: Served, max_tokens: int | None) -> Cut | None:
+    """Return how prompts are cut that leave no room for the output, if the operator wants it."""
+    drops = served.config.api.prompt_truncation
+    return None if drops == "none" else Cut(_room(served.plan, max_tokens), drops)
+
+
+def cut_of(body: OpenAIBody, served: Served, max_tokens: int | None) -> Cut | None:
     """Return how prompts are cut, if they are. Raises InvalidRequest."""
-    wanted = body.truncate_prompt_tokens
+    wanted, plan = body.truncate_prompt_tokens, served.plan
     if wanted is None:
         if body.truncation_side is not None:
             message = "truncation_side needs truncate_prompt_tokens."
             raise InvalidRequest(message, "truncation_side")
-        return None
-    room = max(1, plan.max_sequence_tokens - (1 if max_tokens is None else max_tokens))
+        return usual_cut(served, max_tokens)
     if wanted == 0 or wanted > plan.max_sequence_tokens:
         message = (
             f"truncate_prompt_tokens is {wanted}; it must lie between 1 and "
             f"{plan.max_sequence_tokens}, or be -1: as many as fit."
         )
         raise InvalidRequest(message, "truncate_prompt_tokens")
-    return Cut(room if wanted < 0 else wanted, keeps_start=body.truncation_side == "right")
+    drops: Side = "tail" if body.truncation_side == "right" else "head"
+    return Cut(_room(plan, max_tokens) if wanted < 0 else wanted, drops)
+
+
+def _room(plan: EnginePlan, max_tokens: int | None) -> int:
+    """Return the tokens of the longest prompt beside an output."""
+    return max(1, plan.max_sequence_tokens - (1 if max_tokens is None else max_tokens))
 
 
 async def encode(
-    tokenizer: Tokenizer,
-    plan: EnginePlan,
+    served: Served,
     texts: Sequence[str],
     *,
     add_special_tokens: bool,
@@ -76,31 +99,31 @@ async def encode(
 ) -> list[list[int]]:
     """Return the ids of each text. Raises PromptTooLong."""
     if cut is not None:
-        texts = [cut.of_text(text, tokenizer) for text in texts]
+        texts = [cut.of_text(text, served.tokenizer) for text in texts]
     else:
         for text in texts:
-            _check_chars(len(text), tokenizer, plan, param)
-
-    def work() -> list[list[int]]:
-        all_ids = [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        return all_ids if cut is None else [cut.of(ids) for ids in all_ids]
-
-    return await _off_loop_if(sum(map(len, texts)) > OFF_LOOP_CHARS, work)
+            _check_chars(len(text), served, param)
+    all_ids = await served.encoder.encode(texts, add_special_tokens=add_special_tokens)
+    return all_ids if cut is None else [cut.of(ids) for ids in all_ids]
 
 
 async def render(
-    tokenizer: Tokenizer, plan: EnginePlan, messages: list[Message], options: TemplateBody
+    served: Served, messages: list[Message], options: TemplateBody, *, is_cut: bool = False
 ) -> str:
     """Return a conversation as the model's template writes it.
 
+    is_cut:  whether what is too long will be cut, and is not refused
+
     Raises InvalidRequest and PromptTooLong.
     """
+    tokenizer = served.tokenizer
     tools = template_tools(tool_use_of(options))
     documents = options.documents or None
     variables = template_variables(tokenizer, options)
     num_chars = sum(message.num_chars for message in messages)
     num_chars += sum(len(str(given)) for given in (tools, documents) if given)
-    _check_chars(num_chars, tokenizer, plan, "messages")
+    if not is_cut:
+        _check_chars(num_chars, served, "messages")
 
     def work() -> str:
         return tokenizer.render_chat(
@@ -113,15 +136,14 @@ async def render(
         )
 
     try:
-        return await _off_loop_if(num_chars > OFF_LOOP_CHARS, work)
+        return await served.encoder.off_loop_if(num_chars > OFF_LOOP_CHARS, work)
     except InvalidRequest as error:
         param = error.param or "messages"
         raise InvalidRequest(error.message, param, error.code, limit=error.limit) from None
 
 
 async def prompt_ids(
-    tokenizer: Tokenizer,
-    plan: EnginePlan,
+    served: Served,
     prompts: Sequence[PromptInput],
     *,
     add_special_tokens: bool,
@@ -134,9 +156,7 @@ async def prompt_ids(
     """
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(
-        await encode(
-            tokenizer, plan, texts, add_special_tokens=add_special_tokens, param=param, cut=cut
-        )
+        await encode(served, texts, add_special_tokens=add_special_tokens, param=param, cut=cut)
     )
     all_ids = [
         next(encoded) if isinstance(prompt, str) else prompt if cut is None else cut.of(prompt)
@@ -146,8 +166,8 @@ async def prompt_ids(
         if not ids:
             raise InvalidRequest(f"{param} is empty; at least one token is needed.", param)
         # A longer list is refused for its length; no need to look at each id.
-        if not isinstance(prompt, str) and len(ids) <= plan.max_sequence_tokens:
-            check_vocabulary(ids, tokenizer.vocab_size, param)
+        if not isinstance(prompt, str) and len(ids) <= served.plan.max_sequence_tokens:
+            check_vocabulary(ids, served.tokenizer.vocab_size, param)
     return all_ids
 
 
@@ -167,16 +187,12 @@ def check_room(num_prompt: int, max_tokens: int | None, plan: EnginePlan, param:
     raise PromptTooLong(message, param)
 
 
-def _check_chars(num_chars: int, tokenizer: Tokenizer, plan: EnginePlan, param: str) -> None:
-    limit = plan.max_sequence_tokens
-    if num_chars > limit * tokenizer.max_token_chars:
+def _check_chars(num_chars: int, served: Served, param: str) -> None:
+    limit = served.plan.max_sequence_tokens
+    if num_chars > limit * served.tokenizer.max_token_chars:
         message = (
             f"This model's maximum context length is {limit} tokens. However, the {param} has "
             f"{num_chars} characters, which is more than {limit} tokens can hold. "
             f"Please reduce the length of the {param}."
         )
         raise PromptTooLong(message, param)
-
-
-async def _off_loop_if(is_long: bool, work: Callable[[], ResultT]) -> ResultT:
-    return await asyncio.to_thread(work) if is_long else work()

@@ -12,6 +12,7 @@ from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.present import Adapters
 from remora.deployments.http.calls import CallLimits, Calls
+from remora.deployments.http.encoding import Encoder
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
 from remora.deployments.http.settings import Settings
@@ -104,6 +105,7 @@ class Served:
 
     client: EngineClient
     tokenizer: Tokenizer
+    encoder: Encoder
     adapters: Adapters
     settings: Settings
     grammars: GrammarMaker
@@ -132,6 +134,7 @@ class Served:
         return cls(
             client=server.client,
             tokenizer=server.tokenizer,
+            encoder=Encoder.configured(server.tokenizer, api),
             adapters=server.adapters,
             settings=settings,
             grammars=server.grammars,

@@ -20,7 +20,7 @@ from remora.deployments.http.fields import PREFIX
 from remora.deployments.http.logprobs import check_scored, finite
 from remora.deployments.http.native import heals
 from remora.deployments.http.native_tokens import TextToken, tokens_of
-from remora.deployments.http.prompts import check_room, prompt_ids
+from remora.deployments.http.prompts import check_room, prompt_ids, usual_cut
 from remora.deployments.http.sampling import as_seed, sampling_params
 from remora.deployments.http.served import Served
 from remora.deployments.http.tgi_bodies import TgiBody, TgiGrammar, TgiParameters
@@ -261,7 +261,11 @@ async def prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool = 
     _check(body)
     parameters = body.parameters
     (ids,) = await prompt_ids(
-        served.tokenizer, served.plan, [body.inputs], add_special_tokens=True, param="inputs"
+        served,
+        [body.inputs],
+        add_special_tokens=True,
+        param="inputs",
+        cut=usual_cut(served, parameters.max_new_tokens),
     )
     ids = ids[-parameters.truncate :] if parameters.truncate else ids
     seed = _seed(parameters)

@@ -74,10 +74,14 @@ class Tokenizer:
         add_special_tokens:  put what the model expects around a bare text (often a BOS); texts
                              rendered from chats have it already
         """
-        # `encode` would hold the interpreter for as long as it takes; a batch lets go of it.
-        encodings = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encodings[0].ids
+        (ids,) = self.encode_batch([text], add_special_tokens=add_special_tokens)
         return ids
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Return the ids of each of several texts, in one call of the tokenizer."""
+        # Its `encode` would hold the interpreter for as long as it takes; a batch lets go of it.
+        encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of ids. Bytes that are not UTF-8 become U+FFFD."""

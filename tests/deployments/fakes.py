@@ -64,6 +64,9 @@ class CharTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [min(ord(char), 255) for char in text]
 
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         kept = [id_ for id_ in ids if not (skip_special_tokens and id_ == EOS)]
         return "".join(map(self.token_text, kept))
