@@ -48,9 +48,12 @@ class EngineSection(RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
         written = self.model_fields_set
         if self.kv_memory is not None and self.kv_tokens is not None:
             raise conflict("kv_tokens", "kv_memory is set too; keep one of the two")
-        if "mem_fraction" in written and (self.kv_memory or self.kv_tokens):
-            other = "kv_memory" if self.kv_memory else "kv_tokens"
-            raise conflict("mem_fraction", f"{other} is set too and decides alone; keep one")
+        for key in ("mem_fraction", "total_mem_fraction"):
+            if key in written and (self.kv_memory or self.kv_tokens):
+                other = "kv_memory" if self.kv_memory else "kv_tokens"
+                raise conflict(key, f"{other} is set too and decides alone; keep one")
+        if "mem_fraction" in written and self.total_mem_fraction is not None:
+            raise conflict("mem_fraction", "total_mem_fraction is set too; keep one of the two")
         for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
             if {key, "max_step_tokens"} <= written and (
                 getattr(self, key) or 0
@@ -65,6 +68,8 @@ class EngineSection(RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
             for key in ("low_priority_first", "priority_preemption_gap"):
                 if getattr(self, key):
                     raise conflict(key, "needs use_priorities")
+        if "prefix_eviction" in written and not self.prefix_cache:
+            raise conflict("prefix_eviction", "needs prefix_cache")
         if not self.chunked_prefill and "prefill_chunk_tokens" in written:
             raise conflict("prefill_chunk_tokens", "chunked_prefill is off; keep one of the two")
         if self.expected_output_tokens is not None and "schedule_conservativeness" in written:

@@ -21,6 +21,7 @@ def size_kv_pool(
     page_bytes: int,
     weight_bytes: int,
     available_bytes: int,
+    total_bytes: int,
     most_useful_pages: int,
     device: str = "cpu",
     step_bytes: int = 0,
@@ -29,11 +30,13 @@ def size_kv_pool(
 
     page_bytes, weight_bytes:  of one rank; each rank has its part of every page
     available_bytes:    of the device, before any weights are loaded
+    total_bytes:        of the device, taken or not
     step_bytes:         what a step needs beside both, where it has been measured
     most_useful_pages:  more than this could never be held at once
     The memory taken is one page more than returned: the dump page.
     """
     engine = config.engine
+    available_bytes = max(available_bytes - (engine.reserved_memory or 0), 0)
     available_bytes //= _num_sharers(config)
     if engine.kv_tokens is not None:
         num_pages = engine.kv_tokens // engine.page_size
@@ -41,7 +44,11 @@ def size_kv_pool(
         num_pages = engine.kv_memory // (page_bytes * config.parallel.num_ranks) - 1
     else:
         left_bytes = max(available_bytes - weight_bytes - step_bytes, 0)
-        share_bytes = int(left_bytes * mem_fraction(config, device))
+        if engine.total_mem_fraction is None:
+            share_bytes = int(left_bytes * mem_fraction(config, device))
+        else:
+            whole_bytes = int(total_bytes * engine.total_mem_fraction) // _num_sharers(config)
+            share_bytes = min(whole_bytes - weight_bytes - step_bytes, left_bytes)
         num_pages = min(share_bytes // page_bytes - 1, most_useful_pages)
     kv_bytes = (max(num_pages, 1) + 1) * page_bytes
     if weight_bytes + kv_bytes + step_bytes > available_bytes:
@@ -54,6 +61,13 @@ def size_kv_pool(
 def mem_fraction(config: ServeConfig, device: str) -> float:
     """Return the share of the memory left beside the weights that becomes KV cache."""
     return config.engine.mem_fraction or _MEM_FRACTIONS[device]
+
+
+def _share(config: ServeConfig, device: str) -> str:
+    whole = config.engine.total_mem_fraction
+    if whole is not None:
+        return f"what the weights leave of engine.total_mem_fraction = {whole} of the memory"
+    return f"the share engine.mem_fraction = {mem_fraction(config, device)} of the free memory"
 
 
 def max_replicas(config: ServeConfig) -> int:
@@ -135,6 +149,9 @@ def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
         written = _writable_size(left_bytes * config.parallel.num_ranks, round_up=False)
         num_tokens = fitting_pages * config.engine.page_size
         advice.append(f"engine.kv_memory up to {written}, or engine.kv_tokens up to {num_tokens}")
+    if config.engine.reserved_memory:
+        reserved = human_bytes(config.engine.reserved_memory)
+        advice.append(f"an engine.reserved_memory below {reserved}")
     if needs.step:
         advice.append("a smaller engine.max_step_tokens or max_running_requests")
     if config.model.dtype == "float32":
@@ -170,8 +187,7 @@ def _check_one_sequence_fits(
         advice = f"engine.kv_tokens to at least {wanted_pages * engine.page_size}"
     else:
         given = f"engine.kv_memory = {human_bytes(engine.kv_memory)}" if engine.kv_memory else ""
-        share = mem_fraction(config, device)
-        found = given or f"the share engine.mem_fraction = {share} of the free memory"
+        found = given or _share(config, device)
         advice = f"engine.kv_memory to at least {_writable_size(wanted_bytes, round_up=True)}"
     held_tokens = max(num_pages, 0) * engine.page_size
     if held_tokens:

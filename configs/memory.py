@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -26,5 +26,16 @@ class MemoryKeys(Section):
     measured) that becomes KV cache when neither kv_memory nor kv_tokens is given; never more than
     max_running_requests sequences of full length. Default: 0.25 on a CPU, 0.9 on a GPU."""
 
+    total_mem_fraction: Annotated[float, Field(gt=0, le=0.98)] | None = None
+    """Share of the device's whole memory that weights, steps and KV cache may take together;
+    instead of mem_fraction, and with several ranks on one device of all of them."""
+
+    reserved_memory: Bytes | None = None
+    """Memory of the device that is left to others, in bytes or as 2GiB. Default: none."""
+
     prefix_cache: bool = True
     """Whether the KV of a finished sequence is kept for prompts that begin alike."""
+
+    prefix_eviction: Literal["lru", "lfu"] = "lru"
+    """Which kept prefix leaves first when memory is needed: the one not used for longest, or the
+    one found least often."""

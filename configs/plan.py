@@ -63,6 +63,7 @@ class MachineFacts:
     """What this machine offers the engine.
 
     num_cores:         physical cores that this process may use
+    total_bytes:       memory there is, taken or not
     available_bytes:   memory that can be taken now without swapping, cgroup limits included
     has_triton:        whether kernels for GPUs can be compiled
     """
@@ -143,6 +144,7 @@ class EnginePlan:
     low_priority_first: bool
     priority_preemption_gap: int | None
     max_queued_tokens: int | None = None
+    prefix_eviction: Literal["lru", "lfu"] = "lru"
     tp_size: int = 1
     pp_size: int = 1
     micro_batches: int = 1
@@ -205,6 +207,7 @@ def make_plan(
         page_bytes=page_bytes,
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
+        total_bytes=machine.total_bytes,
         most_useful_pages=max_running * pages_needed(max_model_len, engine.page_size),
         device=device,
     )
@@ -228,6 +231,7 @@ def make_plan(
         max_queued_requests=engine.max_queued_requests,
         max_queued_tokens=engine.max_queued_tokens or 4 * num_pages * engine.page_size,
         prefix_cache=engine.prefix_cache,
+        prefix_eviction=engine.prefix_eviction,
         conservativeness=engine.schedule_conservativeness,
         step_timeout_s=engine.step_timeout_s,
         random_seed=engine.random_seed,
@@ -244,11 +248,18 @@ def make_plan(
 
 
 def refit(
-    plan: EnginePlan, config: ServeConfig, model: ModelFacts, *, free_bytes: int, step_bytes: int
+    plan: EnginePlan,
+    config: ServeConfig,
+    model: ModelFacts,
+    *,
+    free_bytes: int,
+    total_bytes: int,
+    step_bytes: int,
 ) -> EnginePlan:
     """Size the KV pool anew by what a device has told, once the weights are there.
 
     free_bytes:  beside the weights and the room for adapters
+    total_bytes: of the device, taken or not
     step_bytes:  that the largest steps need beside weights and KV
     Raises ConfigError, with the numbers and with settings that would work.
     """
@@ -261,6 +272,7 @@ def refit(
         page_bytes=page_bytes,
         weight_bytes=held_bytes,
         available_bytes=held_bytes + free_bytes,
+        total_bytes=total_bytes,
         step_bytes=step_bytes,
         most_useful_pages=plan.max_running_requests
         * pages_needed(plan.max_model_len, plan.page_size),

@@ -52,7 +52,12 @@ class Engine:
         self._watchers: list[Callable[[StepPlan, StepResult], object]] = []
         self._vocab_size = vocab_size
         self._clock = clock
-        self._kv = KVCache(plan.num_pages, page_size=plan.page_size, prefix_cache=plan.prefix_cache)
+        self._kv = KVCache(
+            plan.num_pages,
+            page_size=plan.page_size,
+            prefix_cache=plan.prefix_cache,
+            eviction=plan.prefix_eviction,
+        )
         self._scheduler = Scheduler(
             self._kv,
             max_running=plan.max_running_requests,

@@ -125,7 +125,7 @@ def build_engine(
         pool = _make_pool(plan, model, adapting)
     if plan.device == "cuda" and plan.num_ranks == 1:
         with phases.timed("measure memory"):
-            plan = _fit(plan, config, facts, model, CudaMeter())
+            plan = _fit(plan, config, facts, model, CudaMeter(), machine.total_bytes)
     with ExitStack() as opened:
         with phases.timed("gather ranks"):
             followers, group = others.gather(layout, plan.device)
@@ -240,11 +240,23 @@ def _make_engine(
 
 
 def _fit(
-    plan: EnginePlan, config: ServeConfig, facts: ModelFacts, model: DecoderModel, meter: Meter
+    plan: EnginePlan,
+    config: ServeConfig,
+    facts: ModelFacts,
+    model: DecoderModel,
+    meter: Meter,
+    total_bytes: int,
 ) -> EnginePlan:
     """Give the KV pool what the device has left beside what its largest steps need."""
     step_bytes = measure(model, plan, meter)
-    return refit(plan, config, facts, free_bytes=meter.free_bytes(), step_bytes=step_bytes)
+    return refit(
+        plan,
+        config,
+        facts,
+        free_bytes=meter.free_bytes(),
+        total_bytes=total_bytes,
+        step_bytes=step_bytes,
+    )
 
 
 def _layout(plan: EnginePlan, rank: int) -> Layout:
@@ -283,10 +295,10 @@ def _make_table(plan: EnginePlan) -> RowTable:
 
 
 def read_machine(config: ServeConfig) -> MachineFacts:
-    """Ask this machine; the available memory is that of the device the model will run on."""
+    """Ask this machine; its memory is that of the device the model will run on."""
     gpus = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     machine = read_machine_facts(devices=(*gpus, "cpu"))
     if not gpus or config.engine.device == "cpu":
         return machine
-    free_bytes, _ = torch.cuda.mem_get_info()
-    return replace(machine, available_bytes=free_bytes)
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return replace(machine, available_bytes=free_bytes, total_bytes=total_bytes)

@@ -249,6 +249,7 @@ class Scheduler:
         self.running.append(seq)
         seq.row = self._free_rows.pop()
         seq.num_starts += 1
+        self.kv.note_hit(seq.table)
         self._enter_slot(seq, draft)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed

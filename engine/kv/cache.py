@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.newest import newest_hashes
@@ -39,14 +40,21 @@ class PageTable:
 class KVCache:
     """All KV pages of one engine."""
 
-    def __init__(self, num_pages: int, *, page_size: int, prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        *,
+        page_size: int,
+        prefix_cache: bool,
+        eviction: Literal["lru", "lfu"] = "lru",
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.num_owned = 0
         self.num_evicted = 0
         self._pool = PagePool(num_pages)
-        self._radix = RadixCache(page_size=page_size)
+        self._radix = RadixCache(page_size=page_size, eviction=eviction)
 
     @property
     def num_free(self) -> int:
@@ -93,6 +101,11 @@ class KVCache:
         table.node, table.pages = match.node, match.pages
         table.num_matched = table.num_published = len(match.pages)
         return len(match.pages) * self.page_size
+
+    def note_hit(self, table: PageTable) -> None:
+        """Count that a sequence has started with the prefix that is attached to its table."""
+        if table.node is not None:
+            self._radix.note_hit(table.node)
 
     def try_grow(self, table: PageTable, num_tokens: int) -> list[int] | None:
         """Give the table room for `num_tokens` tokens, evicting cached pages if need be.

@@ -3,7 +3,8 @@
 A radix tree per namespace. An edge carries whole pages of tokens, so a node's length is a multiple
 of the page size and children are told apart by their first page of tokens. A page belongs to
 exactly one node; sequences borrow it by locking the deepest node they use, which locks the path to
-the root. Only unlocked leaves are evicted, the least recently used first, from their tail.
+the root. Only unlocked leaves are evicted, the least recently used or the least often found first,
+from their tail.
 
 Knows page ids and token ids. Knows nothing of tensors, sequences or wall time ("recent" is a
 counter). After every public call: `num_pages` is the sum over nodes, `num_locked_pages` the sum
@@ -16,18 +17,21 @@ import heapq
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.hashes import HASH_BYTES
 from remora.engine.types import Namespace
 
 PageKey = bytes
+Rank = tuple[int, int]
 
 
 @dataclass(eq=False, slots=True)
 class RadixNode:
     """A run of pages below `parent`.
 
+    num_hits:  how often a sequence started with its pages
     tokens:  page_size ids for each of `pages`
     hashes:  HASH_BYTES for each of the first of `pages`, as far as newest.py has made them
     """
@@ -38,6 +42,7 @@ class RadixNode:
     children: dict[PageKey, RadixNode] = field(default_factory=dict)
     num_locks: int = 0
     last_used: int = 0
+    num_hits: int = 0
     is_offered: bool = False  # stands on the eviction heap
     namespace: Namespace | None = None  # of a root
     hashes: bytes = b""
@@ -54,13 +59,14 @@ class PrefixMatch:
 class RadixCache:
     """Pages kept after use, found again by (namespace, tokens)."""
 
-    def __init__(self, *, page_size: int) -> None:
+    def __init__(self, *, page_size: int, eviction: Literal["lru", "lfu"] = "lru") -> None:
         self.page_size = page_size
         self.num_pages = 0
         self.num_locked_pages = 0
+        self._by_hits = eviction == "lfu"
         self._roots: dict[Namespace, RadixNode] = {}
         self._clock = 0
-        self._leaves: list[tuple[int, int, RadixNode]] = []
+        self._leaves: list[tuple[Rank, int, RadixNode]] = []
 
     # -- lookup ------------------------------------------------------------------------------
 
@@ -103,6 +109,11 @@ class RadixCache:
                 self._offer(ancestor)
                 self._drop_if_bare(ancestor)
 
+    def note_hit(self, node: RadixNode) -> None:
+        """Count that a sequence has started with the pages up to `node`, which it has locked."""
+        for ancestor in self._path(node):
+            ancestor.num_hits += 1
+
     # -- change ------------------------------------------------------------------------------
 
     def extend(
@@ -138,14 +149,14 @@ class RadixCache:
         return adopted
 
     def evict(self, count: int) -> list[int]:
-        """Forget up to `count` pages, least recently used first; returns those given up."""
+        """Forget up to `count` pages, least used first; returns those given up."""
         freed: list[int] = []
         while len(freed) < count and self._leaves:
-            last_used, _, node = heapq.heappop(self._leaves)
+            rank, _, node = heapq.heappop(self._leaves)
             node.is_offered = False
             if not self._is_evictable(node):
                 continue
-            if last_used != node.last_used:
+            if rank != self._rank(node):
                 self._offer(node)
                 continue
             cut = max(0, len(node.pages) - (count - len(freed)))
@@ -263,6 +274,7 @@ class RadixCache:
             pages=node.pages[:num_pages],
             num_locks=node.num_locks,
             last_used=node.last_used,
+            num_hits=node.num_hits,
             hashes=node.hashes[: num_pages * HASH_BYTES],
         )
         node.hashes = node.hashes[num_pages * HASH_BYTES :]
@@ -301,4 +313,8 @@ class RadixCache:
         """Put a leaf that may be evicted on the heap; stale entries are skipped when popped."""
         if self._is_evictable(node) and not node.is_offered:
             node.is_offered = True
-            heapq.heappush(self._leaves, (node.last_used, id(node), node))
+            heapq.heappush(self._leaves, (self._rank(node), id(node), node))
+
+    def _rank(self, node: RadixNode) -> Rank:
+        """Return by what leaves are evicted, the smallest first."""
+        return (node.num_hits if self._by_hits else 0, node.last_used)

@@ -30,6 +30,7 @@ MODEL = ModelFacts(
     dtype="float32",
     num_parameters=1000,
 )
+PAGE_BYTES = 2 * 4 * 4 * SMALL["page_size"]  # K and V of one head of 4 numbers
 MACHINE = MachineFacts(
     num_cores=4,
     total_bytes=2**31,

@@ -104,7 +104,14 @@ def fitted(llama: Path, *, free: float, step: float, **engine: object) -> Engine
     config = parse_args({"model": {"path": str(llama)}, "engine": engine})
     plan = make_plan(device="cuda", weight_bytes=2 * GIB, max_model_len=2**20, page_size=16)
     facts = read_model_facts(llama)
-    return refit(plan, config, facts, free_bytes=int(free * GIB), step_bytes=int(step * GIB))
+    return refit(
+        plan,
+        config,
+        facts,
+        free_bytes=int(free * GIB),
+        total_bytes=8 * GIB,
+        step_bytes=int(step * GIB),
+    )
 
 
 def test_kv_gets_a_share_of_what_steps_leave(llama: Path) -> None:
@@ -114,6 +121,17 @@ def test_kv_gets_a_share_of_what_steps_leave(llama: Path) -> None:
     assert plan.kv_tokens == plan.num_pages * 16
     assert plan.max_queued_tokens == 4 * plan.kv_tokens
     assert fitted(llama, free=1.5, step=0.5).kv_bytes == pytest.approx(0.9 * GIB, rel=0.01)
+
+
+@pytest.mark.observes("engine.total_mem_fraction", "engine.reserved_memory")
+def test_all_that_is_taken_may_be_a_share_of_the_whole_memory(llama: Path) -> None:
+    part = fitted(llama, free=5.5, step=0.5, total_mem_fraction=0.5)
+    most = fitted(llama, free=1.5, step=0.5, total_mem_fraction=0.9)
+    beside = fitted(llama, free=5.5, step=0.5, reserved_memory="4GiB", mem_fraction=0.5)
+
+    assert part.kv_bytes == pytest.approx(1.5 * GIB, rel=0.01)  # 4 GiB less 2 and a half
+    assert most.kv_bytes == pytest.approx(1.0 * GIB, rel=0.01)  # what there is
+    assert beside.kv_bytes == pytest.approx(0.5 * GIB, rel=0.01)
 
 
 def test_kv_that_does_not_fit_is_refused_with_what_would(llama: Path) -> None:

@@ -170,7 +170,14 @@ def build(path: Path, *, tiny: bool) -> Built:
     if not tiny:
         meter = CudaMeter()
         step_bytes = gpu.measure(model, plan, meter)
-        plan = refit(plan, config, facts, free_bytes=meter.free_bytes(), step_bytes=step_bytes)
+        plan = refit(
+            plan,
+            config,
+            facts,
+            free_bytes=meter.free_bytes(),
+            total_bytes=torch.cuda.mem_get_info()[1],
+            step_bytes=step_bytes,
+        )
     forward = gpu.make_forward(model, plan, plan.num_pages)
     if plan.on_device.graph_sizes:
         started = time.perf_counter()
