@@ -46,6 +46,7 @@ from remora.deployments.http.ops_routes import (
     token_routes,
 )
 from remora.deployments.http.parse_routes import PARSE_BODIES, parse_routes
+from remora.deployments.http.request_labels import RequestLabels
 from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.served import Served
@@ -95,6 +96,7 @@ def build_http_app(
     echo_request_id:  False where a proxy in front already sends `x-request-id` back
     """
     gate = Middleware(Gate, access=access)
+    metrics = served.config.metrics
     edge = Middleware(
         Edge,
         limits=lambda: served.config.limits,
@@ -102,6 +104,7 @@ def build_http_app(
         echo_request_id=echo_request_id,
         count=served.metrics.count_response,
         count_refusal=served.metrics.count_refusal,
+        note=RequestLabels(metrics.request_labels_header, metrics.request_labels).note,
     )
     app = FastAPI(
         title="remora",

@@ -19,7 +19,7 @@ from typing import Self
 from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, Unavailable
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.metrics import Metrics
+from remora.deployments.http.metrics import CallMetrics, Metrics
 from remora.deployments.http.resuming import resumable
 from remora.deployments.observing.trace import CallObservers
 from remora.engine.protocols import EngineClient
@@ -53,21 +53,23 @@ class OpenCall:
 
 @dataclass(slots=True, eq=False)
 class _Clock:
-    """Latencies of one call."""
+    """Latencies and lengths of one call."""
 
     metrics: Metrics
+    own: CallMetrics
     started: float
     last: dict[tuple[int, int], float]
 
     def note(self, prompt: int, output: Output) -> None:
         now, key = time.monotonic(), (prompt, output.index)
         if not self.last:
-            self.metrics.observe_first_token(now - self.started)
+            self.own.first_token(now - self.started, output.queue_s)
         elif output.token_ids and key in self.last:
-            self.metrics.observe_tokens(now - self.last[key], len(output.token_ids))
+            self.own.tokens(now - self.last[key], len(output.token_ids))
         self.last[key] = now
         if output.finish_reason is not None:
             self.metrics.count_finish(output.finish_reason.value)
+            self.own.finished(output.num_output_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,9 @@ class Calls:
         """Yield the outputs of requests that callers know by `names`."""
         for name, ids in names.items():
             self._open.setdefault(name, set()).update(ids)
-        clock = _Clock(self._metrics, time.monotonic(), {})
+        clock = _Clock(self._metrics, self._metrics.of_call(), time.monotonic(), {})
+        for request in requests:
+            clock.own.prompt(len(request.prompt_ids))
         unfinished = sum(request.sampling.n for request in requests)
         trace = self.observers.begin(rid, requests)
         reason = "disconnect"
@@ -191,7 +195,7 @@ class Calls:
                         trace.note(prompt, output)
                     unfinished -= output.finish_reason is not None
                     yield prompt, output
-            self._metrics.observe_whole(time.monotonic() - clock.started)
+            clock.own.whole(time.monotonic() - clock.started)
         except Exception:
             reason = "error"
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +19,7 @@ from remora.deployments.http.errors import error_headers, log_error
 from remora.deployments.http.limits import OverLimit, apply
 from remora.deployments.http.wire import JSONAnswer, route_path
 
+RawHeaders = Sequence[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -31,6 +32,7 @@ class Edge:
     count:            called with (route, status) for each response
     count_refusal:    called with the name of each limit that refused something; also what
                       `refused` calls
+    note:             told of each request's headers first
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Edge:
         echo_request_id: bool,
         count: Callable[[str, int], None],
         count_refusal: Callable[[str], None],
+        note: Callable[[RawHeaders], None] = lambda _headers: None,
     ) -> None:
         self._app = app
         self._limits = limits
@@ -49,6 +52,7 @@ class Edge:
         self._echo_request_id = echo_request_id
         self._count = count
         self._count_refusal = count_refusal
+        self._note = note
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
@@ -76,6 +80,7 @@ class Edge:
             limits = self._limits()
             apply(limits)
             _check_limits(scope, limits)
+            self._note(scope["headers"])
             await self._app(scope, receive, send_on)
         except Exception as error:
             # A boundary: nothing is left above that would answer in our shape.

@@ -7,21 +7,17 @@ application, so that several can live in one process.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from remora.configs.metrics import MetricsSection
+from remora.deployments.http.histograms import Histogram, Latencies
+from remora.deployments.http.request_labels import current_labels
 from remora.deployments.parsers.faults import CallFault
 from remora.engine.types import EngineStats
 
@@ -30,9 +26,8 @@ if TYPE_CHECKING:
 
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
-# Counted in finer steps than shown, from half a millisecond to five minutes: percentiles taken
-# from the counts (deployments/autoscaling) are off by a tenth at most, for nothing per token.
-_FINE_S = tuple(0.0005 * 2 ** (step / 8) for step in range(155))
+_TOKENS = tuple(float(2**power) for power in range(18))
+_DEFAULTS = MetricsSection()
 
 
 class StatsCollector(Collector):
@@ -66,38 +61,6 @@ def _values_of(stats: EngineStats) -> Mapping[str, float]:
     return {**asdict(stats), "kv_usage": stats.kv_usage}
 
 
-class Latencies(Collector):
-    """A histogram of seconds. Noting one is a search and two additions: it happens per token.
-
-    bounds_s:  [num_bounds] upper ends of what is counted together, ascending
-    """
-
-    def __init__(self, name: str, text: str, model: str, shown_s: tuple[float, ...]) -> None:
-        self._name, self._text, self._model = name, text, model
-        self._shown_s = shown_s
-        self.bounds_s = tuple(sorted({*shown_s, *_FINE_S}))
-        self._counts = [0] * (len(self.bounds_s) + 1)
-        self._sum_s = 0.0
-
-    def observe(self, seconds: float, num: int = 1) -> None:
-        """Note `num` times the same."""
-        self._counts[bisect_left(self.bounds_s, seconds)] += num
-        self._sum_s += seconds * num
-
-    def counts(self) -> tuple[int, ...]:
-        """Return how many were noted up to each bound and above the one before, and above all."""
-        return tuple(self._counts)
-
-    def collect(self) -> Iterable[Metric]:
-        """Yield the histogram."""
-        metric = HistogramMetricFamily(self._name, self._text, labels=["model_name"])
-        totals = list(accumulate(self._counts))
-        shown = [(str(s), totals[bisect_left(self.bounds_s, s)]) for s in self._shown_s]
-        buckets = [*shown, ("+Inf", totals[-1])]
-        metric.add_metric([self._model], buckets, self._sum_s)
-        yield metric
-
-
 class Metrics:
     """The counters and histograms of one application."""
 
@@ -108,6 +71,7 @@ class Metrics:
         *,
         grammar_stats: Callable[[], GrammarStats],
         adapter_stats: Callable[[], Mapping[str, float]] = dict,
+        keys: MetricsSection = _DEFAULTS,
     ) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(StatsCollector(lambda: _values_of(stats()), model))
@@ -116,6 +80,7 @@ class Metrics:
         )
         self.registry.register(StatsCollector(adapter_stats, model, source="lora"))
         self._model = model
+        self._labels = tuple(keys.request_labels)
         self._responses = Counter(
             "remora_http_responses",
             "HTTP responses by route and status; 499 = the client had gone.",
@@ -125,7 +90,7 @@ class Metrics:
         self._finished = Counter(
             "remora_sequences_finished",
             "Sequences by finish reason; error and disconnect included.",
-            ("model_name", "reason"),
+            ("model_name", "reason", *self._labels),
             registry=self.registry,
         )
         self._refusals = Counter(
@@ -140,16 +105,45 @@ class Metrics:
             ("model_name", "format", "kind"),
             registry=self.registry,
         )
-        self.first_token = self._latencies(
-            "time_to_first_token", "Arrival to first token.", _LONG_S
-        )
-        self.inter_token = self._latencies("inter_token_latency", "Between tokens.", _SHORT_S)
-        self._whole = self._latencies("e2e_request_latency", "Arrival to last token.", _LONG_S)
+        self._make_histograms(keys)
 
-    def _latencies(self, name: str, text: str, bounds_s: tuple[float, ...]) -> Latencies:
-        latencies = Latencies(f"remora_{name}_seconds", text, self._model, bounds_s)
+    def _make_histograms(self, keys: MetricsSection) -> None:
+        self.first_token = self._latencies(
+            "time_to_first_token",
+            "Arrival to first token.",
+            keys.first_token_buckets_s or _LONG_S,
+        )
+        self.inter_token = self._latencies(
+            "inter_token_latency", "Between tokens.", keys.inter_token_buckets_s or _SHORT_S
+        )
+        self.whole = self._latencies(
+            "e2e_request_latency", "Arrival to last token.", keys.request_buckets_s or _LONG_S
+        )
+        self.queue = self._latencies("queue_time", "Arrival to first step.", _LONG_S)
+        self.prompt_tokens = self._tokens(
+            "prompt_length_tokens",
+            "Tokens of prompts.",
+            keys.prompt_token_buckets or _TOKENS,
+            is_shown=keys.token_histograms,
+        )
+        self.output_tokens = self._tokens(
+            "output_length_tokens",
+            "Tokens of finished sequences.",
+            keys.output_token_buckets or _TOKENS,
+            is_shown=keys.token_histograms,
+        )
+
+    def _latencies(self, name: str, text: str, shown_s: Sequence[float]) -> Latencies:
+        name = f"remora_{name}_seconds"
+        latencies = Latencies(name, text, self._model, shown_s, labels=self._labels)
         self.registry.register(latencies)
         return latencies
+
+    def _tokens(self, name: str, text: str, shown: Sequence[float], *, is_shown: bool) -> Histogram:
+        tokens = Histogram(f"remora_{name}", text, self._model, shown, labels=self._labels)
+        if is_shown:
+            self.registry.register(tokens)
+        return tokens
 
     def count_response(self, route: str, status: int) -> None:
         """Count one HTTP response."""
@@ -165,20 +159,47 @@ class Metrics:
 
     def count_finish(self, reason: str, num_sequences: int = 1) -> None:
         """Count sequences that ended."""
-        self._finished.labels(self._model, reason).inc(num_sequences)
+        self._finished.labels(self._model, reason, *self._own()).inc(num_sequences)
 
-    def observe_first_token(self, seconds: float) -> None:
-        """Note how long a call waited for its first token."""
-        self.first_token.observe(seconds)
+    def of_call(self) -> CallMetrics:
+        """Return what notes the call that the running task makes, under its own labels."""
+        return CallMetrics(self, self._own())
 
-    def observe_tokens(self, seconds: float, num_tokens: int) -> None:
-        """Note `num_tokens` tokens of one sequence that came `seconds` after the last one."""
-        self.inter_token.observe(seconds / num_tokens, num_tokens)
-
-    def observe_whole(self, seconds: float) -> None:
-        """Note how long a whole call took."""
-        self._whole.observe(seconds)
+    def _own(self) -> tuple[str, ...]:
+        return current_labels() or ("",) * len(self._labels)
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class CallMetrics:
+    """What one call adds to the histograms.
+
+    labels:  values of its own labels
+    """
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
+        self._metrics = metrics
+        self._labels = labels
+
+    def prompt(self, num_tokens: int) -> None:
+        """Note the length of a prompt."""
+        self._metrics.prompt_tokens.observe(num_tokens, labels=self._labels)
+
+    def first_token(self, seconds: float, queue_s: float) -> None:
+        """Note how long the call waited for its first token, and in the queue."""
+        self._metrics.first_token.observe(seconds, labels=self._labels)
+        self._metrics.queue.observe(queue_s, labels=self._labels)
+
+    def tokens(self, seconds: float, num_tokens: int) -> None:
+        """Note `num_tokens` tokens of one sequence that came `seconds` after the last one."""
+        self._metrics.inter_token.observe(seconds / num_tokens, num_tokens, self._labels)
+
+    def finished(self, num_tokens: int) -> None:
+        """Note the length of an output."""
+        self._metrics.output_tokens.observe(num_tokens, labels=self._labels)
+
+    def whole(self, seconds: float) -> None:
+        """Note how long the whole call took."""
+        self._metrics.whole.observe(seconds, labels=self._labels)

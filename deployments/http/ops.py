@@ -22,6 +22,7 @@ HEALTH_TOKEN_TIMEOUT_S = 20.0
 _UNSHOWN: dict[str, Any] = {
     "model": {"path"},
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
+    "metrics": {"log_config", "push_url", "push_auth"},
     "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
 }
 

@@ -6,6 +6,7 @@ import asyncio
 
 from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from remora.deployments.http import ops
@@ -61,6 +62,8 @@ def information_routes(served: Served) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> Response:
+        if not served.config.metrics.enabled:
+            raise HTTPException(404, "Metrics are off: metrics.enabled is false.")
         return Response(served.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -124,6 +124,7 @@ class Served:
             server.plan.served_model_name,
             grammar_stats=server.grammars.stats,
             adapter_stats=server.adapters.stats,
+            keys=server.config.metrics,
         )
         api = server.config.api
         settings = Settings(server.config, server.plan, server.generation_defaults)

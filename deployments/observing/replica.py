@@ -9,21 +9,25 @@ from typing import Any
 
 from remora.deployments.http.served import Served
 from remora.deployments.observing.gc_log import GcLog
+from remora.deployments.observing.push import Pusher
 from remora.deployments.observing.stats_log import StatsLog
 
 
 class Telling:
     """The tasks and hooks of one replica, as its configuration asks for them.
 
-    Make it on the replica's event loop.
+    Make it on the replica's event loop. Raises ConfigError.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, replica_id: str) -> None:
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = ExitStack()
         metrics = served.config.metrics
         if metrics.log_stats_period_s is not None:
             self._begin(StatsLog(served.client.stats).run(metrics.log_stats_period_s))
+        if metrics.push_url is not None:
+            pusher = Pusher(metrics, metrics.push_url, served.metrics.render, replica_id)
+            self._begin(pusher.run())
         if metrics.log_gc_s is not None:
             self._hooks.callback(GcLog(metrics.log_gc_s).close)
 

@@ -115,7 +115,7 @@ async def test_throughput_is_logged_each_period_and_not_when_switched_off(
         counters = iter(range(1, 10**6))
         server.client.stats = lambda: stats(steps_total=next(counters))  # type: ignore[method-assign]
         logged.clear()
-        telling = Telling(Served.over(server))
+        telling = Telling(Served.over(server), "r")
         await asyncio.sleep(0.25)
         telling.close()
         await asyncio.sleep(0)
@@ -150,7 +150,7 @@ def test_throughput_is_that_since_the_last_line_and_idle_engines_are_silent(
 async def test_a_slow_garbage_collection_is_warned_about(logged: pytest.LogCaptureFixture) -> None:
     async def warnings(threshold_s: float | None) -> int:
         config = make_server_config(metrics={"log_gc_s": threshold_s})
-        telling = Telling(Served.over(FakeServer(config=config)))
+        telling = Telling(Served.over(FakeServer(config=config)), "r")
         logged.clear()
         gc.collect()
         telling.close()
