@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 FOLDERS := configs kernels engine lora deployments
 
-.PHONY: serve test test-clients check bench bench-peers gpu setup clean
+.PHONY: serve test test-clients check bench bench-peers gpu gpu-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -32,8 +32,10 @@ bench-peers: $(STAMP)  ## Install other engines and measure them (tests/benchmar
 	$(BIN)/python tests/benchmarks/peers/run.py measure
 
 gpu: $(STAMP)  ## Test and measure kernels and engine on the GPU of this machine
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest -m gpu
-	$(BIN)/python tests/benchmarks/gpu/run.py --json build/gpu.json
+	$(MAKE) -s gpu-here PYTHON=$(BIN)/python
+
+gpu-here: .dev/remora  ## The same with the packages that PYTHON has; installs nothing
+	@PYTHON=$(PYTHON) bash tests/benchmarks/gpu/all.sh build
 
 setup: $(STAMP)  ## Make .venv and install
 

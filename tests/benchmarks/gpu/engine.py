@@ -1,27 +1,28 @@
 """The engine on a GPU: its steps against what the device can do, and a run against transformers'.
 
-    python tests/benchmarks/gpu/engine.py [--model llama-3.1-8b] [--json PATH] [--tiny]
-        [--without-transformers]
+    python tests/benchmarks/gpu/engine.py --model llama-3.1-8b --whose engine|transformers
+        --bounds BYTES_PER_S,FLOPS_PER_S [--first N]
 
 Weights are random and made on the device. Of a decode step the bound is reading weights and KV once
 at the speed of a copy; of a prompt, its multiplications at the speed of a large product. The gap is
-what a step of the whole engine takes beyond the same step launched back to back. Transformers runs
-the same prompts with continuous batching, in the same process, afterwards. `--tiny` runs everything
-small on a CPU, where the figures mean nothing.
+what a step of the whole engine takes beyond the same step launched back to back. Transformers
+answers prompts of the same lengths with continuous batching, in a process of its own. A worker of
+`run.py`, which tells what it finds.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +47,25 @@ from remora.engine.models.registry import load_model
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
 from remora.engine.types import Request, SamplingParams
-from tests.benchmarks.gpu.bounds import Bounds, measure_bounds
+from tests.benchmarks.gpu import workers
+from tests.benchmarks.gpu.bounds import Bounds
+from tests.benchmarks.gpu.rows import RATE, Found
 from tests.benchmarks.gpu.shapes import BY_NAME
 
 PAGE, MAX_ROWS, STEPS = 16, 256, 30
 DECODES = ((1, 1024), (1, 8192), (8, 1024), (8, 8192), (64, 1024), (64, 8192), (256, 1024))
 PROMPTS = (512, 4096, 16384)
-RUN_ROWS, RUN_PROMPT, RUN_OUTPUT = 64, 1024, 128
+RUN, TINY_RUN = (64, 1024, 128), (3, 32, 6)  # prompts, and tokens of a prompt and of an answer
+WHOSE = ("engine", "transformers")
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One measurement.
+class Place:
+    """One thing that is measured, which may come to several findings."""
 
-    share:  of the bound; None where there is none
-    """
-
-    model: str
     what: str
-    value: float
-    unit: str
-    share: float | None = None
-
-    def line(self) -> str:
-        share = "" if self.share is None else f"{self.share:7.1%}"
-        return f"{self.model:14} {self.what:34} {self.value:12.3f} {self.unit:9} {share}"
+    measure: Callable[[], Iterator[Found]]
 
 
 @dataclass(slots=True)
@@ -105,34 +99,24 @@ class Built:
         )
 
 
-def measure_engine(name: str, bounds: Bounds, *, tiny: bool, peer: bool) -> Iterator[Found]:
-    """Build a model's engine and measure it; then transformers', if wanted."""
+def places(name: str, whose: str, bounds: Bounds, *, tiny: bool) -> Iterator[Place]:
+    """Load a model, and yield what is measured of it."""
+    rows, prompt, output = TINY_RUN if tiny else RUN
+    if whose == "transformers":
+        measure = partial(transformers_rate, name, rows, prompt, output, tiny=tiny)
+        yield Place("transformers' run", measure)
+        return
     with checkpoint(BY_NAME[name]) as path:
         built = build(path, tiny=tiny)
-        longest = built.plan.max_step_tokens
-        room = built.plan.kv_tokens
-        for rows, context in DECODES if not tiny else ((1, 64), (4, 64)):
-            if rows <= built.plan.max_running_requests and rows * (context + STEPS) <= room:
-                yield decode(name, built, rows, context, bounds)
-        for num_tokens in PROMPTS if not tiny else (64,):
-            if num_tokens <= longest:
-                yield prefill(name, built, num_tokens, bounds)
-        rows, prompt, output = (3, 32, 6) if tiny else (RUN_ROWS, RUN_PROMPT, RUN_OUTPUT)
-        ours: list[Found] = []
-        for found in run(name, built, rows, prompt, output):
-            ours.append(found)
-            yield found
-        if not peer:
-            return
-        vocab_size = built.model.vocab_size
-        built.forward.close()
-        del built
-        gc.collect()
-        if not tiny:
-            torch.cuda.empty_cache()
-        theirs = transformers_rate(path, rows, prompt, output, vocab_size, tiny=tiny)
-        yield Found(name, "transformers, same run", theirs, "tokens/s")
-        yield Found(name, "engine / transformers", ours[0].value / theirs, "times")
+    for num_rows, context in DECODES if not tiny else ((1, 64), (4, 64)):
+        has_room = num_rows * (context + 2 * STEPS + PAGE) <= built.plan.kv_tokens
+        if num_rows <= built.plan.max_running_requests and has_room:
+            measure = partial(decode, name, built, num_rows, context, bounds)
+            yield Place(f"decode {num_rows} x {context}", measure)
+    for num_tokens in PROMPTS if not tiny else (64,):
+        if num_tokens <= built.plan.max_step_tokens:
+            yield Place(f"prefill {num_tokens}", partial(prefill, name, built, num_tokens, bounds))
+    yield Place("engine's run", partial(run, name, built, rows, prompt, output))
 
 
 @contextmanager
@@ -223,14 +207,14 @@ def step_inputs(rows: int, first: int, count: int, *, grown: bool) -> StepInputs
     )
 
 
-def decode(name: str, built: Built, rows: int, context: int, bounds: Bounds) -> Found:
+def decode(name: str, built: Built, rows: int, context: int, bounds: Bounds) -> Iterator[Found]:
     """Time decode steps launched back to back, tokens chosen in each."""
     steps = [step_inputs(rows, context + at, 1, grown=at == 0) for at in range(STEPS)]
     seconds = launched(built, steps)
     num_bytes = built.weight_bytes + rows * (context + STEPS / 2) * built.kv_bytes
     bound_s = num_bytes / bounds.bytes_per_s
     what = f"decode {rows} x {context}"
-    return Found(name, what, seconds * 1e3, "ms/step", bound_s / seconds)
+    yield Found(name, what, seconds * 1e3, "ms/step", bound_s / seconds)
 
 
 def launched(built: Built, steps: list[StepInputs]) -> float:
@@ -255,7 +239,7 @@ def launched(built: Built, steps: list[StepInputs]) -> float:
     return (time.perf_counter() - started) / counted
 
 
-def prefill(name: str, built: Built, num_tokens: int, bounds: Bounds) -> Found:
+def prefill(name: str, built: Built, num_tokens: int, bounds: Bounds) -> Iterator[Found]:
     """Time a prompt computed in one step."""
     seconds = statistics.median(
         launched(built, [step_inputs(1, 0, num_tokens, grown=True)]) for _ in range(4)
@@ -265,7 +249,7 @@ def prefill(name: str, built: Built, num_tokens: int, bounds: Bounds) -> Found:
     head = config.vocab_size * config.hidden_size
     flops = 2 * (built.num_parameters - head) * num_tokens + attention
     bound_s = flops / bounds.flops_per_s
-    return Found(name, f"prefill {num_tokens}", seconds * 1e3, "ms", bound_s / seconds)
+    yield Found(name, f"prefill {num_tokens}", seconds * 1e3, "ms", bound_s / seconds)
 
 
 def run(name: str, built: Built, rows: int, prompt: int, output: int) -> Iterator[Found]:
@@ -293,10 +277,11 @@ def run(name: str, built: Built, rows: int, prompt: int, output: int) -> Iterato
 
     answer("warm", 8)
     seconds, decode_s = answer("run", output)
-    yield Found(name, f"engine {rows} x {prompt}+{output}", rows * output / seconds, "tokens/s")
+    yield Found(name, f"engine {rows} x {prompt}+{output}", rows * output / seconds, RATE)
     if len(decode_s) > 3:
         step_s = statistics.median(decode_s[2:])
-        steps = [step_inputs(rows, prompt + at, 1, grown=at == 0) for at in range(STEPS)]
+        middle = prompt + max(0, output - STEPS) // 2  # as many tokens before as on average
+        steps = [step_inputs(rows, middle + at, 1, grown=at == 0) for at in range(STEPS)]
         alone_s = launched(built, steps)
         yield Found(name, f"engine's step at {rows} rows", step_s * 1e3, "ms")
         yield Found(
@@ -305,60 +290,77 @@ def run(name: str, built: Built, rows: int, prompt: int, output: int) -> Iterato
 
 
 def transformers_rate(
-    path: Path, rows: int, prompt: int, output: int, vocab_size: int, *, tiny: bool
-) -> float:
-    """Return the tokens a second of transformers' continuous batching with the same work."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    name: str, rows: int, prompt: int, output: int, *, tiny: bool
+) -> Iterator[Found]:
+    """Let transformers' continuous batching answer as many prompts, started and warm as ours is."""
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        ContinuousBatchingConfig,
+        GenerationConfig,
+    )
 
-    device = "cpu" if tiny else "cuda"
-    config = AutoConfig.from_pretrained(path)
-    with torch.device(device):
+    with checkpoint(BY_NAME[name]) as path:
+        config = AutoConfig.from_pretrained(path)
+    with torch.device("cpu" if tiny else "cuda"):
         model = AutoModelForCausalLM.from_config(
-            config,
-            dtype=DTYPES[BY_NAME["tiny"]["torch_dtype"]] if tiny else torch.bfloat16,
-            attn_implementation="sdpa",
+            config, dtype=DTYPES[BY_NAME[name]["torch_dtype"]], attn_implementation="sdpa"
         ).eval()
-    prompts = np.random.default_rng(1).integers(0, min(500, vocab_size), (rows, prompt)).tolist()
+    numbers = np.random.default_rng(1)
+    # -1 is no token's id: nothing ends an answer before its length does.
+    generation = GenerationConfig(
+        max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0
+    )
+    # Of a CPU's memory it would take most.
+    room = {"num_blocks": 8, "max_batch_tokens": 256} if tiny else {}
+    with model.continuous_batching_context_manager(
+        generation_config=generation,
+        continuous_batching_config=ContinuousBatchingConfig(**room),
+        timeout=5,
+    ) as manager:
 
-    def answer(num_output: int) -> float:
-        # -1 is no token's id: nothing ends an answer before its length does.
-        generation = GenerationConfig(
-            max_new_tokens=num_output, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )
-        started = time.perf_counter()
-        outputs = model.generate_batch(
-            prompts, generation_config=generation, max_new_tokens=num_output
-        )
-        seconds = time.perf_counter() - started
-        lengths = {len(each.generated_tokens) for each in outputs.values()}
-        if lengths != {num_output}:
-            raise RuntimeError(f"transformers made answers of {sorted(lengths)} tokens")
-        return seconds
+        def answer(num_output: int) -> float:
+            prompts = numbers.integers(0, 500, (rows, prompt)).tolist()
+            started = time.perf_counter()
+            manager.add_requests(inputs=prompts, max_new_tokens=num_output)
+            lengths: list[int] = []
+            while len(lengths) < rows:
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    lengths.append(len(result.generated_tokens))
+                elif not manager.is_running():
+                    raise RuntimeError("transformers' thread has ended")
+            if set(lengths) != {num_output}:
+                raise RuntimeError(f"transformers made answers of {sorted(set(lengths))} tokens")
+            return time.perf_counter() - started
 
-    answer(4)
-    return rows * output / answer(output)
+        answer(4)
+        attention = model.config._attn_implementation
+        yield Found(name, f"transformers, {attention}", rows * output / answer(output), RATE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--model", choices=list(BY_NAME), action="append")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--without-transformers", action="store_true")
+    parser.add_argument("--model", choices=list(BY_NAME), required=True)
+    parser.add_argument("--whose", choices=WHOSE, required=True)
+    parser.add_argument("--bounds", type=Bounds.parse, required=True)
+    parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    if not options.tiny and not torch.cuda.is_available():
-        sys.exit("There is no GPU; --tiny runs everything small on a CPU.")
-    bounds = measure_bounds(torch.device("cpu" if options.tiny else "cuda"))
-    names = ["tiny"] if options.tiny else options.model or ["qwen3-0.6b", "llama-3.1-8b"]
-    every = []
-    for name in names:
-        peer = not options.without_transformers
-        for found in measure_engine(name, bounds, tiny=options.tiny, peer=peer):
-            every.append(asdict(found))
-            sys.stdout.write(found.line() + "\n")
-            sys.stdout.flush()
-    if options.json:
-        options.json.write_text(json.dumps({"bounds": asdict(bounds), "found": every}, indent=1))
+    start = about = Found(options.model, f"start of {options.whose}")
+    workers.begin(options.first, asdict(about))
+    try:
+        every = places(options.model, options.whose, options.bounds, tiny=False)
+        for number, place in enumerate(every):
+            if number >= options.first:
+                about = Found(options.model, place.what)
+                workers.begin(number, asdict(about))
+                for found in place.measure():
+                    workers.tell(asdict(found))
+    except Exception as error:
+        traceback.print_exc()
+        workers.tell(asdict(replace(about, failure=f"FAILED: {type(error).__name__}: {error}")))
+        # Memory may be held, or the GPU lost: another process goes on, if it can begin.
+        sys.exit(0 if about is start else 1)
 
 
 if __name__ == "__main__":

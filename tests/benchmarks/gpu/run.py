@@ -1,12 +1,13 @@
 """Every kernel and the engine on a GPU, beside what the device can do at best.
 
-    python tests/benchmarks/gpu/run.py [--only kernels|engine] [--json PATH] [--interpret]
+    python tests/benchmarks/gpu/run.py [--only kernels|engine] [--json PATH] [--seconds 300]
+        [--interpret]
 
-The device's speed of copying and of multiplying bfloat16 is measured first; a kernel's share is the
-time that its bytes or its multiplications would take at those speeds, whichever is longer, of what
-it took. What lies in a cache, or multiplies in 8 bits, may have a share above 1; what is small is
-all launch. Prints one table and writes it as JSON. `--interpret` calls each kernel once on tiny
-inputs where there is no GPU, and times nothing; `engine.py` tells of the other half.
+The device's speed of copying and of multiplying bfloat16 is measured first; all else is told as a
+share of these two (`kernels.py`, `engine.py`). What is measured is so in processes of their own
+(`workers.py`), the engine first: if the time is up, some kernels are missing. What is found is
+written as JSON each time there is more, and printed as one table at the end. `--interpret` calls
+each kernel once on tiny inputs, and the engine, where there is no GPU, and times nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,135 +29,114 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from tests.benchmarks.gpu import workers
 from tests.benchmarks.gpu.bounds import Bounds, measure_bounds
-from tests.benchmarks.gpu.timing import Case
+from tests.benchmarks.gpu.rows import RATE, Found, Measured
 
-ENGINE_MODELS = ("qwen3-0.6b", "llama-3.1-8b")
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A kernel's time; `limit` names what its share is of. Interpreted ones have no time.
-
-    failure:  why there is none otherwise
-    """
-
-    model: str
-    kernel: str
-    shape: str
-    num_bytes: float
-    flops: float
-    microseconds: float | None = None
-    share: float | None = None
-    limit: str = ""
-    failure: str = ""
-
-    def line(self) -> str:
-        times = ""
-        if self.microseconds is not None and self.share is not None:
-            times = f"{self.microseconds:11.1f} us {self.share:7.1%} of {self.limit}"
-        return f"{self.model:14} {self.kernel:28} {self.shape:34} {times}{self.failure}"
+HERE = Path(__file__).parent
+# What the engine does, and afterwards, when it has left the GPU, transformers.
+ENGINE_PARTS = (
+    ("llama-3.1-8b", "engine"),
+    ("llama-3.1-8b", "transformers"),
+    ("qwen3-0.6b", "engine"),
+    ("qwen3-0.6b", "transformers"),
+)
+SILENCE_S = 120  # a kernel compiles in seconds, a model is loaded and recorded in tens of them
+Rows = dict[str, list[dict[str, Any]]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", choices=["kernels", "engine"])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--interpret", action="store_true")
     options = parser.parse_args()
+    until = time.monotonic() + options.seconds
     # Triton reads it when it is first imported.
     os.environ["TRITON_INTERPRET"] = "1" if options.interpret else "0"
     if not options.interpret and not torch.cuda.is_available():
         sys.exit("There is no GPU; --interpret checks the kernels without one.")
     device = torch.device("cpu" if options.interpret else "cuda")
     bounds = measure_bounds(device)
-    copied, multiplied = bounds.bytes_per_s / 1e12, bounds.flops_per_s / 1e12
-    sys.stdout.write(f"copies {copied:.3f} TB/s, multiplies {multiplied:.1f} TFLOP/s\n")
-    found: dict[str, list[dict[str, Any]]] = {"kernels": [], "engine": []}
-    if options.only != "engine":
-        for measured in measure_kernels(device, bounds, tiny=options.interpret):
-            found["kernels"].append(tell(measured))
-    if options.only != "kernels":
-        from tests.benchmarks.gpu.engine import measure_engine
-
-        for name in ("tiny",) if options.interpret else ENGINE_MODELS:
-            for part in measure_engine(
-                name, bounds, tiny=options.interpret, peer=not options.interpret
+    about = {"machine": machine(device), "bounds": asdict(bounds)}
+    found: Rows = {"engine": [], "kernels": []}
+    for part in found:
+        if options.only in (None, part):
+            for row in (
+                interpreted(part, bounds) if options.interpret else on_gpu(part, bounds, until)
             ):
-                found["engine"].append(tell(part))
-    if options.json:
-        about = {"machine": machine(device), "bounds": asdict(bounds)}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({**about, **found}, indent=1))
-    if any(each["failure"] for each in found["kernels"]):
-        sys.exit("Some kernels failed.")
+                found[part].append(row)
+                sys.stderr.write(line(part, row) + "\n")
+                if options.json:
+                    write(options.json, {**about, **found})
+    show(bounds, found)
+    if any(row["failure"] for rows in found.values() for row in rows):
+        sys.exit("Some measurements failed.")
 
 
-def tell(measured: Any) -> dict[str, Any]:
-    """Print a line, and return what it says."""
-    sys.stdout.write(measured.line() + "\n")
-    sys.stdout.flush()
-    return asdict(measured)
+def on_gpu(part: str, bounds: Bounds, until: float) -> Iterator[dict[str, Any]]:
+    """Measure kernels or engine, by workers."""
+    if part == "kernels":
+        about = asdict(Measured("", "kernels.py", "", 0.0, 0.0))
+        yield from worked("kernels.py", [], about, bounds, until)
+        return
+    rates: dict[str, float] = {}
+    for model, whose in ENGINE_PARTS:
+        options = ["--model", model, "--whose", whose]
+        for row in worked("engine.py", options, asdict(Found(model, whose)), bounds, until):
+            yield row
+            if row["unit"] == RATE:
+                rates[f"{model} {whose}"] = row["value"]
+        ours, theirs = rates.get(f"{model} engine"), rates.get(f"{model} transformers")
+        if whose == "transformers" and ours and theirs:
+            yield asdict(Found(model, "engine / transformers", ours / theirs, "times"))
 
 
-def measure_kernels(device: torch.device, bounds: Bounds, *, tiny: bool) -> Iterator[Measured]:
-    """Measure each case, or call it once where kernels are interpreted."""
-    if tiny:
-        interpret_on_cpu()
-    for case in cases(tiny=tiny):
-        named = case.model, case.kernel, case.shape, case.num_bytes, case.flops
-        if tiny:
-            # The interpreter cannot multiply bfloat16.
-            case.once(device, torch.float16)
-            yield Measured(*named)
-            continue
-        try:
-            seconds = case.seconds(device)
-        except (RuntimeError, ValueError) as error:  # the others are measured all the same
-            yield Measured(*named, failure=f"FAILED: {error}")
-            continue
-        moved_s, computed_s = case.num_bytes / bounds.bytes_per_s, case.flops / bounds.flops_per_s
-        limit = "bytes" if moved_s >= computed_s else "products"
-        share = max(moved_s, computed_s) / seconds
-        yield Measured(*named, microseconds=seconds * 1e6, share=share, limit=limit)
-        torch.cuda.empty_cache()
+def worked(
+    script: str, options: Sequence[str], about: dict[str, Any], bounds: Bounds, until: float
+) -> Iterator[dict[str, Any]]:
+    """Yield what workers of a script find; `about` stands for one that dies before it begins."""
+    command = [sys.executable, str(HERE / script), *options, "--bounds", bounds.written()]
+    for row in workers.findings(
+        lambda first: [*command, "--first", str(first)], silence_s=SILENCE_S, until=until
+    ):
+        yield {**about, **row}
 
 
-def interpret_on_cpu() -> None:
-    """Let the kernels have tensors of a CPU, and no more programs than a few."""
-    import remora.kernels.dispatch
-    from remora.kernels.gpu import attention_decode
+def interpreted(part: str, bounds: Bounds) -> Iterator[dict[str, Any]]:
+    """Call everything once, small, in this process and without a GPU."""
+    if part == "kernels":
+        from tests.benchmarks.gpu import kernels
 
-    remora.kernels.dispatch.TRITON_DEVICES = frozenset({"cpu"})
-    attention_decode.LAUNCHES = {
-        arch: {size: replace(launch, programs=8) for size, launch in of_arch.items()}
-        for arch, of_arch in attention_decode.LAUNCHES.items()
-    }
+        for measured in kernels.interpret():
+            yield asdict(measured)
+        return
+    from tests.benchmarks.gpu import engine
+
+    for whose in engine.WHOSE:
+        for place in engine.places("tiny", whose, bounds, tiny=True):
+            for found in place.measure():
+                yield asdict(found)
 
 
-def cases(*, tiny: bool) -> Iterator[Case]:
-    """Yield everything that is measured, model by model."""
-    from tests.benchmarks.gpu import (
-        attention_cases,
-        lora_cases,
-        product_cases,
-        row_cases,
-        shapes,
-    )
+def line(part: str, row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    return (Measured(**row) if part == "kernels" else Found(**row)).line()
 
-    models = {
-        "llama-3.1-8b": shapes.LLAMA_8B,
-        "qwen3-0.6b": shapes.QWEN3_06B,
-        "qwen3-30b-a3b": shapes.QWEN3_30B,
-    }
-    for name, config in {"tiny": shapes.TINY_MOE}.items() if tiny else models.items():
-        yield from attention_cases.cases(name, config, tiny=tiny)
-        yield from row_cases.cases(name, config, tiny=tiny)
-        if "num_experts" in config:
-            yield from product_cases.expert_cases(name, config, tiny=tiny)
-        if tiny or name == "llama-3.1-8b":
-            yield from product_cases.cases(name, config, tiny=tiny)
-    yield from lora_cases.cases(tiny=tiny)
+
+def show(bounds: Bounds, found: Rows) -> None:
+    """Print the table, what is looked for first last."""
+    copied, multiplied = bounds.bytes_per_s / 1e12, bounds.flops_per_s / 1e12
+    for part in ("kernels", "engine"):
+        for row in found[part]:
+            sys.stdout.write(line(part, row) + "\n")
+    sys.stdout.write(f"copies {copied:.3f} TB/s, multiplies {multiplied:.1f} TFLOP/s\n")
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1))
 
 
 def machine(device: torch.device) -> dict[str, str]:

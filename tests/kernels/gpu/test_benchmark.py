@@ -1,33 +1,114 @@
-"""The script that measures the kernels goes through all of them where there is no GPU."""
+"""The script that measures kernels and engine goes through all of it where there is no GPU."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.benchmarks.gpu.workers import findings
 from tests.kernels.gpu.devices import interpreted_only
 
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.slow
-@interpreted_only
-def test_every_kernel_is_called_and_written_down(tmp_path: Path) -> None:
+# Finds 0 and 2; ends at 1 without a word, hangs at 3, and tells that 4 failed before it ends.
+WORKER = """
+import os, sys, time
+from tests.benchmarks.gpu.workers import begin, tell
+for place in range(int(sys.argv[1]), 6):
+    begin(place, {"name": place})
+    if place == 1:
+        os._exit(9)
+    if place == 3:
+        time.sleep(60)
+    if place == 4:
+        tell({"name": 4, "failure": "known"})
+        sys.exit(1)
+    print("a library says something")
+    tell({"name": place, "failure": ""})
+"""
+
+
+def measure(part: str, tmp_path: Path) -> dict[str, Any]:
     path = tmp_path / "found.json"
     program = ROOT / "tests" / "benchmarks" / "gpu" / "run.py"
-
     subprocess.run(
-        [sys.executable, program, "--only", "kernels", "--interpret", "--json", path],
+        [sys.executable, program, "--only", part, "--interpret", "--json", path],
         check=True,
         capture_output=True,
         cwd=tmp_path,
     )
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
-    found = json.loads(path.read_text())
+
+def worker(first: int) -> Sequence[str]:
+    return [sys.executable, "-c", WORKER, str(first)]
+
+
+def test_what_ends_or_hangs_a_worker_does_not_end_the_rest() -> None:
+    found = list(findings(worker, silence_s=5, until=time.monotonic() + 60))
+
+    assert found == [
+        {"name": 0, "failure": ""},
+        {"name": 1, "failure": "FAILED: the process ended with 9"},
+        {"name": 2, "failure": ""},
+        {"name": 3, "failure": "FAILED: nothing for 5 s"},
+        {"name": 4, "failure": "known"},
+        {"name": 5, "failure": ""},
+    ]
+
+
+def test_all_ends_when_the_time_is_up() -> None:
+    started = time.monotonic()
+
+    found = list(
+        findings(
+            lambda first: [sys.executable, "-c", "import time; time.sleep(60)"],
+            silence_s=60,
+            until=started + 1,
+        )
+    )
+
+    assert found == [{"failure": "FAILED: the time was up"}]
+    assert time.monotonic() - started < 20
+
+
+def test_workers_that_only_die_are_given_up() -> None:
+    found = list(
+        findings(
+            lambda first: [sys.executable, "-c", "raise SystemExit(3)"],
+            silence_s=60,
+            until=time.monotonic() + 60,
+        )
+    )
+
+    assert found == 4 * [{"failure": "FAILED: the process ended with 3"}]
+
+
+@pytest.mark.slow
+@interpreted_only
+def test_the_engine_and_transformers_answer_and_are_written_down(tmp_path: Path) -> None:
+    found = measure("engine", tmp_path)
+
+    rates = [each for each in found["engine"] if each["unit"] == "tokens/s"]
+    assert [each["what"].split()[0] for each in rates] == ["engine", "transformers,"]
+    assert min(each["value"] for each in rates) > 0
+    assert [each["failure"] for each in found["engine"]] == len(found["engine"]) * [""]
+
+
+@pytest.mark.slow
+@interpreted_only
+def test_every_kernel_is_called_and_written_down(tmp_path: Path) -> None:
+    found = measure("kernels", tmp_path)
+
     assert {each["kernel"].split()[0] for each in found["kernels"]} == {
         "add_rms_norm",
         "attend_decode_paged",

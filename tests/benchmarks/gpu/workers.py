@@ -1,0 +1,109 @@
+"""Measuring in processes of their own: what ends one of them, or hangs it, does not end the rest.
+
+An illegal address leaves a process without its GPU, and a kernel that waits for ever cannot be
+stopped otherwise. A worker goes through a list of things in order. It writes a line of JSON when it
+begins one, and one for each finding; should it die, the next worker starts behind what it was at.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+Finding = Mapping[str, Any]
+MAX_DEATHS = 4  # of workers, one after the other, which have found nothing
+
+
+def begin(place: int, about: Finding) -> None:
+    """Say in a worker which thing comes now; `about` is told in its place should it have no end."""
+    _write({"begin": place, "about": dict(about)})
+
+
+def tell(finding: Finding) -> None:
+    """Tell a finding."""
+    _write({"found": dict(finding)})
+
+
+def findings(
+    command: Callable[[int], Sequence[str]], *, silence_s: float, until: float
+) -> Iterator[Finding]:
+    """Yield what workers find, and for each thing that ended one what it was about, and `failure`.
+
+    command:    of a worker that begins with the thing of a number
+    silence_s:  without a line after which a worker is ended
+    until:      when all ends, by `time.monotonic`
+    """
+    first = deaths = 0
+    while deaths < MAX_DEATHS and time.monotonic() < until:
+        begun, about, is_told = first, {}, False
+        with _started(command(first)) as process:
+            lines = _lines_of(process)
+            reason = ""
+            while True:
+                try:
+                    line = lines.get(timeout=max(0.0, min(silence_s, until - time.monotonic())))
+                except queue.Empty:
+                    is_late = time.monotonic() >= until
+                    reason = "the time was up" if is_late else f"nothing for {silence_s:.0f} s"
+                    process.kill()
+                    break
+                if line is None:
+                    break
+                said = _parsed(line)
+                if "begin" in said:
+                    begun, about, is_told = said["begin"], said["about"], False
+                elif "found" in said:
+                    is_told, deaths = True, 0
+                    yield said["found"]
+            status = process.wait()
+        if status == 0:
+            return
+        if not is_told:
+            yield {**about, "failure": f"FAILED: {reason or f'the process ended with {status}'}"}
+        first, deaths = begun + 1, deaths + 1
+
+
+@contextmanager
+def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that does not outlive the block."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _write(said: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+def _lines_of(process: subprocess.Popen[str]) -> queue.Queue[str | None]:
+    """Return where a process's lines come, and None when there are no more."""
+    lines: queue.Queue[str | None] = queue.Queue()
+    assert process.stdout is not None
+
+    def read(stream: IO[str]) -> None:
+        for line in stream:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, args=(process.stdout,), daemon=True).start()
+    return lines
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """Return what a line says; libraries write lines of their own, which say nothing."""
+    try:
+        said = json.loads(line)
+    except json.JSONDecodeError:
+        sys.stderr.write(line)
+        return {}
+    return said if isinstance(said, dict) else {}
