@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from remora.configs.fields import Section
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from remora.configs.fields import Name, Seconds, Section, conflict
 
 
 class DebugSection(Section):
@@ -10,3 +14,28 @@ class DebugSection(Section):
 
     log_step_times: bool = False
     """Whether a line is logged for each step that says what it computed and where its time went."""
+
+    profile_dir: Name | None = None
+    """Folder for traces of torch's profiler, which the administrative routes /start_profile and
+    /stop_profile then record. Default: these routes are off."""
+
+    crash_dump_dir: Name | None = None
+    """Folder into which the requests of the last five minutes are written when the engine fails:
+    prompts, parameters and answers, one JSON object a line. Default: nothing is written."""
+
+    core_dump: bool = False
+    """Whether a replica whose engine has failed aborts, and leaves a core file where the system
+    allows it, rather than exits. Stacks of all threads are printed."""
+
+    trace_memory_s: Seconds | None = None
+    """Seconds between two log lines about which lines of Python code hold more memory than before.
+    Slows Python down. Default: no tracing."""
+
+    trace_memory_frames: Annotated[int, Field(ge=1, le=64)] = 1
+    """Callers to show with each of these lines."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if "trace_memory_frames" in self.model_fields_set and self.trace_memory_s is None:
+            raise conflict("trace_memory_frames", "has no effect without trace_memory_s")
+        return self

@@ -117,7 +117,8 @@ class LLMServer:
             await self._coming.begin()
         self._in_place = InPlace(args, self._served, access)
         self._batches = _run_batches(self._served)
-        self._telling = Telling(self._served, self._engine.replica_id or uuid.uuid4().hex)
+        replica_id = self._engine.replica_id or uuid.uuid4().hex
+        self._telling = Telling(self._served, replica_id, launched.client.failed)
         self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
         self._end = watch_for_the_end(self._served, self._batches)
         if self._end is not None and (warning := without(os.environ)) is not None:

@@ -141,29 +141,29 @@ class LocalEngineClient:
     async def is_waiting(self, request_id: str) -> bool:
         """Return whether an open request waits for its turn, with all of its sequences."""
         ids = [s.engine_id for s in self._streams.values() if s.name == request_id]
-        return bool(ids) and await self._ask(lambda engine: engine.is_waiting(ids[0]))
+        return bool(ids) and await self.ask(lambda engine: engine.is_waiting(ids[0]))
 
     async def flush_cache(self) -> bool:
         """Drop the prefix cache; False while requests are running."""
-        return await self._ask(Engine.flush_cache)
+        return await self.ask(Engine.flush_cache)
 
     async def page_hashes(self, limit: int) -> bytes:
         """Return hashes of cached pages; see EngineClient.page_hashes."""
-        return await self._ask(lambda engine: engine.page_hashes(limit))
+        return await self.ask(lambda engine: engine.page_hashes(limit))
 
     async def adapter_slots(self) -> dict[int, int]:
         """Return which slot each adapter instance lies in that lies in one."""
-        return await self._ask(lambda engine: engine.adapters.by_instance)
+        return await self.ask(lambda engine: engine.adapters.by_instance)
 
     async def forget_adapter(self, instance: int) -> None:
         """Leave the slot of an adapter to others; it is asked for no more, and runs no more."""
-        await self._ask(lambda engine: engine.adapters.forget(instance))
+        await self.ask(lambda engine: engine.adapters.forget(instance))
 
     def pin_adapter(self, instance: int, *, pinned: bool) -> None:
         """Let an adapter stay in its slot once it lies in one, or not."""
         self._loop.submit(lambda engine: engine.adapters.pin(instance, pinned=pinned))
 
-    async def _ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
+    async def ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
         """Let the engine's thread answer a question."""
         answers: list[AnswerT] = []
         done: asyncio.Future[None] = self._asyncio.create_future()

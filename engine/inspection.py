@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from remora.configs.schema import ServeConfig
 from remora.engine.engine import Engine
+from remora.engine.profiling import Profiler
 from remora.engine.step_logs import StatusLines, StepTimes
 from remora.engine.step_records import StepRecords
 
@@ -14,14 +16,19 @@ from remora.engine.step_records import StepRecords
 class Inspection:
     """What there is to be asked.
 
-    records:  the latest steps; None = they are not kept
+    records:   the latest steps; None = they are not kept
+    profiler:  None = there is no folder for its traces
     """
 
     records: StepRecords | None = None
+    profiler: Profiler | None = None
 
 
 def inspect(engine: Engine, config: ServeConfig) -> Inspection:
-    """Let those watch an engine that the configuration asks for. Before its first step."""
+    """Let those watch an engine that the configuration asks for. Before its first step.
+
+    Raises ConfigError.
+    """
     metrics, debug = config.metrics, config.debug
     records = None
     if metrics.log_step_interval is not None:
@@ -35,4 +42,8 @@ def inspect(engine: Engine, config: ServeConfig) -> Inspection:
             window_s=metrics.step_records_s,
         )
         engine.watch(records)
-    return Inspection(records=records)
+    profiler = None
+    if debug.profile_dir is not None:
+        profiler = Profiler(Path(debug.profile_dir))
+        engine.watch(profiler)
+    return Inspection(records=records, profiler=profiler)

@@ -178,6 +178,8 @@ async def start_engine(
         on_start=lambda: torch.set_num_threads(num_threads),  # per thread with OpenMP
     )
     built.followers.on_failure(client.fail)
+    if built.inspection.profiler is not None:
+        built.inspection.profiler.ask = client.ask
     return LaunchedEngine(built, client)
 
 

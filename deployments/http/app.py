@@ -78,6 +78,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/detokenize": DetokenizeBody,
     "/v1/detokenize": DetokenizeBody,
     "/abort_request": ops.AbortBody,
+    "/start_profile": ops.ProfileBody,
     **GENERATE_BODIES,
     **OLLAMA_BODIES,
     **PARSE_BODIES,

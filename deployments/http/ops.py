@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -17,12 +17,16 @@ from remora.deployments.http.sampling import check_vocabulary
 from remora.deployments.http.served import Served
 from remora.engine.types import Request, SamplingParams
 
+if TYPE_CHECKING:
+    from remora.engine.profiling import Profiler
+
 HEALTH_TOKEN_TIMEOUT_S = 20.0
 # Of the configuration: what says where things are on the server.
 _UNSHOWN: dict[str, Any] = {
     "model": {"path"},
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
     "metrics": {"log_config", "push_url", "push_auth"},
+    "debug": {"profile_dir", "crash_dump_dir"},
     "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
 }
 
@@ -155,6 +159,20 @@ def step_records(served: Served) -> dict[str, Any]:
             "No step records are kept: metrics.max_step_records is 0.", code="not_enabled"
         )
     return {"records": records.told()}
+
+
+class ProfileBody(Body):
+    """Body of /start_profile. Where traces go is the operator's to say, not the caller's."""
+
+    num_steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+
+
+def profiler(served: Served) -> Profiler:
+    """Return the profiler. Raises InvalidRequest where there is none."""
+    found = None if served.inspection is None else served.inspection.profiler
+    if found is None:
+        raise InvalidRequest("There is no profiler: set debug.profile_dir.", code="not_enabled")
+    return found
 
 
 async def tokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str, str]]:

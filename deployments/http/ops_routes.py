@@ -112,6 +112,19 @@ def control_routes(served: Served) -> APIRouter:
     async def step_records() -> Response:
         return JSONAnswer(ops.step_records(served))
 
+    @router.get("/start_profile", dependencies=ADMIN)
+    @router.post("/start_profile", dependencies=ADMIN)
+    async def start_profile(request: Request) -> Response:
+        has_body = request.method == "POST" and request.headers.get("content-length", "0") != "0"
+        body = parse(ops.ProfileBody, await read_body(served, request) if has_body else {})
+        await ops.profiler(served).start(body.num_steps)
+        return JSONAnswer({"success": True, "message": "The profile begins with the next step."})
+
+    @router.get("/stop_profile", dependencies=ADMIN)
+    @router.post("/stop_profile", dependencies=ADMIN)
+    async def stop_profile() -> Response:
+        return JSONAnswer({"success": True, "trace": await ops.profiler(served).stop()})
+
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
         body = parse(ops.AbortBody, await read_body(served, request))

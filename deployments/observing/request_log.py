@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any, Protocol
 
-import orjson
-
 from remora.configs.metrics import MetricsSection
+from remora.deployments.observing.lines import as_json, changed
 from remora.deployments.observing.trace import CallTrace
-from remora.engine.types import Request, SamplingParams
+from remora.engine.types import Request
 
 log = logging.getLogger(__name__)
 
 CLIPPED_CHARS = 256
-_UNSET = SamplingParams()
 _DETAILS = ("metadata", "sampling", "clipped", "full")
 
 
@@ -54,12 +51,12 @@ class RequestLog:
         """Log the call."""
         keys = self._keys()
         if keys.log_requests != "none":
-            log.info("request %s", _json(self._request(trace, keys.log_requests)))
+            log.info("request %s", as_json(self._request(trace, keys.log_requests)).decode())
         if keys.log_responses != "none":
             texts = _answers(trace, is_clipped=keys.log_responses == "clipped")
-            log.info("response %s", _json({"rid": trace.rid, "answers": texts}))
+            log.info("response %s", as_json({"rid": trace.rid, "answers": texts}).decode())
         if keys.log_request_times:
-            log.info("times %s", _json(_times(trace)))
+            log.info("times %s", as_json(_times(trace)).decode())
 
     def _request(self, trace: CallTrace, detail: str) -> dict[str, Any]:
         level = _DETAILS.index(detail)
@@ -76,7 +73,7 @@ class RequestLog:
             "seconds": round(trace.whole_s or 0.0, 6),
         }
         if level >= 1:
-            line["sampling"] = _changed(trace.requests[0].sampling) if trace.requests else {}
+            line["sampling"] = changed(trace.requests[0].sampling) if trace.requests else {}
         if level >= 2:
             is_clipped = level == 2
             line["texts"] = [self._prompt(request, is_clipped) for request in trace.requests]
@@ -108,18 +105,3 @@ def _times(trace: CallTrace) -> dict[str, Any]:
         "whole_s": round(whole, 6),
         "output_tokens": trace.num_output_tokens,
     }
-
-
-def _changed(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the parameters that are not as they are where nobody says anything."""
-    found = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
-    return {name: value for name, value in found.items() if value != getattr(_UNSET, name)}
-
-
-def _json(line: dict[str, Any]) -> str:
-    return orjson.dumps(line, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
-
-
-def _plain(value: Any) -> Any:
-    """Return what orjson can write in the place of what it cannot."""
-    return list(value) if isinstance(value, set | frozenset | tuple) else str(value)

@@ -37,6 +37,7 @@ class CallTrace:
     """One call: an HTTP request, or a call of a handle.
 
     requests:       one for each prompt
+    observers:      who was told that it began, and will be told of its end
     started_at:     seconds since 1970; all others are seconds since then
     queue_s:        until the first step of the first sequence that made a token
     first_token_s:  None until there is a token
@@ -47,6 +48,7 @@ class CallTrace:
 
     rid: str
     requests: Sequence[Request]
+    observers: Sequence[CallObserver] = ()
     started_at: float = field(default_factory=time.time)
     queue_s: float | None = None
     first_token_s: float | None = None
@@ -106,14 +108,18 @@ class CallObservers:
     def __init__(self, observers: Sequence[CallObserver] = ()) -> None:
         self._observers = tuple(observers)
 
+    def add(self, observer: CallObserver) -> None:
+        """Tell one more, of calls that begin from now on."""
+        self._observers = (*self._observers, observer)
+
     def begin(self, rid: str, requests: Sequence[Request]) -> CallTrace | None:
         """Return the trace of a call that begins; None: nobody wants one."""
-        if not any(observer.is_on for observer in self._observers):
+        interested = tuple(observer for observer in self._observers if observer.is_on)
+        if not interested:
             return None
-        trace = CallTrace(rid, requests)
-        for observer in self._observers:
-            if observer.is_on:
-                observer.begun(trace)
+        trace = CallTrace(rid, requests, interested)
+        for observer in interested:
+            observer.begun(trace)
         return trace
 
     def end(self, trace: CallTrace | None, error: str | None) -> None:
@@ -121,6 +127,5 @@ class CallObservers:
         if trace is None:
             return
         trace.end(error)
-        for observer in self._observers:
-            if observer.is_on:
-                observer.ended(trace)
+        for observer in trace.observers:
+            observer.ended(trace)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from remora.configs.errors import EngineError
 from remora.configs.schema import ServeConfig
+from remora.deployments.observing.core_dump import allow_core_dumps, end_process
 from remora.deployments.ranks.team import RayTeam
 
 if TYPE_CHECKING:  # torch is imported when it is needed
@@ -47,6 +47,8 @@ class ReplicaEngine:
 
     async def start(self) -> LaunchedEngine:
         """Start every rank. Raises what has failed in any of them, and leaves none behind."""
+        if self._config.debug.core_dump:
+            allow_core_dumps()
         if self._config.parallel.num_ranks > 1:
             self._team = RayTeam.placed(self._config, self.replica_id or "")
         started = time.perf_counter()
@@ -122,7 +124,7 @@ class ReplicaEngine:
         await client.drain(LAST_WORDS_S)
         await asyncio.sleep(FLUSH_S)
         logging.shutdown()
-        os._exit(1)
+        end_process(dumps_core=self._config.debug.core_dump)
 
 
 def _replica_id() -> str | None:

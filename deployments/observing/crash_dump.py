@@ -1,0 +1,103 @@
+"""The requests of the last minutes, written to a file when the engine fails.
+
+One JSON object a line; text and numbers only, so that whoever reads a dump runs nothing of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from remora.configs.errors import ConfigError
+from remora.deployments.observing.lines import as_json, changed
+from remora.deployments.observing.trace import CallTrace
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 300.0
+MAX_CALLS = 10_000
+
+
+class CrashDump:
+    """Keeps calls, and writes them. Raises ConfigError where it cannot write.
+
+    name:  of this replica
+    """
+
+    is_on = True
+
+    def __init__(
+        self, folder: Path, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"debug.crash_dump_dir: {folder}: {error.strerror}") from None
+        self._folder = folder
+        self._name = name
+        self._clock = clock
+        self._running: dict[int, CallTrace] = {}
+        self._ended: deque[tuple[float, CallTrace]] = deque(maxlen=MAX_CALLS)
+
+    def begun(self, trace: CallTrace) -> None:
+        """Keep a call."""
+        self._running[id(trace)] = trace
+
+    def ended(self, trace: CallTrace) -> None:
+        """Keep it for some minutes more."""
+        del self._running[id(trace)]
+        self._ended.append((self._clock(), trace))
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        since = self._clock() - WINDOW_S
+        while self._ended and self._ended[0][0] < since:
+            self._ended.popleft()
+
+    def write(self, reason: Exception) -> None:
+        """Write everything to a file that only this user may read."""
+        self._forget_old()
+        traces = [*(trace for _, trace in self._ended), *self._running.values()]
+        path = self._folder / f"crash-{self._name}-{int(time.time())}.jsonl"
+        lines = [{"reason": str(reason)}, *map(_line, traces)]
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                for line in lines:
+                    file.write(as_json(line) + b"\n")
+        except OSError as error:
+            log.error("the requests before the failure could not be written: %s", error)
+        else:
+            log.error("the requests of the last minutes are in %s", path)
+
+
+def _line(trace: CallTrace) -> dict[str, Any]:
+    return {
+        "rid": trace.rid,
+        "started_at": trace.started_at,
+        "whole_s": trace.whole_s,
+        "error": trace.error,
+        "requests": [
+            {
+                "prompt_ids": list(request.prompt_ids),
+                "adapter": request.adapter,
+                "sampling": changed(request.sampling),
+            }
+            for request in trace.requests
+        ],
+        "answers": [
+            {
+                "prompt": prompt,
+                "index": index,
+                "text": sequence.text,
+                "num_tokens": sequence.num_tokens,
+                "finish_reason": sequence.finish_reason,
+            }
+            for (prompt, index), sequence in trace.sequences.items()
+        ],
+    }

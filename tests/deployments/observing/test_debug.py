@@ -1,0 +1,199 @@
+"""Looking into a running replica: profiles, dumps, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.configs.errors import ConfigError, EngineError
+from remora.deployments import llm_server
+from remora.deployments.http.served import Served
+from remora.deployments.llm_server import LLMServer
+from remora.deployments.observing.crash_dump import CrashDump
+from remora.deployments.observing.replica import Telling
+from remora.deployments.observing.trace import CallTrace
+from remora.engine.types import Request, SamplingParams
+from tests.conftest import TinyCheckpoints
+from tests.deployments.fakes import FakeServer, make_client, make_server_config
+
+BODY = {"prompt": "Paris is", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@asynccontextmanager
+async def replica(
+    path: Path, monkeypatch: pytest.MonkeyPatch, **sections: Any
+) -> AsyncGenerator[tuple[LLMServer, httpx.AsyncClient], None]:
+    monkeypatch.setattr(llm_server, "log_through_serve", lambda: None)
+    monkeypatch.setattr(llm_server, "listens_locally", lambda: True)
+    server = LLMServer.__new__(LLMServer)
+    model = {"path": str(path), "served_name": "tiny", "dtype": "float32"}
+    engine = {"kv_tokens": 2048, "num_threads": 1}
+    await server.__init__({"model": model, "engine": engine, **sections})  # type: ignore[misc]
+    transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        yield server, client
+    server.client.close()
+    server._telling.close()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.observes("debug.profile_dir", "debug.crash_dump_dir")
+async def test_steps_are_profiled_and_a_failure_leaves_the_last_requests(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles, dumps = tmp_path / "profiles", tmp_path / "dumps"
+    debug = {"profile_dir": str(profiles), "crash_dump_dir": str(dumps)}
+    async with replica(tiny_checkpoints("llama"), monkeypatch, debug=debug) as (server, client):
+        begun = await client.post("/start_profile", json={"num_steps": 3})
+        twice = await client.post("/start_profile")
+        answer = await client.post("/v1/completions", json=BODY)
+        whole = await client.get("/start_profile")
+        await client.post("/v1/completions", json=BODY)
+        stopped = await client.post("/stop_profile")
+        none = await client.post("/stop_profile")
+        assert list(dumps.iterdir()) == []
+        server._engine._client.fail(EngineError("broken"))  # type: ignore[union-attr]
+        while not (written := list(dumps.iterdir())):
+            await asyncio.sleep(0.01)
+
+    assert [r.status_code for r in (begun, twice, whole, stopped, none)] == [
+        200,
+        400,
+        200,
+        200,
+        400,
+    ]
+    counted, named = sorted(profiles.iterdir())
+    assert named.name == stopped.json()["trace"]
+    names = [event.get("name", "") for event in json.loads(counted.read_text())["traceEvents"]]
+    assert len([name for name in names if name.startswith("step ")]) == 4  # and the rest of one
+
+    reason, *calls = map(json.loads, written[0].read_text().splitlines())
+    assert reason == {"reason": "broken"}
+    assert len(calls) == 2
+    assert calls[0]["answers"][0]["text"] == answer.json()["choices"][0]["text"]
+    ids = server.tokenizer.encode("Paris is", add_special_tokens=True)
+    assert calls[0]["requests"][0]["prompt_ids"] == ids
+    assert calls[0]["requests"][0]["sampling"]["max_tokens"] == 8
+    assert written[0].stat().st_mode & 0o777 == 0o600
+
+
+async def test_without_a_folder_there_is_no_profiler() -> None:
+    async with make_client() as client:
+        answer = await client.post("/start_profile")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "not_enabled")
+
+
+def test_a_dump_holds_what_runs_and_what_ended_within_five_minutes(tmp_path: Path) -> None:
+    now = 0.0
+    dump = CrashDump(tmp_path, "r", clock=lambda: now)
+    request = Request(request_id="x", prompt_ids=[1], sampling=SamplingParams())
+    traces = {name: CallTrace(name, [request]) for name in ("old", "new", "running")}
+    for trace in traces.values():
+        dump.begun(trace)
+    dump.ended(traces["old"])
+    now = 200.0
+    dump.ended(traces["new"])
+    now = 400.0
+    dump.write(EngineError("broken"))
+
+    (path,) = tmp_path.iterdir()
+    assert [json.loads(line).get("rid") for line in path.read_text().splitlines()] == [
+        None,
+        "new",
+        "running",
+    ]
+
+
+def test_a_folder_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="crash_dump_dir"):
+        CrashDump(tmp_path / "file" / "below", "r")
+
+
+@pytest.mark.observes("debug.trace_memory_s", "debug.trace_memory_frames")
+async def test_growing_memory_is_logged_with_its_callers(caplog: pytest.LogCaptureFixture) -> None:
+    config = make_server_config(debug={"trace_memory_s": 0.2, "trace_memory_frames": 5})
+    caplog.set_level(logging.INFO, "remora")
+    telling = Telling(Served.over(FakeServer(config=config)), "r")
+    assert tracemalloc.get_traceback_limit() == 5
+    while not tracemalloc.is_tracing():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    held = _hold()
+    async with asyncio.timeout(20.0):
+        while "in _hold" not in caplog.text and "bytes(2**21)" not in caplog.text:
+            await asyncio.sleep(0.05)
+    telling.close()
+    await asyncio.sleep(0.01)
+
+    assert len(held) == 2**21
+    assert "held = _hold()" in caplog.text  # the caller
+    assert not tracemalloc.is_tracing()
+
+
+def _hold() -> bytes:
+    return bytes(2**21)
+
+
+_ABORT = """
+import resource
+from remora.deployments.observing.core_dump import allow_core_dumps, end_process
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+if {dumps}:
+    allow_core_dumps()
+    assert len(set(resource.getrlimit(resource.RLIMIT_CORE))) == 1
+end_process(dumps_core={dumps})
+"""
+
+
+@pytest.mark.parametrize(("dumps", "code"), [(True, -signal.SIGABRT), (False, 1)])
+def test_a_failed_replica_aborts_with_its_stacks_or_leaves(
+    tmp_path: Path, dumps: bool, code: int
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ABORT.format(dumps=dumps)],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        env=os.environ,
+    )
+
+    assert ended.returncode == code
+    assert (b"Fatal Python error: Aborted" in ended.stderr) is dumps
+
+
+@pytest.mark.observes("debug.core_dump")
+@pytest.mark.parametrize("dumps", [True, False])
+async def test_who_ends_a_failed_replica_does_as_configured(
+    monkeypatch: pytest.MonkeyPatch, dumps: bool
+) -> None:
+    from remora.deployments.ranks import replica as ranks
+
+    class Client:
+        async def failed(self) -> EngineError:
+            return EngineError("broken")
+
+        async def drain(self, timeout_s: float) -> bool:
+            return True
+
+    ended: list[bool] = []
+    monkeypatch.setattr(ranks, "FLUSH_S", 0.0)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    monkeypatch.setattr(ranks, "end_process", lambda *, dumps_core: ended.append(dumps_core))
+    engine = ranks.ReplicaEngine(make_server_config(debug={"core_dump": dumps}))
+    await engine._end_after_failure(Client())  # type: ignore[arg-type]
+
+    assert ended == [dumps]
