@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from remora.configs.fields import Bytes, Name, Seconds, Secret, Section
+from remora.configs.fields import Bytes, Name, Seconds, Secret, Section, conflict
 
 
 class ApiSection(Section):
@@ -25,6 +25,14 @@ class ApiSection(Section):
 
     request_timeout_s: Seconds | None = None
     """Seconds after which a request is aborted. Default: no limit."""
+
+    max_concurrent_requests: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Requests for text that a replica answers at once, each counted as one however many outputs it
+    asks for. Default: as many as the engine's queue takes."""
+
+    wait_when_busy: bool = False
+    """Whether a request beyond max_concurrent_requests waits for its turn, for up to
+    engine.queue_timeout_s, instead of HTTP 429."""
 
     api_key: Secret | None = None
     """Key that every route but health and metrics asks for: env:NAME or file:/path (one key a
@@ -89,3 +97,9 @@ class ApiSection(Section):
     def drain_s(self) -> float:
         """Seconds that a stopping replica gives its running requests."""
         return self.drain_timeout_s or self.request_timeout_s or 120.0
+
+    @model_validator(mode="after")
+    def _check_waiting(self) -> Self:
+        if self.wait_when_busy and self.max_concurrent_requests is None:
+            raise conflict("wait_when_busy", "needs max_concurrent_requests")
+        return self

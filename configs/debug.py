@@ -15,6 +15,10 @@ class DebugSection(Section):
     log_step_times: bool = False
     """Whether a line is logged for each step that says what it computed and where its time went."""
 
+    fail_on_nan: bool = False
+    """Whether logits that are not finite end the whole engine, so that the replica is replaced.
+    Otherwise they end the request that they belong to, with HTTP 500, and no other."""
+
     profile_dir: Name | None = None
     """Folder for traces of torch's profiler, which the administrative routes /start_profile and
     /stop_profile then record. Default: these routes are off."""

@@ -22,12 +22,18 @@ class DevicePlan:
 
     attention_backend:  whose kernels attend
     graph_sizes:        rows of recorded decode steps, ascending; none = all steps are launched
+    graph_padding:      whether a step of fewer rows than were recorded is padded
+    graph_max_tokens:   longest sequence of a recorded step; None = any
+    graph_gc:           whether garbage may be collected while steps are recorded
     overlap:            whether a step is planned while the one before runs
     deterministic:      whether a row must be the same bits whichever rows are beside it
     """
 
     attention_backend: Backend = "torch"
     graph_sizes: tuple[int, ...] = ()
+    graph_padding: bool = True
+    graph_max_tokens: int | None = None
+    graph_gc: bool = False
     overlap: bool = False
     deterministic: bool = False
 
@@ -69,17 +75,27 @@ def plan_device(
             "leave it out, or set engine.attention_backend to triton",
         )
         return DevicePlan(attention_backend=backend)
-    most = max_running if engine.graph_max_rows is None else engine.graph_max_rows
     return DevicePlan(
         attention_backend=backend,
-        graph_sizes=graph_sizes(
-            most=min(most, max_running),
-            split=engine.graph_split,
-            fine=engine.graph_fine,
-            step=engine.graph_step,
-        ),
+        graph_sizes=_graph_sizes(config, max_running),
+        graph_padding=engine.graph_padding,
+        graph_max_tokens=engine.graph_max_tokens,
+        graph_gc=engine.graph_gc,
         overlap=engine.overlap is not False,
         deterministic=engine.deterministic,
+    )
+
+
+def _graph_sizes(config: ServeConfig, max_running: int) -> tuple[int, ...]:
+    engine = config.engine
+    if engine.graph_rows is not None:
+        return tuple(sorted({rows for rows in engine.graph_rows if rows <= max_running}))
+    most = max_running if engine.graph_max_rows is None else engine.graph_max_rows
+    return graph_sizes(
+        most=min(most, max_running),
+        split=engine.graph_split,
+        fine=engine.graph_fine,
+        step=engine.graph_step,
     )
 
 
@@ -115,7 +131,15 @@ def _refuse(config: ServeConfig, reason: str, advice: str, *, triton: bool = Fal
     }
     asked |= {
         key: key in engine.model_fields_set and engine.graph_max_rows != 0
-        for key in ("graph_split", "graph_fine", "graph_step")
+        for key in (
+            "graph_rows",
+            "graph_padding",
+            "graph_max_tokens",
+            "graph_gc",
+            "graph_split",
+            "graph_fine",
+            "graph_step",
+        )
     }
     for key, is_asked in asked.items():
         if is_asked:

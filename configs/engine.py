@@ -68,6 +68,10 @@ class EngineSection(RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
             for key in ("low_priority_first", "priority_preemption_gap"):
                 if getattr(self, key):
                     raise conflict(key, "needs use_priorities")
+        if self.graph_rows is not None:
+            for key in ("graph_max_rows", "graph_split", "graph_fine", "graph_step"):
+                if key in written:
+                    raise conflict(key, "graph_rows is set too and decides alone; keep one")
         if "prefix_eviction" in written and not self.prefix_cache:
             raise conflict("prefix_eviction", "needs prefix_cache")
         if not self.chunked_prefill and "prefill_chunk_tokens" in written:

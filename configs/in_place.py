@@ -32,6 +32,8 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "unknown_fields",
             "max_body_bytes",
             "request_timeout_s",
+            "max_concurrent_requests",
+            "wait_when_busy",
             "api_key",
             "admin_api_key",
             "reasoning_field",

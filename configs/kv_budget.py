@@ -36,7 +36,7 @@ def size_kv_pool(
     The memory taken is one page more than returned: the dump page.
     """
     engine = config.engine
-    available_bytes = max(available_bytes - (engine.reserved_memory or 0), 0)
+    available_bytes = max(available_bytes - (engine.memory_reserve or 0), 0)
     available_bytes //= _num_sharers(config)
     if engine.kv_tokens is not None:
         num_pages = engine.kv_tokens // engine.page_size
@@ -149,9 +149,9 @@ def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
         written = _writable_size(left_bytes * config.parallel.num_ranks, round_up=False)
         num_tokens = fitting_pages * config.engine.page_size
         advice.append(f"engine.kv_memory up to {written}, or engine.kv_tokens up to {num_tokens}")
-    if config.engine.reserved_memory:
-        reserved = human_bytes(config.engine.reserved_memory)
-        advice.append(f"an engine.reserved_memory below {reserved}")
+    if config.engine.memory_reserve:
+        reserved = human_bytes(config.engine.memory_reserve)
+        advice.append(f"an engine.memory_reserve below {reserved}")
     if needs.step:
         advice.append("a smaller engine.max_step_tokens or max_running_requests")
     if config.model.dtype == "float32":

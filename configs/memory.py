@@ -30,7 +30,7 @@ class MemoryKeys(Section):
     """Share of the device's whole memory that weights, steps and KV cache may take together;
     instead of mem_fraction, and with several ranks on one device of all of them."""
 
-    reserved_memory: Bytes | None = None
+    memory_reserve: Bytes | None = None
     """Memory of the device that is left to others, in bytes or as 2GiB. Default: none."""
 
     prefix_cache: bool = True

@@ -184,10 +184,9 @@ def make_plan(
     """Decide everything that depends on model or machine.
 
     adapters:  room for them that is needed beside the weights
-    `machine.available_bytes` is memory of the device that the model will run on, before the weights
-    are loaded. Replicas are taken to share one machine, with as many ranks of each as a node has;
-    a GPU that was asked for is a rank's own. Raises ConfigError, with the numbers and with settings
-    that would work.
+    The machine's memory is that of the device that the model will run on, before the weights are
+    loaded. Replicas are taken to share one machine, with as many ranks of each as a node has; a GPU
+    that was asked for is a rank's own. Raises ConfigError, with numbers and settings that work.
     """
     engine, parallel = config.engine, config.parallel
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from remora.configs.fields import Section
 
+GraphRows = Annotated[int, Field(ge=1, le=65_536)]
+
 
 class RecordingKeys(Section):
     """Overlap and CUDA graphs."""
@@ -18,6 +20,21 @@ class RecordingKeys(Section):
     graph_max_rows: Annotated[int, Field(ge=0, le=65_536)] | None = None
     """Most sequences of a decode step that is recorded as a CUDA graph; larger steps are launched
     kernel by kernel. 0 = no graphs. Default: max_running_requests."""
+
+    graph_rows: Annotated[list[GraphRows], Field(min_length=1, max_length=1024)] | None = None
+    """Numbers of sequences that graphs are recorded for, instead of the keys below; those beyond
+    max_running_requests are left out."""
+
+    graph_padding: bool = True
+    """Whether a decode step between two recorded sizes runs as the larger one. Off: only steps of
+    exactly a recorded size do, others are launched kernel by kernel."""
+
+    graph_max_tokens: Annotated[int, Field(ge=1, le=2**30)] | None = None
+    """Longest sequence, in tokens, that runs in a graph; steps with longer ones are launched kernel
+    by kernel. Default: any."""
+
+    graph_gc: bool = False
+    """Whether Python may collect garbage while graphs are recorded, which takes longer then."""
 
     graph_split: Annotated[int, Field(ge=1, le=65_536)] = 256
     """Graphs are recorded for 1, 2 and 4 sequences and for multiples of graph_fine up to this many;

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.device_memory import Meter, largest_step, measure_steps
 from remora.engine.graphs.device_choosing import DeviceChoosing
 from remora.engine.graphs.device_forward import DeviceForward, Limits
-from remora.engine.graphs.recording import Recorder
+from remora.engine.graphs.recording import Recorder, no_garbage_collection
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.progress import progress_bar
@@ -86,6 +87,17 @@ def record(
     forward: DeviceForward, plan: EnginePlan, recorder: Recorder, *, show_progress: bool
 ) -> None:
     """Record decode steps of the plan's sizes, the largest first."""
-    sizes, adapted = plan.on_device.graph_sizes, plan.adapters is not None
-    with progress_bar("Recording decode steps", len(sizes), show_progress) as advance:
-        forward.record(recorder, sizes, adapters=adapted, on_each=lambda: advance(1))
+    how = plan.on_device
+    collecting = nullcontext() if how.graph_gc else no_garbage_collection()
+    with (
+        collecting,
+        progress_bar("Recording decode steps", len(how.graph_sizes), show_progress) as advance,
+    ):
+        forward.record(
+            recorder,
+            how.graph_sizes,
+            adapters=plan.adapters is not None,
+            padded=how.graph_padding,
+            max_tokens=how.graph_max_tokens,
+            on_each=lambda: advance(1),
+        )

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from remora.configs.errors import NotFinite
 from remora.configs.schema import ServeConfig
 from remora.engine.engine import Engine
 from remora.engine.profiling import Profiler
 from remora.engine.step_logs import StatusLines, StepTimes
 from remora.engine.step_records import StepRecords
+from remora.engine.types import NOT_FINITE, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ def inspect(engine: Engine, config: ServeConfig) -> Inspection:
     """
     metrics, debug = config.metrics, config.debug
     records = None
+    if debug.fail_on_nan:
+        engine.watch(fail_on_nan)
     if metrics.log_step_interval is not None:
         engine.watch(StatusLines(metrics.log_step_interval, engine.stats))
     if debug.log_step_times:
@@ -47,3 +51,13 @@ def inspect(engine: Engine, config: ServeConfig) -> Inspection:
         profiler = Profiler(Path(debug.profile_dir))
         engine.watch(profiler)
     return Inspection(records=records, profiler=profiler)
+
+
+def fail_on_nan(plan: StepPlan, result: StepResult) -> None:
+    """Raise NotFinite for a step in which the logits of any row were not finite."""
+    rows = [row for row, fault in result.bad_rows.items() if fault == NOT_FINITE]
+    if rows:
+        raise NotFinite(
+            f"The logits of {len(rows)} of {len(plan.rows)} sequences were not finite, and "
+            "debug.fail_on_nan is set: the engine ends here."
+        )

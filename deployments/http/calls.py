@@ -20,6 +20,7 @@ from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, 
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.metrics import CallMetrics, Metrics
+from remora.deployments.http.places import Places
 from remora.deployments.http.resuming import resumable
 from remora.deployments.observing.trace import CallObservers
 from remora.engine.protocols import EngineClient
@@ -79,11 +80,15 @@ class CallLimits:
     timeout_s:        of the whole call; None = as long as it likes
     queue_timeout_s:  until its turn
     max_sequences:    of the call
+    max_calls:        that run at once; None = any number
+    wait_when_busy:   whether one more waits, for as long as in the queue
     """
 
     timeout_s: float | None
     queue_timeout_s: float
     max_sequences: int
+    max_calls: int | None = None
+    wait_when_busy: bool = False
 
     @classmethod
     def of(cls, config: ServeConfig, plan: EnginePlan) -> Self:
@@ -92,6 +97,8 @@ class CallLimits:
             timeout_s=config.api.request_timeout_s,
             queue_timeout_s=config.engine.queue_timeout_s,
             max_sequences=plan.max_open_sequences,
+            max_calls=config.api.max_concurrent_requests,
+            wait_when_busy=config.api.wait_when_busy,
         )
 
 
@@ -110,11 +117,15 @@ class Calls:
         self.observers = CallObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
+        self._places = Places()
 
-    async def open(self, rid: str, requests: Sequence[Request]) -> OpenCall:
+    async def open(
+        self, rid: str, requests: Sequence[Request], *, needs_place: bool = True
+    ) -> OpenCall:
         """Submit all requests and wait for the first output of any; without requests, of none.
 
         rid:  names the whole call; each request is also known under its own `request_id`
+        needs_place:  whether it counts as one of those that run at once
 
         Raises what the engine raises, InvalidRequest for a call that could never be taken, and
         RequestTimedOut.
@@ -132,7 +143,7 @@ class Calls:
         names: dict[str, set[str]] = {rid: {request.request_id for request in numbered}}
         for given, request in zip(requests, numbered, strict=True):
             names.setdefault(given.request_id, set()).add(request.request_id)
-        events = self._run(rid, names, numbered)
+        events = self._run(rid, names, numbered, needs_place)
         # A cancelled or failing `anext` ends the generator, so nothing is left to close.
         return OpenCall(await self._first_of(events, numbered), events)
 
@@ -176,7 +187,11 @@ class Calls:
         return found
 
     async def _run(
-        self, rid: str, names: Mapping[str, set[str]], requests: Sequence[Request]
+        self,
+        rid: str,
+        names: Mapping[str, set[str]],
+        requests: Sequence[Request],
+        needs_place: bool,
     ) -> AsyncGenerator[Event, None]:
         """Yield the outputs of requests that callers know by `names`."""
         for name, ids in names.items():
@@ -187,8 +202,14 @@ class Calls:
         unfinished = sum(request.sampling.n for request in requests)
         trace = self.observers.begin(rid, requests)
         reason = "disconnect"
+        limits = self.limits
+        most = limits.max_calls if needs_place else None
+        wait_s = limits.queue_timeout_s if limits.wait_when_busy else None
         try:
-            async with aclosing(self._within_deadline(_merge(self._client, requests))) as events:
+            async with (
+                self._places.taken(most, wait_s=wait_s),
+                aclosing(self._within_deadline(_merge(self._client, requests))) as events,
+            ):
                 async for prompt, output in events:
                     clock.note(prompt, output)
                     if trace is not None:

@@ -115,7 +115,8 @@ async def check_token(served: Served) -> None:
     )
     try:
         async with asyncio.timeout(HEALTH_TOKEN_TIMEOUT_S):
-            async with aclosing(await served.calls.open("health", [request])) as outputs:
+            opening = served.calls.open("health", [request], needs_place=False)
+            async with aclosing(await opening) as outputs:
                 async for _ in outputs:
                     pass
     except (TimeoutError, RemoraError) as error:

@@ -77,6 +77,8 @@ class DeviceForward:
         self._noted = Staging(device, room_for([Shape((num_lines,), INT32)]))
         self._graphs: dict[tuple[int, bool], Callable[[], Made]] = {}
         self._sizes: tuple[int, ...] = ()
+        self._is_padded = True
+        self._max_tokens: int | None = None
         self._recorder: Recorder | None = None
         self._hidden: Tensor | None = None
         self._adapters: Int32Array = np.empty(0, dtype=np.int32)
@@ -88,9 +90,15 @@ class DeviceForward:
         sizes: Sequence[int],
         *,
         adapters: bool,
+        padded: bool = True,
+        max_tokens: int | None = None,
         on_each: Callable[[], object] = lambda: None,
     ) -> None:
-        """Record decode steps of these sizes, ascending; with `adapters` a second one of each."""
+        """Record decode steps of these sizes, ascending; with `adapters` a second one of each.
+
+        padded:      whether steps of fewer rows run as a recorded one
+        max_tokens:  of the longest sequence that does; None = any
+        """
         kinds = (False, True) if adapters and by_triton(self._device) else (False,)
         for size in reversed(sizes):
             for adapted in kinds:
@@ -100,6 +108,7 @@ class DeviceForward:
                 self._graphs[size, adapted] = recorder.record(run)
             on_each()
         self._sizes, self._recorder = tuple(sizes), recorder
+        self._is_padded, self._max_tokens = padded, max_tokens
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
@@ -178,7 +187,9 @@ class DeviceForward:
         """Run a decode step that was recorded; None when there is none for it."""
         num_rows = len(inputs.rows)
         size = size_for(num_rows, self._sizes) if inputs.num_decodes == num_rows else None
-        if size is None:
+        if size is None or (size > num_rows and not self._is_padded):
+            return None
+        if self._max_tokens is not None and inputs.lengths.max() > self._max_tokens:
             return None
         adapted = bool(inputs.adapters.any())
         replay = self._graphs.get((size, adapted))

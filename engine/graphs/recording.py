@@ -6,12 +6,26 @@ whoever replays it has put new values there. Knows nothing of models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
 
 T = TypeVar("T")
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Collect none amid the block: each time it looks at every object there is."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Recorder(Protocol):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from remora.configs.errors import NotFinite
 from remora.configs.schema import ServeConfig
 from remora.engine.engine import Engine
 from remora.engine.inspection import Inspection, inspect
@@ -101,3 +102,21 @@ def test_how_long_a_sequence_waited_is_told_with_its_tokens() -> None:
         now += 1.0
 
     assert waits == {"a": 0.0, "b": 2.0}
+
+
+@pytest.mark.observes("debug.fail_on_nan")
+@pytest.mark.parametrize("is_on", [True, False])
+def test_logits_that_are_not_finite_end_the_engine_or_their_request(is_on: bool) -> None:
+    plan = make_plan()
+    runner = FakeRunner(plan.page_size)
+    runner.bad_rows = {0}
+    engine = Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB)
+    config = ServeConfig.model_validate({"model": {"path": "x"}, "debug": {"fail_on_nan": is_on}})
+    inspect(engine, config)
+
+    if is_on:
+        with pytest.raises(NotFinite, match=r"1 of 1 sequences .*debug\.fail_on_nan"):
+            run(engine)
+    else:
+        run(engine)
+        assert engine.stats().aborted_total == 1

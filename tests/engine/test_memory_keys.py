@@ -75,14 +75,14 @@ def test_the_cache_takes_a_share_of_what_weights_leave() -> None:
 def test_on_a_cpu_too_a_share_of_all_memory_and_what_is_left_to_others_count() -> None:
     big = 2**30
     whole = plan_for(without=UNSIZED, total_mem_fraction=0.25, max_position=big)
-    rest = plan_for(without=UNSIZED, mem_fraction=0.5, reserved_memory="512MiB", max_position=big)
+    rest = plan_for(without=UNSIZED, mem_fraction=0.5, memory_reserve="512MiB", max_position=big)
 
     assert whole.kv_bytes + whole.weight_bytes == pytest.approx(2**31 * 0.25, rel=0.01)
     assert rest.kv_bytes == pytest.approx(0.5 * (2**30 - 2**29), rel=0.01)
 
 
 def test_a_reserve_of_all_there_is_leaves_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"an engine\.reserved_memory below 1 GiB"):
-        plan_for(reserved_memory="1GiB")
+    with pytest.raises(ConfigError, match=r"an engine\.memory_reserve below 1 GiB"):
+        plan_for(memory_reserve="1GiB")
     with pytest.raises(ConfigError, match=r"engine\.total_mem_fraction = 1e-07 of the memory"):
         plan_for(without=UNSIZED, total_mem_fraction=1e-7)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from remora.configs.device_plan import DevicePlan
 from remora.configs.graph_sizes import graph_sizes
 from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
+from remora.engine.device import record
 from remora.engine.eager import EagerForward
 from remora.engine.engine import Engine
 from remora.engine.graphs.device_choosing import DeviceChoosing
@@ -87,6 +89,10 @@ class Run:
         }
 
 
+def all_sizes(rows: int) -> DevicePlan:
+    return DevicePlan(graph_sizes=graph_sizes(most=rows))
+
+
 def run(
     path: Path,
     requests: Requests,
@@ -100,15 +106,18 @@ def run(
     adapters: Mapping[str, int] | None = None,
     aborts: Mapping[int, str] | None = None,
     room: AdapterRoom | None = None,
+    how: DevicePlan | None = None,
     **plan_changes: Any,
 ) -> Run:
     """Let an engine run requests: on torch's operations one by one, or as a device does.
 
     adapt:    makes room for adapters in a loaded model, the plan's `room`; returns what fills slots
     aborts:   step -> request that ends before it
+    how:      what is recorded, by a recorder, and when it is used; by default all sizes, always
     """
     values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}
     plan = make_plan(adapters=room, **values)
+    plan = replace(plan, on_device=how or all_sizes(plan.max_running_requests))
     torch.set_num_threads(1)
     model = load_model(
         path, dtype=torch.float32, load_format="auto", device=str(device), show_progress=False
@@ -141,7 +150,7 @@ def run(
         )
         by_itself = DeviceForward(model, attention, limits, device)
         if recorder is not None:
-            by_itself.record(recorder, graph_sizes(most=rows), adapters=pool is not None)
+            record(by_itself, plan, recorder, show_progress=False)
         runner = LocalRunner(by_itself, sampler, table, adapters=pool, newest=by_itself)
     engine = Engine(
         plan,
