@@ -14,11 +14,12 @@ import torch
 
 from remora.configs.plan import EnginePlan
 from remora.engine.choosing import Choosing, Draws
-from remora.engine.inputs import StepInputs
-from remora.engine.kv.pages import DUMP_PAGE, pages_needed
+from remora.engine.inputs import StepInputs, on_dump_page
+from remora.engine.kv.pages import pages_needed
 from remora.engine.protocols import ForwardPass
 
 GRAPH_BYTES = 8 * 2**20  # of a recorded graph, beside the memory that all of them share
+LOGIT_BYTES = 4  # what all of them leave their logits in
 
 
 class Meter(Protocol):
@@ -77,7 +78,7 @@ def measure_steps(
     if plan.on_device.graph_sizes:
         most = plan.on_device.graph_sizes[-1]
         needed += meter.peak_bytes(lambda: run(largest_step(plan, most)))
-        needed += GRAPH_BYTES * len(plan.on_device.graph_sizes)
+        needed += GRAPH_BYTES * len(plan.on_device.graph_sizes) + LOGIT_BYTES * most * vocab_size
     return needed
 
 
@@ -87,19 +88,4 @@ def largest_step(plan: EnginePlan, num_tokens: int, *, max_rows: int | None = No
     counts = np.full(num_rows, num_tokens // num_rows, dtype=np.int64)
     counts[num_rows - num_tokens % num_rows :] += 1
     counts = np.minimum(counts, plan.max_sequence_tokens)
-    starts = np.concatenate(([0], np.cumsum(counts)))
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
-    max_pages = pages_needed(plan.max_sequence_tokens, plan.page_size)
-    return StepInputs(
-        token_ids=np.zeros(starts[-1], dtype=np.int64),
-        positions=positions,
-        slots=np.zeros(starts[-1], dtype=np.int64),
-        starts=starts,
-        lengths=counts,
-        rows=np.arange(num_rows, dtype=np.int64),
-        tables=np.full((num_rows, max_pages), DUMP_PAGE, dtype=np.int32),
-        num_decodes=int((counts == 1).sum()),
-        logit_index=starts[1:] - 1,
-        adapters=np.zeros(starts[-1], dtype=np.int32),
-        grown=np.empty((3, 0), dtype=np.int32),
-    )
+    return on_dump_page(counts, pages_needed(plan.max_sequence_tokens, plan.page_size))

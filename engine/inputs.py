@@ -132,3 +132,25 @@ class RowTable:
             adapters=self._adapters[token_rows],
             grown=grown,
         )
+
+
+def on_dump_page(counts: Int64Array, max_pages: int) -> StepInputs:
+    """Return a step of rows of nobody from their beginning, all on the dump page.
+
+    counts:  [S] tokens of each row, ascending
+    """
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    num_tokens, num_rows = int(starts[-1]), len(counts)
+    return StepInputs(
+        token_ids=np.zeros(num_tokens, dtype=np.int64),
+        positions=np.arange(num_tokens) - np.repeat(starts[:-1], counts),
+        slots=np.zeros(num_tokens, dtype=np.int64),
+        starts=starts,
+        lengths=counts,
+        rows=np.arange(num_rows, dtype=np.int64),
+        tables=np.full((num_rows, max_pages), DUMP_PAGE, dtype=np.int32),
+        num_decodes=int((counts == 1).sum()),
+        logit_index=starts[1:] - 1,
+        adapters=np.zeros(num_tokens, dtype=np.int32),
+        grown=NOTHING_GROWN,
+    )

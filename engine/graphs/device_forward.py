@@ -23,7 +23,7 @@ from remora.configs.graph_sizes import size_for
 from remora.engine.batch import ForwardBatch
 from remora.engine.graphs.recording import Recorder
 from remora.engine.graphs.staging import Shape, Staging, room_for
-from remora.engine.inputs import Int32Array, StepInputs
+from remora.engine.inputs import Int32Array, StepInputs, on_dump_page
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.types import IntArray
@@ -100,11 +100,14 @@ class DeviceForward:
         max_tokens:  of the longest sequence that does; None = any
         """
         kinds = (False, True) if adapters and by_triton(self._device) else (False,)
+        results: Made | None = None
         for size in reversed(sizes):
+            nobody = on_dump_page(np.ones(size, dtype=np.int64), self._limits.max_pages)
             for adapted in kinds:
-                nobody = _nobody(self._limits)
                 self._staging.upload(_padded(nobody, size, adapted, line=self._limits.max_rows))
-                run = partial(self._run_decode, size, adapted)
+                if results is None:
+                    results = self._run_decode(size, adapted)
+                run = partial(self._decode_into, results, size, adapted)
                 self._graphs[size, adapted] = recorder.record(run)
             on_each()
         self._sizes, self._recorder = tuple(sizes), recorder
@@ -202,6 +205,14 @@ class DeviceForward:
         index = torch.from_numpy(inputs.logit_index).to(self._device)
         return Made(made.hidden, made.logits[index])
 
+    def _decode_into(self, results: Made, size: int, adapted: bool) -> Made:
+        """Leave what a step makes where all do: what each kept would be gigabytes of logits."""
+        made = self._run_decode(size, adapted)
+        hidden, logits = results.hidden[:size], results.logits[:size]
+        hidden.copy_(made.hidden)
+        logits.copy_(made.logits)
+        return Made(hidden, logits)
+
     def _run_decode(self, size: int, adapted: bool) -> Made:
         """Run a step of padded rows, whose arrays have been uploaded."""
         views = self._staging.views(_shapes_of(size, adapted))
@@ -262,24 +273,6 @@ def _shapes_of(size: int, adapted: bool) -> list[Shape]:
     if adapted:
         shapes += [Shape((size,), INT32), Shape((size, 3), INT32)]
     return shapes
-
-
-def _nobody(limits: Limits) -> StepInputs:
-    """Return a decode step without rows."""
-    none = np.empty(0, dtype=np.int64)
-    return StepInputs(
-        token_ids=none,
-        positions=none,
-        slots=none,
-        starts=np.zeros(1, dtype=np.int64),
-        lengths=none,
-        rows=none,
-        tables=np.empty((0, limits.max_pages), dtype=np.int32),
-        num_decodes=0,
-        logit_index=none,
-        adapters=np.empty(0, dtype=np.int32),
-        grown=np.empty((3, 0), dtype=np.int32),
-    )
 
 
 def _largest_step(limits: Limits) -> list[Shape]:

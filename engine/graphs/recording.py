@@ -49,17 +49,21 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: memory that torch keeps for a stream serves no other.
+        self._side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
         """Record a graph; the larger ones first, for the smaller find their memory in the pool."""
-        side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             run()  # compiles kernels and lets libraries allocate, which no graph may hold
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads of the process ask of the driver meanwhile does no harm.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+        ):
             made = run()
         self._graphs.append(graph)
 

@@ -17,7 +17,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan, refit
 from remora.engine.device import make_forward, measure, warm_up
-from remora.engine.device_memory import GRAPH_BYTES, largest_step
+from remora.engine.device_memory import GRAPH_BYTES, LOGIT_BYTES, largest_step
 from remora.engine.inputs import StepInputs
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
@@ -80,7 +80,8 @@ def test_the_largest_steps_and_their_graphs_are_measured(llama: Path) -> None:
     recorded = replace(launched, on_device=DevicePlan(graph_sizes=(1, 2, 4)))
 
     assert measure(model, launched, FakeMeter(100)) == 100
-    assert measure(model, recorded, FakeMeter(100, 30)) == 130 + 3 * GRAPH_BYTES
+    logits = 4 * LOGIT_BYTES * model.vocab_size
+    assert measure(model, recorded, FakeMeter(100, 30)) == 130 + 3 * GRAPH_BYTES + logits
 
 
 def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:

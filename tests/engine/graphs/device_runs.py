@@ -50,9 +50,9 @@ class Rerun:
             self.num_replayed += 1
             again = run()
             assert isinstance(again, Made)
-            made.hidden.copy_(again.hidden)
-            made.logits.copy_(again.logits)
-            return made
+            assert again.hidden.data_ptr() == made.hidden.data_ptr()
+            assert again.logits.data_ptr() == made.logits.data_ptr()
+            return again
 
         return replay
 

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from remora.engine.device import make_forward
+from remora.engine.device_memory import largest_step
+from remora.engine.models.registry import load_model
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
+from tests.engine.fakes import make_plan
 from tests.engine.graphs.device_runs import Requests, Rerun, run
 
 LENGTHS = [1, 3, 9, 17, 30, 5, 12]
@@ -122,6 +127,20 @@ def test_padding_writes_to_no_page_of_a_sequence(llama: Path) -> None:
     got = run(llama, requests, recorder=Rerun())
 
     assert got.token_ids() == expected.token_ids()
+
+
+def test_steps_of_all_sizes_leave_their_results_in_the_same_memory(llama: Path) -> None:
+    model = load_model(
+        llama, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
+    )
+    plan = make_plan(max_running_requests=4)
+    forward = make_forward(model, plan, plan.num_pages)
+    forward.record(Rerun(), (1, 2, 4), adapters=False)
+
+    made = [forward.forward(largest_step(plan, rows)) for rows in (4, 1, 3)]
+
+    assert [len(logits) for logits in made] == [4, 1, 3]
+    assert len({logits.data_ptr() for logits in made}) == 1
 
 
 def test_a_device_of_its_own_holds_what_the_host_brought(llama: Path) -> None:
