@@ -18,6 +18,7 @@ from torch import Tensor
 
 from remora.engine.types import FloatArray, RowInit, TokenArray
 from remora.kernels import sampling as kernels
+from remora.kernels.memory import to_device
 
 # Beyond these, float32 would overflow further on while the outcome no longer changes.
 MAX_BIAS, MIN_REPETITION = 1e9, 1e-6
@@ -148,8 +149,8 @@ def apply_edits(
     biased = [(line, edits) for line, edits in edited if len(edits.bias_ids)]
     if biased:
         lines, ids = _places(logits, [(line, edits.bias_ids) for line, edits in biased])
-        values = torch.from_numpy(np.concatenate([edits.bias for _, edits in biased]))
-        kernels.add_at(logits, lines, ids, values.to(logits.device))
+        values = np.concatenate([edits.bias for _, edits in biased])
+        kernels.add_at(logits, lines, ids, to_device(values, logits.device))
     _penalize(logits, edited)
     bans = [(line, edits.banned_ids) for line, edits in edited if line not in unbanned]
     banned = [(line, ids) for line, ids in bans if len(ids)]
@@ -166,14 +167,14 @@ def _penalize(logits: Tensor, edited: Sequence[tuple[int, RowEdits]]) -> None:
     sizes = [len(counts.ids) for _, _, counts in counted]
     penalties = np.array([edits.penalties for _, edits, _ in counted], np.float32)
     repetition, presence, frequency = (
-        torch.from_numpy(np.repeat(column, sizes)).to(logits.device) for column in penalties.T
+        to_device(np.repeat(column, sizes), logits.device) for column in penalties.T
     )
-    occurrences = torch.from_numpy(np.concatenate([counts.counts for _, _, counts in counted]))
+    occurrences = np.concatenate([counts.counts for _, _, counts in counted])
     kernels.penalize(
         logits,
         lines,
         ids,
-        occurrences.to(logits.device),
+        to_device(occurrences, logits.device),
         repetition=repetition,
         presence=presence,
         frequency=frequency,
@@ -187,7 +188,4 @@ def _places(
     sizes = [len(ids) for _, ids in ids_of_lines]
     lines = np.repeat(np.array([line for line, _ in ids_of_lines], np.int64), sizes)
     ids = np.concatenate([ids for _, ids in ids_of_lines])
-    return (
-        torch.from_numpy(lines).to(logits.device),
-        torch.from_numpy(ids).to(logits.device),
-    )
+    return to_device(lines, logits.device), to_device(ids, logits.device)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from remora.configs.errors import InvalidSampling
@@ -42,6 +41,7 @@ from remora.engine.types import (
     TokenArray,
 )
 from remora.kernels import sampling as torch_kernels
+from remora.kernels.memory import to_device
 
 SeedArray = npt.NDArray[np.uint64]
 
@@ -269,7 +269,7 @@ class Sampler:
                 if row in self._num_logprobs:
                     wanted.setdefault(self._num_logprobs[row], []).append(line)
         return {
-            num_top: (np.array(lines), logits[torch.tensor(lines)])
+            num_top: (np.array(lines), logits[to_device(np.array(lines), logits.device)])
             for num_top, lines in wanted.items()
         }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
+from remora.kernels.memory import to_device
 
 
 def mask_tokens(logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray[np.int32]) -> None:
@@ -24,7 +25,7 @@ def mask_tokens(logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray
     words:   [G, W] bit i of a row's words, from the lowest of the first on, allows token i
     """
     if by_triton(logits.device):
-        there = (torch.from_numpy(each).to(logits.device) for each in (lines, words))
+        there = (to_device(each, logits.device) for each in (lines, words))
         mask_tokens_on_device(logits, *there)
         return
     bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, : logits.shape[1]]

@@ -1,9 +1,11 @@
-"""Memory for packed weights and buffers: aligned, zero, in large pages where there are any."""
+"""Memory: of packed weights and buffers, in large pages where there are any; and to a device."""
 
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,6 +44,17 @@ def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocate zeroed memory that costs nothing until it is used."""
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     return allocate(num_bytes).view(dtype).view(shape)
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Return what an array holds now, on a device that is not waited for.
+
+    A GPU copies by itself from pinned memory alone; torch keeps that until the copy is done.
+    """
+    here = torch.from_numpy(array)
+    if device.type != "cuda" or array.size == 0:
+        return here.to(device)
+    return here.pin_memory().to(device, non_blocking=True)
 
 
 def is_bf16(tensor: Tensor) -> bool:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from remora.kernels.memory import to_device
+
 SMALL_TILE, LARGE_TILE = 16, 64  # rows
 MANY_ROWS = 128
 
@@ -38,7 +40,7 @@ class RowTiles:
         """
         size = tile_size(int(np.count_nonzero(slots)))
         rows, tiles = cut_tiles(slots, size)
-        there = torch.from_numpy(np.concatenate([rows, tiles.ravel()])).to(device)
+        there = to_device(np.concatenate([rows, tiles.ravel()]), device)
         return cls(there[: len(rows)], there[len(rows) :].view(-1, 3), size)
 
 

@@ -29,6 +29,7 @@ from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.types import IntArray
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups
+from remora.kernels.memory import to_device
 from remora.kernels.row_tiles import RowTiles, cut_tiles, tile_size
 
 Arrays = list[npt.NDArray[Any]]
@@ -202,7 +203,7 @@ class DeviceForward:
         made = replay()
         if len(inputs.logit_index) == num_rows:
             return Made(made.hidden, made.logits[:num_rows])
-        index = torch.from_numpy(inputs.logit_index).to(self._device)
+        index = to_device(inputs.logit_index, self._device)
         return Made(made.hidden, made.logits[index])
 
     def _decode_into(self, results: Made, size: int, adapted: bool) -> Made:

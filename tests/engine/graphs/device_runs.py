@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -107,6 +108,7 @@ def run(
     aborts: Mapping[int, str] | None = None,
     room: AdapterRoom | None = None,
     how: DevicePlan | None = None,
+    amid: AbstractContextManager[object] | None = None,
     **plan_changes: Any,
 ) -> Run:
     """Let an engine run requests: on torch's operations one by one, or as a device does.
@@ -114,6 +116,7 @@ def run(
     adapt:    makes room for adapters in a loaded model, the plan's `room`; returns what fills slots
     aborts:   step -> request that ends before it
     how:      what is recorded, by a recorder, and when it is used; by default all sizes, always
+    amid:     what the steps run in, once all is made
     """
     values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}
     plan = make_plan(adapters=room, **values)
@@ -159,7 +162,8 @@ def run(
         vocab_size=model.vocab_size,
         overlapping=runner if overlap else None,
     )
-    made = _answers(engine, requests, adapters or {}, aborts or {})
+    with amid or nullcontext():
+        made = _answers(engine, requests, adapters or {}, aborts or {})
     engine.close()
     return made
 

@@ -5,8 +5,12 @@ TRITON_INTERPRET=0 python -m pytest -m gpu tests/engine/graphs
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +20,7 @@ from remora.engine.graphs.recording import CudaRecorder
 from remora.engine.launch import build_engine
 from remora.engine.triton_attention import TritonAttention
 from remora.engine.types import Request, SamplingParams
+from remora.kernels.memory import to_device
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import run
 from tests.engine.graphs.test_device_forward import ASKED
@@ -48,6 +53,46 @@ def test_outputs_are_those_of_a_cpu(
     assert got.token_ids() == expected.token_ids()
     for key, values in expected.logprobs().items():
         assert got.logprobs()[key] == pytest.approx(values, abs=1e-3)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Let operations fail that wait for the device; events may be waited for."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["greedy", "drawn", "penalised", "bad words", "mixed"])
+def test_steps_do_not_wait_for_the_device(name: str, tiny_checkpoints: TinyCheckpoints) -> None:
+    got = run(
+        tiny_checkpoints("llama"),
+        ASKED[name],
+        device=torch.device("cuda"),
+        make_attention=TritonAttention,
+        recorder=CudaRecorder(),
+        overlap=True,
+        amid=no_waiting(),
+    )
+
+    assert all(got.token_ids().values())
+
+
+def test_arrays_are_brought_without_waiting() -> None:
+    numbers = np.arange(1000)
+    to_device(numbers, torch.device("cuda"))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2**30)  # type: ignore[no-untyped-call]  # cycles, half a second
+
+    started = time.perf_counter()
+    there = to_device(numbers, torch.device("cuda"))
+    seconds = time.perf_counter() - started
+    numbers[:] = 0
+
+    assert seconds < 0.1
+    assert there.tolist() == list(range(1000))
 
 
 def test_an_engine_starts_as_a_user_starts_it(tiny_checkpoints: TinyCheckpoints) -> None:
