@@ -166,6 +166,7 @@ def test_a_written_served_name_wins() -> None:
     assert plan(model={"served_name": "mine"}).served_model_name == "mine"
 
 
+@pytest.mark.observes("engine.device")
 def test_cuda_is_taken_where_there_is_one() -> None:
     machine = make_machine(devices=("cpu", "cuda:0"))
 

@@ -48,6 +48,7 @@ def test_the_time_to_drain_follows_from_what_a_request_may_take(
     assert 0 < options["graceful_shutdown_timeout_s"] - drain_s < 10
 
 
+@pytest.mark.observes("parallel.num_replicas")
 def test_replicas_are_as_many_as_configured() -> None:
     assert deployment_options(make_config(parallel={"num_replicas": 3}))["num_replicas"] == 3
 

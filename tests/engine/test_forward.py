@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
@@ -108,8 +109,25 @@ def test_more_heads_per_kv_head_than_a_block_holds_run_natively(
     assert describe(path).startswith("native")
 
 
+@pytest.mark.observes("engine.cpu_kernels")
 def test_torch_is_used_where_it_is_asked_for(llama: Path) -> None:
     assert describe(llama, cpu_kernels="torch") == "torch (as engine.cpu_kernels says)"
+
+
+@pytest.mark.observes("engine.num_threads")
+def test_a_rank_computes_in_as_many_threads_as_is_written(llama: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 3):
+            sections = {
+                "model": {"path": str(llama), "dtype": "float32"},
+                "engine": {"kv_tokens": 256, "num_threads": num_threads, "cpu_kernels": "torch"},
+            }
+            built = build_engine(parse_args(sections), show_progress=False)
+            built.engine.close()
+            assert built.torch_threads == torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("no_compiler")

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from remora.configs.device_plan import DevicePlan
+from remora.configs.device_plan import DevicePlan, plan_device
+from remora.configs.load import parse_args
 from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
 from remora.engine.device import make_attention, make_forward
@@ -191,19 +192,24 @@ def test_a_row_is_the_same_bits_in_any_company(tiny: Path, interpreted: pytest.M
     assert logprobs({"r0": requests["r0"]}) == logprobs(requests)
 
 
+def on_gpu(**engine: Any) -> DevicePlan:
+    config = parse_args({"model": {"path": "x"}, "engine": engine})
+    return plan_device(config, "cuda", has_triton=True, max_running=4, has_adapters=False)
+
+
+@pytest.mark.observes("engine.deterministic")
 def test_what_is_deterministic_multiplies_and_attends_accordingly(tiny: Path) -> None:
     model = load_model(
         tiny, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
     )
-    on_device = DevicePlan(attention_backend="triton", deterministic=True)
-
-    make_forward(model, make_plan(on_device=on_device), 5)
+    make_forward(model, make_plan(on_device=on_gpu(deterministic=True)), 5)
 
     linears = [linear for _, linear in model.blocks[0].linears("")]
     assert len(linears) == 4
     assert {linear.product for linear in (*linears, model.head.linear)} == {linear_invariant}
 
 
+@pytest.mark.observes("engine.attention_backend")
 @pytest.mark.parametrize(
     ("backend", "expected"), [("triton", TritonAttention), ("torch", TorchAttention)]
 )
@@ -215,7 +221,7 @@ def test_attention_is_what_the_plan_says(
     model = load_model(
         tiny, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
     )
-    plan = make_plan(on_device=DevicePlan(attention_backend=backend))
+    plan = make_plan(on_device=on_gpu(attention_backend=backend))
 
     made = make_attention(model, plan, 5)
 

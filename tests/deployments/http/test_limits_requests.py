@@ -116,6 +116,7 @@ async def test_a_queue_is_full_at_its_limit() -> None:
     assert counted == ["max_queued_requests"]
 
 
+@pytest.mark.observes("engine.queue_timeout_s")
 async def test_a_request_that_waits_too_long_for_its_turn_is_given_up() -> None:
     config = make_server_config(engine={"queue_timeout_s": 0.02})
     server = FakeServer(FakeEngine(is_full=True), config=config)

@@ -234,6 +234,37 @@ async def test_a_rank_without_a_sign_of_life_is_named(
     assert await heard(team, bool) == ["Rank 2 on node gpu-8 has not answered for 0.1 s."]
 
 
+class WatchedClient:
+    """Notes what an engine is ended for."""
+
+    def __init__(self) -> None:
+        self.failed = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: EngineError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(str(error))
+
+
+@pytest.mark.observes("parallel.rank_timeout_s")
+async def test_a_replica_gives_its_ranks_as_long_as_is_written(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    actors[0].pinged.set_result(None)
+    parallel = CONFIG.parallel.model_copy(update={"rank_timeout_s": 0.07})
+    engine = ReplicaEngine(CONFIG.model_copy(update={"parallel": parallel}))
+    engine._team = team
+    team.machine(MACHINE, MODEL)
+    client = WatchedClient()
+
+    engine._watch(client)  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        failure = await client.failed
+    for task in engine._tasks:
+        task.cancel()
+
+    assert failure == "Rank 2 on node gpu-8 has not answered for 0.07 s."
+
+
 async def test_a_dead_actor_is_named(team: RayTeam, actors: list[FakeActor]) -> None:
     actors[0].pinged.set_result(None)
     actors[1].pinged.set_exception(ActorDiedError())

@@ -12,12 +12,14 @@ import pytest
 from remora.configs.errors import ConfigError, EngineError
 from remora.configs.load import parse_args
 from remora.engine.engine import Engine
+from remora.engine.inputs import StepInputs
 from remora.engine.launch import build_engine
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.connect import c10d, listen
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Host, join
+from remora.engine.parallel.micro_batches import split_inputs
 from remora.engine.parallel.wire import ComeIn, encode_come_in
 from remora.engine.types import Request, SamplingParams
 from tests.conftest import TinyCheckpoints
@@ -66,6 +68,34 @@ def test_ranks_give_the_tokens_of_one_rank(
         engine.close()
         team.join()
     assert team.errors == []
+
+
+@pytest.mark.observes("parallel.micro_batches")
+@pytest.mark.parametrize(("written", "parts"), [({}, 2), ({"micro_batches": 3}, 3)])
+def test_a_step_is_cut_into_as_many_parts_as_is_written(
+    written: dict[str, int],
+    parts: int,
+    tiny_checkpoints: TinyCheckpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuts: list[int] = []
+
+    def noted(inputs: StepInputs, num_parts: int) -> list[StepInputs]:
+        cuts.append(num_parts)
+        return split_inputs(inputs, num_parts)
+
+    monkeypatch.setattr("remora.engine.parallel.forward.split_inputs", noted)
+    config = make_config(tiny_checkpoints("llama"), pp_size=2, **written)
+    team = ThreadTeam()
+
+    engine = build_engine(config, team=team, show_progress=False).engine
+    try:
+        run(engine)
+    finally:
+        engine.close()
+        team.join()
+
+    assert set(cuts) == {parts}
 
 
 def test_ranks_across_nodes_meet_by_tcp(tiny_checkpoints: TinyCheckpoints) -> None:

@@ -1,0 +1,162 @@
+"""What the keys of the queue, the loop and the seeds do to an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from remora.configs.device_plan import plan_device
+from remora.configs.errors import QueueFull, StepTimeout
+from remora.configs.load import parse_args
+from remora.engine.client import LocalEngineClient
+from remora.engine.engine import Engine
+from remora.engine.launch import _make_engine
+from remora.engine.types import StepPlan, StepResult
+from tests.engine.configured import MODEL, configured, plan_for
+from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, make_plan
+from tests.engine.test_limits import Queue, make_request
+from tests.engine.test_scheduler import make_request as make_short
+
+WAIT_S = 20
+
+
+@asynccontextmanager
+async def client_for(runner: FakeRunner | None = None, **keys: Any) -> AsyncIterator[Any]:
+    plan = plan_for(max_running_requests=1, max_position=4096, **({"kv_tokens": 8192} | keys))
+    runner = runner or FakeRunner(plan.page_size)
+    engine = Engine(plan, runner, eos_token_ids=[0], vocab_size=VOCAB)
+    client = LocalEngineClient(engine, None)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@pytest.mark.observes("engine.max_queued_requests")
+@pytest.mark.parametrize("most", [0, 2])
+async def test_no_more_requests_wait_than_may(most: int) -> None:
+    async with client_for(max_queued_requests=most) as client:
+        queue = Queue(client)
+        await (await queue.enter("running", 4))
+        waiting = [await queue.enter(f"w{number}", 4) for number in range(most)]
+        beyond = await queue.enter("beyond", 4)
+
+        assert not any(first.done() for first in waiting)
+        with pytest.raises(QueueFull, match=f"the limit is {1 + most}"):
+            beyond.result()
+        await queue.leave()
+
+
+@pytest.mark.observes("engine.max_queued_tokens")
+@pytest.mark.parametrize(("most", "is_refused"), [(10, True), (12, False)])
+async def test_no_more_tokens_wait_than_may(most: int, is_refused: bool) -> None:
+    async with client_for(max_queued_tokens=most) as client:
+        queue = Queue(client)
+        await (await queue.enter("running", 4))
+        await queue.enter("waits", 6)
+        second = await queue.enter("second", 6)
+
+        assert second.done() == is_refused
+        await queue.leave()
+
+
+class StuckRunner(FakeRunner):
+    """Never comes back from a step until released."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self.release = threading.Event()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.release.wait(WAIT_S)
+        return super().execute(plan)
+
+
+@pytest.mark.observes("engine.step_timeout_s")
+async def test_a_step_that_takes_longer_than_it_may_ends_the_engine() -> None:
+    runner = StuckRunner(4)
+    async with client_for(runner, step_timeout_s=0.1) as client:
+        stream = client.generate(make_request("r", 4))
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(StepTimeout, match=r"step_timeout_s\) is 0\.1 s"):
+                await anext(stream)
+        runner.release.set()
+
+
+@pytest.mark.observes("engine.random_seed")
+def test_seeds_of_requests_without_one_follow_from_the_engines() -> None:
+    def seeds(random_seed: int) -> list[int]:
+        harness = configured(random_seed=random_seed)
+        for name in "ab":
+            harness.engine.add(make_short(name, [1], 1))
+        harness.run()
+        return [init.seed for plan in harness.runner.plans for init in plan.added]
+
+    assert seeds(1) == seeds(1)
+    assert len({*seeds(1), *seeds(2)}) == 4
+
+
+class EitherWay(FakeDevice):
+    """Runs steps one after the other too, and counts which way it was asked."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self.num_whole = 0
+        self.num_begun = 0
+
+    def begin(self, plan: StepPlan) -> None:
+        self.num_begun += 1
+        super().begin(plan)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.num_whole += 1
+        return FakeRunner.execute(self, plan)
+
+
+class FewTokens:
+    """As much of a tokenizer as an engine asks."""
+
+    eos_token_ids = (0,)
+
+
+@pytest.mark.observes("engine.overlap")
+@pytest.mark.parametrize(("keys", "overlaps"), [({}, True), ({"overlap": False}, False)])
+def test_steps_overlap_or_run_one_after_the_other(keys: dict[str, bool], overlaps: bool) -> None:
+    config = parse_args({"model": {"path": "x"}, "engine": keys})
+    how = plan_device(config, "cuda", has_triton=True, max_running=4, has_adapters=False)
+    plan = make_plan(on_device=how)
+    runner = EitherWay(plan.page_size)
+    engine = _make_engine(plan, MODEL, FewTokens(), runner)  # type: ignore[arg-type]
+    engine.add(make_short("r", [1, 2], 4))
+    while engine.has_work:
+        engine.step()
+
+    assert (runner.num_begun > 0, runner.num_whole > 0) == (overlaps, not overlaps)
+
+
+def cpu_seconds_of(wait: Callable[[], object]) -> float:
+    """Return the processor time that this process takes meanwhile."""
+    before = time.process_time()
+    wait()
+    return time.process_time() - before
+
+
+async def test_an_idle_engine_sleeps_and_wakes_at_once() -> None:
+    async with client_for() as client:
+        await asyncio.sleep(0.05)
+        asleep_s = cpu_seconds_of(lambda: time.sleep(1.0))
+        stream = client.generate(make_request("r", 4))
+        async with asyncio.timeout(WAIT_S):
+            started = time.monotonic()
+            await anext(stream)
+            woken_s = time.monotonic() - started
+        await stream.aclose()
+
+    assert asleep_s < 0.2
+    assert woken_s < 5.0
