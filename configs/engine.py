@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from remora.configs.fields import Seconds, Section, conflict
+from remora.configs.kv_events import KVEventKeys
 from remora.configs.memory import MemoryKeys
 from remora.configs.recording import RecordingKeys
 from remora.configs.scheduling import SchedulingKeys
@@ -40,7 +41,7 @@ class DeviceKeys(Section):
     """Base of the seeds drawn for requests that bring none."""
 
 
-class EngineSection(RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
+class EngineSection(KVEventKeys, RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
     """Device, memory and scheduling."""
 
     @model_validator(mode="after")
@@ -72,6 +73,10 @@ class EngineSection(RecordingKeys, SchedulingKeys, MemoryKeys, DeviceKeys):
             for key in ("graph_max_rows", "graph_split", "graph_fine", "graph_step"):
                 if key in written:
                     raise conflict(key, "graph_rows is set too and decides alone; keep one")
+        if self.kv_events_endpoint is not None and not self.prefix_cache:
+            raise conflict("kv_events_endpoint", "needs prefix_cache")
+        if self.kv_events_topic and self.kv_events_endpoint is None:
+            raise conflict("kv_events_topic", "needs kv_events_endpoint")
         if "prefix_eviction" in written and not self.prefix_cache:
             raise conflict("prefix_eviction", "needs prefix_cache")
         if not self.chunked_prefill and "prefill_chunk_tokens" in written:

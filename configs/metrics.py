@@ -60,6 +60,10 @@ class MetricsSection(LogKeys, BucketKeys):
     push_auth: Secret | None = None
     """Credentials for it, USER:PASSWORD or a bearer token: env:NAME or file:/path."""
 
+    trace_endpoint: Name | None = None
+    """OpenTelemetry collector, host:port (gRPC; https://host:port by TLS), that gets spans of each
+    request: queued, prefill, decode. A caller's traceparent is honoured. Needs remora[otel]."""
+
     max_step_records: Annotated[int, Field(ge=0, le=2**20)] = 0
     """Latest steps of the engine that the administrative route /step_records shows. 0 = none."""
 

@@ -217,6 +217,7 @@ class LLMServer:
         telling = getattr(self, "_telling", None)
         if telling is not None:
             telling.close()
+            self.inspection.close()
         coming = getattr(self, "_coming", None)
         if coming is not None:
             coming.close()

@@ -17,6 +17,7 @@ from remora.configs.plan import EnginePlan
 from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import check_fits
 from remora.engine.kv.cache import KVCache
+from remora.engine.kv.radix import Listener
 from remora.engine.pace import AdmissionPace
 from remora.engine.protocols import OverlappingRunner, Runner
 from remora.engine.sampling import check_token_ids
@@ -212,6 +213,10 @@ class Engine:
     def watch(self, callback: Callable[[StepPlan, StepResult], object]) -> None:
         """Show each step's plan and result to one more, before `step` returns its outputs."""
         self._watchers.append(callback)
+
+    def watch_cache(self, listener: Listener) -> None:
+        """Tell somebody which pages the prefix cache takes in and gives up."""
+        self._kv.listen(listener)
 
     @property
     def adapters(self) -> AdapterSlots:

@@ -8,6 +8,8 @@ from pathlib import Path
 from remora.configs.errors import NotFinite
 from remora.configs.schema import ServeConfig
 from remora.engine.engine import Engine
+from remora.engine.kv.events import CacheEvents
+from remora.engine.kv.publisher import Publisher
 from remora.engine.profiling import Profiler
 from remora.engine.step_logs import StatusLines, StepTimes
 from remora.engine.step_records import StepRecords
@@ -20,10 +22,17 @@ class Inspection:
 
     records:   the latest steps; None = they are not kept
     profiler:  None = there is no folder for its traces
+    events:    sends what happens to the prefix cache; None = nobody is told
     """
 
     records: StepRecords | None = None
     profiler: Profiler | None = None
+    events: Publisher | None = None
+
+    def close(self) -> None:
+        """Stop what was started."""
+        if self.events is not None:
+            self.events.close()
 
 
 def inspect(engine: Engine, config: ServeConfig) -> Inspection:
@@ -50,7 +59,7 @@ def inspect(engine: Engine, config: ServeConfig) -> Inspection:
     if debug.profile_dir is not None:
         profiler = Profiler(Path(debug.profile_dir))
         engine.watch(profiler)
-    return Inspection(records=records, profiler=profiler)
+    return Inspection(records=records, profiler=profiler, events=_publish(engine, config))
 
 
 def fail_on_nan(plan: StepPlan, result: StepResult) -> None:
@@ -61,3 +70,12 @@ def fail_on_nan(plan: StepPlan, result: StepResult) -> None:
             f"The logits of {len(rows)} of {len(plan.rows)} sequences were not finite, and "
             "debug.fail_on_nan is set: the engine ends here."
         )
+
+
+def _publish(engine: Engine, config: ServeConfig) -> Publisher | None:
+    keys = config.engine
+    if keys.kv_events_endpoint is None:
+        return None
+    publisher = Publisher(keys.kv_events_endpoint, keys.kv_events_topic)
+    engine.watch_cache(CacheEvents(publisher.emit, engine.plan.page_size))
+    return publisher

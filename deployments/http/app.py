@@ -24,7 +24,7 @@ from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBo
 from remora.deployments.http.auth import Access, Gate
 from remora.deployments.http.batches_routes import BatchBody, batch_routes
 from remora.deployments.http.dialects import dialect_of
-from remora.deployments.http.edge import Edge, error_answer, refused
+from remora.deployments.http.edge import Edge, RawHeaders, error_answer, refused
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
@@ -50,6 +50,7 @@ from remora.deployments.http.request_labels import RequestLabels
 from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.served import Served
+from remora.deployments.observing.spans import note_parent
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 GENERATION: tuple[Route, ...] = (
@@ -97,7 +98,6 @@ def build_http_app(
     echo_request_id:  False where a proxy in front already sends `x-request-id` back
     """
     gate = Middleware(Gate, access=access)
-    metrics = served.config.metrics
     edge = Middleware(
         Edge,
         limits=lambda: served.config.limits,
@@ -105,7 +105,7 @@ def build_http_app(
         echo_request_id=echo_request_id,
         count=served.metrics.count_response,
         count_refusal=served.metrics.count_refusal,
-        note=RequestLabels(metrics.request_labels_header, metrics.request_labels).note,
+        note=_notes(served),
     )
     app = FastAPI(
         title="remora",
@@ -124,6 +124,20 @@ def build_http_app(
     bodies = {route.path: route.body for route in GENERATION} | dict(BODIES)
     describe_bodies(app, bodies, model=served.plan.served_model_name)
     return app
+
+
+def _notes(served: Served) -> Callable[[RawHeaders], None]:
+    """Return what takes from each request's headers how it is to be counted and traced."""
+    metrics = served.config.metrics
+    notes = [RequestLabels(metrics.request_labels_header, metrics.request_labels).note]
+    if metrics.trace_endpoint is not None:
+        notes.append(note_parent)
+
+    def note(headers: RawHeaders) -> None:
+        for each in notes:
+            each(headers)
+
+    return note
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -25,7 +25,8 @@ HEALTH_TOKEN_TIMEOUT_S = 20.0
 _UNSHOWN: dict[str, Any] = {
     "model": {"path"},
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
-    "metrics": {"log_config", "push_url", "push_auth"},
+    "engine": {"kv_events_endpoint"},
+    "metrics": {"log_config", "push_url", "push_auth", "trace_endpoint"},
     "debug": {"profile_dir", "crash_dump_dir"},
     "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
 }

@@ -13,6 +13,7 @@ from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.gc_log import GcLog
 from remora.deployments.observing.memory_log import MemoryLog
 from remora.deployments.observing.push import Pusher
+from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.stats_log import StatsLog
 
 
@@ -40,6 +41,10 @@ class Telling:
             self._begin(pusher.run())
         if metrics.log_gc_s is not None:
             self._hooks.callback(GcLog(metrics.log_gc_s).close)
+        if metrics.trace_endpoint is not None:
+            spans = Spans(metrics.trace_endpoint, served.plan.served_model_name, replica_id)
+            served.calls.observers.add(spans)
+            self._hooks.callback(spans.close)
         if debug.crash_dump_dir is not None:
             dump = CrashDump(Path(debug.crash_dump_dir), replica_id)
             served.calls.observers.add(dump)

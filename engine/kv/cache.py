@@ -14,7 +14,7 @@ from typing import Literal
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.newest import newest_hashes
 from remora.engine.kv.pages import PagePool, pages_needed
-from remora.engine.kv.radix import RadixCache, RadixNode
+from remora.engine.kv.radix import Listener, RadixCache, RadixNode
 from remora.engine.types import Namespace
 
 
@@ -75,6 +75,10 @@ class KVCache:
     def num_locked(self) -> int:
         """Pages of the prefix cache that sequences borrow."""
         return self._radix.num_locked_pages
+
+    def listen(self, listener: Listener) -> None:
+        """Tell somebody which pages can be reused, and which no longer, from now on."""
+        self._radix.listen(listener)
 
     def newest_hashes(self, limit: int) -> bytes:
         """Return HASH_BYTES for each of up to `limit` reusable pages, the latest used first."""

@@ -17,7 +17,7 @@ import heapq
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.hashes import HASH_BYTES
@@ -56,6 +56,22 @@ class PrefixMatch:
     pages: list[int]
 
 
+class Listener(Protocol):
+    """Who is told what happens to pages of the tree."""
+
+    def stored(self, node: RadixNode, first: int) -> None:
+        """A node has pages from its `first` on that are new."""
+        ...
+
+    def removed(self, node: RadixNode, first: int) -> None:
+        """A node is about to lose its pages from its `first` on."""
+        ...
+
+    def cleared(self) -> None:
+        """The tree has become empty, all at once."""
+        ...
+
+
 class RadixCache:
     """Pages kept after use, found again by (namespace, tokens)."""
 
@@ -63,6 +79,7 @@ class RadixCache:
         self.page_size = page_size
         self.num_pages = 0
         self.num_locked_pages = 0
+        self._listener: Listener | None = None
         self._by_hits = eviction == "lfu"
         self._roots: dict[Namespace, RadixNode] = {}
         self._clock = 0
@@ -133,6 +150,8 @@ class RadixCache:
             node.pages += pages
             self.num_pages += len(pages)
             self.num_locked_pages += len(pages)
+            if self._listener is not None:
+                self._listener.stored(node, len(node.pages) - len(pages))
             return node
         return self._add_leaf(node, key, list(pages))
 
@@ -160,6 +179,8 @@ class RadixCache:
                 self._offer(node)
                 continue
             cut = max(0, len(node.pages) - (count - len(freed)))
+            if self._listener is not None:
+                self._listener.removed(node, cut)
             freed += node.pages[cut:]
             self.num_pages -= len(node.pages) - cut
             if cut:
@@ -172,7 +193,17 @@ class RadixCache:
 
     def clear(self) -> list[int]:
         """Forget every page that is not locked."""
-        return self.evict(self.num_pages)
+        if self._listener is None or self.num_locked_pages:
+            return self.evict(self.num_pages)
+        listener, self._listener = self._listener, None
+        freed = self.evict(self.num_pages)
+        self._listener = listener
+        listener.cleared()
+        return freed
+
+    def listen(self, listener: Listener) -> None:
+        """Tell somebody what happens from now on."""
+        self._listener = listener
 
     # -- checks ------------------------------------------------------------------------------
 
@@ -227,6 +258,8 @@ class RadixCache:
         parent.children[self._first_page(tokens, 0)] = leaf
         self.num_pages += len(pages)
         self._offer(leaf)
+        if self._listener is not None:
+            self._listener.stored(leaf, 0)
         return leaf
 
     def _descend(self, node: RadixNode, key: array[int]) -> tuple[RadixNode, int]:

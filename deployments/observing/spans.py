@@ -1,0 +1,117 @@
+"""OpenTelemetry spans of requests, sent to a collector by OTLP.
+
+One span for the call, and below it queued, prefill and decode. A caller's `traceparent` (W3C) makes
+the call a part of the caller's trace. Spans are made when the call has ended, from times that were
+noted anyway; a thread of the exporter's sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+from remora.configs.errors import ConfigError
+from remora.deployments.observing.trace import CallTrace
+
+_HEADERS = (b"traceparent", b"tracestate")
+EXPORT_TIMEOUT_S = 5
+_parent: ContextVar[Mapping[str, str]] = ContextVar("_parent", default=MappingProxyType({}))
+
+
+def note_parent(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Let what the running task does from now on be a part of the trace that a header names."""
+    _parent.set({n.decode(): v.decode("latin-1") for n, v in headers if n in _HEADERS})
+
+
+class Spans:
+    """Makes the spans of one replica. Raises ConfigError where the exporter is not installed.
+
+    endpoint:  host:port of a collector that speaks gRPC; with https:// before it by TLS
+    """
+
+    is_on = True
+
+    def __init__(self, endpoint: str, model: str, replica_id: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._model = model
+        resource = Resource({"service.name": "remora", "service.instance.id": replica_id})
+        # Not the process's global one, which is Ray's to set.
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
+        self._tracer = self._provider.get_tracer("remora")
+        self._parents: dict[int, Mapping[str, str]] = {}
+
+    def begun(self, trace: CallTrace) -> None:
+        """Keep whose part the call is."""
+        self._parents[id(trace)] = _parent.get()
+
+    def ended(self, trace: CallTrace) -> None:
+        """Make the call's spans."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        context = TraceContextTextMapPropagator().extract(self._parents.pop(id(trace)))
+        at = _times(trace)
+        whole = self._tracer.start_span(
+            "llm_request",
+            context,
+            kind=SpanKind.SERVER,
+            attributes=self._attributes(trace),
+            start_time=at(0.0),
+        )
+        within = set_span_in_context(whole)
+        first = trace.first_token_s
+        if first is not None:
+            queue = min(trace.queue_s or 0.0, first)
+            ends = (("queued", 0.0, queue), ("prefill", queue, first))
+            for name, start, end in (*ends, ("decode", first, trace.whole_s or first)):
+                span = self._tracer.start_span(name, within, start_time=at(start))
+                span.end(at(end))
+        if trace.error is not None:
+            whole.set_status(Status(StatusCode.ERROR, trace.error))
+        whole.end(at(trace.whole_s or 0.0))
+
+    def _attributes(self, trace: CallTrace) -> dict[str, Any]:
+        sequences = trace.sequences.values()
+        sampling = trace.requests[0].sampling if trace.requests else None
+        found = {
+            "gen_ai.request.id": trace.rid,
+            "gen_ai.request.model": self._model,
+            "gen_ai.request.max_tokens": sampling and sampling.max_tokens,
+            "gen_ai.request.temperature": sampling and sampling.temperature,
+            "gen_ai.request.top_p": sampling and sampling.top_p,
+            "gen_ai.request.n": sum(request.sampling.n for request in trace.requests),
+            "gen_ai.usage.input_tokens": trace.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": trace.num_output_tokens,
+            "gen_ai.response.finish_reasons": [s.finish_reason or "none" for s in sequences],
+            "gen_ai.latency.time_in_queue": trace.queue_s,
+            "gen_ai.latency.time_to_first_token": trace.first_token_s,
+            "gen_ai.latency.e2e": trace.whole_s,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def close(self) -> None:
+        """Send what is left, and no more."""
+        self._provider.shutdown()
+
+
+def _times(trace: CallTrace) -> Callable[[float], int]:
+    """Return what turns seconds of a call into nanoseconds since 1970."""
+    return lambda seconds: int((trace.started_at + seconds) * 1e9)
+
+
+def _exporter(endpoint: str) -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise ConfigError(
+            "metrics.trace_endpoint needs the package opentelemetry-exporter-otlp-proto-grpc: "
+            "pip install 'remora[otel]'"
+        ) from None
+    is_insecure = not endpoint.startswith("https://")
+    return OTLPSpanExporter(endpoint=endpoint, insecure=is_insecure, timeout=EXPORT_TIMEOUT_S)
