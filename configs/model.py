@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -29,11 +29,44 @@ class ModelSection(Section):
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
     """How weights are read; dummy = random numbers, for trials without weight files."""
 
+    mmap: bool = True
+    """Whether safetensors files are mapped into memory while they are read; off: each tensor is
+    read into memory whole, which some network file systems do better."""
+
+    load_threads: Annotated[int, Field(ge=1, le=64)] = 1
+    """Threads that fill the weights from the files; so many tensors take memory at a time."""
+
+    delete_after_load: bool = False
+    """Whether the weight files are removed once the model is loaded, for want of space. A replica
+    that starts again then finds none."""
+
+    config_overrides: dict[str, Any] = Field(default_factory=dict)
+    """Entries of config.json, as JSON, in the place of the checkpoint's own."""
+
     context_length: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Most tokens of one sequence, prompt and output. Default: what the model was made for."""
+
+    tokenizer_path: Name | None = None
+    """Where the tokenizer is, if it is not with the model: what `path` may be."""
+
+    tokenizer_loader: Literal["auto", "transformers"] = "auto"
+    """What reads the tokenizer: auto = our own reader where it understands all of its files, which
+    is faster, else transformers; transformers = always the checkpoint's own class."""
+
+    skip_tokenizer: bool = False
+    """Whether the model is served without tokenizer: token ids in and out, texts get HTTP 400."""
+
+    eos_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None, min_length=1, max_length=64
+    )
+    """Token ids that end an output. Default: what the checkpoint says."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.path.endswith(".gguf") and self.load_format == "safetensors":
             raise conflict("load_format", "path is a .gguf file; use load_format auto or gguf")
+        if self.path.endswith(".gguf") and not self.mmap:
+            raise conflict("mmap", "path is a .gguf file, which is always mapped")
+        if self.skip_tokenizer and self.tokenizer_path is not None:
+            raise conflict("tokenizer_path", "skip_tokenizer is true; leave one of them out")
         return self

@@ -13,6 +13,7 @@ from typing import Literal
 from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.errors import ConfigError
 from remora.configs.kv_budget import max_replicas, pages_needed, ranks_on_machine, size_kv_pool
+from remora.configs.loading import PLAIN_LOADING, Loading
 from remora.configs.scheduling_plan import (
     BY_ARRIVAL,
     SchedulingPlan,
@@ -117,6 +118,7 @@ class EnginePlan:
     adapters:                room for adapters; None = there is none
     adapter_bytes:           memory of that room, of the rank that holds most
     on_device:               how a step runs on its device
+    loading:                 how the checkpoint is read
     scheduling:              order and pace of sequences, and what is reserved for them
     """
 
@@ -151,6 +153,7 @@ class EnginePlan:
     adapters: AdapterRoom | None = None
     adapter_bytes: int = 0
     on_device: DevicePlan = ONE_BY_ONE
+    loading: Loading = PLAIN_LOADING
     scheduling: SchedulingPlan = BY_ARRIVAL
 
     @property
@@ -242,6 +245,7 @@ def make_plan(
         adapters=adapters,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
+        loading=Loading.of(config.model),
         scheduling=plan_scheduling(config),
     )
 

@@ -94,6 +94,27 @@ class ServeConfig(Section):
             raise conflict("routing", "policy prefix needs engine.prefix_cache")
         return self
 
+    @model_validator(mode="after")
+    def _check_files(self) -> Self:
+        if not self.model.delete_after_load:
+            return self
+        several = self.autoscaling.is_on or self.parallel.num_replicas > 1
+        if several or self.parallel.num_nodes > 1:
+            raise conflict("model", "delete_after_load is for one replica on one node")
+        if self.lora.dynamic:
+            raise conflict("model", "delete_after_load: lora.dynamic reads the files again")
+        return self
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        if not self.model.skip_tokenizer:
+            return self
+        if "backend" in self.grammar.model_fields_set and self.grammar.backend != "none":
+            raise conflict("grammar", "backend needs a tokenizer, and model.skip_tokenizer is true")
+        if self.grammar.token_healing:
+            raise conflict("grammar", "token_healing needs a tokenizer: see model.skip_tokenizer")
+        return self
+
     api: ApiSection = ApiSection()
     """HTTP: limits, timeouts, strictness."""
 

@@ -54,9 +54,9 @@ from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.reporter import Reporter
 from remora.deployments.serve_context import listens_locally, log_through_serve
 from remora.deployments.serve_environment import without
+from remora.deployments.warm_up import warm_up
 from remora.engine.grammar.service import GrammarService
 from remora.engine.protocols import EngineClient
-from remora.engine.types import Request, SamplingParams
 
 if TYPE_CHECKING:
     from remora.engine.inspection import Inspection
@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
-
-WARM_UP_TOKENS = 8
 
 
 class LLMServer:
@@ -144,13 +142,11 @@ class LLMServer:
         )
 
     async def _warm_up(self, built: BuiltEngine, import_s: float) -> None:
-        """Make some tokens, so that no caller pays for first-time work, and say what is served."""
+        """Run what is to be run before we are ready, and say what is served."""
         phases = {"import engine": import_s, **built.phases}
         started = time.perf_counter()
-        await self._first_token_s()
+        first_token_s = await warm_up(self._served, self.config.warmup)
         phases["warm up"] = time.perf_counter() - started
-        first_token_s = await self._first_token_s()
-        await self.client.flush_cache()
         text = banner(
             built.plan,
             built.facts,
@@ -162,21 +158,6 @@ class LLMServer:
             first_token_s=first_token_s,
         )
         log.info("ready\n%s", text)
-
-    async def _first_token_s(self) -> float:
-        """Run a short request; return the seconds until its first token."""
-        ids = self.tokenizer.encode("The capital of France is", add_special_tokens=True)
-        request = Request(
-            request_id=f"warm-up-{uuid.uuid4().hex}",
-            prompt_ids=ids[-(self.plan.max_sequence_tokens - WARM_UP_TOKENS) :] or [0],
-            sampling=SamplingParams(max_tokens=WARM_UP_TOKENS, temperature=0.0, ignore_eos=True),
-        )
-        started = time.perf_counter()
-        first_token_s = None
-        async with aclosing(self.client.generate(request)) as outputs:
-            async for _ in outputs:
-                first_token_s = first_token_s or time.perf_counter() - started
-        return first_token_s or 0.0
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP application; Serve calls this once, after the constructor.

@@ -223,6 +223,9 @@ class LocalEngineClient:
         if self._is_draining:
             raise Unavailable("The server is shutting down and takes no new requests.")
         self._engine.check(request)
+        if self._tokenizer is None and (request.sampling.stop or request.sampling.stop_regex):
+            message = "This server has no tokenizer (model.skip_tokenizer): stop at token ids."
+            raise InvalidRequest(message, "stop", "no_tokenizer")
         if any(stream.name == request.request_id for stream in self._streams.values()):
             raise InvalidRequest(f"Request id {request.request_id!r} is in use already.", "rid")
         limit = self._plan.max_open_sequences

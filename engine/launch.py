@@ -38,9 +38,11 @@ from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
+from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.weights.deleting import delete_weights
 from remora.engine.weights.source import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -113,12 +115,12 @@ def build_engine(
     phases = Phases()
     with phases.timed("resolve model"):
         path = resolve_model(config.model.path, cache_dir())
-        facts = read_model_facts(path)
+        facts = read_model_facts(path, config.model.config_overrides)
         machine = others.machine(read_machine(config), facts)
         plan = make_plan(config, facts, machine, path, adapting.room)
     others.load(plan)
     with phases.timed("load tokenizer"):
-        tokenizer = Tokenizer.load(path)
+        tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
     layout = _layout(plan, 0)
     with phases.timed("load weights"):
         model = _load_share(plan, layout, adapting, show_progress)
@@ -136,6 +138,8 @@ def build_engine(
             kernels = cache_dir() / "kernels"
             forward = build_forward(model, plan, table, kernels, group, show_progress=show_progress)
             others.ready()
+        if config.model.delete_after_load:
+            delete_weights(path)
         torch.set_num_threads(forward.torch_threads)
         sampler = _make_sampler(config, plan, facts, tokenizer, forward.choosing)
         opened.pop_all()  # the runner's from now on
@@ -174,7 +178,7 @@ async def start_engine(
     num_threads = built.torch_threads
     client = LocalEngineClient(
         built.engine,
-        built.tokenizer,
+        built.tokenizer if built.tokenizer.takes_text else None,
         on_start=lambda: torch.set_num_threads(num_threads),  # per thread with OpenMP
     )
     built.followers.on_failure(client.fail)
@@ -277,6 +281,7 @@ def _load_share(
         show_progress=show_progress,
         layout=layout,
         edit=adapting.edit,
+        loading=plan.loading,
     )
 
 
@@ -284,7 +289,9 @@ def _make_pool(plan: EnginePlan, model: DecoderModel, adapting: Adapting) -> Ada
     """Make room for adapters beside a loaded model, before its kernels are prepared."""
     if plan.adapters is None or adapting.make_pool is None:
         return None
-    source = open_weights(plan.model_path, plan.load_format, device=plan.device)
+    source = open_weights(
+        plan.model_path, plan.load_format, device=plan.device, loading=plan.loading
+    )
     return adapting.make_pool(plan.adapters, model.make_room(plan.adapters), source)
 
 

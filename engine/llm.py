@@ -222,7 +222,8 @@ class LLM:
 
     def _run(self, requests: Sequence[Request]) -> list[Generation]:
         results = {request.request_id: _empty_generation(request) for request in requests}
-        texts = {r.request_id: OutputProcessor(r, self.tokenizer) for r in requests}
+        tokenizer = self.tokenizer if self.tokenizer.takes_text else None
+        texts = {r.request_id: OutputProcessor(r, tokenizer) for r in requests}
         self._add_all(requests)
         shows = self._show_progress and len(requests) >= PROGRESS_FROM_PROMPTS
         with _progress_bar(len(requests), shows) as advance:

@@ -58,9 +58,9 @@ class WeightSource(Protocol):
         ...
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each of these tensors whole, file after file; it is good until the next.
+        """Yield each of these tensors whole, file after file.
 
-        No more than one of them takes memory at a time. Names that are not there are passed over.
+        None takes memory for longer than it is held. Names that are not there are passed over.
         """
         ...
 

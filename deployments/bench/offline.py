@@ -87,7 +87,7 @@ def work_of_plan(plan: EnginePlan, step_bytes: float | None = None) -> ModelWork
     step_bytes:  weights that a step reads, as the built engine says
     """
     return model_work(
-        read_config(plan.model_path),
+        read_config(plan.model_path, plan.loading.config_overrides),
         dtype=plan.dtype,
         quantization=plan.quantization,
         step_bytes=step_bytes,

@@ -135,5 +135,10 @@ def compare_suite(
 def work_of(target: Target) -> ModelWork:
     """Do the model's arithmetic without loading it."""
     path = resolve_model(target.config.model.path, cache_dir())
-    plan = make_plan(target.config, read_model_facts(path), read_machine_facts(), path)
+    plan = make_plan(
+        target.config,
+        read_model_facts(path, target.config.model.config_overrides),
+        read_machine_facts(),
+        path,
+    )
     return work_of_plan(plan)

@@ -189,7 +189,7 @@ def _plan_for(model: str, machine: MachineFacts) -> EnginePlan:
 
     path = _locate(model)
     config = parse_args({"model": {"path": model}})
-    return make_plan(config, read_model_facts(path), machine, path)
+    return make_plan(config, read_model_facts(path, config.model.config_overrides), machine, path)
 
 
 def _locate(model: str) -> Path:

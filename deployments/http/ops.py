@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HEALTH_TOKEN_TIMEOUT_S = 20.0
 # Of the configuration: what says where things are on the server.
 _UNSHOWN: dict[str, Any] = {
-    "model": {"path"},
+    "model": {"path", "tokenizer_path"},
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
     "engine": {"kv_events_endpoint"},
     "metrics": {"log_config", "push_url", "push_auth", "trace_endpoint"},

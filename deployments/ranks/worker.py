@@ -108,7 +108,7 @@ class EngineWorker:
             node_id=ray.get_runtime_context().get_node_id(),
             host=host,
             machine=read_machine(self._config),
-            model=read_model_facts(self._path),
+            model=read_model_facts(self._path, self._config.model.config_overrides),
             adapters=adapters,
         )
 

@@ -33,6 +33,7 @@ from remora.engine.kv.hashes import page_hashes
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.protocols import EngineClient
+from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import EngineStats, Grammar, Matcher, Request
@@ -181,8 +182,9 @@ def _rehearsal(config: ServeConfig) -> Served | None:
         # A GPU that auto might find is not for several processes, and there is none of them here.
         is_named = config.engine.device != "auto"
         machine = _ANY_MACHINE if is_named else replace(_ANY_MACHINE, devices=("cpu",))
-        plan = make_plan(config, _facts_of(read_config(path)), machine, path)
-        tokenizer = Tokenizer.load(path)
+        facts = _facts_of(read_config(path, config.model.config_overrides))
+        plan = make_plan(config, facts, machine, path)
+        tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
     except (ConfigError, OSError) as error:
         log.warning("Prompts are not read, requests go by load alone: %s", error)
         return None

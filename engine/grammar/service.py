@@ -80,7 +80,7 @@ class GrammarService:
 
     def start(self) -> None:
         """Start the compiler in the background, so that the first request need not wait for it."""
-        if self._section.backend != "none" and self._end_ids:
+        if self._section.backend != "none" and self._end_ids and self._tokenizer.takes_text:
             self._compiles.submit(self._warm)
 
     async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
@@ -126,6 +126,9 @@ class GrammarService:
             raise EngineError("the grammar compiler has been closed")
 
     def _check_enabled(self, param: str) -> None:
+        if not self._tokenizer.takes_text:
+            message = f"{param} cannot be enforced: there is no tokenizer (model.skip_tokenizer)."
+            raise InvalidRequest(message, param, "no_tokenizer")
         if self._section.backend == "none":
             message = f"{param} needs constrained output, which is off: set grammar.backend."
             raise InvalidRequest(message, param, "unsupported")

@@ -6,6 +6,7 @@ A path is a folder with config.json, or a .gguf file, whose metadata says the sa
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,18 @@ def is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf"
 
 
-def read_raw_config(path: Path) -> dict[str, Any]:
-    """Return config.json, or for a GGUF file the config.json that it amounts to."""
+NO_OVERRIDES: Mapping[str, Any] = {}
+
+
+def read_raw_config(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> dict[str, Any]:
+    """Return config.json, or for a GGUF file the config.json that it amounts to.
+
+    overrides:  entries in the place of those that the checkpoint has
+    """
+    return {**_read_raw_config(path), **overrides}
+
+
+def _read_raw_config(path: Path) -> dict[str, Any]:
     if is_gguf(path):
         if not path.is_file():
             raise ConfigError(f"{path} does not exist.")
@@ -43,6 +54,6 @@ def read_raw_config(path: Path) -> dict[str, Any]:
     return raw
 
 
-def read_config(path: Path) -> DecoderConfig:
-    """Understand the config of a folder or GGUF file."""
-    return parse_config(read_raw_config(path))
+def read_config(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> DecoderConfig:
+    """Understand the config of a folder or GGUF file; `overrides` as in `read_raw_config`."""
+    return parse_config(read_raw_config(path, overrides))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.plan import ModelFacts
-from remora.engine.models.checkpoint import is_gguf, read_raw_config
+from remora.engine.models.checkpoint import NO_OVERRIDES, is_gguf, read_raw_config
 from remora.engine.models.config import RawConfig, parse_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.weights.fingerprint import fingerprint
@@ -17,14 +19,16 @@ from remora.engine.weights.safetensors import SafetensorsWeights
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-def read_model_facts(path: Path) -> ModelFacts:
+def read_model_facts(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> ModelFacts:
     """Gather the facts of a model folder or a GGUF file.
+
+    overrides:  entries in the place of config.json's
 
     The dtype is config.json's word, or where it has none the safetensors headers'. GGUF weights
     are dequantised on loading, to bfloat16 by default.
     Raises ConfigError for a missing path or config and for what we cannot run.
     """
-    raw = read_raw_config(path)
+    raw = read_raw_config(path, overrides)
     config = parse_config(raw)
     shape = DecoderModel(config, dtype=torch.bfloat16, device="meta")
     return ModelFacts(

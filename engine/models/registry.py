@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from remora.configs.errors import ConfigError
+from remora.configs.loading import PLAIN_LOADING, Loading
 from remora.engine.models.checkpoint import is_gguf, read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
@@ -30,27 +31,29 @@ def load_model(
     show_progress: bool,
     layout: Layout = WHOLE,
     edit: WeightEdit | None = None,
+    loading: Loading = PLAIN_LOADING,
 ) -> DecoderModel:
     """Build a rank's share of the model that `path` describes and load its weights.
 
     path:         a folder with config.json, or a .gguf file
     load_format:  one of LOAD_FORMATS; auto goes by what the path is; dummy needs no weights
     edit:         changes the weights on their way
-    Of the weights no more than the share is read and kept, and one tensor at a time beside it.
+    Of the weights no more than the share is read and kept, and one tensor of each thread beside it.
     Raises ConfigError: unknown architecture or setting, weights that do not fit, a format that we
     do not read.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
-    config = read_config(path)
+    config = read_config(path, loading.config_overrides)
     model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
-    source = open_weights(path, load_format, device=device)
+    source = open_weights(path, load_format, device=device, loading=loading)
     fill(
         model.tensors(),
         source if edit is None else edit(source),
         expected=_expected_shapes(config),
         unused=TIED_HEAD if config.tied_embeddings else frozenset(),
         show_progress=show_progress,
+        num_threads=loading.num_threads,
     )
     return model
 
@@ -61,16 +64,22 @@ def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     return whole_shapes(whole.tensors())
 
 
-def open_weights(path: Path, load_format: str, *, device: str = "cpu") -> WeightSource:
+def open_weights(
+    path: Path, load_format: str, *, device: str = "cpu", loading: Loading = PLAIN_LOADING
+) -> WeightSource:
     """Open the tensors of a checkpoint. Raises ConfigError; see `load_model`.
 
     device:  where tensors that are made up lie when they are read; those of files lie on the host
     """
     if load_format == "dummy":
-        return DummyWeights(_expected_shapes(read_config(path)), device=device)
+        return DummyWeights(
+            _expected_shapes(read_config(path, loading.config_overrides)), device=device
+        )
     stored = "gguf" if is_gguf(path) else "safetensors"
     if load_format not in ("auto", stored):
         raise ConfigError(
             f"load_format is {load_format!r}, but {path} is {stored}; set load_format: auto."
         )
-    return GGUFWeights(path) if stored == "gguf" else SafetensorsWeights(path)
+    if stored == "gguf":
+        return GGUFWeights(path)
+    return SafetensorsWeights(path, mmap=loading.mmap)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tokenizers import Tokenizer as Backend
 
@@ -122,10 +122,13 @@ class FastTokenizer:
             (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
 
 
-def load_tokenizer(folder: Path) -> TokenizerParts:
+def load_tokenizer(
+    folder: Path, loader: Literal["auto", "transformers"] = "auto"
+) -> TokenizerParts:
     """Load the tokenizer of a checkpoint folder. Raises ConfigError; never downloads."""
     try:
-        return read_fast_tokenizer(folder) or _load_by_transformers(folder)
+        own = read_fast_tokenizer(folder) if loader == "auto" else None
+        return own or _load_by_transformers(folder)
     except ConfigError:
         raise
     except Exception as error:  # a malformed file: they raise anything, bare Exceptions too

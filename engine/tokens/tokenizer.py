@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from jinja2 import TemplateError
 
@@ -35,6 +35,9 @@ class Tokenizer:
     added_tokens:     text of each token that is found in texts as it stands, control or not
     response_template: how the checkpoint says its replies are to be read, in transformers' terms
     """
+
+    takes_text: bool = True
+    """Whether there is a tokenizer at all."""
 
     def __init__(self, tokenizer: TokenizerParts, *, eos_token_ids: Sequence[int] = ()) -> None:
         """Wrap a fast tokenizer, ours or transformers'; `eos_token_ids` come beside its own."""
@@ -60,13 +63,20 @@ class Tokenizer:
         self.max_token_chars = max(map(len, vocabulary), default=1) if is_bounded else sys.maxsize
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Load from a checkpoint folder or a GGUF file. Raises ConfigError; never downloads."""
+    def load(cls, path: Path, *, loader: Literal["auto", "transformers"] = "auto") -> Self:
+        """Load from a checkpoint folder or a GGUF file. Raises ConfigError; never downloads.
+
+        loader:  of folders: transformers, or only where we do not understand all that is there
+        """
         if path.is_file() and path.suffix == ".gguf":
             from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 
             return cls(load_gguf_tokenizer(path))
-        return cls(load_tokenizer(path), eos_token_ids=read_eos_token_ids(path))
+        return cls(load_tokenizer(path, loader), eos_token_ids=read_eos_token_ids(path))
+
+    def add_eos_token_ids(self, ids: Sequence[int]) -> None:
+        """Let further ids end a sequence."""
+        self.eos_token_ids = tuple(dict.fromkeys((*self.eos_token_ids, *ids)))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text. Control tokens written out in it become control tokens.

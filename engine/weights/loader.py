@@ -10,9 +10,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
+from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.parallel.shard import Shard
@@ -33,11 +36,13 @@ def fill(
     expected: Mapping[str, tuple[int, ...]] | None = None,
     unused: frozenset[str] = frozenset(),
     show_progress: bool,
+    num_threads: int = 1,
 ) -> None:
     """Copy the source's parts into `tensors`, converting to their dtype and device.
 
     expected:  shapes of the whole model's tensors; None = `tensors` are of all of them
     unused:    names that the source may have and the model has no use for (a tied head)
+    num_threads:  that copy, each a tensor at a time
     Raises ConfigError when names or shapes do not agree.
     """
     if expected is None:
@@ -46,9 +51,8 @@ def fill(
     total_bytes = sum(shard.memory.nbytes for shard in tensors.values())
     started = time.perf_counter()
     bar = progress_bar(f"Loading {source.label}", total_bytes, show_progress, in_bytes=True)
-    with torch.inference_mode(), bar as advance:
-        for name, tensor in source.read(tensors.keys()):
-            tensors[name].fill(tensor)
+    with bar as advance:
+        for name in _filled(tensors, source, num_threads):
             advance(tensors[name].memory.nbytes)
     logger.info(
         "loaded %d tensors (%.0f MB) from %s in %.1f s",
@@ -57,6 +61,28 @@ def fill(
         source.label,
         time.perf_counter() - started,
     )
+
+
+def _filled(tensors: Mapping[str, Shard], source: WeightSource, num_threads: int) -> Iterator[str]:
+    """Fill tensor after tensor; yield the name of each that is done."""
+
+    def fill_one(name: str, tensor: Tensor) -> str:
+        with torch.inference_mode():
+            tensors[name].fill(tensor)
+        return name
+
+    if num_threads == 1:
+        for name, tensor in source.read(tensors.keys()):
+            yield fill_one(name, tensor)
+        return
+    running: deque[Future[str]] = deque()
+    with ThreadPoolExecutor(num_threads, "weights") as pool:
+        for name, tensor in source.read(tensors.keys()):
+            if len(running) == num_threads:
+                yield running.popleft().result()
+            running.append(pool.submit(fill_one, name, tensor))
+        for one in running:
+            yield one.result()
 
 
 def whole_shapes(tensors: Mapping[str, Shard]) -> dict[str, tuple[int, ...]]:

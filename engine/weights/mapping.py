@@ -20,13 +20,28 @@ def map_range(file: BinaryIO, offset: int, num_bytes: int) -> memoryview:
     """
     if num_bytes == 0:
         return memoryview(bytearray())
-    if os.fstat(file.fileno()).st_size < offset + num_bytes:
-        raise ConfigError(
-            f"{file.name} ends before byte {offset + num_bytes:,}, where one of its tensors ends. "
-            "Was it changed while it was read?"
-        )
+    _check_length(file, offset + num_bytes)
     slack = offset % mmap.ALLOCATIONGRANULARITY
     mapped = mmap.mmap(
         file.fileno(), num_bytes + slack, offset=offset - slack, access=mmap.ACCESS_COPY
     )
     return memoryview(mapped)[slack:]
+
+
+def read_range(file: BinaryIO, offset: int, num_bytes: int) -> memoryview:
+    """Read `num_bytes` from `offset` on. Raises ConfigError if the file is too short."""
+    _check_length(file, offset + num_bytes)
+    memory = memoryview(bytearray(num_bytes))
+    file.seek(offset)
+    done = 0
+    while done < num_bytes:
+        done += file.readinto(memory[done:])  # type: ignore[attr-defined]
+    return memory
+
+
+def _check_length(file: BinaryIO, end: int) -> None:
+    if os.fstat(file.fileno()).st_size < end:
+        raise ConfigError(
+            f"{file.name} ends before byte {end:,}, where one of its tensors ends. "
+            "Was it changed while it was read?"
+        )

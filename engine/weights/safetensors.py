@@ -1,4 +1,4 @@
-"""Weights in safetensors files: one, or several with an index. Memory-mapped, tensor by tensor.
+"""Weights in safetensors files: one, or several with an index. Read tensor by tensor.
 
 Pickle-based formats are refused: loading one runs whatever code its author put in.
 """
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.mapping import map_range
+from remora.engine.weights.mapping import map_range, read_range
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -57,10 +57,14 @@ class _Entry:
 
 
 class SafetensorsWeights:
-    """WeightSource over the safetensors files of a folder."""
+    """WeightSource over the safetensors files of a folder.
 
-    def __init__(self, folder: Path) -> None:
+    mmap:  whether tensors are mapped from their files, or read whole
+    """
+
+    def __init__(self, folder: Path, *, mmap: bool = True) -> None:
         self.label = folder.name
+        self._part = map_range if mmap else read_range
         self._files = {file: _read_header(file) for file in find_files(folder)}
         entries = [entry for header in self._files.values() for entry in header]
         self._dtypes = Counter(entry.dtype for entry in entries)
@@ -81,15 +85,15 @@ class SafetensorsWeights:
         return DTYPES[most]
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of these names, mapped from their files one at a time.
+        """Yield the tensors of these names, one at a time.
 
-        Of a file only the pages that are looked at are read.
+        Of a file that is mapped only the pages that are looked at are read.
         """
         for file, entries in self._files.items():
             wanted = [entry for entry in entries if entry.name in names]
             with file.open("rb") as opened:
                 for entry in wanted:
-                    memory = map_range(opened, entry.start, entry.end - entry.start)
+                    memory = self._part(opened, entry.start, entry.end - entry.start)
                     yield entry.name, entry.view(memory)
 
 

@@ -144,7 +144,8 @@ def matches(schema: dict[str, Any], value: Any) -> bool:
     if "enum" in schema:
         return value in schema["enum"]
     if kind == "object":
-        return all(matches(schema["additionalProperties"], part) for part in value.values())
+        of = schema["additionalProperties"]
+        return of is True or all(matches(of, part) for part in value.values())
     if kind == "array":
         return bool(len(value) >= schema.get("minItems", 0))
     if kind in {"integer", "number"}:

@@ -49,6 +49,7 @@ class CharTokenizer:
     rendered:   what each chat was written from
     """
 
+    takes_text = True
     vocab_size = 257
     eos_token_ids = (EOS,)
     special_ids = frozenset({EOS})

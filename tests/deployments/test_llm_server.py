@@ -25,10 +25,13 @@ GREEDY = {"temperature": 0, "max_tokens": 8}
 
 
 @asynccontextmanager
-async def running(path: Any, **api: Any) -> AsyncGenerator[LLMServer, None]:
+async def running(
+    path: Any, *, skip_tokenizer: bool = False, **api: Any
+) -> AsyncGenerator[LLMServer, None]:
     server = LLMServer.__new__(LLMServer)
     engine = {"kv_tokens": 2048, "num_threads": 1}
-    model = {"path": str(path), "served_name": "tiny", "dtype": "float32"}
+    model: dict[str, Any] = {"path": str(path), "served_name": "tiny", "dtype": "float32"}
+    model |= {"skip_tokenizer": skip_tokenizer}
     await server.__init__({"model": model, "engine": engine, "api": api})  # type: ignore[misc]
     yield server
     server.client.close()
@@ -65,6 +68,31 @@ async def test_serves_proxy_is_left_to_send_the_request_id(
         async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
             response = await client.get("/health")
     assert "x-request-id" not in response.headers
+
+
+async def test_a_replica_without_tokenizer_takes_ids_and_refuses_texts(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    body = {"input_ids": [17, 300, 42], "sampling_params": {"temperature": 0, "max_new_tokens": 4}}
+    async with running(tiny_checkpoints("llama")) as server:
+        expected = [chunk async for chunk in server.generate(body)][-1]["output_ids"]
+    async with running(tiny_checkpoints("llama"), skip_tokenizer=True) as server:
+        app = server.__serve_build_asgi_app__()
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
+            answer = await client.post("/generate", json=body)
+            refused = [
+                await client.post("/generate", json={"text": "a"}),
+                await client.post("/v1/completions", json={"prompt": "a"}),
+                await client.post("/v1/chat/completions", json={"messages": HELLO}),
+                await client.post("/v1/completions", json={"prompt": [17], "stop": "a"}),
+                await client.post("/v1/completions", json={"prompt": [17], "guided_regex": "a"}),
+            ]
+
+    assert (answer.json()["output_ids"], answer.json()["text"]) == (expected, "")
+    for response in refused:
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "no_tokenizer"
 
 
 async def test_a_bad_body_is_an_error_that_can_be_pickled(

@@ -1,0 +1,35 @@
+"""How a checkpoint is read, as the rooms that read it need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from remora.configs.model import ModelSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How a checkpoint is read.
+
+    mmap:              whether files are mapped
+    num_threads:       that fill the weights
+    config_overrides:  entries in the place of config.json's
+    """
+
+    mmap: bool = True
+    num_threads: int = 1
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: ModelSection) -> Self:
+        """Read it from a configuration."""
+        return cls(
+            mmap=model.mmap,
+            num_threads=model.load_threads,
+            config_overrides=model.config_overrides,
+        )
+
+
+PLAIN_LOADING = Loading()

@@ -1,0 +1,134 @@
+"""Requests that a replica runs before it is ready, so that no caller pays for first-time work.
+
+Each routine makes a request of a prompt; it goes to the engine as it is, and no metric counts it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+
+from remora.configs.errors import ConfigError, RequestError
+from remora.configs.warmup import WarmupSection
+from remora.deployments.http.chat import prepare_chat
+from remora.deployments.http.fields import parse
+from remora.deployments.http.openai_bodies import ChatBody
+from remora.deployments.http.sampling import check_vocabulary
+from remora.deployments.http.served import Served
+from remora.engine.grammar.constraint import Constraint, ConstraintKind
+from remora.engine.types import Request, SamplingParams
+
+OUTPUT_TOKENS = 8
+SENTENCE = "The capital of France is"
+
+Prompt = str | Sequence[int]
+
+
+async def warm_up(served: Served, section: WarmupSection) -> float | None:
+    """Run what is configured; return the seconds until the first token of the last request.
+
+    Raises ConfigError for a routine or an input that this model cannot run.
+    """
+    if not section.enabled:
+        return None
+    first_token_s = 0.0
+    usual: list[Prompt] = [SENTENCE] if served.tokenizer.takes_text else [[0]]
+    for _ in range(section.iterations):
+        for name in section.routines:
+            for given in section.inputs or usual:
+                try:
+                    first_token_s = await _run(served, await ROUTINES[name](served, given))
+                except RequestError as error:
+                    message = f"warmup: the routine {name!r} cannot be run: {error}"
+                    raise ConfigError(message) from error
+    await served.client.flush_cache()
+    return first_token_s
+
+
+async def _run(served: Served, request: Request) -> float:
+    started = time.perf_counter()
+    first_token_s = None
+    async with aclosing(served.client.generate(request)) as outputs:
+        async for _ in outputs:
+            first_token_s = first_token_s or time.perf_counter() - started
+    return first_token_s or 0.0
+
+
+def _plain(served: Served, given: Prompt, sampling: SamplingParams) -> Request:
+    ids = list(given) if not isinstance(given, str) else _ids(served, given)
+    check_vocabulary(ids, served.tokenizer.vocab_size, "warmup.inputs")
+    room = served.plan.max_sequence_tokens - OUTPUT_TOKENS
+    return Request(request_id=_name(), prompt_ids=ids[-room:] or [0], sampling=sampling)
+
+
+def _ids(served: Served, text: str) -> list[int]:
+    return served.tokenizer.encode(text, add_special_tokens=True)
+
+
+def _name() -> str:
+    return f"warm-up-{uuid.uuid4().hex}"
+
+
+def _greedy() -> SamplingParams:
+    return SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
+
+
+async def _generate(served: Served, given: Prompt) -> Request:
+    return _plain(served, given, _greedy())
+
+
+async def _sample(served: Served, given: Prompt) -> Request:
+    sampling = SamplingParams(
+        max_tokens=OUTPUT_TOKENS,
+        temperature=0.8,
+        top_k=50,
+        top_p=0.9,
+        min_p=0.05,
+        repetition_penalty=1.1,
+        presence_penalty=0.1,
+        seed=0,
+        ignore_eos=True,
+    )
+    return _plain(served, given, sampling)
+
+
+async def _logprobs(served: Served, given: Prompt) -> Request:
+    sampling = SamplingParams(
+        max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True, logprobs=5, prompt_logprobs=5
+    )
+    return _plain(served, given, sampling)
+
+
+async def _grammar(served: Served, given: Prompt) -> Request:
+    constraint = Constraint(kind=ConstraintKind.REGEX, source="[a-z ]{1,40}")
+    grammar = await served.grammars.compile(constraint, param="warmup.routines")
+    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
+    request = _plain(served, given, sampling)
+    return Request(
+        request_id=request.request_id,
+        prompt_ids=request.prompt_ids,
+        sampling=sampling,
+        grammar=grammar,
+    )
+
+
+async def _chat(served: Served, given: Prompt) -> Request:
+    text = given
+    if not isinstance(text, str):
+        text = served.tokenizer.decode(text, skip_special_tokens=True)
+    messages = [{"role": "user", "content": text}]
+    fields = {"messages": messages, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
+    job = await prepare_chat(served, parse(ChatBody, fields), _name())
+    (request,) = job.requests
+    return request
+
+
+ROUTINES: Mapping[str, Callable[[Served, Prompt], Awaitable[Request]]] = {
+    "generate": _generate,
+    "sample": _sample,
+    "logprobs": _logprobs,
+    "grammar": _grammar,
+    "chat": _chat,
+}

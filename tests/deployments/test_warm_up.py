@@ -1,0 +1,68 @@
+"""What a replica runs before it is ready."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from remora.configs.schema import ServeConfig
+from remora.deployments.http.served import Served
+from remora.deployments.warm_up import warm_up
+from remora.engine.types import Request
+from tests.deployments.fakes import FakeServer
+
+
+def config(**warmup: Any) -> ServeConfig:
+    return parse_args({"model": {"path": "tiny"}, "warmup": warmup})
+
+
+async def requests_of(**warmup: Any) -> list[Request]:
+    server = FakeServer(config=config(**warmup))
+    first_token_s = await warm_up(Served.over(server), server.config.warmup)
+    assert (first_token_s is None) == (not server.client.requests)
+    return server.client.requests
+
+
+@pytest.mark.observes("warmup.enabled")
+async def test_nothing_is_run_where_nothing_is_wanted() -> None:
+    assert await requests_of(enabled=False) == []
+    assert await requests_of() != []
+
+
+@pytest.mark.observes("warmup.iterations")
+@pytest.mark.parametrize("iterations", [1, 5])
+async def test_so_many_passes_are_run(iterations: int) -> None:
+    assert len(await requests_of(iterations=iterations)) == iterations
+
+
+@pytest.mark.observes("warmup.inputs")
+async def test_the_operators_prompts_are_run() -> None:
+    found = await requests_of(inputs=["ab", [99, 100]], iterations=1)
+
+    assert [list(request.prompt_ids) for request in found] == [[97, 98], [99, 100]]
+
+
+@pytest.mark.observes("warmup.routines")
+async def test_each_routine_is_run_once_in_a_pass() -> None:
+    routines = ["chat", "grammar", "logprobs", "sample", "generate"]
+    found = await requests_of(routines=routines, inputs=["ab"], iterations=1)
+
+    chat, grammar, logprobs, sample, generate = found
+    assert "".join(map(chr, chat.prompt_ids)) == "<|user|>ab<|assistant|>"
+    assert grammar.grammar is not None
+    assert (logprobs.sampling.logprobs, logprobs.sampling.prompt_logprobs) == (5, 5)
+    assert sample.sampling.temperature > 0
+    assert (generate.sampling.temperature, generate.sampling.logprobs) == (0, None)
+
+
+async def test_a_routine_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"warmup\.routines"):
+        config(routines=["compile_deep_gemm"])
+
+
+async def test_an_input_that_the_model_does_not_know_ends_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"warmup.*99999"):
+        await requests_of(inputs=[[99999]])
