@@ -193,8 +193,7 @@ def make_plan(
     """
     engine, parallel = config.engine, config.parallel
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
-    dtype = _pick_dtype(config, model)
-    device = _pick_device(config, machine)
+    dtype, device = _pick_dtype(config, model), _pick_device(config, machine)
     _check_ranks(config, device)
     weight_bytes = _weight_bytes(config, model, dtype, device)
     adapter_bytes = _adapter_bytes(config, model, dtype, adapters)
