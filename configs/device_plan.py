@@ -26,6 +26,8 @@ class DevicePlan:
     graph_max_tokens:   longest sequence of a recorded step; None = any
     graph_gc:           whether garbage may be collected while steps are recorded
     overlap:            whether a step is planned while the one before runs
+    splits:             parts that keys of a decoding sequence are divided into, at most
+    split_tokens:       length of such a part
     deterministic:      whether a row must be the same bits whichever rows are beside it
     """
 
@@ -35,6 +37,8 @@ class DevicePlan:
     graph_max_tokens: int | None = None
     graph_gc: bool = False
     overlap: bool = False
+    splits: int | None = None
+    split_tokens: int | None = None
     deterministic: bool = False
 
 
@@ -53,6 +57,7 @@ def plan_device(
         _check_deterministic(config, device, has_triton=has_triton, has_adapters=has_adapters)
     if device == "cpu":
         _refuse(config, "the model runs on a CPU", "engine.device cuda needs a GPU", triton=True)
+        _refuse_splits(config)
         return DevicePlan(deterministic=engine.deterministic)
     if engine.attention_backend == "triton" and not has_triton:
         raise ConfigError(
@@ -67,8 +72,15 @@ def plan_device(
             "several ranks take their steps in turn, and launch them one by one",
             "leave it out, or set parallel.tp_size and pp_size to 1",
         )
-        return DevicePlan(attention_backend=backend)
+        if not by_triton:
+            _refuse_splits(config)
+        return DevicePlan(
+            attention_backend=backend,
+            splits=engine.attention_splits,
+            split_tokens=engine.attention_split_tokens,
+        )
     if not by_triton:
+        _refuse_splits(config)
         _refuse(
             config,
             "attention by torch waits for lengths on the host",
@@ -83,7 +95,20 @@ def plan_device(
         graph_gc=engine.graph_gc,
         overlap=engine.overlap is not False,
         deterministic=engine.deterministic,
+        splits=engine.attention_splits,
+        split_tokens=engine.attention_split_tokens,
     )
+
+
+def _refuse_splits(config: ServeConfig) -> None:
+    """Raise ConfigError for a division of keys where nothing divides them."""
+    engine = config.engine
+    for key in ("attention_splits", "attention_split_tokens"):
+        if getattr(engine, key) is not None:
+            raise ConfigError(
+                f"engine.{key} = {getattr(engine, key)}: only triton's kernels divide the keys of "
+                "a sequence; leave it out, or run on a GPU with engine.attention_backend triton"
+            )
 
 
 def _graph_sizes(config: ServeConfig, max_running: int) -> tuple[int, ...]:

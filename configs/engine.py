@@ -30,6 +30,14 @@ class DeviceKeys(Section):
     """Whose kernels attend on a GPU; auto = triton where it is installed. A CPU has torch's only,
     or native ones: see cpu_kernels."""
 
+    attention_splits: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Most parts into which triton's kernels divide the keys of a decoding sequence; 1 = they do
+    not. Default: by how many sequences and keys there are; with a fixed division, 32."""
+
+    attention_split_tokens: Annotated[int, Field(ge=32, le=2**20)] | None = None
+    """Length of these parts, in tokens, whichever sequences are beside; longer where there would
+    be more than attention_splits. Default: as above; with a fixed number 128."""
+
     deterministic: bool = False
     """Whether a row's numbers must be the same bits whichever rows are beside it. Native kernels of
     CPUs are so anyway; a GPU takes slower products and attention, and no adapters in slots."""

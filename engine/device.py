@@ -9,9 +9,11 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
+from remora.configs.device_plan import DevicePlan
 from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
 from remora.engine.choosing import Choosing, HostChoosing
@@ -25,6 +27,9 @@ from remora.engine.progress import progress_bar
 from remora.engine.protocols import AttentionBackend
 from remora.engine.triton_attention import TritonAttention
 from remora.kernels import sampling as sampling_kernels
+from remora.kernels.attention_decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
+
+MIN_SPLIT_TOKENS = 128  # what is worth a program of its own
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +38,7 @@ def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> Att
     """Make the plan's attention backend over a KV pool of its own."""
     backend: Callable[..., AttentionBackend] = TorchAttention
     if plan.on_device.attention_backend == "triton":
-        backend = partial(TritonAttention, fixed_split=plan.on_device.deterministic)
+        backend = partial(TritonAttention, **split_options(plan.on_device))
     return backend(
         num_layers=len(model.layers),
         num_pages=num_pages,
@@ -43,6 +48,18 @@ def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> Att
         dtype=model.dtype,
         device=plan.device,
     )
+
+
+def split_options(how: DevicePlan) -> dict[str, Any]:
+    """Return how the keys of rows that decode are divided, in the words of the kernels."""
+    if how.splits is None and how.split_tokens is None:
+        return {"fixed_split": how.deterministic}
+    split_tokens = FIXED_SPLIT_TOKENS if how.splits is None else MIN_SPLIT_TOKENS
+    return {
+        "fixed_split": True,
+        "max_splits": how.splits or FIXED_SPLITS,
+        "split_tokens": how.split_tokens or split_tokens,
+    }
 
 
 def make_choosing(plan: EnginePlan) -> Choosing:

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from remora.engine.batch import ForwardBatch, Turn
-from remora.kernels.attention_decode import attend_decode_paged
+from remora.kernels.attention_decode import (
+    FIXED_SPLIT_TOKENS,
+    FIXED_SPLITS,
+    attend_decode_paged,
+)
 from remora.kernels.attention_prefill import attend_extend
 from remora.kernels.rope_store import rotate_and_store
 
@@ -22,6 +26,7 @@ class TritonAttention:
     kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; page 0 takes what
                padding writes and holds no sequence
     fixed_split:  whether a row that decodes must be the same bits whichever rows are beside it
+    max_splits, split_tokens:  how its keys are divided then, see `attend_decode_paged`
     """
 
     def __init__(
@@ -35,10 +40,14 @@ class TritonAttention:
         dtype: torch.dtype,
         device: str,
         fixed_split: bool = False,
+        max_splits: int = FIXED_SPLITS,
+        split_tokens: int = FIXED_SPLIT_TOKENS,
     ) -> None:
         shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
         self.kv_pages = torch.zeros(shape, dtype=dtype, device=device)
         self._fixed_split = fixed_split
+        self._max_splits = max_splits
+        self._split_tokens = split_tokens
 
     def attend(
         self,
@@ -75,6 +84,8 @@ class TritonAttention:
                 scale=scale,
                 window=window,
                 fixed_split=self._fixed_split,
+                max_splits=self._max_splits,
+                split_tokens=self._split_tokens,
                 out=out[:num_decodes],
             )
         if num_decodes < len(query):

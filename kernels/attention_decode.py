@@ -21,6 +21,8 @@ from torch import Tensor
 from remora.kernels.attention_rows import attend_row, check_pages
 from remora.kernels.dispatch import by_triton
 
+FIXED_SPLITS, FIXED_SPLIT_TOKENS = 32, 512
+
 
 def attend_decode_paged(
     query: Tensor,
@@ -33,6 +35,8 @@ def attend_decode_paged(
     soft_cap: float | None = None,
     kv_scales: Tensor | None = None,
     fixed_split: bool = False,
+    max_splits: int = FIXED_SPLITS,
+    split_tokens: int = FIXED_SPLIT_TOKENS,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend each decode token to the pages of its own row.
@@ -46,7 +50,8 @@ def attend_decode_paged(
     window:       a query sees the last `window` positions, its own included; None = all
     soft_cap:     c, if scores s are to be c * tanh(s / c); after the scale, before the mask
     kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
-    fixed_split:  a row's result is the same bits whichever rows are beside it
+    fixed_split:  a row's result is the same bits whichever rows are beside it: its keys are divided
+                  into parts of `split_tokens`, or longer ones lest there are more than `max_splits`
     out:          [D, num_heads, head_dim] to write to; tokens may lie apart
     Returns [D, num_heads, head_dim] in the format of `query`, `out` if there is one. Raises
     ValueError for formats and shapes that `check_pages` refuses, and for float8_e4m3fn on GPUs
@@ -82,6 +87,8 @@ def attend_decode_paged(
             window=window,
             soft_cap=soft_cap,
             fixed_split=fixed_split,
+            max_splits=max_splits,
+            split_tokens=split_tokens,
         )
     return out
 

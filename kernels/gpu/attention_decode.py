@@ -102,8 +102,6 @@ LAUNCHES = {
 }
 MIN_SPLIT = 128  # keys: what is worth a program of its own
 ROUNDS = 2  # of programs, if splits are long: the last round leaves less of a GPU idle
-FIXED_SPLIT = 512  # keys, in rows of up to MAX_FIXED splits; longer rows have longer splits
-MAX_FIXED = 32
 MIN_QUERIES, MAX_QUERIES = 16, 64  # of a block: what a product of blocks needs, and what fits
 MERGE_SPLITS = 16  # that `merge_kernel` reads at once
 
@@ -120,6 +118,8 @@ def attend(
     window: int | None,
     soft_cap: float | None,
     fixed_split: bool,
+    max_splits: int,
+    split_tokens: int,
 ) -> None:
     """Attend each row to its pages; tensors as in `attend_decode_paged`."""
     num_rows, num_heads, head_dim = query.shape
@@ -131,7 +131,7 @@ def attend(
     keys = launch.block(*sizes)
     programs_of_row = num_kv_heads * triton.cdiv(group, queries)
     if fixed_split:
-        splits = min(MAX_FIXED, triton.cdiv(tables.shape[1] * page_size, FIXED_SPLIT))
+        splits = min(max_splits, triton.cdiv(tables.shape[1] * page_size, split_tokens))
         num_items = num_rows * splits
     else:
         splits = max(1, launch.programs // programs_of_row)
@@ -164,7 +164,7 @@ def attend(
         HEAD_DIM=head_dim,
         PAGE=page_size,
         FIXED=fixed_split,
-        MIN_BLOCKS=triton.cdiv(FIXED_SPLIT if fixed_split else MIN_SPLIT, keys),
+        MIN_BLOCKS=triton.cdiv(split_tokens if fixed_split else MIN_SPLIT, keys),
         FACTOR=factor_of(query, kv_pages),
         R=row_block(num_rows),
         M=queries,

@@ -20,10 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from remora.kernels.attention_decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
 from remora.kernels.gpu.arch import Arch, arch_of
 from remora.kernels.gpu.attention_decode import (
-    FIXED_SPLIT,
-    MAX_FIXED,
     MIN_SPLIT,
     ROUNDS,
     find_split,
@@ -86,7 +85,9 @@ def attend(
     queries = min(launch.queries, max(MIN_QUERIES, triton.next_power_of_2(num_heads)))
     tiles = triton.cdiv(num_heads, queries)
     if fixed_split:
-        splits = min(MAX_FIXED, triton.cdiv(tables.shape[1] * pages.shape[1], FIXED_SPLIT))
+        splits = min(
+            FIXED_SPLITS, triton.cdiv(tables.shape[1] * pages.shape[1], FIXED_SPLIT_TOKENS)
+        )
         num_items = num_rows * splits
     else:
         splits = max(1, launch.programs // tiles)
@@ -114,7 +115,7 @@ def attend(
         ROTATED=size - latent_size,
         PAGE=pages.shape[1],
         FIXED=fixed_split,
-        MIN_BLOCKS=triton.cdiv(FIXED_SPLIT if fixed_split else MIN_SPLIT, launch.keys),
+        MIN_BLOCKS=triton.cdiv(FIXED_SPLIT_TOKENS if fixed_split else MIN_SPLIT, launch.keys),
         R=row_block(num_rows),
         M=queries,
         N=launch.keys,

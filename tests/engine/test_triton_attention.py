@@ -12,18 +12,22 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from remora.configs.device_plan import DevicePlan, plan_device
+from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
-from remora.engine.device import make_attention, make_forward
+from remora.engine.device import make_attention, make_forward, split_options
 from remora.engine.layers.embedding import Embedding
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.triton_attention import TritonAttention
 from remora.engine.types import SamplingParams
+from remora.kernels.attention_decode import attend_decode_paged, attend_decode_paged_reference
+from remora.kernels.gpu import attention_decode as attention_kernels
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import LowRankSlots
 from tests.conftest import TinyCheckpoints
@@ -31,7 +35,7 @@ from tests.engine.fakes import make_plan
 from tests.engine.graphs.device_runs import Requests, Rerun, Run, run
 from tests.kernels.gpu.devices import interpreted_only
 from tests.kernels.gpu.interpreter import quicken
-from tests.kernels.gpu.paged import launch_few_programs
+from tests.kernels.gpu.paged import launch_few_programs, make_paged
 
 pytestmark = interpreted_only
 
@@ -207,6 +211,47 @@ def test_what_is_deterministic_multiplies_and_attends_accordingly(tiny: Path) ->
     linears = [linear for _, linear in model.blocks[0].linears("")]
     assert len(linears) == 4
     assert {linear.product for linear in (*linears, model.head.linear)} == {linear_invariant}
+
+
+@pytest.mark.observes("engine.attention_splits", "engine.attention_split_tokens")
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        ({"attention_splits": 1}, [1, 1]),
+        ({"attention_splits": 3}, [1, 3]),
+        ({"attention_split_tokens": 64}, [1, 10]),
+        ({"attention_split_tokens": 64, "attention_splits": 2}, [1, 2]),
+        ({"deterministic": True}, [1, 2]),
+    ],
+)
+def test_keys_are_divided_into_as_many_parts_as_is_written(
+    keys: dict[str, Any], parts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[int]] = []
+
+    def noted(sums: Tensor, weights: Tensor, items: Tensor, out: Tensor) -> None:
+        found.append(items[:, 1].tolist())
+        merge(sums, weights, items, out)
+
+    merge = attention_kernels.merge
+    monkeypatch.setattr(attention_kernels, "merge", noted)
+    paged = make_paged(
+        [40, 640], page_size=16, num_kv_heads=1, head_dim=16, dtype=torch.float32, device="cpu"
+    )
+    query = torch.randn(2, 2, 16)
+    tensors = (query, paged.kv_pages, paged.tables, paged.lengths)
+
+    options = split_options(on_gpu(**keys))
+    out = attend_decode_paged(*tensors, scale=0.25, window=None, **options)
+
+    assert found == [parts]
+    exact = attend_decode_paged_reference(*tensors, scale=0.25, window=None)
+    torch.testing.assert_close(out, exact, atol=1e-5, rtol=1e-5)
+
+
+def test_what_divides_no_keys_refuses_to() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.attention_splits = 2: only triton's"):
+        on_gpu(attention_splits=2, attention_backend="torch")
 
 
 @pytest.mark.observes("engine.attention_backend")
