@@ -95,6 +95,7 @@ async def test_every_sampling_default_holds(
     assert {name: getattr(request.sampling, name) for name in given} == given
 
 
+@pytest.mark.observes("metrics.log_level")
 @pytest.mark.observes("limits.template_timeout_s", "limits.max_template_chars")
 async def test_the_queue_the_template_and_the_log_follow(
     replica: InPlace, client: httpx.AsyncClient, server: FakeServer

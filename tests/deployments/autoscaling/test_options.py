@@ -33,6 +33,12 @@ def test_serve_itself_waits_for_nothing() -> None:
     assert options.downscale_to_zero_delay_s == 0
 
 
+@pytest.mark.observes("autoscaling.initial_replicas")
+def test_serve_begins_with_as_many_as_configured() -> None:
+    config = make_config({"max_replicas": 3, "initial_replicas": 2})
+    assert scaling_options(config)["autoscaling_config"].initial_replicas == 2
+
+
 @pytest.mark.parametrize("look_back_s", [0.1, 1.0, 10.0, 300.0])
 def test_reports_come_often_enough_to_be_looked_back_at(look_back_s: float) -> None:
     config = make_config({"max_replicas": 3, "look_back_s": look_back_s})

@@ -89,6 +89,7 @@ def deployed(
         serve.delete(name)
 
 
+@pytest.mark.observes("autoscaling.max_replicas")
 def test_load_brings_a_second_replica_and_rest_takes_it_away(
     cluster: Cluster, tiny_checkpoints: TinyCheckpoints
 ) -> None:
@@ -110,6 +111,7 @@ def test_load_brings_a_second_replica_and_rest_takes_it_away(
     assert explain("scaled", "LLMServer") is None
 
 
+@pytest.mark.observes("autoscaling.min_replicas")
 def test_the_first_request_brings_a_replica_and_silence_takes_it_away(
     cluster: Cluster, tiny_checkpoints: TinyCheckpoints
 ) -> None:

@@ -15,6 +15,7 @@ def make_config(**sections: Any) -> ServeConfig:
     return ServeConfig.model_validate({"model": {"path": "x"}, **sections})
 
 
+@pytest.mark.observes("routing.gateway")
 @pytest.mark.parametrize(
     ("sections", "needed", "needed_under_haproxy", "goes_direct_if_asked"),
     [
@@ -66,6 +67,7 @@ def test_several_models_need_one() -> None:
     assert not goes_direct(configs, is_asked=True)
 
 
+@pytest.mark.observes("routing.num_gateways")
 def test_a_gateway_takes_what_all_replicas_take_and_what_is_held() -> None:
     config = make_config(
         routing={"num_gateways": 3, "max_held_requests": 10}, parallel={"num_replicas": 2}

@@ -136,6 +136,7 @@ async def test_python_handles_reach_the_models_through_it(gate: str) -> None:
         await handle.completions.remote({"model": "tiny", "prompt": {}})
 
 
+@pytest.mark.observes("routing.resume_on_failure")
 def test_a_stream_survives_kill_9_of_its_replica(gate: str) -> None:
     body = GREEDY | {"model": "tiny", "max_tokens": 480, "stream": True}
     undisturbed = httpx.post(f"{gate}/v1/completions", json=body, timeout=WAIT)

@@ -121,6 +121,7 @@ async def test_a_body_that_is_cut_counts_with_its_whole_length() -> None:
     assert (await desk.ask(shown + b"a")).status_code == 413
 
 
+@pytest.mark.observes("routing.session_header")
 async def test_sessions_are_named_by_bodies_and_headers() -> None:
     desk = await Desk.open(routing={"policy": "session", "session_header": "x-chat"})
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+import pytest
+
 from remora.deployments.routing.report import MAX_ADAPTERS, Report
 from remora.deployments.routing.reporter import Reporter
 from remora.engine.types import EngineStats
@@ -93,6 +95,17 @@ async def test_pages_are_told_only_where_somebody_routes_by_them() -> None:
 
     assert (await by_load.stats())["page_hashes"] == b""
     assert (await by_prefix.stats())["page_hashes"] == b"12345678"
+
+
+@pytest.mark.observes("routing.max_reported_pages")
+async def test_no_more_pages_are_told_than_the_limit() -> None:
+    async def num_told(**routing: int) -> int:
+        config = make_server_config(routing={"policy": "prefix", **routing})
+        told = await Reporter.configured(Engine(cached_pages=bytes(8 * 100)), config).stats()
+        return len(told["page_hashes"]) // 8
+
+    assert await num_told() == 100
+    assert await num_told(max_reported_pages=64) == 64
 
 
 async def test_an_adapter_that_comes_or_goes_is_news_and_the_order_is_none() -> None:

@@ -120,6 +120,25 @@ async def test_requests_that_ended_and_those_given_up_count_no_more() -> None:
     assert [view.load for view in router._ledger.views("ab")] == [0, 0]
 
 
+@pytest.mark.observes("routing.max_imbalance")
+async def test_how_much_busier_the_holder_of_a_prefix_may_be_is_configured() -> None:
+    async def chosen(**routing: float) -> str:
+        pages = struct.pack("<2Q", 1, 2)
+        busy = Report(made_at_s=1.0, num_queued_tokens=500, page_hashes=pages).as_stats()
+        idle = Report(made_at_s=1.0, num_queued_tokens=100).as_stats()
+        router = make_router(
+            FakeReplica("holds", routing_stats=busy),
+            FakeReplica("idle", routing_stats=idle),
+            policy="prefix",
+            **routing,
+        )
+        key = RouteKey(page_hashes=pages, num_tokens=32)
+        return await choose(router, make_pending("r1", route=key))
+
+    assert await chosen() == "idle"
+    assert await chosen(max_imbalance=10.0) == "holds"
+
+
 async def test_a_full_replica_is_passed_over_for_the_next_in_order() -> None:
     pages = struct.pack("<2Q", 1, 2)
     stats = Report(made_at_s=1.0, page_hashes=pages).as_stats()
@@ -199,6 +218,7 @@ def test_without_a_gateway_serves_own_router_does_power_of_two() -> None:
     assert routing_options(make_server_config()) == {}
 
 
+@pytest.mark.observes("routing.stats_period_s")
 def test_the_router_is_found_by_its_name_in_a_config_file() -> None:
     config = make_server_config(routing={"policy": "session", "stats_period_s": 2.0})
 

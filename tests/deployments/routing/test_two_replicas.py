@@ -77,6 +77,7 @@ def test_a_session_finds_its_own_pages_and_another_session_does_not_always(
     assert all(again)
 
 
+@pytest.mark.observes("routing.policy")
 def test_a_prompt_finds_its_own_pages_wherever_they_are(routed: Cluster) -> None:
     url = routed.url(PREFIXES)
     prompts = [f"{n}: {WORDS}" for n in range(12)]

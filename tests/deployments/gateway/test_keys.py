@@ -1,0 +1,84 @@
+"""What the configuration says of holding and barring is what a gateway does for a model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import Unavailable
+from remora.deployments.gateway import model as module
+from remora.deployments.gateway.metrics import GatewayMetrics
+from remora.deployments.gateway.model import Model
+from remora.deployments.gateway.waiting import Phase
+from remora.deployments.routing.key import RouteKey
+from tests.deployments.fakes import make_server_config
+
+
+class Handle:
+    def options(self, **_options: Any) -> Any:
+        return self
+
+
+async def key_of(*_request: Any) -> RouteKey:
+    return RouteKey()
+
+
+def make_model(monkeypatch: pytest.MonkeyPatch, **routing: Any) -> Model:
+    async def phase(_handle: object) -> Phase:
+        return Phase.LOADING
+
+    monkeypatch.setattr(module, "_phase_of", phase)
+    handle: Any = Handle()
+    tunnel: Any = None
+    config = make_server_config(routing=routing)
+    return Model("a", handle, config, tunnel, GatewayMetrics(), key_of=key_of)
+
+
+async def refusal(model: Model) -> str | None:
+    """Wait half a second at most for a replica that does not come."""
+    taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def tell(_phase: Phase) -> None:
+        pass
+
+    try:
+        async with asyncio.timeout(0.5):
+            await model.carrier.room.wait_for(taken, tell)
+    except Unavailable as error:
+        return error.limit
+    except TimeoutError:
+        return None
+    raise AssertionError("a replica came")
+
+
+@pytest.mark.observes("routing.max_held_requests", "routing.hold_timeout_s")
+@pytest.mark.parametrize(
+    ("routing", "limit"),
+    [
+        ({}, None),
+        ({"max_held_requests": 0}, "max_held_requests"),
+        ({"hold_timeout_s": 0.05}, "hold_timeout_s"),
+    ],
+)
+async def test_a_request_is_held_as_configured(
+    monkeypatch: pytest.MonkeyPatch, routing: dict[str, Any], limit: str | None
+) -> None:
+    assert await refusal(make_model(monkeypatch, **routing)) == limit
+
+
+@pytest.mark.observes("routing.max_crashes")
+async def test_a_request_is_barred_after_as_many_crashes_as_configured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def barred_after(model: Model) -> int:
+        crashes = model.carrier._crashes
+        for number in range(1, 10):
+            crashes.note(b"poison")
+            if crashes.is_barred(b"poison"):
+                return number
+        return 0
+
+    assert barred_after(make_model(monkeypatch)) == 2
+    assert barred_after(make_model(monkeypatch, max_crashes=5)) == 5
