@@ -8,7 +8,7 @@ from typing import Any
 
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
-from tests.engine.test_scheduler import Harness
+from tests.engine.scheduled import Harness
 
 SMALL: dict[str, Any] = {
     "page_size": 4,

@@ -20,8 +20,8 @@ from remora.engine.launch import _make_engine
 from remora.engine.types import StepPlan, StepResult
 from tests.engine.configured import MODEL, configured, plan_for
 from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, make_plan
+from tests.engine.scheduled import make_request as make_short
 from tests.engine.test_limits import Queue, make_request
-from tests.engine.test_scheduler import make_request as make_short
 
 WAIT_S = 20
 

@@ -6,7 +6,7 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from tests.engine.configured import PAGE_BYTES, configured, plan_for
-from tests.engine.test_scheduler import Harness, make_request
+from tests.engine.scheduled import Harness, make_request
 
 UNSIZED = ("kv_tokens",)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from remora.engine.types import FinishReason, Request
 from tests.engine.fakes import VOCAB, expected_output
-from tests.engine.test_scheduler import PROMPTS, Harness, make_request
+from tests.engine.scheduled import PROMPTS, Harness, make_request
 
 
 def stopping_at(request: Request, *token_ids: int) -> Request:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,97 +12,23 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from remora.configs.errors import InvalidSampling
-from remora.engine.choosing import HostChoosing, SamplingKernels
+from remora.engine.choosing import SamplingKernels
 from remora.engine.sampling import (
-    Sampler,
     check_token_ids,
     prompt_logprobs,
     uniforms,
 )
-from remora.engine.types import Grammar, Request, RowFault, RowInit, SamplingParams, Thinking
-from tests.engine.guided import EOS as END_OF_SEQUENCE
-from tests.engine.guided import VOCAB, BrokenGrammar, ToyGrammar, ids
-from tests.sampling_kernels import NAMES, sampling_kernels
-
-MakeSampler = Callable[..., Sampler]
-
-VOCAB_SIZE, EOS = 96, 5
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def kernels(request: pytest.FixtureRequest) -> SamplingKernels:
-    return sampling_kernels(request.param)
-
-
-@pytest.fixture(scope="module")
-def make_sampler(kernels: SamplingKernels) -> MakeSampler:
-    def make(max_rows: int = 16, vocab_size: int = VOCAB_SIZE) -> Sampler:
-        return Sampler(
-            max_rows=max_rows,
-            vocab_size=vocab_size,
-            eos_token_ids=[END_OF_SEQUENCE if vocab_size == VOCAB else EOS],
-            choosing=HostChoosing(kernels),
-        )
-
-    return make
-
-
-def make_row(
-    row: int,
-    prompt: list[int],
-    outputs: list[int] | None = None,
-    *,
-    seed: int = 1,
-    grammar: Grammar | None = None,
-    thinking: Thinking | None = None,
-    **params: Any,
-) -> RowInit:
-    return RowInit(
-        grammar=grammar,
-        thinking=thinking,
-        row=row,
-        token_ids=np.array(prompt + (outputs or []), np.int64),
-        num_prompt_tokens=len(prompt),
-        seed=seed,
-        sampling=SamplingParams(**params),
-    )
-
-
-def make_request(**params: Any) -> Request:
-    return Request(request_id="r", prompt_ids=[1], sampling=SamplingParams(**params))
-
-
-def make_logits(seed: int, num_rows: int = 1, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_rows, vocab_size, generator=generator) * 2
-
-
-def rows(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-    return np.array(numbers, np.int32)
-
-
-def make_peak(*ids: int, height: float = 9.0) -> torch.Tensor:
-    """Logits of one row whose greatest are `ids`, falling."""
-    logits = torch.zeros(1, VOCAB_SIZE)
-    for place, token_id in enumerate(ids):
-        logits[0, token_id] = height - place
-    return logits
-
-
-PARAMS = st.fixed_dictionaries(
-    {
-        "temperature": st.sampled_from([0.0, 0.5, 1.0, 1.7]),
-        "top_k": st.sampled_from([0, 1, 7, 70]),
-        "top_p": st.sampled_from([0.3, 0.9, 1.0]),
-        "min_p": st.sampled_from([0.0, 0.05]),
-        "presence_penalty": st.sampled_from([0.0, 1.5]),
-        "frequency_penalty": st.sampled_from([0.0, 0.7]),
-        "repetition_penalty": st.sampled_from([1.0, 1.3]),
-        "logit_bias": st.sampled_from([{}, {3: 2.0, 40: -100.0}]),
-        "min_tokens": st.sampled_from([0, 3]),
-        "stop_token_ids": st.sampled_from([(), (7, 9)]),
-        "logprobs": st.sampled_from([None, 0, 4]),
-    }
+from remora.engine.types import RowFault
+from tests.engine.sampled import (
+    EOS,
+    PARAMS,
+    VOCAB_SIZE,
+    MakeSampler,
+    make_logits,
+    make_peak,
+    make_request,
+    make_row,
+    rows,
 )
 
 
@@ -365,104 +290,6 @@ def test_a_row_with_every_token_banned_is_reported(make_sampler: MakeSampler) ->
     assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
         0: RowFault("no token is left that may come next", of_request=True)
     }
-
-
-def test_a_request_that_bans_all_that_its_grammar_allows_is_to_blame_itself(
-    make_sampler: MakeSampler,
-) -> None:
-    sampler = make_sampler()
-    stops = tuple(ids("a"))
-    grammar = ToyGrammar(("a",))
-    sampler.add_row(make_row(0, [1], grammar=grammar, min_tokens=2, stop_token_ids=stops))
-
-    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
-        0: RowFault("no token is left that may come next", of_request=True)
-    }
-
-
-WORD = ToyGrammar(("ab", "cd", "ef"))
-GUIDES: list[dict[str, Any]] = [
-    {"grammar": WORD},
-    {"thinking": Thinking(end="x", end_ids=(40,), budget=2)},
-    {"allowed_token_ids": (20, 30), "bad_words_ids": ((20, 20), (30,))},
-    {"first_token_ids": (7,)},
-]
-
-
-@settings(max_examples=40)
-@given(params=st.lists(PARAMS, min_size=1, max_size=4), data=st.data())
-def test_rows_without_a_guide_get_bit_for_bit_what_they_get_without_guided_company(
-    make_sampler: MakeSampler, params: list[dict[str, Any]], data: st.DataObject
-) -> None:
-    num_free, num_rows = len(params), len(params) + len(GUIDES)
-    mixed, free = make_sampler(vocab_size=VOCAB), make_sampler(vocab_size=VOCAB)
-    in_vocab = [p | {"logit_bias": {3: 2.0, 40: -100.0}} for p in params]
-    for row, row_params in enumerate(in_vocab):
-        mixed.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
-        free.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
-    for row, guide in enumerate(GUIDES, num_free):
-        mixed.add_row(make_row(row, [1], seed=row, **guide))
-
-    for step in range(3):
-        logits = make_logits(step, num_rows, VOCAB)
-        order = np.array(data.draw(st.permutations(range(num_rows))), np.int32)
-        if data.draw(st.booleans()):
-            mixed.begin(order)
-        batch = mixed.sample(logits[order].clone(), order)
-        alone = order[order < num_free]
-        expected = free.sample(logits[alone].clone(), alone)
-
-        assert batch.token_ids[order < num_free].tolist() == expected.token_ids.tolist()
-        for row, lines in expected.logprobs.items():
-            assert lines.logprobs.tolist() == batch.logprobs[row].logprobs.tolist()
-    mixed.close()
-
-
-def test_a_mask_comes_before_bias_and_logprobs_stay_those_of_the_model(
-    make_sampler: MakeSampler,
-) -> None:
-    sampler = make_sampler()
-    sampler.add_row(
-        make_row(
-            0,
-            [1],
-            temperature=0.0,
-            allowed_token_ids=(20, 30),
-            logit_bias={30: 5.0, 50: 90.0},
-            logprobs=1,
-        )
-    )
-    logits = make_peak(40, 20)
-    expected = logits.log_softmax(1)
-
-    sampled = sampler.sample(logits, rows(0))
-
-    assert sampled.token_ids.tolist() == [20]
-    assert sampled.logprobs[0].top_ids.tolist() == [[40]]
-    assert sampled.logprobs[0].logprobs.tolist() == pytest.approx([expected[0, 20].item()])
-
-
-def test_a_grammar_of_nothing_ends_at_once_whatever_is_banned(make_sampler: MakeSampler) -> None:
-    sampler = make_sampler(vocab_size=VOCAB)
-    sampler.add_row(make_row(0, [1], grammar=ToyGrammar(()), min_tokens=5))
-
-    sampled = sampler.sample(make_logits(0, 1, VOCAB), rows(0))
-
-    assert sampled.token_ids.tolist() == [END_OF_SEQUENCE]
-    assert sampled.completed == {0}
-
-
-def test_a_row_whose_constraint_fails_on_its_token_is_reported_and_no_other(
-    make_sampler: MakeSampler,
-) -> None:
-    sampler = make_sampler(vocab_size=VOCAB)
-    sampler.add_row(make_row(0, [1], grammar=WORD))
-    sampler.add_row(make_row(1, [1], grammar=BrokenGrammar(after=0)))
-
-    sampled = sampler.sample(make_logits(0, 2, VOCAB), rows(0, 1))
-
-    assert sampled.bad_rows.keys() == {1}
-    assert "boom" in sampled.bad_rows[1].reason
 
 
 def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked(

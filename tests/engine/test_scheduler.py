@@ -1,94 +1,15 @@
-"""The step rule, under any order of arrivals, aborts and shortages.
-
-The engine runs over a fake model whose next token depends on every token it reads back through the
-page table, so shared, stale or swapped pages show as wrong output.
-"""
+"""The step rule, under any order of arrivals, aborts and shortages."""
 
 from __future__ import annotations
-
-import itertools
-from collections import defaultdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from remora.configs.errors import InvalidRequest, PromptTooLong
-from remora.configs.plan import AdapterRoom, EnginePlan
-from remora.engine.engine import Engine
-from remora.engine.scheduler import MAX_OVERTAKEN
-from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
-from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, expected_output, make_plan
-
-TWO_SLOTS = AdapterRoom(num_slots=2, max_rank=1, targets=())
-PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
-
-
-def make_request(
-    name: str,
-    prompt: list[int],
-    max_tokens: int = 5,
-    *,
-    priority: int = 0,
-    salt: str = "",
-    n: int = 1,
-    prompt_logprobs: int | None = None,
-    adapter: int = 0,
-) -> Request:
-    """A greedy request."""
-    sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=0.0, n=n, prompt_logprobs=prompt_logprobs
-    )
-    return Request(
-        request_id=name,
-        prompt_ids=prompt,
-        sampling=sampling,
-        priority=priority,
-        cache_salt=salt,
-        adapter=adapter,
-    )
-
-
-class Harness:
-    """An engine, and what came out of it per sequence."""
-
-    def __init__(
-        self, *, overlap: bool = False, made: EnginePlan | None = None, **plan: object
-    ) -> None:
-        self.plan = made or make_plan(**plan)
-        device = FakeDevice(self.plan.page_size)
-        self.runner = device if overlap else FakeRunner(self.plan.page_size)
-        self.engine = Engine(
-            self.plan,
-            self.runner,
-            eos_token_ids=[0],
-            vocab_size=VOCAB,
-            overlapping=device if overlap else None,
-        )
-        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
-        self.ends: dict[tuple[str, int], FinishReason] = {}
-        self.scored: dict[tuple[str, int], list[int]] = defaultdict(list)
-
-    def take(self, outputs: list[SequenceOutput]) -> None:
-        for output in outputs:
-            key = (output.request_id, output.index)
-            assert key not in self.ends, "output after the end"
-            self.tokens[key] += output.token_ids
-            self.scored[key] += [t for p in output.prompt_logprobs for t in p.token_ids.tolist()]
-            if output.finish_reason is not None:
-                self.ends[key] = output.finish_reason
-
-    def step(self) -> None:
-        self.take(self.engine.step())
-        self.engine.check_integrity()
-
-    def run(self, max_steps: int = 2000) -> None:
-        for _ in range(max_steps):
-            if not self.engine.has_work:
-                return
-            self.step()
-        raise AssertionError("the engine makes no progress")
+from remora.engine.types import FinishReason, Request, SamplingParams
+from tests.engine.fakes import expected_output
+from tests.engine.scheduled import PROMPTS, TWO_SLOTS, Harness, make_request
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -184,6 +105,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
+
+
 TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
@@ -194,6 +117,8 @@ class OverlappingMachine(SchedulerMachine):
 
 
 TestOverlappingMachine = OverlappingMachine.TestCase
+
+
 TestOverlappingMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 
 
@@ -276,41 +201,6 @@ def test_a_repeated_prompt_is_found_in_the_cache() -> None:
     assert harness.tokens["again", 0] == harness.tokens["first", 0]
 
 
-def test_urgent_requests_start_first_and_equals_in_order_of_arrival() -> None:
-    harness = Harness(max_running_requests=1, max_step_tokens=16)
-    for name, priority in (("a", 0), ("b", 0), ("c", 5)):
-        harness.engine.add(make_request(name, [1, 2, 3], 2, priority=priority))
-
-    harness.run()
-
-    assert [name for name, _ in harness.ends] == ["c", "a", "b"]
-
-
-def test_low_priority_first_turns_the_order_round() -> None:
-    harness = Harness(max_running_requests=1, low_priority_first=True)
-    for name, priority in (("a", 3), ("b", 1)):
-        harness.engine.add(make_request(name, [1, 2, 3], 2, priority=priority))
-
-    harness.run()
-
-    assert [name for name, _ in harness.ends] == ["b", "a"]
-
-
-def test_an_urgent_request_preempts_only_beyond_the_gap() -> None:
-    harness = Harness(max_running_requests=1, priority_preemption_gap=2)
-    harness.engine.add(make_request("low", [1, 2, 3], 12))
-    harness.step()
-    harness.engine.add(make_request("close", [4, 5], 2, priority=2))
-    harness.step()
-    assert harness.engine.stats().preemptions_total == 0
-    harness.engine.add(make_request("urgent", [6, 7], 2, priority=3))
-
-    harness.run()
-
-    assert [name for name, _ in harness.ends] == ["urgent", "close", "low"]
-    assert harness.tokens["low", 0] == expected_output([1, 2, 3], 12)
-
-
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_abort_gives_the_pages_back_in_every_state(steps: int) -> None:
     harness = Harness()
@@ -323,38 +213,6 @@ def test_abort_gives_the_pages_back_in_every_state(steps: int) -> None:
     assert set(harness.ends.values()) == {FinishReason.ABORT}
     assert harness.engine.stats().num_held_pages == 0
     assert not harness.engine.has_work
-
-
-def test_a_request_too_long_for_the_context_says_by_how_much() -> None:
-    harness = Harness(max_model_len=40)
-
-    with pytest.raises(PromptTooLong, match=r"needs 50 tokens .* 10 more .* context of 40"):
-        harness.engine.add(make_request("r", [1] * 20, 30))
-
-
-def test_a_request_too_long_for_the_memory_says_by_how_much() -> None:
-    harness = Harness(num_pages=5)
-
-    with pytest.raises(PromptTooLong, match=r"needs 50 tokens .* 30 more .* holds 20"):
-        harness.engine.add(make_request("r", [1] * 20, 30))
-
-
-def test_empty_prompts_and_repeated_ids_are_refused() -> None:
-    harness = Harness()
-    harness.engine.add(make_request("r", [1]))
-
-    with pytest.raises(InvalidRequest, match="empty"):
-        harness.engine.add(make_request("s", []))
-    with pytest.raises(InvalidRequest, match="in use"):
-        harness.engine.add(make_request("r", [1]))
-
-
-@pytest.mark.parametrize("prompt", [[1, -1], [1, VOCAB], [2**62]])
-def test_token_ids_that_the_model_lacks_are_refused(prompt: list[int]) -> None:
-    harness = Harness()
-
-    with pytest.raises(InvalidRequest, match="0 to 49"):
-        harness.engine.add(make_request("r", prompt))
 
 
 def test_without_max_tokens_output_goes_on_to_the_limit() -> None:
@@ -406,26 +264,6 @@ def test_equal_prompts_in_flight_survive_a_shortage() -> None:
     assert harness.tokens["long", 0] == expected_output(prompt, 31)
 
 
-def test_a_prompt_under_way_counts_whole_in_the_estimate() -> None:
-    harness = Harness(max_step_tokens=16, prefill_chunk_tokens=8)
-    for name in ("a", "b"):
-        harness.engine.add(make_request(name, [ord(name) % 40] * 80, 1))
-
-    harness.run()
-
-    assert harness.engine.stats().preemptions_total == 0
-
-
-def test_what_fits_together_starts_together() -> None:
-    harness = Harness(max_step_tokens=128, prefill_chunk_tokens=128)
-    harness.engine.add(make_request("a", [1] * 70, 2))
-    harness.engine.add(make_request("b", [2] * 8, 2))
-
-    harness.step()
-
-    assert harness.engine.stats().num_running == 2
-
-
 def test_nobody_is_preempted_in_vain() -> None:
     harness = Harness(max_running_requests=2, priority_preemption_gap=0, num_pages=32)
     harness.engine.add(make_request("high", [1] * 60, 40, priority=5))
@@ -458,77 +296,3 @@ def test_siblings_that_cannot_borrow_do_not_wait() -> None:
     harness.step()
 
     assert harness.engine.stats().num_running == 4
-
-
-def test_queued_tokens_are_what_is_left_to_compute_before_all_decode() -> None:
-    harness = Harness(max_running_requests=1, max_step_tokens=8, prefill_chunk_tokens=8)
-    harness.engine.add(make_request("a", list(range(1, 21)), 3))
-    harness.engine.add(make_request("b", [5] * 6, 1))
-    assert harness.engine.stats().num_queued_tokens == 26
-
-    harness.step()
-    assert harness.engine.stats().num_queued_tokens == 12 + 6
-    harness.step()
-    harness.step()
-    assert harness.engine.stats().num_queued_tokens == 6  # a decodes
-
-    harness.run()
-    assert harness.engine.stats().num_queued_tokens == 0
-
-
-def test_what_is_cached_is_not_queued() -> None:
-    harness = Harness(max_running_requests=1)
-    harness.engine.add(make_request("first", [2] * 10, 1))
-    harness.run()
-    harness.engine.add(make_request("blocks", [9], 20))
-    harness.step()
-
-    harness.engine.add(make_request("again", [2] * 10, 1))
-    harness.engine.add(make_request("other tenant", [2] * 10, 1, salt="x"))
-
-    assert harness.engine.stats().num_queued_tokens == 2 + 10
-
-
-def test_siblings_queue_their_prompt_once() -> None:
-    harness = Harness()
-
-    harness.engine.add(make_request("r", [2] * 8, 1, n=3))
-
-    assert harness.engine.stats().num_queued_tokens == 8 + 1 + 1
-
-
-def test_what_a_preempted_sequence_must_compute_again_is_queued() -> None:
-    harness = Harness(max_running_requests=1, priority_preemption_gap=0, prefix_cache=False)
-    harness.engine.add(make_request("low", [2] * 8, 20))
-    for _ in range(4):
-        harness.step()
-    produced = len(harness.tokens["low", 0])
-    harness.engine.add(make_request("urgent", [3] * 4, 20, priority=1))
-
-    harness.step()
-
-    stats = harness.engine.stats()
-    assert (stats.preemptions_total, stats.num_queued_tokens) == (1, 8 + produced)
-
-
-def test_a_rare_adapter_is_overtaken_only_so_often() -> None:
-    one_slot = AdapterRoom(num_slots=1, max_rank=1, targets=())
-    harness = Harness(adapters=one_slot, num_pages=64, max_queued_requests=200)
-    numbers = itertools.count()
-
-    def add_popular() -> None:  # of different lengths: one of them runs at any time
-        number = next(numbers)
-        harness.engine.add(make_request(f"{number}", [1] * 3, 3 + number % 5, adapter=1))
-
-    for _ in range(8):
-        add_popular()
-    harness.step()
-    harness.engine.add(make_request("rare", [2] * 3, 4, adapter=2))
-    while ("rare", 0) not in harness.ends:
-        add_popular()
-        harness.step()
-
-    started = [init.token_ids[0] for plan in harness.runner.plans for init in plan.added]
-    first = 8  # they came before it
-    rows = harness.plan.max_running_requests
-    assert MAX_OVERTAKEN <= started.index(2) <= first + MAX_OVERTAKEN + rows

@@ -15,7 +15,7 @@ from remora.engine.order import MAX_PASSED
 from remora.engine.types import Request, SamplingParams
 from tests.engine.configured import configured, plan_for
 from tests.engine.fakes import VOCAB, FakeRunner, expected_output
-from tests.engine.test_scheduler import Harness, make_request
+from tests.engine.scheduled import Harness, make_request
 
 WAIT_S = 30
 

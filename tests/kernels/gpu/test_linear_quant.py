@@ -33,7 +33,9 @@ def check(
         expected = linear_quant_reference(x.float(), weight, bias)
     size = x.float().square().sum(1, keepdim=True).sqrt() * weight.dequantised().norm(dim=1)
     error = (y.float() - expected).abs() - TOLERANCES[x.dtype] * expected.abs()
-    assert (error <= 1e-5 * size + 1e-6).all(), error.max()
+    # Tensor cores add 32 products of float8 to 13 bits of the greatest of them.
+    of_sum = 1e-3 if x.is_cuda and weight.values.dtype == torch.float8_e4m3fn else 1e-5
+    assert (error <= of_sum * size + 1e-6).all(), error.max()
 
 
 def random_case(
