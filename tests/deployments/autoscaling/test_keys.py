@@ -37,7 +37,7 @@ def decider(start: int, section: dict[str, Any]) -> Decider:
     [
         ("target_requests", 8.0, 1, make_load(num_running=16.0), 7, 1, 2),
         ("target_kv_usage", 0.5, 1, make_load(kv_usage=0.7), 7, 1, 2),
-        ("target_ttft_s", 0.5, 4, LATE, 7, 4, 6),
+        ("target_ttft_s", 0.5, 4, LATE, 7, 4, 5),
         ("target_itl_s", 0.03, 4, make_load(num_running=20.0, itl_p90_s=0.06), 7, 4, 8),
         ("look_back_s", 60.0, 1, make_load(num_waiting=9.0, queued_tokens=19e3), 7, 2, 1),
         ("upscale_delay_s", 30.0, 1, BUSY, 7, 2, 1),
