@@ -21,27 +21,27 @@ from remora.configs.schema import ServeConfig
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of one section. `line` is where the file sets it; None: it has its default."""
+    """One key of one section. `origin` says where its value comes from; None: its default."""
 
     name: str
     value: Any
-    line: int | None
+    origin: str | None
     description: str
 
 
-def explain(config: ServeConfig, written: Mapping[str, int]) -> list[Setting]:
+def explain(config: ServeConfig, written: Mapping[str, str]) -> list[Setting]:
     """Return every key in the schema's order.
 
-    written:  line of each key that the file holds, by dotted name
+    written:  where each key comes from that has not its default, by dotted name
     """
     return [
         Setting(
             name=f"{section}.{key}",
             value=getattr(getattr(config, section), key),
-            line=written.get(f"{section}.{key}"),
+            origin=written.get(f"{section}.{key}"),
             description=_one_line(field.description),
         )
-        for section, model in _sections()
+        for section, model in sections()
         for key, field in model.model_fields.items()
     ]
 
@@ -55,7 +55,7 @@ def reference_page() -> str:
     """Return `docs/configuration.md`: one table per section."""
     schemas = json_schema()["$defs"]
     parts = [_INTRODUCTION]
-    for section, model in _sections():
+    for section, model in sections():
         parts.append(f"## {section}\n\n{_one_line(model.__doc__)}\n")
         if not model.model_fields:
             parts.append("No keys yet; any key in this section is refused.\n")
@@ -99,7 +99,8 @@ One environment variable is read: `REMORA_CACHE`, the folder in which the built-
 """
 
 
-def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
+def sections() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Return the sections of a configuration by name, in the schema's order."""
     for name, field in ServeConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             yield name, field.annotation

@@ -6,16 +6,19 @@ Serve keys it needs itself. The rest of the Serve schema is Ray's to check.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from remora.configs.dialects.resolve import Resolved, nowhere, resolve
+from remora.configs.dialects.translate import Line
 from remora.configs.errors import ConfigError
 from remora.configs.in_place import CHOOSER, GATEWAY, with_user_config
+from remora.configs.layers import Override, over
 from remora.configs.messages import KeyPath, Locate, describe, shown, unknown_keys
 from remora.configs.positions import Document, parse_yaml
 from remora.configs.schema import ServeConfig
@@ -38,19 +41,21 @@ M = TypeVar("M", bound=BaseModel)
 class FileModel:
     """One model of a file.
 
-    written:  line of each key of `config` that the file holds, by dotted name (`engine.page_size`)
+    written:  where each key of `config` comes from that has not its default, by dotted name
+              (`engine.page_size`): "line 9", "profile gpu", "--set engine.page_size"
     """
 
     config: ServeConfig
-    written: Mapping[str, int]
+    written: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeFile:
     """A Serve config file that serves one model by remora, or several under one address.
 
-    raw:     the whole file as plain data, as Ray wants it
+    raw:     the whole file as plain data, as Ray wants it; args in our own words
     models:  by the names that clients know them by
+    lines:   what became of each parameter of another server's language
     """
 
     path: Path
@@ -61,6 +66,7 @@ class ServeFile:
     import_path: str
     raw: dict[str, Any]
     models: Mapping[str, FileModel]
+    lines: tuple[Line, ...] = ()
 
     @property
     def config(self) -> ServeConfig:
@@ -68,8 +74,8 @@ class ServeFile:
         return next(iter(self.models.values())).config
 
     @property
-    def written(self) -> Mapping[str, int]:
-        """What the file holds of it."""
+    def written(self) -> Mapping[str, str]:
+        """Where its keys come from."""
         return next(iter(self.models.values())).written
 
 
@@ -107,14 +113,17 @@ class _ServeKeys(BaseModel):
 
 
 def parse_args(
-    args: Mapping[str, Any], user_config: Mapping[str, Any] | None = None
+    args: Mapping[str, Any],
+    user_config: Mapping[str, Any] | None = None,
+    locate: Locate = nowhere,
 ) -> ServeConfig:
     """Validate the `args` of a Serve application. Raises ConfigError with one line per fault.
 
     user_config:  of the deployment; wins over `args` (`in_place.py`)
+    locate:       from a key's path to where it is written
     """
-    merged = with_user_config(args, user_config)
-    return _validate(merged, ServeConfig, lambda _path, _at_key: "")
+    merged = with_user_config(resolve(args).args, user_config)
+    return _validate(merged, ServeConfig, locate)
 
 
 def parse_models(args: Mapping[str, Any]) -> dict[str, ServeConfig]:
@@ -122,14 +131,17 @@ def parse_models(args: Mapping[str, Any]) -> dict[str, ServeConfig]:
 
     Raises ConfigError with one line per fault.
     """
-    configs = validate_models(dict(args), _validate_config, lambda _path, _at_key: "")
+    configs = validate_models(resolve(args).args, _validate_config, nowhere)
     return {name_of(config): config for config in configs}
 
 
-def load_serve_file(path: Path, also: type[BaseModel] | None = None) -> ServeFile:
+def load_serve_file(
+    path: Path, also: type[BaseModel] | None = None, overrides: Sequence[Override] = ()
+) -> ServeFile:
     """Read and validate a Serve config file. Raises ConfigError with one line per fault.
 
-    also:  another schema that the whole file has to meet, such as Ray Serve's own
+    also:       another schema that the whole file has to meet, such as Ray Serve's own
+    overrides:  values that win over the file's (`layers.py`)
     """
     document = parse_yaml(_read_text(path), str(path))
     if not isinstance(document.data, dict):
@@ -147,15 +159,78 @@ def load_serve_file(path: Path, also: type[BaseModel] | None = None) -> ServeFil
     prefix: KeyPath = ("applications", index, "args")
     if "args" not in application.model_fields_set:
         prefix = prefix[:-1]
+    resolved = resolve(application.args, document.locate, prefix)
+    document = _with_resolved(document, resolved, index, keys.http_options)
+    if overrides:
+        resolved = replace(resolved, args=_overridden(resolved.args, overrides, path))
+        document = _with_overrides(document, resolved.args, index, overrides, prefix)
+    http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(document.data.get("http_options") or {})}
+    application = application.model_copy(update={"args": resolved.args})
     return ServeFile(
         path=path,
-        host=keys.http_options.host,
-        port=keys.http_options.port,
+        host=http["host"],
+        port=http["port"],
         app_name=application.name,
         route_prefix=application.route_prefix,
         import_path=application.import_path,
         raw=document.data,
         models=_models_of(application, document, prefix),
+        lines=resolved.lines,
+    )
+
+
+def _with_resolved(
+    document: Document, resolved: Resolved, index: int, http_options: _HttpOptions
+) -> Document:
+    """Return the document with the args of application `index` in our own words.
+
+    Their keys stand where the parameters stood that they come from. What another server's language
+    says of host and port gives way to the file's own http_options.
+    """
+    if not resolved.origins and not resolved.http:
+        return document
+    applications = list(document.data["applications"])
+    applications[index] = {**applications[index], "args": resolved.args}
+    written = http_options.model_dump(exclude_unset=True)
+    marks = [
+        known | {ours: known[theirs] for ours, theirs in resolved.origins.items()}
+        for known in (document.keys, document.values)
+    ]
+    return replace(
+        document,
+        data={
+            **document.data,
+            "applications": applications,
+            "http_options": {**resolved.http, **written},
+        },
+        keys=marks[0],
+        values=marks[1],
+    )
+
+
+def _overridden(
+    args: Mapping[str, Any], overrides: Sequence[Override], path: Path
+) -> dict[str, Any]:
+    if MODELS in args:
+        raise ConfigError(
+            f"{overrides[0].source}: changes one model, and {path} serves several; edit the file"
+        )
+    return over(args, overrides)
+
+
+def _with_overrides(
+    document: Document,
+    args: dict[str, Any],
+    index: int,
+    overrides: Sequence[Override],
+    prefix: KeyPath,
+) -> Document:
+    applications = list(document.data["applications"])
+    applications[index] = {**applications[index], "args": args}
+    return replace(
+        document,
+        data={**document.data, "applications": applications},
+        elsewhere={(*prefix, one.section, one.key): one.source for one in overrides},
     )
 
 
@@ -165,7 +240,7 @@ def _models_of(
     """Return the models of the `args`, which are at `prefix`, as `user_config`s change them."""
     args = application.args
     configs = validate_models(args, _validate_config, document.locate, prefix)
-    common = _written_lines(document, prefix)
+    common = _written(document, prefix)
     names = [name_of(config) for config in configs]
     deployments = deployment_names(names)
     models = {}
@@ -174,7 +249,7 @@ def _models_of(
         config = _changed(application, deployments[name], merged, document, place, prefix)
         for other in (GATEWAY, CHOOSER):  # what is said for these is valid
             _changed(application, other, merged, document, place, prefix)
-        own = _written_lines(document, (*prefix, MODELS, index)) if MODELS in args else {}
+        own = _written(document, (*prefix, MODELS, index)) if MODELS in args else {}
         models[name] = FileModel(config=config, written=common | own)
     return models
 
@@ -245,10 +320,11 @@ def _find_application(applications: list[_Application], document: Document) -> i
     raise ConfigError(f"{place}applications: none has import_path {IMPORT_PATH} (found: {found})")
 
 
-def _written_lines(document: Document, prefix: KeyPath) -> dict[str, int]:
+def _written(document: Document, prefix: KeyPath) -> dict[str, str]:
     start = len(prefix)
+    lines = {path: f"line {mark[0]}" for path, mark in document.keys.items()}
     return {
-        ".".join(str(part) for part in path[start:]): mark[0]
-        for path, mark in document.keys.items()
+        ".".join(str(part) for part in path[start:]): place
+        for path, place in (lines | document.elsewhere).items()
         if path[:start] == prefix and len(path) == start + 2
     }

@@ -163,12 +163,14 @@ def _misspelt(path: KeyPath, section: Any) -> str:
 
 
 def _unknown_key(path: KeyPath, value: Any, root: type[BaseModel]) -> str:
-    """Explain an unknown key: the nearest of its section, else of any, else all there are."""
+    """Explain an unknown key: its own section, the nearest of this one or of any, or all keys."""
     *sections, last = path
     key = str(last)
     model = _model_at(root, sections)
     known = list(model.model_fields) if model is not None else []
     message = f"{_dotted(path)} = {shown(value)}: unknown key; "
+    if (same := _sections_of(root, key)) and key not in known:
+        return f"{message}did you mean {same[0]}.{key}?"
     if (near := nearest(key, known)) is not None:
         return f"{message}did you mean {_dotted((*sections, near))}?"
     if (elsewhere := _find_elsewhere(root, key)) is not None:
@@ -192,6 +194,14 @@ def _as_model(annotation: Any) -> type[BaseModel] | None:
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
+
+
+def _sections_of(root: type[BaseModel], key: str) -> list[str]:
+    return [
+        section
+        for section, field in root.model_fields.items()
+        if (model := _as_model(field.annotation)) is not None and key in model.model_fields
+    ]
 
 
 def _find_elsewhere(root: type[BaseModel], key: str) -> str | None:

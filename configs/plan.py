@@ -28,6 +28,15 @@ from remora.configs.shares import (
     update_elements,
 )
 
+# Keys of the section `engine` that need no deciding.
+_AS_WRITTEN = (
+    "prefix_cache",
+    "prefix_eviction",
+    "step_timeout_s",
+    "random_seed",
+    "low_priority_first",
+    "priority_preemption_gap",
+)
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
 _QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
@@ -231,13 +240,7 @@ def make_plan(
         prefill_chunk_tokens=chunk,
         max_queued_requests=engine.max_queued_requests,
         max_queued_tokens=engine.max_queued_tokens or 4 * num_pages * engine.page_size,
-        prefix_cache=engine.prefix_cache,
-        prefix_eviction=engine.prefix_eviction,
         conservativeness=engine.schedule_conservativeness,
-        step_timeout_s=engine.step_timeout_s,
-        random_seed=engine.random_seed,
-        low_priority_first=engine.low_priority_first,
-        priority_preemption_gap=engine.priority_preemption_gap,
         tp_size=parallel.tp_size,
         pp_size=parallel.pp_size,
         micro_batches=parallel.micro_batches or parallel.pp_size,
@@ -246,6 +249,7 @@ def make_plan(
         on_device=on_device,
         loading=Loading.of(config.model),
         scheduling=plan_scheduling(config),
+        **{key: getattr(engine, key) for key in _AS_WRITTEN},
     )
 
 

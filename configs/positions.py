@@ -6,7 +6,7 @@ Knows YAML. Knows nothing of what the keys mean.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -21,19 +21,23 @@ Mark = tuple[int, int]
 class Document:
     """A parsed file.
 
-    source:  its name, for messages
-    keys:    path of each key -> line and column of the key, counted from 1
-    values:  path of each value -> line and column where the value begins
+    source:     its name, for messages
+    keys:       path of each key -> line and column of the key, counted from 1
+    values:     path of each value -> line and column where the value begins
+    elsewhere:  path of each value that does not come from the file -> where it comes from
     """
 
     source: str
     data: Any
     keys: dict[KeyPath, Mark]
     values: dict[KeyPath, Mark]
+    elsewhere: dict[KeyPath, str] = field(default_factory=dict)
 
     def locate(self, path: KeyPath, at_key: bool) -> str:
         """Return "file:line:column: " of a path, or of its nearest parent that the file holds."""
         for end in range(len(path), -1, -1):
+            if path[:end] in self.elsewhere:
+                return f"{self.elsewhere[path[:end]]}: "
             marks = self.keys if at_key else self.values
             mark = marks.get(path[:end]) or self.values.get(path[:end])
             if mark is not None:

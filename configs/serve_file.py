@@ -33,14 +33,18 @@ def config_of_model(name: str) -> dict[str, Any]:
             )
         # Replicas have a working folder of their own.
         name = str(Path(name).absolute())
+    return config_of_args({"model": {"path": name}}, {})
+
+
+def config_of_args(args: dict[str, Any], http: dict[str, Any]) -> dict[str, Any]:
+    """Return the Serve config of one application.
+
+    http:  host and port, as far as they are given
+    """
     return {
         "proxy_location": "HeadOnly",
+        **({"http_options": http} if http else {}),
         "applications": [
-            {
-                "name": APP_NAME,
-                "route_prefix": "/",
-                "import_path": IMPORT_PATH,
-                "args": {"model": {"path": name}},
-            }
+            {"name": APP_NAME, "route_prefix": "/", "import_path": IMPORT_PATH, "args": args}
         ],
     }

@@ -9,6 +9,7 @@ Serve's limits are derived here from the engine's, so that the engine's own refu
 OpenAI's language, come before Serve's.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from ray.serve import Application
 from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import BackpressureConfig
 
+from remora.configs.dialects.resolve import resolve
 from remora.configs.in_place import DEPLOYMENT, MANAGER
 from remora.configs.load import parse_models
 from remora.configs.schema import ServeConfig
@@ -30,6 +32,8 @@ from remora.deployments.ranks.placement import placement_options
 from remora.deployments.routing.asking import ask_first, is_asked
 from remora.deployments.routing.chooser import Chooser, chooser_options
 from remora.deployments.routing.options import check_alone, routing_options
+
+logger = logging.getLogger("remora.app")
 
 # Room beside what the engine takes, so that the engine does the refusing: a request that Serve
 # holds back costs its router one retry after another (measured at ten times the load: four times
@@ -49,6 +53,10 @@ SHUTDOWN_S = 5.0
 # whether to validate the args, and ours are validated by `parse_models`, with better messages.
 def build(args: dict[str, Any]) -> Application:
     """Return the application for the `args` of a config file. Raises ConfigError."""
+    resolved = resolve(args)
+    for line in resolved.lines:
+        logger.info("%s", line)
+    args = resolved.args
     configs = parse_models(args)
     names = deployment_names(tuple(configs))
     all_configs = tuple(configs.values())

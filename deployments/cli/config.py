@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from remora.deployments.cli.terminal import answer
-
-if TYPE_CHECKING:
-    from remora.configs.load import ServeFile
+from remora.configs.layers import Override, of_environment, of_options
+from remora.configs.load import FileModel
+from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.serve_file import our_application
+from remora.configs.several import split_models
+from remora.deployments.cli.target import read_models, read_target
+from remora.deployments.cli.terminal import Failure, answer
 
 app = typer.Typer(help="Check, explain and describe configuration files.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(help="A Serve config file, such as configs/smollm2.yaml.")]
+Target = Annotated[
+    list[str],
+    typer.Argument(
+        help="Serve config file, model folder, .gguf file; with --dialect that server's options."
+    ),
+]
+Dialect = Annotated[
+    str | None,
+    typer.Option(help="Whose options follow behind --: sglang, lightllm, rtp_llm, backend."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="A key's value: --set engine.page_size=32. May be repeated."),
+]
 
 
 @app.command()
-def check(file: File) -> None:
-    """Say whether FILE is a valid configuration, and if not, where and why."""
-    paths = (model.config.model.path for model in _load(file).models.values())
-    answer(f"{file}: valid; serves {', '.join(paths)}")
+def check(target: Target, dialect: Dialect = None, settings: Set = None) -> None:
+    """Say whether a configuration is valid, and if not, where and why."""
+    raw, lines = read_target(target, dialect, _overrides(settings))
+    for line in lines:
+        answer(str(line))
+    paths = (args["model"]["path"] for args in split_models(our_application(raw)["args"]))
+    answer(f"{target[0] if dialect is None else dialect}: valid; serves {', '.join(paths)}")
 
 
 @app.command()
@@ -32,33 +54,142 @@ def schema(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="As the page docs/configuration.md instead.")
     ] = False,
+    whole_file: Annotated[
+        bool, typer.Option("--file", help="Of a whole Serve config file, for editors, instead.")
+    ] = False,
 ) -> None:
     """Print the JSON Schema of `args` in a Serve application of remora."""
     from remora.configs.explain import json_schema, reference_page
+    from remora.configs.template import schema_page
 
-    if markdown:
+    if whole_file:
+        answer(schema_page(), end="")
+    elif markdown:
         answer(reference_page(), end="")
     else:
         answer(json.dumps(json_schema(), indent=2))
 
 
 @app.command()
-def explain(file: File) -> None:
-    """Show the value of every key, what it means, and whether FILE or a default set it."""
+def explain(target: Target, dialect: Dialect = None, settings: Set = None) -> None:
+    """Show the value of every key, what it means, and where the value comes from.
+
+    That is, in this order: --set, a variable such as REMORA_ENGINE__PAGE_SIZE, the file, its
+    profile, the default.
+    """
     from remora.configs.explain import explain as explain_settings
     from remora.configs.messages import shown
 
-    serve_file = _load(file)
+    models = read_models(target, dialect, _overrides(settings))
     console = Console(soft_wrap=True, highlight=False)
-    for name, model in serve_file.models.items():
-        if len(serve_file.models) > 1:
+    for name, model in models.items():
+        if len(models) > 1:
             console.print(escape(f"model {name}"), style="bold")
         for setting in explain_settings(model.config, model.written):
-            origin = "default" if setting.line is None else f"line {setting.line}"
-            style = "" if setting.line is None else "bold cyan"
-            line = f"{setting.name:<34} {shown(setting.value):<24} {origin}"
+            style = "" if setting.origin is None else "bold cyan"
+            line = f"{setting.name:<34} {shown(setting.value):<24} {setting.origin or 'default'}"
             console.print(escape(line), style=style)
             console.print(escape(f"    {setting.description}"), style="dim")
+
+
+@app.command()
+def diff(a: str, b: str) -> None:
+    """Show the keys whose values differ between two configurations; exit code 1 if any do."""
+    from remora.configs.explain import explain as explain_settings
+    from remora.configs.messages import shown
+
+    found = False
+    first, second = (read_models([target], None, ()) for target in (a, b))
+    for name in dict.fromkeys((*first, *second)):
+        pair = _pair(name, first, second)
+        if pair is None:
+            answer(f"model {name}: only in {a if name in first else b}")
+            found = True
+            continue
+        for one, other in zip(*(explain_settings(m.config, m.written) for m in pair), strict=True):
+            if one.value != other.value:
+                found = True
+                answer(f"{one.name}: {shown(one.value)} -> {shown(other.value)}")
+    if found:
+        raise typer.Exit(1)
+
+
+def _pair(
+    name: str, first: Mapping[str, FileModel], second: Mapping[str, FileModel]
+) -> tuple[FileModel, FileModel] | None:
+    """Return the models of one name, or the only ones, whatever they are called."""
+    if len(first) == len(second) == 1:
+        return next(iter(first.values())), next(iter(second.values()))
+    return (first[name], second[name]) if name in first and name in second else None
+
+
+@app.command()
+def init(
+    profile: Annotated[str, typer.Option(help="cpu, gpu or multi-gpu.")] = "cpu",
+    model: Annotated[str, typer.Option(help="Path of the model.")] = BUILTIN_MODEL,
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="File to write, its schema for editors beside it; default: shown."),
+    ] = None,
+) -> None:
+    """Write a commented configuration file with every key there is."""
+    from remora.configs.profiles import NOT_YET, PROFILES
+    from remora.configs.template import SCHEMA_FILE, schema_page, template
+
+    if profile not in PROFILES:
+        why = f"not yet: {NOT_YET[profile]}; " if profile in NOT_YET else ""
+        raise Failure(f"--profile {profile}: {why}must be one of {', '.join(PROFILES)}")
+    text = template(profile, model)
+    if file is None:
+        answer(text, end="")
+        return
+    if file.exists():
+        raise Failure(f"{file} exists; choose another name")
+    file.write_text(text, encoding="utf-8")
+    file.with_name(SCHEMA_FILE).write_text(schema_page(), encoding="utf-8")
+    answer(f"wrote {file} and {file.with_name(SCHEMA_FILE)}")
+
+
+@app.command()
+def coverage(
+    system: Annotated[str | None, typer.Option(help="Only this server's parameters.")] = None,
+    output: Annotated[str, typer.Option("--format", help="table, json or markdown.")] = "table",
+) -> None:
+    """Say what remora does with each parameter of the four servers whose configuration it takes."""
+    from remora.configs.dialects.catalogue import SYSTEMS
+    from remora.configs.dialects.coverage import counts_table, parameters_page
+    from remora.configs.dialects.coverage import coverage as rows_of
+
+    if system is not None and system not in SYSTEMS:
+        raise Failure(f"--system {system}: must be one of {', '.join(SYSTEMS)}")
+    rows = rows_of((system,) if system is not None else ())
+    if output == "json":
+        answer(json.dumps([asdict(row) for row in rows], indent=1))
+    elif output == "markdown":
+        answer(parameters_page(), end="")
+    elif output == "table":
+        for row in rows:
+            answer(f"{row.system:<9} {row.name:<52} {row.state:<15} {row.reason}")
+        answer(counts_table(rows))
+    else:
+        raise Failure(f"--format {output}: must be table, json or markdown")
+
+
+@app.command()
+def convert(
+    target: Target,
+    source: Annotated[
+        str, typer.Option("--from", help="remora, sglang, lightllm, rtp_llm or backend.")
+    ] = "remora",
+    to: Annotated[str, typer.Option(help="Likewise.")] = "remora",
+) -> None:
+    """Say a configuration in another server's words; what is lost is told on stderr."""
+    from remora.deployments.cli.converting import converted
+
+    text, notes = converted(target, source, to)
+    answer(text)
+    for note in notes:
+        typer.echo(note, err=True)
 
 
 @app.command()
@@ -77,10 +208,5 @@ def parsers() -> None:
             answer(f"  {name:<14} {', '.join(aliases)}".rstrip())
 
 
-def _load(file: Path) -> ServeFile:
-    """Read FILE; remora's part is checked by our schema, the rest by Ray Serve's own."""
-    from ray.serve.schema import ServeDeploySchema
-
-    from remora.configs.load import load_serve_file
-
-    return load_serve_file(file, also=ServeDeploySchema)
+def _overrides(settings: list[str] | None) -> list[Override]:
+    return [*of_environment(os.environ), *of_options(settings or ())]

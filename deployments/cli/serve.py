@@ -11,19 +11,21 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
+from remora.configs.dialects.translate import State
 from remora.configs.environment import cache_dir
-from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, load_serve_file, parse_models
+from remora.configs.layers import Override, of_environment, of_options
+from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_models
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.secrets import read_keys
-from remora.configs.serve_file import config_of_model, our_application
-from remora.configs.several import MODELS, split_models
+from remora.configs.serve_file import our_application
+from remora.configs.several import split_models
 from remora.deployments.cli.haproxy import (
     SWITCH,
     Proxy,
@@ -35,6 +37,7 @@ from remora.deployments.cli.haproxy import (
 from remora.deployments.cli.haproxy_program import use_our_program
 from remora.deployments.cli.hush import hushed
 from remora.deployments.cli.processes import children, kill, shut_down
+from remora.deployments.cli.target import read_target
 from remora.deployments.cli.terminal import Failure, answer
 from remora.deployments.gateway.build import goes_direct
 from remora.deployments.ranks.cluster import check_room
@@ -50,9 +53,10 @@ class _Stopped(BaseException):
 
 def serve(
     target: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help=f"Serve config file (.yaml), Hugging Face folder, .gguf file, or {BUILTIN_MODEL}."
+            help=f"Serve config file (.yaml), Hugging Face folder, .gguf file, or {BUILTIN_MODEL}; "
+            "with --dialect that server's own options, behind --."
         ),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
@@ -61,6 +65,17 @@ def serve(
         str | None, typer.Option(help="Name that clients put into `model`.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Number format of the model.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A key's value: --set engine.page_size=32. May be repeated."),
+    ] = None,
+    dialect: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose options follow behind --: sglang, lightllm, rtp_llm, or backend "
+            "(its JSON files)."
+        ),
+    ] = None,
     proxy: Annotated[
         Proxy | None,
         typer.Option(help="What stands before the replicas; default: haproxy where it can be had."),
@@ -69,7 +84,10 @@ def serve(
     """Serve a model over HTTP until Ctrl-C."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # before anything imports ray, which reads it then
-    raw = serve_config(target, host=host, port=port, model_name=model_name, dtype=dtype)
+    given = {"model.served_name": model_name, "model.dtype": dtype}
+    options = [f"{key}={value}" for key, value in given.items() if value is not None]
+    overrides = [*of_environment(os.environ), *of_options([*options, *(settings or ())])]
+    raw = serve_config(target, host=host, port=port, overrides=overrides, dialect=dialect)
     http = raw["http_options"]
     check_port(http["host"], http["port"])
     proxy = choose_proxy(proxy, http["host"])
@@ -119,32 +137,23 @@ def _write_built_in_model(raw: dict[str, Any]) -> None:
 
 
 def serve_config(
-    target: str,
+    target: Sequence[str],
     *,
-    host: str | None,
-    port: int | None,
-    model_name: str | None,
-    dtype: str | None,
+    host: str | None = None,
+    port: int | None = None,
+    overrides: Sequence[Override] = (),
+    dialect: str | None = None,
 ) -> dict[str, Any]:
-    """Return the Serve config of a file or a model, with what the command line changes in it.
+    """Return the Serve config of a file, a model or another server's command line.
 
+    overrides:  values that win over it
     Raises ConfigError.
     """
-    if target.endswith((".yaml", ".yml")):
-        from ray.serve.schema import ServeDeploySchema
-
-        raw = load_serve_file(Path(target), also=ServeDeploySchema).raw
-    else:
-        raw = config_of_model(target)
+    raw, lines = read_target(target, dialect, overrides)
+    for line in lines:
+        if line.state is not State.EXACT:
+            answer(str(line))
     application = our_application(raw)
-    args = application.get("args") or {}
-    given = {"served_name": model_name, "dtype": dtype}
-    changed = {key: value for key, value in given.items() if value is not None}
-    if changed and MODELS in args:
-        option = "--model-name" if model_name is not None else "--dtype"
-        raise Failure(f"{option} changes one model, and {target} serves several; edit the file")
-    if MODELS not in args:
-        application["args"] = {**args, "model": {**args.get("model", {}), **changed}}
     # Before Ray starts: what is wrong with a key is better said at once. Replicas read them anew.
     api = next(iter(parse_models(application["args"]).values())).api
     for key, reference in (("api_key", api.api_key), ("admin_api_key", api.admin_api_key)):

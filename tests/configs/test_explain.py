@@ -15,12 +15,12 @@ ARGS = {"model": {"path": "x"}, "engine": {"kv_memory": "1GiB"}}
 def test_every_key_is_explained_with_value_and_origin() -> None:
     config = parse_args(ARGS)
 
-    settings = {row.name: row for row in explain(config, {"engine.kv_memory": 12})}
+    settings = {row.name: row for row in explain(config, {"engine.kv_memory": "line 12"})}
 
     assert settings["engine.kv_memory"].value == 2**30
-    assert settings["engine.kv_memory"].line == 12
+    assert settings["engine.kv_memory"].origin == "line 12"
     assert settings["engine.page_size"].value == 16
-    assert settings["engine.page_size"].line is None
+    assert settings["engine.page_size"].origin is None
 
 
 def test_every_key_has_a_description() -> None:

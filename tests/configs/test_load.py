@@ -67,7 +67,7 @@ def test_a_file_gives_serve_options_config_and_the_lines_of_written_keys(tmp_pat
 
     assert (served.app_name, served.port, served.host) == ("one", 8123, "127.0.0.1")
     assert served.config.engine.page_size == 8
-    assert served.written == {"model.path": 8, "engine.page_size": 9}
+    assert served.written == {"model.path": "line 8", "engine.page_size": "line 9"}
     assert served.raw["applications"][0]["import_path"] == IMPORT_PATH
 
 

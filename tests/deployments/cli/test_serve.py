@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from remora.configs.errors import ConfigError
+from remora.configs.layers import of_options
 from remora.configs.load import IMPORT_PATH
 from remora.configs.schema import ServeConfig
 from remora.deployments.cli.main import app
@@ -27,8 +28,8 @@ def make_file(folder: Path, **changes: Any) -> Path:
 
 
 def make_config(target: Any, **given: Any) -> dict[str, Any]:
-    names = ("host", "port", "model_name", "dtype")
-    return serve_config(str(target), **dict.fromkeys(names) | given)
+    options = [f"{key}={given.pop(key)}" for key in tuple(given) if "." in key]
+    return serve_config([str(target)], overrides=of_options(options), **given)
 
 
 def test_a_file_keeps_what_the_command_line_leaves_alone(tmp_path: Path) -> None:
@@ -39,7 +40,9 @@ def test_a_file_keeps_what_the_command_line_leaves_alone(tmp_path: Path) -> None
 
 
 def test_the_command_line_wins(tmp_path: Path) -> None:
-    config = make_config(make_file(tmp_path), port=9001, model_name="m", dtype="float32")
+    config = make_config(
+        make_file(tmp_path), port=9001, **{"model.served_name": "m", "model.dtype": "float32"}
+    )
     assert config["http_options"] == {"host": "127.0.0.1", "port": 9001}
     model = config["applications"][0]["args"]["model"]
     assert model == {"path": "x", "served_name": "m", "dtype": "float32"}

@@ -1,0 +1,165 @@
+"""The backend server's JSON: one document of optimisations, one of the pipeline.
+
+Both may stand in one mapping, or under `optimization` and `pipeline`. Objects within are read by
+the names of their keys: `backend.extra_params.context_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from remora.configs.dialects import lora_entries
+from remora.configs.dialects.catalogue import catalogue
+from remora.configs.dialects.dialect import Dialect, Flat
+from remora.configs.dialects.rules import (
+    Effect,
+    Harmless,
+    Means,
+    NoEffect,
+    Refusal,
+    Refused,
+    Rule,
+    Sets,
+)
+from remora.configs.dialects.shared_rules import REASONING, TOOLS, WEIGHT_ONLY
+from remora.configs.messages import KeyPath
+
+_DOCUMENTS = ("optimization", "optimisation", "pipeline")
+_VERSIONS = ("v3", "v4")
+_EXTRA = "backend.extra_params."
+
+
+def flatten(data: Mapping[str, Any]) -> Flat:
+    """Return values by dotted name; objects whose keys nobody knows stay whole."""
+    found: dict[str, tuple[KeyPath, Any]] = {}
+    for key, value in data.items():
+        is_document = key in _DOCUMENTS and isinstance(value, Mapping)
+        for name, path, part in _parts(value if is_document else {key: value}, ()):
+            found[name] = ((key, *path) if is_document else path, part)
+    return found
+
+
+def _parts(data: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[str, KeyPath, Any]]:
+    for key, value in data.items():
+        own: KeyPath = (*path, key)
+        name = ".".join(map(str, own))
+        has_parts = any(known.startswith(f"{name}.") for known in catalogue("backend"))
+        if isinstance(value, Mapping) and has_parts:
+            yield from _parts(value, own)
+        else:
+            yield name, own, value
+
+
+def _of_version(value: str, given: Mapping[str, Any]) -> Effect:
+    """v3 and v4 decide which parameters and which values there are."""
+    if value == "auto":
+        value = _resolve(given)
+    for name, parameter in catalogue("backend").items():
+        if name not in given:
+            continue
+        if value not in (parameter.backends or _VERSIONS):
+            raise Refusal(f"{name} is not a parameter of {value}; v4 has it")
+        choices = (parameter.choices_by_backend or {}).get(value)
+        if choices is not None and given[name] not in choices:
+            raise Refusal(f"{name} = {given[name]}: {value} knows {', '.join(choices)}")
+    return Effect({}, f"its set of options is {value}'s; the engine is remora's")
+
+
+def _resolve(given: Mapping[str, Any]) -> str:
+    """Return v4, or v3 where a value is one that only v3 knows."""
+    for name, parameter in catalogue("backend").items():
+        by = parameter.choices_by_backend
+        if by is not None and name in given and given[name] not in by["v4"]:
+            return "v3"
+    return "v4"
+
+
+def _of_release(value: str, given: Mapping[str, Any]) -> Effect:
+    if value != "latest":
+        raise Refusal("remora has one version, the latest")
+    return Effect({})
+
+
+def _of_extra(value: Any, given: Mapping[str, Any]) -> Harmless:
+    if value:
+        raise Refusal("expected an object of options")
+    return Harmless("no options are given")
+
+
+def _llm_only(value: str, given: Mapping[str, Any]) -> Effect:
+    if value != "llm":
+        raise Refusal("language models are served, type llm; not yet: other kinds")
+    return Effect({})
+
+
+def _same_type(value: str, given: Mapping[str, Any]) -> Effect:
+    if value != given.get("model_type", "llm"):
+        raise Refusal(f"model_type is {given.get('model_type', 'llm')}; make them agree")
+    return _llm_only(value, given)
+
+
+def _cache_kind(value: str, given: Mapping[str, Any]) -> Effect:
+    if value not in ("auto", "radix"):
+        raise Refusal("there is one kind: radix, a tree over pages; auto means it")
+    return Effect({}, "a radix tree over pages")
+
+
+def _no_options(value: Any, given: Mapping[str, Any]) -> Effect:
+    if value:
+        raise Refusal(f"unknown options: {', '.join(map(str, value))}; the cache has none")
+    return Effect({})
+
+
+RULES: Mapping[str, Rule] = {
+    "backend.name": Means(keys=(), reads=_of_version),
+    "backend.version": Means(keys=(), reads=_of_release),
+    "backend.extra_params": Means(keys=(), reads=_of_extra),
+    f"{_EXTRA}context_length": Sets(key="model.context_length"),
+    f"{_EXTRA}max_running_requests": Sets(key="engine.max_running_requests"),
+    f"{_EXTRA}max_total_tokens": Sets(key="engine.kv_tokens"),
+    f"{_EXTRA}chunked_prefill_size": Sets(key="engine.prefill_chunk_tokens"),
+    f"{_EXTRA}max_prefill_tokens": Sets(key="engine.max_prefill_tokens"),
+    f"{_EXTRA}reasoning_parser": REASONING,
+    f"{_EXTRA}tool_call_parser": TOOLS,
+    f"{_EXTRA}gpu_memory_utilization": Sets(
+        key="engine.total_mem_fraction", how="what a step needs counts too"
+    ),
+    "mode": Sets(
+        key="api.generation",
+        table={"chat": "chat", "completion": "completion"},
+        strict=True,
+        refuse={"embedding": "not yet: embeddings"},
+    ),
+    f"{_EXTRA}cuda_graph_max_bs": Sets(key="engine.graph_max_rows"),
+    f"{_EXTRA}enable_torch_compile": NoEffect(
+        "kernels are compiled ahead and steps recorded as graphs, always"
+    ),
+    f"{_EXTRA}torch_compile_max_bs": NoEffect("steps of every size run compiled kernels"),
+    "model_type": Means(keys=(), reads=_llm_only),
+    "optimisations.model_type": Means(keys=(), reads=_same_type),
+    "quantization": Sets(
+        key="model.quantization",
+        table={"float16": "none", "w4": "int4"},
+        strict=True,
+        refuse={"float8": "not yet: 8-bit floats; w4, or int8 by model.quantization, on a CPU"},
+        how=f"float16 = not quantised. {WEIGHT_ONLY}",
+    ),
+    "optimisations.attention_caching.enabled": Sets(key="engine.prefix_cache"),
+    "optimisations.attention_caching.type": Means(keys=(), reads=_cache_kind),
+    "optimisations.attention_caching.extra_params": Means(keys=(), reads=_no_options),
+    "optimisations.speculative_decoding.type": Refused(
+        "not yet: speculative decoding", off=("auto",)
+    ),
+    "tensor_parallel_size": Sets(key="parallel.tp_size"),
+    "type": Means(keys=(), reads=_llm_only),
+    "loras": Means(
+        keys=("lora.adapters",),
+        reads=lora_entries.of_objects,
+        writes=lora_entries.to_objects,
+    ),
+    "load_lora_dynamic": Sets(key="lora.dynamic"),
+    "lora_repo.path": Sets(key="lora.repo", unset={"": "no folder is given"}),
+}
+
+BACKEND = Dialect(system="backend", title="the backend config", rules=RULES, flatten=flatten)

@@ -1,0 +1,187 @@
+"""Command lines and environments of other servers, to values by name.
+
+Knows the catalogues' types and no meaning. A launching command in front, such as
+`python -m sglang.launch_server`, is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from remora.configs.dialects.catalogue import (
+    Parameter,
+    System,
+    catalogue,
+    plain,
+    spellings,
+)
+from remora.configs.dialects.values import is_bool_text
+from remora.configs.errors import ConfigError
+
+_CONFIG_FILE = "config"  # SGLang's option that names a YAML file
+
+
+def read_command_line(
+    system: System, tokens: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the values that a command line gives; nested data for the backend's JSON files.
+
+    environ:  variables that RTP-LLM reads; an option on the command line comes first
+    Raises ConfigError for options that nobody could read; unknown names are kept, for `translate`
+    to complain about.
+    """
+    if system == "backend":
+        return _read_documents(tokens)
+    given = _options(system, _without_launcher(tokens))
+    if system == "sglang":
+        given = _with_file(given)
+    if system == "rtp_llm":
+        named = {plain(name) for name in given}
+        for parameter in catalogue(system).values():
+            spelt = {plain(name) for name in (parameter.name, *parameter.aliases)}
+            if parameter.env and parameter.env in environ and not spelt & named:
+                given[parameter.env] = environ[parameter.env]
+    return given
+
+
+def write_command_line(system: System, values: Mapping[str, Any]) -> list[str]:
+    """Return the command line that says `values`, by the catalogue's names."""
+    tokens = []
+    for name, value in values.items():
+        parameter = catalogue(system)[name]
+        if parameter.type == "bool" and system != "rtp_llm":
+            tokens += [name] if value else []
+        elif isinstance(value, list) and parameter.type != "json":
+            tokens += [name, *(_text(item) for item in value)]
+        else:
+            tokens += [name, _text(value)]
+    return tokens
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _without_launcher(tokens: Sequence[str]) -> list[str]:
+    """Pass over `python -m module` and the like: what comes before the first long option."""
+    rest = list(tokens)
+    if rest and not rest[0].startswith("-"):
+        while rest and not rest[0].startswith("--"):
+            rest.pop(0)
+    return rest
+
+
+def _options(system: System, tokens: list[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    position = 0
+    while position < len(tokens):
+        token = tokens[position]
+        position += 1
+        if not token.startswith("--"):
+            raise ConfigError(f"{token}: expected an option that begins with --")
+        name, equals, inline = token.partition("=")
+        parameter = _find(system, name)
+        following = _values(tokens, position)
+        if equals:
+            value: Any = inline
+        elif parameter is not None and parameter.type == "bool":
+            if following and is_bool_text(following[0]):
+                value, position = following[0], position + 1
+            else:
+                value = True
+        elif parameter is not None and parameter.type.startswith("list"):
+            value, position = following, position + len(following)
+        elif following:
+            value, position = following[0], position + 1
+        else:
+            if parameter is not None:
+                raise ConfigError(f"{name}: a value is missing behind it")
+            value = True
+        shown_name = parameter.name if parameter is not None and _is_short(system, name) else name
+        given[shown_name] = _gathered(parameter, given.get(shown_name), value)
+    return given
+
+
+def _gathered(parameter: Parameter | None, before: Any, value: Any) -> Any:
+    """Return the value of an option that may have come before: lists grow, others are replaced."""
+    if parameter is None or not parameter.type.startswith("list"):
+        return value
+    values = value if isinstance(value, list) else [value]
+    return [*(before or []), *values]
+
+
+def _values(tokens: list[str], start: int) -> list[str]:
+    found = []
+    for token in tokens[start:]:
+        if token.startswith("--"):
+            break
+        found.append(token)
+    return found
+
+
+def _find(system: System, name: str) -> Parameter | None:
+    """Return the parameter of a name, or of the only one that begins so, as argparse has it."""
+    known = spellings(system)
+    if plain(name) in known:
+        return known[plain(name)]
+    found = {
+        parameter.name: parameter
+        for spelt, parameter in known.items()
+        if spelt.startswith(plain(name))
+    }
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _is_short(system: System, name: str) -> bool:
+    return plain(name) not in spellings(system)
+
+
+def _with_file(given: dict[str, Any]) -> dict[str, Any]:
+    """Put what SGLang's `--config` file says below the command line."""
+    written = next((name for name in given if plain(name) == _CONFIG_FILE), None)
+    if written is None:
+        return given
+    path = Path(str(given[written]))
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{written} = {path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{written} = {path}: not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{written} = {path}: expected a mapping of options to values")
+    del given[written]
+    own = {_canonical(name) for name in given}
+    below = {str(name): value for name, value in data.items() if _canonical(str(name)) not in own}
+    return {**below, **given}
+
+
+def _canonical(name: str) -> str:
+    parameter = spellings("sglang").get(plain(name))
+    return parameter.name if parameter is not None else name
+
+
+def _read_documents(tokens: Sequence[str]) -> dict[str, Any]:
+    """Return what the backend's JSON files hold together."""
+    merged: dict[str, Any] = {}
+    if not tokens:
+        raise ConfigError("expected the JSON file of the optimisations, and that of the pipeline")
+    for token in tokens:
+        try:
+            data = json.loads(Path(token).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{token}: cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"{token}: not valid JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise ConfigError(f"{token}: expected an object")
+        for key, value in data.items():
+            if key in merged and merged[key] != value:
+                raise ConfigError(f"{token}: {key} is in another file too, with another value")
+            merged[key] = value
+    return merged

@@ -1,0 +1,140 @@
+"""What remora does with each of the 471 parameters, and which test observes it.
+
+Rows come from the dialects' rules; nothing is claimed here that a rule does not do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from remora.configs.dialects.all import DIALECTS
+from remora.configs.dialects.catalogue import Parameter
+from remora.configs.dialects.dialect import Dialect
+from remora.configs.dialects.rules import Means, NoEffect, Refused, Rule, Sets
+from remora.configs.dialects.translate import State
+
+_OBSERVED = Path(__file__).parents[1] / "observed.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One parameter.
+
+    canonical:  the capability that it is about
+    reason:     what it sets, what differs, or why nothing is done
+    test:       id of the test that observes its effect; None where it has none
+    """
+
+    system: str
+    name: str
+    canonical: str
+    state: State
+    reason: str
+    test: str | None
+
+
+@cache
+def observed() -> Mapping[str, str]:
+    """Return the test that observes each key, as the tests themselves say."""
+    found: dict[str, str] = json.loads(_OBSERVED.read_text(encoding="utf-8"))
+    return found
+
+
+def coverage(systems: Sequence[str] = ()) -> list[Row]:
+    """Return a row for each parameter of `systems`, or of all, beyond the additional ones."""
+    return [
+        _row(dialect, parameter)
+        for dialect in DIALECTS.values()
+        if not systems or dialect.system in systems
+        for parameter in dialect.parameters.values()
+        if not parameter.additional
+    ]
+
+
+def counts(rows: Sequence[Row]) -> dict[str, Counter[State]]:
+    """Return how many parameters of each system are in each state."""
+    found: dict[str, Counter[State]] = {}
+    for row in rows:
+        found.setdefault(row.system, Counter())[row.state] += 1
+    return found
+
+
+def counts_table(rows: Sequence[Row]) -> str:
+    """Return the counts as a table of Markdown, a row for each system and one for all."""
+    found = counts(rows)
+    total = sum(found.values(), Counter[State]())
+    states = list(State)
+    lines = [
+        "| | " + " | ".join(state.value for state in states) + " | all |",
+        "|---|" + "---:|" * (len(states) + 1),
+    ]
+    for name, count in (*((DIALECTS[s].title, c) for s, c in found.items()), ("all", total)):  # type: ignore[index]
+        cells = " | ".join(str(count[state]) for state in states)
+        lines.append(f"| {name} | {cells} | {count.total()} |")
+    return "\n".join(lines)
+
+
+def parameters_page() -> str:
+    """Return `docs/parameters.md`: a table for each system."""
+    rows = coverage()
+    parts = [_INTRODUCTION, counts_table(rows), ""]
+    for dialect in DIALECTS.values():
+        parts.append(f"## {dialect.title}\n")
+        parts.append("| parameter | here | |\n|---|---|---|")
+        for row in rows:
+            if row.system == dialect.system:
+                reason = row.reason.replace("|", "\\|")
+                parts.append(f"| `{row.name}` | {row.state} | {reason} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+_INTRODUCTION = """# Parameters of other servers
+
+<!-- Written by `remora config coverage --format markdown`; a test compares. -->
+
+remora takes the configuration of SGLang, LightLLM and RTP-LLM and the backend server's JSON. A
+parameter means exactly the same here, nearly the same, needs nothing done here, or is refused when
+it is given, with the reason; none is passed over. How to use them: [dialects.md](dialects.md).
+"""
+
+
+def _row(dialect: Dialect, parameter: Parameter) -> Row:
+    rule = dialect.rule(parameter)
+    state = _state(rule)
+    takes_effect = state in (State.EXACT, State.APPROXIMATE)
+    return Row(
+        system=dialect.system,
+        name=parameter.name,
+        canonical=parameter.capability,
+        state=state,
+        reason=_reason(rule),
+        test=_test(dialect, parameter, rule) if takes_effect else None,
+    )
+
+
+def _state(rule: Rule) -> State:
+    if isinstance(rule, Refused):
+        return State.REFUSED
+    if isinstance(rule, NoEffect) or (isinstance(rule, Means) and not rule.effective):
+        return State.NO_EFFECT
+    return State.APPROXIMATE if rule.how else State.EXACT
+
+
+def _reason(rule: Rule) -> str:
+    if isinstance(rule, NoEffect | Refused):
+        return rule.why
+    why = rule.why if isinstance(rule, Means) else ""
+    keys = ", ".join(f"`{key}`" for key in rule.keys)
+    refused = list(dict.fromkeys(rule.refuse.values())) if isinstance(rule, Sets) else []
+    return "; ".join(part for part in (keys, rule.how, why, *refused) if part)
+
+
+def _test(dialect: Dialect, parameter: Parameter, rule: Rule) -> str | None:
+    names = (f"{dialect.system}:{parameter.name}", *rule.keys)
+    return next((observed()[name] for name in names if name in observed()), None)

@@ -1,0 +1,214 @@
+"""LightLLM's API server arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remora.configs.dialects.dialect import Dialect
+from remora.configs.dialects.rules import (
+    UNSAID,
+    Harmless,
+    Means,
+    NoEffect,
+    Refusal,
+    Refused,
+    Rule,
+    Sets,
+    Settings,
+)
+from remora.configs.dialects.shared_rules import DTYPE, REASONING, TOOLS, WEIGHT_ONLY
+
+_MODES = {
+    "triton_flashdecoding": "decoding attention is split by the lengths at hand, always",
+    "triton_gqa_attention": "attention shares what it reads between heads of a group, always",
+    "triton_gqa_flashdecoding": "both, always",
+}
+
+
+def _of_graphs(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("graphs are recorded on a GPU anyway")
+    if given.get("--graph_max_batch_size"):
+        raise Refusal("--graph_max_batch_size asks for graphs; keep one of the two")
+    return {"engine.graph_max_rows": 0}
+
+
+def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Settings:
+    if value == "none":
+        return {"model.quantization": "none"}
+    if value == "ao-int8wo":
+        return {"model.quantization": "int8"}
+    if value.startswith("ao-int4wo"):
+        return {"model.quantization": "int4"}
+    raise Refusal("not yet: this way of quantising; none, ao-int8wo and ao-int4wo-32 work")
+
+
+def _to_quantisation(settings: Settings) -> Any:
+    known = {"int8": "ao-int8wo", "int4": "ao-int4wo-32", "none": "none"}
+    return known.get(settings.get("model.quantization", ""), UNSAID)
+
+
+def _of_modes(value: list[str], given: Mapping[str, Any]) -> Harmless:
+    for mode in value:
+        if mode not in _MODES:
+            raise Refusal(f"{mode}: not yet: 8-bit KV cache and kernels of other libraries")
+    return Harmless("; ".join(_MODES[mode] for mode in value) or "kernels are chosen by themselves")
+
+
+def _of_tgi(value: Any, given: Mapping[str, Any]) -> Settings:
+    return {"api.generate_dialect": "tgi" if value else "lightllm"}
+
+
+def _to_tgi(settings: Settings) -> Any:
+    return {"tgi": True, "lightllm": False}.get(settings.get("api.generate_dialect", ""), UNSAID)
+
+
+def _of_grouping(value: list[str], given: Mapping[str, Any]) -> Settings:
+    pairs = [text.partition("=") for text in value]
+    if not all(name and equals and label for name, equals, label in pairs):
+        raise Refusal("expected name=value")
+    return {"metrics.push_labels": {name: label for name, _, label in pairs}}
+
+
+def _to_grouping(settings: Settings) -> Any:
+    labels = settings.get("metrics.push_labels")
+    return [f"{name}={label}" for name, label in labels.items()] if labels else UNSAID
+
+
+def _of_expected(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not given.get("--router_token_ratio"):
+        return Harmless("it counts only with --router_token_ratio above 0")
+    return {"engine.expected_output_tokens": value}
+
+
+def _to_expected(settings: Settings) -> Any:
+    if not settings.get("engine.full_reserve_usage"):
+        return UNSAID
+    return settings.get("engine.expected_output_tokens", UNSAID)
+
+
+def _of_aggressive(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("waiting requests are looked at in every step")
+    return {"engine.admission_interval_steps": given.get("--router_max_wait_tokens", 6)}
+
+
+def _of_no_stats(value: bool, given: Mapping[str, Any]) -> Settings:
+    return {"metrics.log_stats_period_s": None if value else given.get("--log_stats_interval", 10)}
+
+
+def _to_no_stats(settings: Settings) -> Any:
+    key = "metrics.log_stats_period_s"
+    return True if key in settings and settings[key] is None else UNSAID
+
+
+def _of_stats(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if given.get("--disable_log_stats"):
+        return Harmless("--disable_log_stats leaves the lines out")
+    return {"metrics.log_stats_period_s": float(value)}
+
+
+RULES: Mapping[str, Rule] = {
+    "--host": Sets(key="http.host"),
+    "--port": Sets(key="http.port"),
+    "--model_dir": Sets(key="model.path"),
+    "--model_name": Sets(key="model.served_name"),
+    "--data_type": DTYPE,
+    "--load_way": NoEffect(
+        "Hugging Face folders are read, of every family",
+        only=("HF",),
+        otherwise="DeepSpeed checkpoints are not read; convert them to a Hugging Face folder",
+    ),
+    "--max_total_token_num": Sets(key="engine.kv_tokens"),
+    "--max_req_total_len": Sets(key="model.context_length"),
+    "--running_max_req_size": Sets(key="engine.max_running_requests"),
+    "--batch_max_tokens": Sets(key="engine.max_prefill_tokens"),
+    "--router_token_ratio": Sets(key="engine.full_reserve_usage"),
+    "--router_max_new_token_len": Means(
+        keys=("engine.expected_output_tokens",),
+        reads=_of_expected,
+        writes=_to_expected,
+    ),
+    "--router_max_wait_tokens": Sets(
+        key="engine.admission_interval_steps", how="with or without --disable_aggressive_schedule"
+    ),
+    "--disable_aggressive_schedule": Means(
+        keys=("engine.admission_interval_steps",),
+        reads=_of_aggressive,
+        writes=lambda settings: settings.get("engine.admission_interval_steps", 1) > 1 or UNSAID,
+    ),
+    "--schedule_time_interval": Sets(
+        key="engine.admission_interval_s", how="between looks at waiting requests; steps go on"
+    ),
+    "--mem_fraction": Sets(key="engine.total_mem_fraction", how="what a step needs counts too"),
+    "--long_truncation_mode": Sets(key="api.prompt_truncation"),
+    "--metric_gateway": Sets(key="metrics.push_url"),
+    "--job_name": Sets(key="metrics.push_job"),
+    "--push_interval": Sets(key="metrics.push_period_s"),
+    "--grouping_key": Means(keys=("metrics.push_labels",), reads=_of_grouping, writes=_to_grouping),
+    "--enable_monitor_auth": Sets(
+        key="metrics.push_auth",
+        table={True: "env:REMORA_PUSH_AUTH"},
+        unset={False: "no credentials are sent"},
+        how="USER:PASSWORD, or a bearer token, in the variable REMORA_PUSH_AUTH",
+    ),
+    "--disable_log_stats": Means(
+        keys=("metrics.log_stats_period_s",), reads=_of_no_stats, writes=_to_no_stats
+    ),
+    "--log_stats_interval": Means(
+        keys=("metrics.log_stats_period_s",),
+        reads=_of_stats,
+        writes=lambda settings: settings.get("metrics.log_stats_period_s", UNSAID),
+    ),
+    "--chunked_prefill_size": Sets(key="engine.prefill_chunk_tokens"),
+    "--disable_chunked_prefill": Sets(key="engine.chunked_prefill", invert=True),
+    "--disable_dynamic_prompt_cache": Sets(key="engine.prefix_cache", invert=True),
+    "--tp": Sets(key="parallel.tp_size"),
+    "--dp": Sets(key="parallel.num_replicas", how="each is a replica of Ray Serve's, of any model"),
+    "--mode": Means(
+        keys=(),
+        reads=_of_modes,
+        effective=False,
+        why="kernels of decoding attention are chosen by themselves; others are refused",
+    ),
+    "--quant_type": Means(
+        keys=("model.quantization",),
+        reads=_of_quantisation,
+        writes=_to_quantisation,
+        how=WEIGHT_ONLY,
+    ),
+    "--use_tgi_api": Means(keys=("api.generate_dialect",), reads=_of_tgi, writes=_to_tgi),
+    "--tool_call_parser": TOOLS,
+    "--reasoning_parser": REASONING,
+    "--output_constraint_mode": Sets(key="grammar.backend"),
+    "--token_healing_mode": Sets(key="grammar.token_healing"),
+    "--enable_fa3": Refused("FlashAttention 3 is not offered; attention runs on triton's kernels"),
+    "--enable_flashinfer_prefill": Refused(
+        "FlashInfer is not offered; attention runs on triton's kernels"
+    ),
+    "--enable_flashinfer_decode": Refused(
+        "FlashInfer is not offered; attention runs on triton's kernels"
+    ),
+    "--disable_cudagraph": Means(
+        keys=("engine.graph_max_rows",),
+        reads=_of_graphs,
+        writes=lambda settings: True if settings.get("engine.graph_max_rows") == 0 else UNSAID,
+    ),
+    "--graph_max_batch_size": Sets(key="engine.graph_max_rows"),
+    "--graph_split_batch_size": Sets(
+        key="engine.graph_split",
+        how="up to it graphs are recorded for multiples of engine.graph_fine, not for all sizes",
+    ),
+    "--graph_max_len_in_batch": Sets(
+        key="engine.graph_max_tokens", unset={0: "sequences of any length run in graphs"}
+    ),
+    "--graph_grow_step_size": Sets(key="engine.graph_step"),
+}
+
+LIGHTLLM = Dialect(
+    system="lightllm",
+    title="LightLLM",
+    rules=RULES,
+    defaults={"http.host": "127.0.0.1", "http.port": 8000, "api.generate_dialect": "lightllm"},
+)

@@ -1,0 +1,80 @@
+"""Adapters as SGLang's `--lora-paths` and the backend's `loras` write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from remora.configs.dialects.rules import UNSAID, Effect, Refusal, Settings
+from remora.configs.lora import ADAPTER_NAME
+
+_PATHS = ("path", "source", "location", "lora_path")
+_NAMES = ("id", "lora_id", "name", "lora_name")
+
+
+def of_texts(value: Sequence[str], given: Mapping[str, Any]) -> Effect:
+    """Return the adapters of `name=path`, `path` and JSON entries. Raises Refusal."""
+    entries, how = [], ""
+    for text in value:
+        if text.lstrip().startswith("{"):
+            entries.append(_of_object(_parsed(text)))
+            continue
+        name, equals, path = text.partition("=")
+        if not equals:
+            name, path = PurePath(text).name, text
+            how = "an adapter given by its path alone is called as its folder is"
+        entries.append(_entry(name, path))
+    if given.get("--enable-lora") is False:
+        raise Refusal("--enable-lora is false; leave one of the two out")
+    return Effect({"lora.adapters": entries, "lora.dynamic": True}, how)
+
+
+def to_texts(settings: Settings) -> Any:
+    """Return `name=path` for each adapter."""
+    if not settings.get("lora.adapters") or settings.get("lora.dynamic") is not True:
+        return UNSAID
+    return [f"{entry['name']}={entry['path']}" for entry in settings["lora.adapters"]]
+
+
+def of_objects(value: Sequence[Any], given: Mapping[str, Any]) -> Effect:
+    """Return the adapters of objects with an id and a source. Raises Refusal."""
+    return Effect({"lora.adapters": [_of_object(entry) for entry in value]})
+
+
+def to_objects(settings: Settings) -> Any:
+    """Return an object for each adapter."""
+    if not settings.get("lora.adapters"):
+        return UNSAID
+    return [{"id": entry["name"], "path": entry["path"]} for entry in settings["lora.adapters"]]
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Refusal(f"not valid JSON: {error}") from None
+
+
+def _of_object(entry: Any) -> dict[str, str]:
+    if not isinstance(entry, Mapping):
+        raise Refusal("each adapter is an object with an id and a path")
+    rest = dict(entry)
+    names = [rest.pop(key) for key in _NAMES if key in rest]
+    paths = [rest.pop(key) for key in _PATHS if key in rest]
+    if rest.pop("pinned", False):
+        raise Refusal("adapters cannot be pinned; lora.max_loras_per_batch makes room for more")
+    if len(names) != 1 or len(paths) != 1 or rest:
+        raise Refusal(
+            f"each adapter has an id ({', '.join(_NAMES)}) and a path ({', '.join(_PATHS)}); "
+            f"found {', '.join(map(str, entry)) or 'nothing'}"
+        )
+    return _entry(str(names[0]), str(paths[0]))
+
+
+def _entry(name: str, path: str) -> dict[str, str]:
+    if not re.fullmatch(ADAPTER_NAME, name):
+        raise Refusal(f"the name {name!r} may hold letters, digits, dots, dashes and underscores")
+    return {"name": name, "path": path}

@@ -1,0 +1,178 @@
+"""What remora does not do, or need not do, by capability: the same for all dialects.
+
+A dialect's own table comes first; this one says the rest. A name ending in a dot stands for all
+capabilities that begin so; the longest fitting name counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from remora.configs.dialects.rules import NoEffect, Refused, Rule, not_yet
+
+_SPECULATION = not_yet("speculative decoding")
+_EXPERTS = not_yet("models with experts")
+_EXPERT_PARALLEL = not_yet("expert parallelism")
+_DISAGGREGATED = not_yet("prefill/decode disaggregation", "parallel.num_replicas adds capacity")
+_TIERS = not_yet("KV tiers beyond the device's memory", "engine.kv_memory sizes the one there is")
+_MULTIMODAL = not_yet("images, video and audio")
+_RECURRENT = not_yet("models with recurrent state")
+_QUANTISED = not_yet(
+    "quantised checkpoints", "model.quantization rounds weights to int8 or int4 on a CPU"
+)
+_OFFLOAD = not_yet("weights in the host's memory")
+_SPARSE = Refused("sparse attention is not offered: every token is attended")
+_LATENT = not_yet("models with latent attention")
+_OWN_KERNELS = NoEffect("remora has attention kernels of its own, which give the same outputs")
+_NCCL = Refused("sums between ranks go through nccl or gloo as they are")
+_RAY_PLACES = Refused(
+    "Ray starts and places ranks; give parallel.num_nodes and join the nodes by `ray start`"
+)
+_HARDWARE = Refused("this hardware is not supported")
+_RECORDED_PROMPTS = not_yet("recorded prefill", "prompts are launched kernel by kernel")
+_NVTX = Refused("no NVTX ranges are written; profile with debug.profile_dir")
+
+REFUSALS: Mapping[str, Rule] = {
+    "spec.": _SPECULATION,
+    "moe.": _EXPERT_PARALLEL,
+    "moe.runner_backend": _EXPERTS,
+    "moe.shared_expert_fusion": NoEffect("no model with experts is served yet"),
+    "moe.fp4_allgather": NoEffect("no model with experts is served yet"),
+    "moe.mxfp4_precision": _EXPERTS,
+    "deprecated.": _EXPERTS,
+    "parallel.ep_size": Refused("not yet: expert parallelism", off=(1,)),
+    "parallel.ffn_disaggregate": _DISAGGREGATED,
+    "parallel.dp_attention": not_yet("attention that is data parallel within tensor parallelism"),
+    "parallel.dp_lm_head": not_yet("attention that is data parallel within tensor parallelism"),
+    "parallel.tp_sp_mix": not_yet("sequence parallelism"),
+    "parallel.pp_max_micro_batch": Refused(
+        "steps are cut into parallel.micro_batches parts; their size follows from that"
+    ),
+    "parallel.world_rank": _RAY_PLACES,
+    "parallel.local_world_size": _RAY_PLACES,
+    "parallel.rendezvous_via_registry": _RAY_PLACES,
+    "parallel.rendezvous_port": Refused(
+        "ranks meet at a port that the system chooses, so that replicas never collide"
+    ),
+    "multinode.": _RAY_PLACES,
+    "pd.": _DISAGGREGATED,
+    "pd.multiplex.": not_yet("prefill and decode on parts of one GPU"),
+    "discovery.": _DISAGGREGATED,
+    "discovery.use_local": NoEffect("Ray knows where everything runs; nothing else is asked"),
+    "discovery.multimodal_service": _MULTIMODAL,
+    "discovery.remote_vit": _MULTIMODAL,
+    "hicache.": _TIERS,
+    "multimodal.": _MULTIMODAL,
+    "multimodal.fast_image_processor": NoEffect("no images are taken yet"),
+    "attention.multimodal_backend": _MULTIMODAL,
+    "mamba.": _RECURRENT,
+    "quant.": _QUANTISED,
+    "kv_cache.dtype": not_yet("8-bit KV cache"),
+    "kv_cache.": not_yet("pages of their own for sliding-window layers"),
+    "offload.": _OFFLOAD,
+    "memory.host_reserve_bytes": _TIERS,
+    "memory.": not_yet("releasing memory while serving"),
+    "sparse_attention.": _SPARSE,
+    "attention.nsa_decode_backend": _SPARSE,
+    "attention.nsa_prefill_backend": _SPARSE,
+    "attention.mla.": NoEffect("no model with latent attention is served yet"),
+    "attention.fmha.": _OWN_KERNELS,
+    "attention.fmha.nvtx": _NVTX,
+    "attention.fmha.show_params": Refused(
+        "no parameters of attention kernels are printed; `remora doctor` says which run"
+    ),
+    "attention.flashinfer": NoEffect("FlashInfer is never chosen"),
+    "attention.xqa": _OWN_KERNELS,
+    "attention.mmha_multi_block": NoEffect(
+        "decoding attention is split by the lengths at hand, always; outputs agree"
+    ),
+    "attention.triton.reduce_fp32": NoEffect("attention always adds up in float32"),
+    "comm.": _NCCL,
+    "comm.custom_allreduce": NoEffect("sums go through nccl or gloo, always"),
+    "comm.p2p_check": NoEffect("nccl checks by itself which GPUs reach each other"),
+    "overlap.": Refused("compute and communication are not overlapped"),
+    "overlap.comm_enabled": Refused("compute and communication are not overlapped", off=(True,)),
+    "overlap.tbo_threshold": _EXPERT_PARALLEL,
+    "runtime.non_default_stream": NoEffect("on a GPU steps run on a stream of their own, always"),
+    "runtime.numa_node": Refused(
+        "ranks are not bound to NUMA nodes; start the server with numactl --cpunodebind"
+    ),
+    "runtime.base_gpu_id": Refused("Ray assigns GPUs; hide others by CUDA_VISIBLE_DEVICES"),
+    "runtime.gpu_id_step": Refused("Ray assigns GPUs", off=(1,)),
+    "cuda_graph.profile_capture": _NVTX,
+    "cuda_graph.piecewise": _RECORDED_PROMPTS,
+    "cuda_graph.piecewise_max_tokens": _RECORDED_PROMPTS,
+    "cuda_graph.piecewise_tokens": _RECORDED_PROMPTS,
+    "compile.": Refused("torch.compile is not offered: kernels are compiled and steps recorded"),
+    "kernel.pdl": NoEffect("kernels are launched one after the other, without that attribute"),
+    "kernel.arm_kleidiai": _HARDWARE,
+    "kernel.rocm_hipblaslt_config": _HARDWARE,
+    "kernel.deep_gemm_sms": Refused("DeepGEMM is not used"),
+    "determinism.stable_scatter_add": NoEffect("nothing is added by scattering"),
+    "debug.nvtx": _NVTX,
+    "debug.device_perf": _NVTX,
+    "debug.tensor_dump.inject": Refused("outputs of another program cannot be fed to layers"),
+    "model.embedding_mode": not_yet("embeddings"),
+    "model.reward_mode": not_yet("reward models"),
+    "model.trust_remote_code": Refused(
+        "code that comes with a checkpoint is never run; "
+        "families that remora has are listed in docs/ARCHITECTURE.md"
+    ),
+    "model.revision": Refused(
+        "nothing is downloaded at start-up; fetch the revision with `hf download` and give its "
+        "folder as the model"
+    ),
+    "weights.download_dir": Refused(
+        "nothing is downloaded at start-up; give the folder of the model"
+    ),
+    "weights.remote_seed.": Refused("weights are read from files, not from another server"),
+    "moe.dense_tp_size": _EXPERTS,
+    "lora.chunk_size": NoEffect("the kernel of adapters chooses its own sizes; outputs agree"),
+    "routing.wrr_available_ratio": Refused("replicas have no weights; see routing.policy"),
+    "sampling.backend": NoEffect("sampling has one implementation for each device"),
+    "http.workers": Refused(
+        "Serve's proxy and the replicas take connections; parallel.num_replicas or "
+        "routing.num_gateways give more processes",
+        off=(1,),
+    ),
+    "comm.ipc_transport": NoEffect(
+        "processes talk over Unix sockets of their own on one machine and TCP between machines"
+    ),
+    "http.chat_template": Refused("the checkpoint's own chat template is used"),
+    "http.completion_template": Refused("completions have no template"),
+    "http.tool_server": Refused("tools are the client's to run"),
+    "model.weight_version": Refused("weights have no label; model.served_name is what clients see"),
+    "rdma.": _EXPERT_PARALLEL,
+    "tokenizer.": not_yet("this way of running the tokenizer"),
+    "weights.": not_yet("this way of loading weights"),
+    "warmup.": not_yet("warm-up as configured"),
+    "log.": not_yet("this kind of logging"),
+    "debug.": not_yet("this way of looking inside"),
+    "metrics.": not_yet("this way of publishing metrics"),
+    "trace.": not_yet("traces"),
+    "cache.": not_yet("events of the prefix cache"),
+    "scoring.": not_yet("scoring items"),
+    "response.": not_yet("this part of answers"),
+    "request.": not_yet("shortening requests"),
+    "sampling.": not_yet("this way of sampling"),
+    "grammar.": not_yet("this kind of constraint"),
+    "lora.": not_yet("this way of keeping adapters"),
+    "prefix_cache.": not_yet("this use of the prefix cache"),
+    "scheduler.": not_yet("this way of scheduling"),
+    "cuda_graph.": not_yet("this way of recording graphs"),
+    "attention.triton.": not_yet("sizes of attention kernels by hand"),
+    "http.": not_yet("this limit"),
+    "model.": not_yet("this way of choosing a model's code"),
+    "pipeline.": not_yet("offering fewer routes"),
+    "runtime.": not_yet("this way of running"),
+    "parallel.": not_yet("this way of starting ranks"),
+    "model.family": NoEffect("the checkpoint's config.json names its family"),
+}
+
+
+def rule_of_capability(capability: str) -> Rule | None:
+    """Return what is said of a capability, or of the longest beginning of its name."""
+    if capability in REFUSALS:
+        return REFUSALS[capability]
+    prefixes = [name for name in REFUSALS if name.endswith(".") and capability.startswith(name)]
+    return REFUSALS[max(prefixes, key=len)] if prefixes else None

@@ -1,0 +1,143 @@
+"""The `args` of an application that speak another server's language, turned into ours.
+
+    args:
+      dialect: sglang
+      args: {model-path: /models/llama, tp: 2}
+      engine: {kv_memory: 20GiB}     # sections of ours may stand beside; they win
+
+Entries of `models` may be written so as well. A profile's values lie below everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from remora.configs.dialects.all import DIALECTS
+from remora.configs.dialects.catalogue import SYSTEMS, System
+from remora.configs.dialects.translate import Line, translate
+from remora.configs.errors import ConfigError
+from remora.configs.messages import KeyPath, Locate, nearest, shown
+from remora.configs.profiles import NOT_YET, PROFILES
+
+DIALECT, ARGS, MODELS, PROFILE = "dialect", "args", "models", "profile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """Args in our own words.
+
+    http:     host and port that were asked for, for Serve's http_options
+    lines:    what became of each parameter
+    origins:  path of a key of ours -> path where it was written
+    """
+
+    args: dict[str, Any]
+    http: dict[str, Any] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
+    origins: Mapping[KeyPath, KeyPath] = field(default_factory=dict)
+
+
+def nowhere(_path: KeyPath, _at_key: bool) -> str:
+    """Locate for args that come from no file."""
+    return ""
+
+
+def resolve(args: Mapping[str, Any], locate: Locate = nowhere, prefix: KeyPath = ()) -> Resolved:
+    """Return `args` in our own words. Raises ConfigError with one line per fault.
+
+    prefix:  where `args` stand, for `locate`; paths of `origins` begin with it
+    """
+    entries = args.get(MODELS)
+    if not isinstance(entries, list):
+        return _resolve_one(args, locate, prefix)
+    found = [
+        _resolve_one(entry, locate, (*prefix, MODELS, index))
+        if isinstance(entry, Mapping)
+        else Resolved(args=entry)
+        for index, entry in enumerate(entries)
+    ]
+    common = _resolve_one(args, locate, prefix)
+    return Resolved(
+        args={**common.args, MODELS: [one.args for one in found]},
+        http={key: value for one in (*found, common) for key, value in one.http.items()},
+        lines=tuple(line for one in (common, *found) for line in one.lines),
+        origins={key: path for one in (common, *found) for key, path in one.origins.items()},
+    )
+
+
+def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Resolved:
+    if PROFILE in args:
+        return _on_profile(args, locate, prefix)
+    if DIALECT not in args:
+        return Resolved(args=dict(args))
+    name = args[DIALECT]
+    if name not in SYSTEMS:
+        near = nearest(str(name), list(SYSTEMS))
+        hint = f"; did you mean {near}?" if near is not None else ""
+        raise ConfigError(
+            f"{locate((*prefix, DIALECT), False)}dialect = {shown(name)}: must be one of "
+            f"{', '.join(SYSTEMS)}{hint}"
+        )
+    data = args.get(ARGS)
+    if not isinstance(data, Mapping):
+        raise ConfigError(
+            f"{locate((*prefix, ARGS), False)}args = {shown(data)}: expected a mapping of "
+            f"{name}'s parameters to values"
+        )
+    dialect = DIALECTS[cast("System", name)]
+    written = dialect.flatten(data)
+    paths: dict[str, KeyPath] = {
+        each: (*prefix, ARGS, *path) for each, (path, _) in written.items()
+    }
+    meant = translate(
+        dialect,
+        {each: value for each, (_, value) in written.items()},
+        lambda each: locate(paths[each], True),
+    )
+    own = {key: value for key, value in args.items() if key not in (DIALECT, ARGS)}
+    origins = {
+        (*prefix, *key.split(".", 1)): paths[each]
+        for key, each in meant.origins.items()
+        if not _holds(own, *key.split(".", 1))
+    }
+    return Resolved(
+        args=_over(meant.args, own), http=meant.http, lines=meant.lines, origins=origins
+    )
+
+
+def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Resolved:
+    """Return what stands beside a profile, over the profile's values."""
+    name = args[PROFILE]
+    if name not in PROFILES:
+        why = f"not yet: {NOT_YET[name]}; " if name in NOT_YET else ""
+        raise ConfigError(
+            f"{locate((*prefix, PROFILE), False)}profile = {shown(name)}: {why}must be one of "
+            f"{', '.join(PROFILES)}"
+        )
+    above = _resolve_one({k: v for k, v in args.items() if k != PROFILE}, locate, prefix)
+    below = {
+        (*prefix, section, key): (*prefix, PROFILE)
+        for section, values in PROFILES[name].items()
+        for key in values
+        if not _holds(above.args, section, key)
+    }
+    return replace(
+        above, args=_over(PROFILES[name], above.args), origins={**below, **above.origins}
+    )
+
+
+def _holds(args: Mapping[str, Any], section: str, key: str) -> bool:
+    below = args.get(section)
+    return isinstance(below, Mapping) and key in below
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections of `below` with the keys of `above` over them."""
+    merged = dict(below)
+    for section, values in above.items():
+        base = merged.get(section)
+        both = isinstance(values, Mapping) and isinstance(base, Mapping)
+        merged[section] = {**base, **values} if both else values  # type: ignore[dict-item]
+    return merged

@@ -1,0 +1,149 @@
+"""RTP-LLM's server arguments: its command line, and environment variables of the same meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remora.configs.dialects.dialect import Dialect
+from remora.configs.dialects.rules import (
+    UNSAID,
+    Effect,
+    Harmless,
+    Means,
+    Refusal,
+    Rule,
+    Sets,
+    Settings,
+)
+from remora.configs.dialects.shared_rules import DTYPE, LOG_LEVEL
+
+_CONCURRENCY = 32  # their default
+_FRAMES = 16
+_NO_LIMIT = "no limit is set"
+
+
+def _check_world(value: int, given: Mapping[str, Any]) -> Effect:
+    tp, dp = given.get("--tp-size") or 1, given.get("--dp-size") or 1
+    if value != tp * dp:
+        raise Refusal(f"--tp-size * --dp-size is {tp} * {dp} = {tp * dp}; make them agree")
+    return Effect({})
+
+
+def _of_budget(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not given.get("--enable-fast-gen"):
+        return Harmless("it counts only with --enable-fast-gen")
+    return {"engine.prefill_chunk_tokens": value}
+
+
+def _to_budget(settings: Settings) -> Any:
+    if settings.get("engine.chunked_prefill") is not True:
+        return UNSAID
+    return settings.get("engine.prefill_chunk_tokens", UNSAID)
+
+
+def _of_fmha(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    if value:
+        return Harmless("attention is fused wherever there is a kernel for it")
+    return {"engine.attention_backend": "torch", "engine.cpu_kernels": "torch"}
+
+
+def _to_fmha(settings: Settings) -> Any:
+    both = (settings.get("engine.attention_backend"), settings.get("engine.cpu_kernels"))
+    return False if both == ("torch", "torch") else UNSAID
+
+
+def _of_blocking(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("beyond the limit requests are refused")
+    limit = given.get("--concurrency-limit", _CONCURRENCY)
+    return {"api.wait_when_busy": True, "api.max_concurrent_requests": limit}
+
+
+def _of_tracing(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    return {"debug.trace_memory_s": 60.0} if value else Harmless("memory is not traced")
+
+
+def _of_stacks(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value or not given.get("--trace-memory"):
+        return Harmless("callers are shown only with --trace-memory, and if this is on")
+    return {"debug.trace_memory_frames": _FRAMES}
+
+
+RULES: Mapping[str, Rule] = {
+    "--checkpoint-path": Sets(key="model.path"),
+    "--act-type": DTYPE,
+    "--max-seq-len": Sets(key="model.context_length"),
+    "--start-port": Sets(key="http.port"),
+    "--tp-size": Sets(key="parallel.tp_size"),
+    "--dp-size": Sets(key="parallel.num_replicas", how="each is a replica of Ray Serve's"),
+    "--world-size": Means(keys=(), reads=_check_world),
+    "--reuse-cache": Sets(key="engine.prefix_cache"),
+    "--enable-fast-gen": Sets(key="engine.chunked_prefill"),
+    "--fast-gen-context-budget": Means(
+        keys=("engine.prefill_chunk_tokens",), reads=_of_budget, writes=_to_budget
+    ),
+    "--max-context-batch-size": Sets(key="engine.max_prefill_requests"),
+    "--scheduler-reserve-resource-ratio": Sets(
+        key="engine.free_kv_fraction", scale=0.01, how="of the KV cache, while others run"
+    ),
+    "--device-reserve-memory-bytes": Sets(
+        key="engine.memory_reserve", unset={0: "no memory is left to others"}
+    ),
+    "--concurrency-limit": Sets(key="api.max_concurrent_requests"),
+    "--concurrency-with-block": Means(
+        keys=("api.wait_when_busy", "api.max_concurrent_requests"),
+        reads=_of_blocking,
+        writes=lambda settings: settings.get("api.wait_when_busy", UNSAID),
+    ),
+    "--ft-core-dump-on-exception": Sets(key="debug.core_dump"),
+    "--torch-cuda-profiler-dir": Sets(key="debug.profile_dir", unset={"": "nothing is profiled"}),
+    "--trace-memory": Means(
+        keys=("debug.trace_memory_s",),
+        reads=_of_tracing,
+        writes=lambda settings: "debug.trace_memory_s" in settings or UNSAID,
+        how="the lines of Python code that hold more memory than a minute before",
+    ),
+    "--trace-malloc-stack": Means(
+        keys=("debug.trace_memory_frames",),
+        reads=_of_stacks,
+        writes=lambda settings: settings.get("debug.trace_memory_frames", 1) > 1 or UNSAID,
+    ),
+    "--py-inference-log-response": Sets(
+        key="metrics.log_responses", table={True: "full", False: "none"}
+    ),
+    "--ft-alog-conf-path": Sets(
+        key="metrics.log_config", how="a file of Python's logging.config, not of alog"
+    ),
+    "--step-records-max-size": Sets(key="metrics.max_step_records"),
+    "--step-records-time-range": Sets(key="metrics.step_records_s", scale=1e-6),
+    "--max-batch-size": Sets(
+        key="engine.max_running_requests", unset={0: "as many as fit are run"}
+    ),
+    "--enable-fmha": Means(
+        keys=("engine.attention_backend", "engine.cpu_kernels"), reads=_of_fmha, writes=_to_fmha
+    ),
+    "--log-level": LOG_LEVEL,
+    "--max-lora-model-size": Sets(
+        key="lora.max_adapter_bytes", unset={-1: _NO_LIMIT}, how="bytes of the adapter's file"
+    ),
+    "--load-balance": Sets(
+        key="routing.policy",
+        table={True: "power_of_two", False: "round_robin"},
+        strict=True,
+        how="the less busy of two replicas at random",
+    ),
+    "--rank-factor": Sets(
+        key="routing.policy",
+        table={0: "shortest_queue", 1: "power_of_two"},
+        strict=True,
+        how="0: fewest tokens to compute; 1: the less busy of two at random",
+    ),
+}
+
+RTP_LLM = Dialect(
+    system="rtp_llm",
+    title="RTP-LLM",
+    rules=RULES,
+    defaults={"http.host": "0.0.0.0", "http.port": 8088},
+)

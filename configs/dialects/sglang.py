@@ -1,0 +1,335 @@
+"""SGLang's server arguments: its command line, and the YAML file of its `--config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remora.configs.dialects import lora_entries
+from remora.configs.dialects.dialect import Dialect
+from remora.configs.dialects.rules import (
+    UNSAID,
+    Effect,
+    Harmless,
+    Means,
+    NoEffect,
+    Refusal,
+    Rule,
+    Sets,
+    Settings,
+)
+from remora.configs.dialects.shared_rules import (
+    DTYPE,
+    LEVELS,
+    LOG_LEVEL,
+    REASONING,
+    TOOLS,
+    WEIGHT_ONLY,
+    edges,
+    secret,
+)
+
+_LOAD_FORMATS = {
+    "auto": "auto",
+    "safetensors": "safetensors",
+    "gguf": "gguf",
+    "dummy": "dummy",
+}
+_ATTENTION = {"triton": "triton", "torch_native": "torch"}
+_REQUEST_LEVELS = ("metadata", "sampling", "clipped", "full")
+_BALANCING = {
+    "round_robin": "round_robin",
+    "shortest_queue": "shortest_queue",
+    "minimum_tokens": "shortest_queue",
+}
+
+
+def _of_chunk(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
+    if value == -1:
+        return {"engine.chunked_prefill": False}
+    return {"engine.prefill_chunk_tokens": value}
+
+
+def _to_chunk(settings: Settings) -> Any:
+    if settings.get("engine.chunked_prefill") is False:
+        return -1
+    return settings.get("engine.prefill_chunk_tokens", UNSAID)
+
+
+def _of_graphs(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
+    if not value:
+        return Harmless("graphs are recorded on a GPU anyway")
+    if given.get("--cuda-graph-max-bs"):
+        raise Refusal("--cuda-graph-max-bs asks for graphs; keep one of the two")
+    return {"engine.graph_max_rows": 0}
+
+
+def _to_graphs(settings: Settings) -> Any:
+    return True if settings.get("engine.graph_max_rows") == 0 else UNSAID
+
+
+def _of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
+    if value:
+        return {"lora.dynamic": True}
+    if given.get("--lora-paths"):
+        raise Refusal("--lora-paths gives adapters; leave one of the two out")
+    return {"lora.dynamic": False}
+
+
+def _of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
+    """On a command line the file has been read before (`command_line.py`)."""
+    raise Refusal("write the file's options here; on a command line it is read")
+
+
+def _of_gathering(value: bool, given: Mapping[str, Any]) -> Settings:
+    size = given.get("--dynamic-batch-tokenizer-batch-size", 32)
+    return {"api.tokenizer_batch_size": size if value else 1}
+
+
+def _to_gathering(settings: Settings) -> Any:
+    return settings.get("api.tokenizer_batch_size", 1) > 1
+
+
+def _of_gathered(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not given.get("--enable-dynamic-batch-tokenizer"):
+        return Harmless("it counts only with --enable-dynamic-batch-tokenizer")
+    return {"api.tokenizer_batch_size": value}
+
+
+def _to_gathered(settings: Settings) -> Any:
+    size = settings.get("api.tokenizer_batch_size", 1)
+    return size if size > 1 else UNSAID
+
+
+def _of_policy(value: str, given: Mapping[str, Any]) -> Settings:
+    if value == "priority":
+        return {"engine.schedule_policy": "fcfs", "engine.use_priorities": True}
+    return {"engine.schedule_policy": value}
+
+
+def _of_threshold(value: int, given: Mapping[str, Any]) -> Effect:
+    """Theirs preempts from the threshold on, ours beyond the gap."""
+    how = "" if value >= 1 else "an equal priority never preempts"
+    return Effect({"engine.priority_preemption_gap": max(0, value - 1)}, how)
+
+
+def _to_threshold(settings: Settings) -> Any:
+    gap = settings.get("engine.priority_preemption_gap")
+    return UNSAID if gap is None else gap + 1
+
+
+def _of_log_requests(value: bool, given: Mapping[str, Any]) -> Settings:
+    level = given.get("--log-requests-level", 2)
+    return {"metrics.log_requests": _REQUEST_LEVELS[level] if value else "none"}
+
+
+def _to_log_requests(settings: Settings) -> Any:
+    return settings.get("metrics.log_requests", "none") != "none"
+
+
+def _of_log_level(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not given.get("--log-requests"):
+        return Harmless("it counts only with --log-requests")
+    return {"metrics.log_requests": _REQUEST_LEVELS[value]}
+
+
+def _to_log_level(settings: Settings) -> Any:
+    detail = settings.get("metrics.log_requests")
+    return _REQUEST_LEVELS.index(detail) if detail in _REQUEST_LEVELS else UNSAID
+
+
+def _of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
+    others = (
+        given.get("--attention-backend"),
+        given.get("--prefill-attention-backend"),
+        given.get("--decode-attention-backend"),
+    )
+    if value in _ATTENTION and all(other in (None, value) for other in others):
+        return Effect(
+            {"engine.attention_backend": _ATTENTION[value]}, "prompts and decoding use the same"
+        )
+    raise Refusal("one backend attends in both phases: triton or torch_native")
+
+
+def _of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("weights stay as they are")
+    if value == "int8wo":
+        return {"model.quantization": "int8"}
+    if str(value).startswith("int4wo"):
+        return {"model.quantization": "int4"}
+    raise Refusal("not yet: activations or weights in 8-bit floats; int8wo and int4wo-32 work")
+
+
+def _to_torchao(settings: Settings) -> Any:
+    known = {"int8": "int8wo", "int4": "int4wo-32"}
+    return known.get(settings.get("model.quantization", ""), UNSAID)
+
+
+RULES: Mapping[str, Rule] = {
+    "--config": Means(keys=(), reads=_of_config_file),
+    # model
+    "--model-path": Sets(key="model.path"),
+    "--served-model-name": Sets(key="model.served_name"),
+    "--dtype": DTYPE,
+    "--load-format": Sets(key="model.load_format", table=_LOAD_FORMATS, strict=True),
+    "--context-length": Sets(key="model.context_length"),
+    "--quantization": Sets(
+        key="model.load_format", table={"gguf": "gguf"}, strict=True, how="read as it is"
+    ),
+    "--torchao-config": Means(
+        keys=("model.quantization",), reads=_of_torchao, writes=_to_torchao, how=WEIGHT_ONLY
+    ),
+    # HTTP
+    "--host": Sets(key="http.host"),
+    "--port": Sets(key="http.port"),
+    "--stream-output": Sets(key="api.stream_text", table={True: "delta", False: "cumulative"}),
+    "--reasoning-parser": REASONING,
+    "--tool-call-parser": TOOLS,
+    "--stream-interval": Sets(key="api.stream_interval_tokens"),
+    "--allow-auto-truncate": Sets(key="api.prompt_truncation", table={True: "tail", False: "none"}),
+    # tokenizer
+    "--tokenizer-worker-num": Sets(
+        key="api.tokenizer_threads", how="threads of each replica, which leave Python's lock"
+    ),
+    "--enable-tokenizer-batch-encode": NoEffect(
+        "the prompts of one request are always tokenised together"
+    ),
+    "--enable-dynamic-batch-tokenizer": Means(
+        keys=("api.tokenizer_batch_size",), reads=_of_gathering, writes=_to_gathering
+    ),
+    "--dynamic-batch-tokenizer-batch-size": Means(
+        keys=("api.tokenizer_batch_size",), reads=_of_gathered, writes=_to_gathered
+    ),
+    "--dynamic-batch-tokenizer-batch-timeout": Sets(key="api.tokenizer_batch_wait_s"),
+    # memory and scheduling
+    "--mem-fraction-static": Sets(
+        key="engine.total_mem_fraction", how="what a step needs counts too"
+    ),
+    "--radix-eviction-policy": Sets(key="engine.prefix_eviction"),
+    "--page-size": Sets(key="engine.page_size"),
+    "--max-total-tokens": Sets(key="engine.kv_tokens"),
+    "--chunked-prefill-size": Means(
+        keys=("engine.prefill_chunk_tokens", "engine.chunked_prefill"),
+        reads=_of_chunk,
+        writes=_to_chunk,
+    ),
+    "--max-prefill-tokens": Sets(key="engine.max_prefill_tokens"),
+    "--max-running-requests": Sets(key="engine.max_running_requests"),
+    "--max-queued-requests": Sets(key="engine.max_queued_requests"),
+    "--disable-radix-cache": Sets(key="engine.prefix_cache", invert=True),
+    "--schedule-conservativeness": Sets(key="engine.schedule_conservativeness"),
+    "--schedule-low-priority-values-first": Sets(key="engine.low_priority_first"),
+    "--schedule-policy": Means(
+        keys=("engine.schedule_policy", "engine.use_priorities"),
+        reads=_of_policy,
+        writes=lambda settings: settings.get("engine.schedule_policy", UNSAID),
+    ),
+    "--enable-priority-scheduling": Sets(key="engine.use_priorities"),
+    "--priority-scheduling-preemption-threshold": Means(
+        keys=("engine.priority_preemption_gap",), reads=_of_threshold, writes=_to_threshold
+    ),
+    "--enable-mixed-chunk": Sets(key="engine.mixed_steps"),
+    "--num-continuous-decode-steps": Sets(key="engine.admission_interval_steps"),
+    "--scheduler-recv-interval": Sets(key="engine.poll_interval_steps"),
+    "--num-reserved-decode-tokens": Sets(key="engine.min_reserved_tokens"),
+    "--disable-overlap-schedule": Sets(key="engine.overlap", invert=True),
+    "--random-seed": Sets(key="engine.random_seed"),
+    "--watchdog-timeout": Sets(
+        key="engine.step_timeout_s", how="the replica is replaced by Ray Serve"
+    ),
+    "--device": Sets(
+        key="engine.device",
+        refuse=dict.fromkeys(("xpu", "hpu", "npu"), "remora runs on cuda and cpu"),
+    ),
+    "--attention-backend": Sets(key="engine.attention_backend", table=_ATTENTION, strict=True),
+    "--prefill-attention-backend": Means(keys=("engine.attention_backend",), reads=_of_phase),
+    "--decode-attention-backend": Means(keys=("engine.attention_backend",), reads=_of_phase),
+    "--enable-deterministic-inference": Sets(key="engine.deterministic"),
+    # graphs
+    "--disable-cuda-graph": Means(
+        keys=("engine.graph_max_rows",), reads=_of_graphs, writes=_to_graphs
+    ),
+    "--cuda-graph-max-bs": Sets(key="engine.graph_max_rows"),
+    "--cuda-graph-bs": Sets(key="engine.graph_rows"),
+    "--disable-cuda-graph-padding": Sets(key="engine.graph_padding", invert=True),
+    "--enable-cudagraph-gc": Sets(key="engine.graph_gc"),
+    # LoRA
+    "--enable-lora": Means(
+        keys=("lora.dynamic",),
+        reads=_of_lora,
+        writes=lambda settings: settings.get("lora.dynamic", UNSAID),
+    ),
+    "--lora-paths": Means(
+        keys=("lora.adapters", "lora.dynamic"),
+        reads=lora_entries.of_texts,
+        writes=lora_entries.to_texts,
+    ),
+    "--max-lora-rank": Sets(key="lora.max_lora_rank"),
+    "--lora-target-modules": Sets(
+        key="lora.target_modules",
+    ),
+    "--max-loras-per-batch": Sets(
+        key="lora.max_loras_per_batch", how="the model without an adapter takes no place"
+    ),
+    "--max-loaded-loras": Sets(key="lora.max_loaded_loras"),
+    "--lora-backend": NoEffect(
+        "adapters have one family of kernels on a GPU and one on a CPU; outputs agree"
+    ),
+    "--lora-eviction-policy": Sets(key="lora.eviction"),
+    # grammar
+    "--grammar-backend": Sets(
+        key="grammar.backend", refuse={"llguidance": "not offered; xgrammar takes the same kinds"}
+    ),
+    "--constrained-json-disable-any-whitespace": Sets(key="grammar.json_compact"),
+    "--constrained-json-whitespace-pattern": Sets(key="grammar.json_whitespace_pattern"),
+    # parallel
+    "--tensor-parallel-size": Sets(key="parallel.tp_size"),
+    "--pipeline-parallel-size": Sets(key="parallel.pp_size"),
+    "--data-parallel-size": Sets(
+        key="parallel.num_replicas", how="each is a replica of Ray Serve's"
+    ),
+    "--load-balance-method": Sets(key="routing.policy", table=_BALANCING, strict=True),
+    "--load-watch-interval": Sets(key="routing.stats_period_s"),
+    # logs
+    "--log-level": LOG_LEVEL,
+    "--log-level-http": Sets(key="metrics.access_log_level", table=LEVELS),
+    "--log-requests": Means(
+        keys=("metrics.log_requests",), reads=_of_log_requests, writes=_to_log_requests
+    ),
+    "--log-requests-level": Means(
+        keys=("metrics.log_requests",), reads=_of_log_level, writes=_to_log_level
+    ),
+    "--enable-request-time-stats-logging": Sets(key="metrics.log_request_times"),
+    "--decode-log-interval": Sets(key="metrics.log_step_interval"),
+    "--gc-warning-threshold-secs": Sets(
+        key="metrics.log_gc_s", unset={0.0: "collections are not warned about"}
+    ),
+    "--show-time-cost": Sets(key="debug.log_step_times", how="one line a step, for its parts"),
+    "--enable-nan-detection": NoEffect(
+        "numbers that are not finite are always seen; they end the request that they belong to"
+    ),
+    "--crash-on-nan": Sets(key="debug.fail_on_nan"),
+    "--crash-dump-folder": Sets(key="debug.crash_dump_dir"),
+    # metrics
+    "--enable-metrics": Sets(key="metrics.enabled"),
+    "--bucket-time-to-first-token": Sets(key="metrics.first_token_buckets_s"),
+    "--bucket-inter-token-latency": Sets(key="metrics.inter_token_buckets_s"),
+    "--bucket-e2e-request-latency": Sets(key="metrics.request_buckets_s"),
+    "--collect-tokens-histogram": Sets(key="metrics.token_histograms"),
+    "--prompt-tokens-buckets": edges("metrics.prompt_token_buckets"),
+    "--generation-tokens-buckets": edges("metrics.output_token_buckets"),
+    "--tokenizer-metrics-custom-labels-header": Sets(key="metrics.request_labels_header"),
+    "--tokenizer-metrics-allowed-custom-labels": Sets(key="metrics.request_labels"),
+    "--api-key": secret("api.api_key"),
+    "--admin-api-key": secret("api.admin_api_key"),
+    "--file-storage-path": Sets(key="api.batch_dir"),
+    "--enable-cache-report": NoEffect("cached tokens are always told in the usage"),
+}
+
+SGLANG = Dialect(
+    system="sglang",
+    title="SGLang",
+    rules=RULES,
+    defaults={"http.host": "127.0.0.1", "http.port": 30000, "api.generate_dialect": "sglang"},
+)

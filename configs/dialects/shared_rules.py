@@ -1,0 +1,80 @@
+"""Rules that several dialects share: parsers, secrets, number formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remora.configs.buckets import two_sided_exponential
+from remora.configs.dialects.rules import UNSAID, Harmless, Means, Refusal, Sets, Settings
+
+REASONING = Sets(key="api.reasoning_parser", table={"deepseek-v3": "deepseek_v3"})
+TOOLS = Sets(
+    key="api.tool_parser",
+    table={
+        "deepseekv3": "deepseek_v3",
+        "deepseekv31": "deepseek_v31",
+        "deepseekv32": "deepseek_v32",
+        "glm": "glm45",
+    },
+)
+WEIGHT_ONLY = "weights are rounded in groups of our kernels: 64 (int8) or 32 (int4); CPU only"
+DTYPE = Sets(
+    key="model.dtype",
+    table={
+        "half": "float16",
+        "float": "float32",
+        "fp16": "float16",
+        "bf16": "bfloat16",
+        "fp32": "float32",
+    },
+)
+LEVELS = {
+    "debug": "DEBUG",
+    "info": "INFO",
+    "warning": "WARNING",
+    "error": "ERROR",
+    "critical": "ERROR",
+    "warn": "WARNING",
+    "WARN": "WARNING",
+}
+LOG_LEVEL = Sets(key="metrics.log_level", table=LEVELS)
+
+
+def edges(key: str) -> Means:
+    """Return the rule of a histogram's edges: default, tse MIDDLE BASE COUNT, or custom V..."""
+
+    def read(value: list[str], given: Mapping[str, Any]) -> Harmless | Settings:
+        kind, *texts = value or ["default"]
+        try:
+            numbers = [float(text) for text in texts]
+        except ValueError:
+            raise Refusal(f"expected numbers behind {kind}") from None
+        if kind == "default":
+            return Harmless("edges are ours")
+        if kind == "custom" and numbers:
+            return {key: sorted(set(numbers))}
+        if kind == "tse" and len(numbers) == 3:
+            middle, base, count = numbers
+            return {key: two_sided_exponential(middle, base, int(count))}
+        raise Refusal("expected default, tse MIDDLE BASE COUNT, or custom followed by the edges")
+
+    def write(settings: Settings) -> Any:
+        found = settings.get(key)
+        return UNSAID if found is None else ["custom", *(str(edge) for edge in found)]
+
+    return Means(keys=(key,), reads=read, writes=write)
+
+
+def secret(key: str) -> Means:
+    """Return the rule of a key that callers must bring: ours only refers to it."""
+
+    def read(value: Any, given: Mapping[str, Any]) -> Settings:
+        if str(value).startswith(("env:", "file:")):
+            return {key: value}
+        raise Refusal(
+            "a secret is not written here itself; put it into a variable or a file and write "
+            "env:NAME or file:/path"
+        )
+
+    return Means(keys=(key,), reads=read, writes=lambda settings: settings.get(key, UNSAID))

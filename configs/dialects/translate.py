@@ -1,0 +1,187 @@
+"""From the parameters of another server to settings of ours, with a line for each of them.
+
+Knows rules and catalogues. Knows nothing of command lines or files: a function given by the caller
+says where a parameter was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from remora.configs.dialects.catalogue import Parameter, catalogue, plain, spellings
+from remora.configs.dialects.dialect import Dialect
+from remora.configs.dialects.rules import Harmless, Refusal
+from remora.configs.dialects.values import WrongValue, coerce
+from remora.configs.errors import ConfigError
+from remora.configs.messages import nearest, shown
+
+HTTP = "http"  # keys of Serve's http_options, which no section of ours holds
+
+_SECRET = frozenset({"http.api_key", "http.admin_api_key"})
+
+
+class State(StrEnum):
+    """What became of a parameter."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    NO_EFFECT = "no effect here"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """What became of one parameter that was written.
+
+    name:      as it was written
+    settings:  keys of ours and their values
+    text:      what differs, or why nothing is done
+    """
+
+    name: str
+    value: Any
+    state: State
+    settings: Mapping[str, Any]
+    text: str = ""
+
+    def __str__(self) -> str:
+        keys = ", ".join(f"{key} = {shown(value)}" for key, value in self.settings.items())
+        said = "; ".join(part for part in (keys, self.text) if part)
+        return f"{self.name} = {shown(self.value)}: {self.state}{': ' if said else ''}{said}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """What parameters of another server mean.
+
+    args:     sections and keys of ours
+    http:     host and port, for Serve's http_options
+    lines:    one for each parameter
+    origins:  name, as written, of the parameter that set a key of ours
+    """
+
+    args: dict[str, Any]
+    http: dict[str, Any]
+    lines: tuple[Line, ...]
+    origins: Mapping[str, str]
+
+
+def translate(
+    dialect: Dialect,
+    given: Mapping[str, Any],
+    place: Callable[[str], str] = lambda _name: "",
+) -> Translation:
+    """Return what `given` means. Raises ConfigError with one line per fault.
+
+    given:  values by name, in any spelling; texts are read as the parameter's type
+    place:  from a name in `given` to where it is written, as "file:line:column: "
+    """
+    faults: list[str] = []
+    values, names = _read_values(dialect, given, place, faults)
+    settings: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    lines = []
+    for name, value in values.items():
+        written = names[name]
+        parameter = dialect.parameters[name]
+        try:
+            line = _line(dialect, parameter, written, value, values)
+        except Refusal as refusal:
+            seen = "***" if parameter.capability in _SECRET else shown(value)
+            faults.append(f"{place(written)}{written} = {seen}: refused: {refusal}")
+            continue
+        lines.append(line)
+        for key, meant in line.settings.items():
+            if key in settings and settings[key] != meant:
+                faults.append(
+                    f"{place(written)}{written} = {shown(value)}: means {key} = {shown(meant)}, "
+                    f"and {origins[key]} means {shown(settings[key])}; keep one of the two"
+                )
+            settings.setdefault(key, meant)
+            origins.setdefault(key, written)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    nested = _nested({**dialect.defaults, **settings})
+    http = nested.pop(HTTP, {})
+    return Translation(args=nested, http=http, lines=tuple(lines), origins=origins)
+
+
+def _read_values(
+    dialect: Dialect,
+    given: Mapping[str, Any],
+    place: Callable[[str], str],
+    faults: list[str],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return values by the catalogue's names, and how each name was written; None is left out."""
+    values: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for written, raw in given.items():
+        parameter = spellings(dialect.system).get(plain(str(written)))
+        if parameter is None:
+            faults.append(f"{place(written)}{_unknown(dialect, str(written), raw)}")
+            continue
+        name = parameter.name
+        if name in names:
+            faults.append(
+                f"{place(written)}{written} = {shown(raw)}: the same as {names[name]}, which is "
+                "given too; keep one of the two"
+            )
+            continue
+        names[name] = written
+        try:
+            value = coerce(parameter, raw)
+        except WrongValue as error:
+            faults.append(f"{place(written)}{written} = {shown(raw)}: {error}")
+            continue
+        if value is not None:
+            values[name] = value
+    return values, names
+
+
+def _line(
+    dialect: Dialect,
+    parameter: Parameter,
+    written: str,
+    value: Any,
+    values: Mapping[str, Any],
+) -> Line:
+    """Return what became of a parameter. Raises Refusal."""
+    try:
+        meant = dialect.rule(parameter).read(value, values)
+    except Refusal:
+        if value != parameter.default or isinstance(value, bool) != isinstance(
+            parameter.default, bool
+        ):
+            raise
+        meant = Harmless(f"that is {dialect.title}'s default; nothing here depends on it")
+    if isinstance(meant, Harmless):
+        return Line(name=written, value=value, state=State.NO_EFFECT, settings={}, text=meant.why)
+    state = State.APPROXIMATE if meant.how else State.EXACT
+    return Line(name=written, value=value, state=state, settings=meant.settings, text=meant.how)
+
+
+def _unknown(dialect: Dialect, written: str, value: Any) -> str:
+    known = {plain(name): name for name in catalogue(dialect.system)}
+    aliases = {
+        plain(alias): alias
+        for parameter in catalogue(dialect.system).values()
+        for alias in parameter.aliases
+    }
+    near = nearest(plain(written).replace("-", "_"), [k.replace("-", "_") for k in known | aliases])
+    hint = (
+        f"did you mean {(known | aliases)[near.replace('_', '-')]}?"
+        if near is not None
+        else f"`remora config coverage --system {dialect.system}` lists what is known"
+    )
+    return f"{written} = {shown(value)}: {dialect.title} has no such parameter; {hint}"
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for dotted, value in settings.items():
+        section, key = dotted.split(".", 1)
+        nested.setdefault(section, {})[key] = value
+    return nested

@@ -1,0 +1,137 @@
+"""Values of foreign parameters: from texts of a command line, an environment or a file to the type
+that the catalogue states.
+
+Lenient as those servers are: "8" is a whole number, "True", "1" and "on" are true.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from remora.configs.dialects.catalogue import Parameter
+from remora.configs.messages import nearest, shown
+
+_TRUE = frozenset({"true", "1", "yes", "on"})
+_FALSE = frozenset({"false", "0", "no", "off"})
+_NOTHING = frozenset({"none", "null", "nil"})
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B", re.IGNORECASE)
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+class WrongValue(Exception):
+    """A value is not of its parameter's type; the message says what was expected."""
+
+
+def coerce(parameter: Parameter, value: Any) -> Any:
+    """Return `value` in the parameter's type; None where nothing is set. Raises WrongValue."""
+    if value is None or _says_nothing(parameter, value):
+        return None
+    read = _of_type(parameter, parameter.type, value)
+    choices = parameter.choices
+    if choices is None or parameter.type != "enum" or read in choices:
+        return read
+    if isinstance(read, str):
+        for choice in choices:
+            if isinstance(choice, str) and choice.lower() == read.lower():
+                return choice
+    known = [str(choice) for choice in choices if choice is not None]
+    near = nearest(str(read), known)
+    hint = f"; did you mean {near}?" if near is not None else ""
+    raise WrongValue(f"must be one of {', '.join(known)}{hint}")
+
+
+def is_bool_text(text: str) -> bool:
+    """Return whether a text can be the value of a switch."""
+    return text.lower() in _TRUE | _FALSE
+
+
+def _says_nothing(parameter: Parameter, value: Any) -> bool:
+    if not isinstance(value, str) or value.lower() not in _NOTHING:
+        return False
+    return value not in (parameter.choices or ())  # "none" and "null" are values of some
+
+
+def _of_type(parameter: Parameter, kind: str, value: Any) -> Any:
+    if kind.startswith("list["):
+        return [
+            _of_type(parameter, kind[5:-1], item) for item in _items(kind, _unquoted(kind, value))
+        ]
+    if kind == "enum":
+        numbers = all(isinstance(choice, int) for choice in parameter.choices or ("",))
+        return _of_type(parameter, "int" if numbers else "str", value)
+    readers: dict[str, Callable[[Any], Any]] = {
+        "bool": _bool,
+        "int": _int,
+        "float": _float,
+        "json": _json,
+    }
+    reader: Callable[[Any], Any] = readers.get(kind, _text)
+    return reader(value)
+
+
+def _unquoted(kind: str, value: Any) -> Any:
+    """Read a list that is written as JSON, whole or as the one entry of a command line."""
+    text = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(text, str) and text.strip().startswith("["):
+        return _json(text)
+    return value
+
+
+def _items(kind: str, value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str) and kind != "list[json]":
+        return value.replace(",", " ").split()
+    return [value]
+
+
+def _bool(value: Any) -> bool:
+    text = str(value).lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise WrongValue("expected true or false")
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        if size := _SIZE.fullmatch(value.strip()):
+            base = 1024 if size[3] else 1000
+            return int(float(size[1]) * base ** _POWERS[size[2].upper()])
+        try:
+            return int(value.replace("_", ""))
+        except ValueError:
+            pass
+    raise WrongValue("expected a whole number")
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise WrongValue("expected a number")
+
+
+def _json(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise WrongValue(f"not valid JSON: {error}") from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise WrongValue(f"expected text, found {shown(value)}")

@@ -1,0 +1,85 @@
+"""Where the value of a key comes from: the command line, the environment, the file, a profile.
+
+    --set engine.page_size=32             the command line
+    REMORA_ENGINE__PAGE_SIZE=32           the environment
+    args: {engine: {page_size: 32}}       the file
+    args: {profile: gpu}                  a profile (`profiles.py`)
+
+Each wins over those below it. Values of the first two are read as YAML. Two underscores tell such
+variables from others of ours; they count for `remora serve` and `remora config`, not for Ray's own
+`serve run`, whose replicas may start in another environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from remora.configs.errors import ConfigError
+from remora.configs.schema import ServeConfig
+
+_PREFIX = "REMORA_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A value from the command line or the environment.
+
+    source:  how it was written, for messages: `--set engine.page_size`, REMORA_ENGINE__PAGE_SIZE
+    """
+
+    section: str
+    key: str
+    value: Any
+    source: str
+
+    @property
+    def name(self) -> str:
+        """The dotted key."""
+        return f"{self.section}.{self.key}"
+
+
+def of_environment(environ: Mapping[str, str]) -> list[Override]:
+    """Return what variables such as REMORA_ENGINE__PAGE_SIZE say. Raises ConfigError."""
+    return [
+        _override(name.removeprefix(_PREFIX).lower().replace("__", ".", 1), text, name)
+        for name, text in sorted(environ.items())
+        if name.startswith(_PREFIX) and "__" in name.removeprefix(_PREFIX).strip("_")
+    ]
+
+
+def of_options(options: Sequence[str]) -> list[Override]:
+    """Return what `--set section.key=value` options say. Raises ConfigError."""
+    found = []
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {option}: expected section.key=value")
+        found.append(_override(name.strip(), text, f"--set {name.strip()}"))
+    return found
+
+
+def over(args: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
+    """Return `args`, in our own words, with the overrides in them; later ones win."""
+    merged = dict(args)
+    for one in overrides:
+        below = merged.get(one.section)
+        base = dict(below) if isinstance(below, Mapping) else {}
+        merged[one.section] = {**base, one.key: one.value}
+    return merged
+
+
+def _override(dotted: str, text: str, source: str) -> Override:
+    section, dot, key = dotted.partition(".")
+    if not dot or section not in ServeConfig.model_fields:
+        raise ConfigError(
+            f"{source}: {section} is no section; there are {', '.join(ServeConfig.model_fields)}"
+        )
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not readable as YAML: {error}") from None
+    return Override(section=section, key=key, value=value, source=source)

@@ -1,0 +1,91 @@
+"""What a command is asked to look at: a Serve file, a model, or another server's command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from remora.configs.dialects.catalogue import SYSTEMS
+from remora.configs.dialects.command_line import read_command_line
+from remora.configs.dialects.resolve import ARGS, DIALECT, Resolved, resolve
+from remora.configs.dialects.translate import Line
+from remora.configs.layers import Override, over
+from remora.configs.load import FileModel, load_serve_file, parse_args
+from remora.configs.messages import KeyPath
+from remora.configs.serve_file import config_of_args, config_of_model
+from remora.configs.several import name_of
+from remora.deployments.cli.terminal import Failure
+
+
+def read_target(
+    target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
+) -> tuple[dict[str, Any], tuple[Line, ...]]:
+    """Return a Serve config in our own words, checked, and what became of foreign parameters.
+
+    Raises ConfigError, Failure.
+    """
+    raw, lines, _ = _read(target, dialect, overrides)
+    return raw, lines
+
+
+def read_models(
+    target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
+) -> dict[str, FileModel]:
+    """Return the models of a target by name, with where each key's value comes from."""
+    return _read(target, dialect, overrides)[2]
+
+
+def _read(
+    target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
+) -> tuple[dict[str, Any], tuple[Line, ...], dict[str, FileModel]]:
+    if dialect is not None:
+        resolved = _of_command_line(dialect, target)
+        raw = config_of_args(resolved.args, resolved.http)
+        return raw, resolved.lines, _over(raw, resolved, overrides)
+    if len(target) != 1:
+        raise Failure(
+            f"expected one target, found {' '.join(target)}; options of another server need "
+            f"--dialect ({', '.join(SYSTEMS)})"
+        )
+    (name,) = target
+    if name.endswith((".yaml", ".yml")):
+        from ray.serve.schema import ServeDeploySchema
+
+        file = load_serve_file(Path(name), also=ServeDeploySchema, overrides=overrides)
+        return file.raw, file.lines, dict(file.models)
+    raw = config_of_model(name)
+    return raw, (), _over(raw, Resolved(args=raw["applications"][0]["args"]), overrides)
+
+
+def _of_command_line(dialect: str, tokens: Sequence[str]) -> Resolved:
+    if dialect not in SYSTEMS:
+        raise Failure(f"--dialect {dialect}: must be one of {', '.join(SYSTEMS)}")
+    given = read_command_line(dialect, tokens, os.environ)
+    return resolve({DIALECT: dialect, ARGS: given})
+
+
+def _over(
+    raw: dict[str, Any], resolved: Resolved, overrides: Sequence[Override]
+) -> dict[str, FileModel]:
+    """Put the overrides into the args of `raw`, check them, and return the model."""
+    (application,) = raw["applications"]
+    application["args"] = over(resolved.args, overrides)
+    _absolute(application["args"])
+    origins = {path: str(written[-1]) for path, written in resolved.origins.items()}
+    sources: dict[KeyPath, str] = origins | {(o.section, o.key): o.source for o in overrides}
+
+    def locate(path: KeyPath, _at_key: bool) -> str:
+        return f"{sources[path[:2]]}: " if path[:2] in sources else ""
+
+    config = parse_args(application["args"], locate=locate)
+    written = {".".join(map(str, path)): source for path, source in sources.items()}
+    return {name_of(config): FileModel(config=config, written=written)}
+
+
+def _absolute(args: dict[str, Any]) -> None:
+    """Make the model's path absolute: replicas have a working folder of their own."""
+    path = (args.get("model") or {}).get("path")
+    if isinstance(path, str) and Path(path).exists():
+        args["model"] = {**args["model"], "path": str(Path(path).absolute())}

@@ -1,0 +1,82 @@
+"""Values of foreign parameters that are not their defaults, from the catalogues alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remora.configs.dialects.catalogue import Parameter
+
+# Where no value can be made from the type: texts in some form, and lists of them.
+SAMPLES: dict[tuple[str, str], Any] = {
+    ("sglang", "--log-level"): "debug",
+    ("sglang", "--log-level-http"): "warning",
+    ("sglang", "--lora-paths"): ["a=/adapters/a", "b=/adapters/b"],
+    ("sglang", "--lora-target-modules"): ["q_proj"],
+    ("sglang", "--torchao-config"): "int8wo",
+    ("sglang", "--page-size"): 32,
+    ("sglang", "--prompt-tokens-buckets"): ["tse", "1000", "2", "8"],
+    ("sglang", "--generation-tokens-buckets"): ["custom", "10", "100"],
+    ("sglang", "--tokenizer-metrics-allowed-custom-labels"): ["team"],
+    ("lightllm", "--grouping_key"): ["team=search"],
+    ("lightllm", "--metric_gateway"): "http://gateway:9091",
+    ("sglang", "--quantization"): "gguf",
+    ("sglang", "--api-key"): "env:KEY",
+    ("sglang", "--admin-api-key"): "file:/key",
+    ("sglang", "--constrained-json-whitespace-pattern"): "[ ]?",
+    ("rtp_llm", "--step-records-time-range"): 5_000_000,
+    ("rtp_llm", "--world-size"): 1,
+    ("backend", "loras"): [{"id": "a", "path": "/adapters/a"}],
+    ("backend", "optimisations.attention_caching.type"): "radix",
+    ("backend", "backend.version"): "latest",
+    ("backend", "backend.extra_params"): {"context_length": 100},
+    ("backend", "model_type"): "llm",
+    ("backend", "optimisations.model_type"): "llm",
+    ("backend", "type"): "llm",
+    ("backend", "optimisations.attention_caching.extra_params"): {},
+}
+# Parameters that count only beside others.
+COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
+    ("sglang", "--log-requests-level"): {"--log-requests": True},
+    ("sglang", "--priority-scheduling-preemption-threshold"): {
+        "--enable-priority-scheduling": True
+    },
+    ("sglang", "--schedule-low-priority-values-first"): {"--enable-priority-scheduling": True},
+    ("sglang", "--constrained-json-whitespace-pattern"): {"--grammar-backend": "outlines"},
+    ("sglang", "--dynamic-batch-tokenizer-batch-size"): {"--enable-dynamic-batch-tokenizer": True},
+    ("sglang", "--tokenizer-metrics-custom-labels-header"): {
+        "--tokenizer-metrics-allowed-custom-labels": ["team"]
+    },
+    **{
+        ("lightllm", name): {"--metric_gateway": "http://gateway:9091"}
+        for name in ("--job_name", "--push_interval", "--grouping_key", "--enable_monitor_auth")
+    },
+    ("lightllm", "--router_max_new_token_len"): {"--router_token_ratio": 0.5},
+    ("rtp_llm", "--trace-malloc-stack"): {"--trace-memory": True},
+    ("rtp_llm", "--fast-gen-context-budget"): {"--enable-fast-gen": True},
+    ("backend", "lora_repo.path"): {"load_lora_dynamic": True},
+}
+
+
+def values(parameter: Parameter) -> list[Any]:
+    """Return values that are not the default, the likeliest to be taken first."""
+    own = SAMPLES.get((parameter.system, parameter.name))
+    if own is not None:
+        return [own]
+    if parameter.choices and not parameter.type.startswith("list"):
+        others = [c for c in parameter.choices if c not in (None, parameter.default)]
+        return [*others, *([parameter.default] if parameter.default is not None else [])]
+    return _of_type(parameter.type, parameter.default)
+
+
+def _of_type(kind: str, default: Any) -> list[Any]:
+    if kind.startswith("list["):
+        return [_of_type(kind[5:-1], None)[:1]]
+    if kind == "bool":
+        return [not default, bool(default)]
+    if kind == "int":
+        return [3 if default in (None, 0, 1, -1) else default + 1, 16, 1]
+    if kind == "float":
+        return [0.5 if default != 0.5 else 0.25, 2.0]
+    if kind == "json":
+        return [{"some": "value"}]
+    return ["/some/path" if kind == "path" else "something"]

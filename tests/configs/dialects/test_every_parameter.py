@@ -1,0 +1,94 @@
+"""Each of the 471 parameters, set to something else than its default: it takes effect, or a line
+says why not, or it is refused. None is passed over."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from remora.configs.dialects.all import DIALECTS
+from remora.configs.dialects.catalogue import SYSTEMS, Parameter, catalogue
+from remora.configs.dialects.coverage import coverage
+from remora.configs.dialects.resolve import resolve
+from remora.configs.dialects.rules import Rule
+from remora.configs.dialects.translate import State, translate
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from tests.configs.dialects.samples import COMPANIONS, values
+
+MODEL = {
+    "sglang": {"--model-path": "/model"},
+    "lightllm": {"--model_dir": "/model"},
+    "rtp_llm": {"--checkpoint-path": "/model"},
+}
+ROWS = {(row.system, row.name): row for row in coverage()}
+PARAMETERS = [p for system in SYSTEMS for p in catalogue(system).values()]
+EFFECTIVE = [p for p in PARAMETERS if ROWS.get((p.system, p.name)) is not None]
+EFFECTIVE = [
+    p
+    for p in EFFECTIVE
+    if ROWS[p.system, p.name].state in (State.EXACT, State.APPROXIMATE)
+    and p.name != "--config"  # of command lines: test_command_line.py
+]
+
+
+def label(parameter: Parameter) -> str:
+    return f"{parameter.system}:{parameter.name}"
+
+
+def rule_of(parameter: Parameter, name: str) -> Rule:
+    return DIALECTS[parameter.system].rule(catalogue(parameter.system)[name])
+
+
+def test_there_are_471() -> None:
+    assert len(ROWS) == 471
+    assert [len([r for r in ROWS.values() if r.system == s]) for s in SYSTEMS] == [250, 88, 92, 41]
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS, ids=label)
+def test_a_value_has_a_line_or_is_refused_by_name(parameter: Parameter) -> None:
+    for value in values(parameter):
+        given = {**COMPANIONS.get((parameter.system, parameter.name), {}), parameter.name: value}
+        written = DIALECTS[parameter.system].flatten(given)
+        try:
+            translation = translate(
+                DIALECTS[parameter.system], {name: value for name, (_, value) in written.items()}
+            )
+        except ConfigError as error:
+            message = str(error)
+        else:
+            message = ""
+        if message:
+            assert parameter.name in message
+            assert "\n" not in message
+            continue
+        (line,) = [line for line in translation.lines if line.name.startswith(parameter.name)]
+        known = {key for name in written for key in rule_of(parameter, name).keys}
+        if line.state is State.NO_EFFECT:
+            assert line.text, "why it is harmless is not said"
+        else:
+            assert line.settings.keys() <= known
+
+
+@pytest.mark.parametrize("parameter", EFFECTIVE, ids=label)
+def test_what_takes_effect_changes_the_configuration(parameter: Parameter) -> None:
+    key = (parameter.system, parameter.name)
+    base = {**MODEL.get(parameter.system, {}), **COMPANIONS.get(key, {})}
+    before = configured(parameter.system, base)
+    changed = []
+    for value in values(parameter):
+        with contextlib.suppress(ConfigError):  # of some parameters some values are refused
+            changed.append(configured(parameter.system, {**base, parameter.name: value}))
+    assert changed, "every value was refused"
+    if DIALECTS[parameter.system].rule(parameter).keys:
+        assert any(after != before for after in changed)
+
+
+def configured(system: str, given: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the configuration that `given` means, and host and port."""
+    args = {"dialect": system, "args": given}
+    if system == "backend":
+        args["model"] = {"path": "/model"}
+    return parse_args(args), resolve(args).http

@@ -1,0 +1,146 @@
+"""What commands are asked to look at: files, models, other servers' command lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from remora.configs.errors import ConfigError
+from remora.deployments.cli.main import app
+from remora.deployments.cli.serve import serve_config
+from remora.deployments.cli.terminal import Failure
+
+HEAD = "applications:\n  - import_path: remora.deployments.app:build\n    args:\n"
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.observes("http.host", "http.port")
+def test_another_server_s_host_and_port_are_listened_on(tmp_path: Path) -> None:
+    model = str(tmp_path)
+    for dialect, tokens, http in (
+        ("sglang", ["--model-path", model, "--port", "31000"], ("127.0.0.1", 31000)),
+        ("lightllm", ["--model_dir", model, "--host", "0.0.0.0"], ("0.0.0.0", 8000)),
+        ("rtp_llm", ["--checkpoint-path", model], ("0.0.0.0", 8088)),
+    ):
+        raw = serve_config(tokens, dialect=dialect)
+        assert (raw["http_options"]["host"], raw["http_options"]["port"]) == http
+        assert raw["applications"][0]["args"]["model"]["path"] == model
+        changed = serve_config(tokens, dialect=dialect, port=9)["http_options"]
+        assert changed["port"] == 9
+
+
+def test_a_file_s_own_http_options_win_over_those_of_the_dialect(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "http_options: {port: 1234}\n"
+        + HEAD
+        + "      dialect: sglang\n      args: {model-path: m, host: 0.0.0.0, port: 30000}\n"
+    )
+    http = serve_config([str(path)])["http_options"]
+    assert http == {"host": "0.0.0.0", "port": 1234}
+
+
+def test_a_fault_in_another_server_s_words_is_found_at_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    for line, message in (
+        ("page-size: 17", ":7:20: engine.page_size = 17: must be a power of two"),
+        ("page-sise: 16", ":7:9: page-sise = 16: SGLang has no such parameter; did you mean"),
+        ("schedule-policy: lmp", ":7:9: schedule-policy = 'lmp': must be one of"),
+        ("enable-lmcache: true", ":7:9: enable-lmcache = true: refused: not yet: KV tiers"),
+    ):
+        path.write_text(
+            HEAD + f"      dialect: sglang\n      args:\n        model-path: m\n        {line}\n"
+        )
+        with pytest.raises(ConfigError) as caught:
+            serve_config([str(path)])
+        assert str(caught.value).startswith(f"{path}{message}"), caught.value
+
+
+def test_sections_of_ours_beside_a_dialect_win(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        HEAD
+        + "      dialect: sglang\n      args: {model-path: m, page-size: 32}\n"
+        + "      engine: {page_size: 64}\n"
+    )
+    args = serve_config([str(path)])["applications"][0]["args"]
+    assert args["engine"]["page_size"] == 64
+    code, text, _ = run("config", "explain", str(path))
+    assert code == 0
+    assert "engine.page_size                   64                       line 6" in text
+
+
+def test_an_unknown_dialect_is_refused() -> None:
+    with pytest.raises(Failure, match="--dialect vllm: must be one of sglang, lightllm"):
+        serve_config(["--model", "m"], dialect="vllm")
+    with pytest.raises(Failure, match="expected one target, found a b"):
+        serve_config(["a", "b"])
+
+
+def test_check_tells_what_became_of_each_parameter() -> None:
+    code, text, _ = run(
+        "config", "check", "--dialect", "sglang", "--", "--model-path", "m",
+        "--max-prefill-tokens", "1024", "--enable-p2p-check", "--tp", "2",
+    )  # fmt: skip
+    assert code == 0
+    assert "--tp = 2: exact: parallel.tp_size = 2" in text
+    assert "--enable-p2p-check = true: no effect here: nccl checks" in text
+    assert "sglang: valid; serves m" in text
+
+
+def test_convert_says_what_is_lost() -> None:
+    code, text, notes = run(
+        "config", "convert", "--from", "sglang", "--to", "lightllm", "--",
+        "--model-path", "/m", "--tp", "2", "--page-size", "32",
+    )  # fmt: skip
+    assert code == 0
+    assert "--model_dir /m" in text
+    assert "--tp 2" in text
+    assert "engine.page_size = 32: LightLLM has no word for it" in notes
+
+
+def test_convert_to_ours_is_a_file_to_serve(tmp_path: Path) -> None:
+    code, text, _ = run("config", "convert", "--from", "lightllm", "--", "--model_dir", "/m")
+    assert code == 0
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    assert run("config", "check", str(path))[0] == 0
+    assert yaml.safe_load(text)["http_options"] == {"host": "127.0.0.1", "port": 8000}
+
+
+def test_diff_shows_what_differs(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text(HEAD + "      model: {path: m}\n")
+    second.write_text(HEAD + "      model: {path: m}\n      engine: {page_size: 32}\n")
+    assert run("config", "diff", str(first), str(second))[:2] == (
+        1,
+        "engine.page_size: 16 -> 32\n",
+    )
+    assert run("config", "diff", str(first), str(first))[:2] == (0, "")
+
+
+def test_init_writes_a_file_and_its_schema(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    assert run("config", "init", "--profile", "gpu", str(path))[0] == 0
+    assert (tmp_path / "remora.schema.json").is_file()
+    assert run("config", "check", str(path))[0] == 0
+    code, _, error = run("config", "init", str(path))
+    assert code == 2
+    assert "exists; choose another name" in error
+
+
+def test_coverage_is_told_as_table_json_and_page() -> None:
+    code, text, _ = run("config", "coverage", "--system", "backend")
+    assert code == 0
+    assert "tensor_parallel_size" in text
+    rows = yaml.safe_load(run("config", "coverage", "--format", "json")[1])
+    assert len(rows) == 471
+    assert rows[0].keys() == {"system", "name", "canonical", "state", "reason", "test"}
+    assert run("config", "coverage", "--system", "vllm")[0] == 2
