@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from remora.configs.device_plan import DevicePlan
@@ -98,6 +99,19 @@ def warm_up(forward: DeviceForward, plan: EnginePlan) -> None:
             if num_tokens <= plan.max_step_tokens:
                 forward.forward(largest_step(plan, num_tokens, max_rows=rows))
         rows = 4 * rows + 1
+
+
+def warm_up_choosing(choosing: Choosing, vocab_size: int, device: torch.device) -> None:
+    """Do everything that a request may ask of its logits, for the same reason."""
+    logits = torch.zeros(1, vocab_size, device=device)
+    line, words = np.zeros(1, np.int64), np.full((1, -(-vocab_size // 32)), -1, np.int32)
+    place, value = torch.zeros(1, dtype=torch.int64, device=device), logits.new_ones(1)
+    sampling_kernels.add_at(logits, place, place, value)
+    sampling_kernels.penalize(
+        logits, place, place, value, repetition=value, presence=value, frequency=value
+    )
+    choosing.kernels.mask_tokens(logits, line, words)
+    choosing.describe(logits, line, choosing.choose(logits, None), 1).take()
 
 
 def record(

@@ -147,13 +147,15 @@ def _on_device(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) ->
     weight_bytes = _step_weight_bytes(model)
     forward = device.make_forward(model, plan, plan.num_pages)
     device.warm_up(forward, plan)
+    choosing = device.make_choosing(plan)
+    device.warm_up_choosing(choosing, model.vocab_size, torch.device(plan.device))
     steps = "launched one by one"
     if plan.on_device.graph_sizes:
         device.record(forward, plan, CudaRecorder(), show_progress=show_progress)
         steps = f"recorded for up to {plan.on_device.graph_sizes[-1]} rows"
     return BuiltForward(
         forward=forward,
-        choosing=device.make_choosing(plan),
+        choosing=choosing,
         description=f"{plan.on_device.attention_backend} on {plan.device}, decode steps {steps}",
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,

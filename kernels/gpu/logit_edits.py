@@ -1,7 +1,8 @@
 """Logits changed in place on a GPU: the kernels of `add_at`, `penalize` and `mask_tokens`.
 
 `kernels/sampling.py` and `kernels/grammar_mask.py` specify them. Entries of a row below 0 are
-passed over, so that a captured launch may have as many as a step needs at most.
+passed over, so that a captured launch may have as many as a step needs at most. How many entries
+there are is no reason for triton to make another kernel, which would take it a second.
 
 Legend, and suffixes of blocks: R rows, V vocabulary, N entries, G restricted rows; E entries or
 tokens of a program, W words of a program.
@@ -45,8 +46,8 @@ def penalize(
     """Penalise tokens that have occurred.
 
     logits:             [R, V] float32, a row in one piece
-    rows, ids, counts:  [N] int64
-    penalties:          [N] float32
+    rows, ids:          [N] int64
+    counts, penalties:  [N] float32
     """
     assert logits.stride(1) == 1
     if len(rows) > 0:
@@ -87,7 +88,7 @@ def mask_tokens(logits: Tensor, lines: Tensor, words: Tensor) -> None:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def add_at_kernel(
     logits: tl.tensor,
     rows: tl.tensor,
@@ -106,7 +107,7 @@ def add_at_kernel(
     tl.store(at_E, tl.load(at_E, mask=is_used_E, other=0.0) + value_E, mask=is_used_E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_entries"])
 def penalize_kernel(
     logits: tl.tensor,
     rows: tl.tensor,

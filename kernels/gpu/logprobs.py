@@ -2,7 +2,8 @@
 
 Four launches: `summarise` and `compact` of `candidates.py`, each followed by one with a program
 for a row. The K likeliest tokens are among those that reach the K-th greatest maximum of a block;
-they are taken one after the other, for they are few.
+they are taken one after the other, for they are few. How many there are is no reason for triton to
+make another kernel, which would take it seconds.
 
 Legend, and suffixes of blocks: as in `candidates.py`; K of the top.
 """
@@ -81,7 +82,7 @@ def describe(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def normalise_kernel(
     maxima: tl.tensor,
     masses: tl.tensor,
@@ -106,7 +107,7 @@ def normalise_kernel(
     tl.store(bounds + row, bound)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def describe_kernel(
     logits: tl.tensor,
     token_ids: tl.tensor,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,11 +19,13 @@ from remora.configs.device_plan import DevicePlan
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan, refit
-from remora.engine.device import make_forward, measure, warm_up
+from remora.engine.device import make_forward, measure, warm_up, warm_up_choosing
 from remora.engine.device_memory import GRAPH_BYTES, LOGIT_BYTES, largest_step
+from remora.engine.graphs.device_choosing import DeviceChoosing
 from remora.engine.inputs import StepInputs
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
+from remora.kernels import sampling
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 
@@ -99,6 +104,21 @@ def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
     warm_up(make_forward(model, plan, 1), plan)
 
     assert seen == [(1, 1), (1, 2), (1, 2), (5, 5), (5, 6), (5, 10)]
+
+
+def test_whatever_a_request_may_ask_of_its_logits_is_warmed_up() -> None:
+    names = ["add_at", "penalize", "mask_tokens"]
+    choosing = DeviceChoosing(torch.device("cpu"), 1)
+
+    with ExitStack() as opened:
+        places: list[tuple[Any, str]] = [(sampling, name) for name in names]
+        spies = [
+            opened.enter_context(patch.object(place, name, wraps=getattr(place, name)))
+            for place, name in [*places, (choosing, "describe")]
+        ]
+        warm_up_choosing(choosing, 100, torch.device("cpu"))
+
+    assert [each.call_count for each in spies] == [1, 1, 1, 1]
 
 
 def fitted(llama: Path, *, free: float, step: float, **engine: object) -> EnginePlan:
