@@ -38,6 +38,9 @@ class MetricsSection(LogKeys, BucketKeys):
     enabled: bool = True
     """Whether /metrics shows Prometheus counters and histograms."""
 
+    per_rank: bool = False
+    """Whether each rank of a replica shows steps, time and memory of its own, labelled `rank`."""
+
     request_labels: list[Label] = Field(default_factory=list, max_length=8)
     """Labels that requests may bring for their own metrics; none by default. Each set of values is
     a series of its own; beyond 1000 sets the values are `other`."""

@@ -50,6 +50,7 @@ from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replica import Telling
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.ranks.replica import ReplicaEngine
+from remora.deployments.ranks.stats import RankCollector
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.reporter import Reporter
 from remora.deployments.serve_context import listens_locally, log_through_serve
@@ -105,6 +106,9 @@ class LLMServer:
         if self._coming is not None:
             self.client, self.adapters = self._coming.client, self._coming.present
         self._served = Served.over(self)
+        if self.config.metrics.per_rank:
+            ranks = RankCollector(self._engine.stats, self.plan.served_model_name)
+            self._served.metrics.registry.register(ranks)
         self._reporter = Reporter.configured(
             self.client, self.config, resident=self.adapters.resident
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from remora.configs.errors import EngineError
 from remora.configs.schema import ServeConfig
 from remora.deployments.observing.core_dump import allow_core_dumps, end_process
+from remora.deployments.ranks.stats import RankStats
 from remora.deployments.ranks.team import RayTeam
 
 if TYPE_CHECKING:  # torch is imported when it is needed
@@ -83,6 +84,15 @@ class ReplicaEngine:
     def notes(self) -> list[str]:
         """Say where the other ranks are, a line each."""
         return [] if self._team is None else self._team.notes
+
+    def stats(self) -> dict[int, RankStats]:
+        """Return what is known of what each rank has done, by rank."""
+        found: dict[int, RankStats] = {}
+        if self._client is not None:
+            own = self._client.stats()
+            found[0] = RankStats.here(num_steps=own.steps_total, step_time_s=own.step_time_total_s)
+        workers = () if self._team is None else self._team.workers
+        return found | {worker.rank: worker.stats for worker in workers if worker.stats}
 
     def check(self) -> None:
         """Raise EngineError when the engine has failed, or nobody looks after the ranks."""

@@ -22,6 +22,7 @@ from remora.configs.errors import ConfigError, EngineError, InvalidAdapter
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, served_name
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.placement import bundle_index, rank_options
+from remora.deployments.ranks.stats import RankStats
 from remora.deployments.ranks.worker import EngineWorker, RankFacts
 
 if TYPE_CHECKING:  # torch is imported when it is needed
@@ -46,6 +47,7 @@ class Worker:
 
     is_here:  on this node
     process:  if it is here
+    stats:    what it said last of what it has done
     """
 
     rank: int
@@ -54,6 +56,7 @@ class Worker:
     facts: RankFacts | None = None
     is_here: bool = False
     process: psutil.Process | None = None
+    stats: RankStats | None = None
 
     def __str__(self) -> str:
         return f"rank {self.rank}" + (f" on node {self.facts.host}" if self.facts else "")
@@ -225,6 +228,8 @@ class RayTeam:
             on_failure(EngineError(f"{_capital(worker)} has not answered for {timeout_s:g} s."))
         elif isinstance(error := answer.exception(), RayError):
             on_failure(EngineError(f"{_capital(worker)} has failed: {_first_line(error)}"))
+        elif error is None:
+            worker.stats = answer.result()
 
     def prepare_adapter(self, instance: int, source: str) -> list[Awaitable[AdapterFacts]]:
         """Load an adapter at each rank. What goes wrong at one of them its answer raises."""

@@ -21,9 +21,11 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
 from remora.configs.schema import ServeConfig
+from remora.deployments.ranks.stats import RankStats
 from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed
+    from remora.engine.parallel.follower import Follower
     from remora.engine.parallel.meeting import Meeting
     from remora.engine.protocols import AdapterFacts, AdapterPool
 
@@ -57,6 +59,7 @@ class EngineWorker:
         self._rank = rank
         self._path: Path | None = None
         self._pool: AdapterPool | None = None
+        self._follower: Follower | None = None
         self._sources = Sources.configured(config.lora)
 
     async def facts(self) -> RankFacts:
@@ -74,8 +77,12 @@ class EngineWorker:
         ).start()
         await asyncio.wrap_future(loaded)
 
-    async def ping(self) -> None:
-        """Answer."""
+    async def ping(self) -> RankStats | None:
+        """Answer, with what this rank has done once it follows."""
+        follower = self._follower
+        if follower is None or not self._config.metrics.per_rank:
+            return None
+        return RankStats.here(num_steps=follower.num_steps, step_time_s=follower.step_time_s)
 
     async def prepare_adapter(self, instance: int, source: str) -> AdapterFacts:
         """Fetch an adapter on this node and keep this rank's share. Raises what goes wrong."""
@@ -126,6 +133,7 @@ class EngineWorker:
             loaded.set_exception(error)
             return
         self._pool = follower.adapters
+        self._follower = follower
         loaded.set_result(None)
         try:
             follower.run()

@@ -5,6 +5,8 @@ Knows nothing of scheduling, sampling or of who placed it where it runs.
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 from remora.configs.errors import EngineError
@@ -18,7 +20,8 @@ from remora.engine.protocols import AdapterPool, ForwardPass
 class Follower:
     """Rows and forward pass of a rank other than 0.
 
-    adapters:  its copies of adapters; None = there is no room for any
+    adapters:     its copies of adapters; None = there is no room for any
+    num_steps, step_time_s:  what it has done so far
     """
 
     def __init__(
@@ -30,6 +33,8 @@ class Follower:
         adapters: AdapterPool | None = None,
     ) -> None:
         self.adapters = adapters
+        self.num_steps = 0
+        self.step_time_s = 0.0
         self._forward = forward
         self._table = table
         self._channel = channel
@@ -57,7 +62,10 @@ class Follower:
     def _obey(self, message: Message) -> None:
         match message:
             case Step():
+                started = time.perf_counter()
                 self._step(message)
+                self.num_steps += 1
+                self.step_time_s += time.perf_counter() - started
             case Logits():
                 self._forward.logits(message.first, message.last)
             case Failed() | ComeIn():

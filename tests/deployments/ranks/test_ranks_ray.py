@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def make_args(path: Any, **parallel: Any) -> dict[str, Any]:
         "model": {"path": str(path), "served_name": "tiny2", "dtype": "float32"},
         "engine": {"kv_tokens": 2048, "num_threads": 1},
         "parallel": common | parallel,
+        "metrics": {"per_rank": True},
     }
 
 
@@ -101,6 +103,22 @@ def test_two_ranks_answer_as_one_does(cluster: Cluster, app: str) -> None:
 
     assert len(set(alone)) > 3
     assert shared == alone
+
+
+@pytest.mark.observes("metrics.per_rank")
+def test_each_rank_tells_what_it_does(app: str) -> None:
+    def steps() -> dict[str, float]:
+        text_of(app, make_body(1))
+        shown = httpx.get(f"{app}/metrics", timeout=WAIT).text
+        found = re.findall(r'remora_rank_steps_total\{.*rank="(\d)"\} ([0-9.e+]+)', shown)
+        return {rank: float(num) for rank, num in found}
+
+    deadline = time.monotonic() + RECOVERY_S
+    while not (found := steps()).get("1") and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+    assert found.keys() == {"0", "1"}
+    assert min(found.values()) > 0
 
 
 def test_workers_have_names_and_places(app: str) -> None:

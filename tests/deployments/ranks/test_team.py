@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from remora.configs.errors import ConfigError, EngineError
@@ -22,6 +23,7 @@ from remora.configs.load import parse_args
 from remora.configs.plan import MachineFacts, ModelFacts
 from remora.deployments.ranks import replica as replica_module
 from remora.deployments.ranks.replica import ReplicaEngine
+from remora.deployments.ranks.stats import RankCollector, RankStats
 from remora.deployments.ranks.team import RayTeam, Worker
 from remora.deployments.ranks.worker import RankFacts
 from remora.engine.parallel.channel import Channel
@@ -232,6 +234,31 @@ async def test_a_rank_without_a_sign_of_life_is_named(
     actors[0].pinged.set_result(None)
 
     assert await heard(team, bool) == ["Rank 2 on node gpu-8 has not answered for 0.1 s."]
+
+
+async def test_what_ranks_say_of_themselves_is_shown_by_rank(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    told = RankStats(
+        steps_total=7, step_time_total_s=0.5, cpu_time_total_s=2.0, resident_bytes=10**6
+    )
+    actors[0].pinged.set_result(told)
+    actors[1].pinged.set_result(None)
+    team.machine(MACHINE, MODEL)
+    watching = asyncio.create_task(team.watch(lambda _error: None, 5.0))
+    engine = ReplicaEngine(CONFIG)
+    engine._team = team
+    async with asyncio.timeout(10):
+        while not engine.stats():
+            await asyncio.sleep(0.01)
+    watching.cancel()
+
+    assert engine.stats() == {1: told}
+    registry = CollectorRegistry()
+    registry.register(RankCollector(engine.stats, "tiny"))
+    shown = generate_latest(registry).decode()
+    assert 'remora_rank_steps_total{model_name="tiny",rank="1"} 7.0' in shown
+    assert 'remora_rank_resident_bytes{model_name="tiny",rank="1"} 1e+06' in shown
 
 
 class WatchedClient:
