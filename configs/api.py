@@ -93,6 +93,13 @@ class ApiSection(Section):
     batch_dir: Name | None = None
     """Folder for the files of /v1/files and /v1/batches. Default: these routes are off."""
 
+    task_prompts: Annotated[dict[Name, Name], Field(max_length=1024)] = Field(default_factory=dict)
+    """Texts by name. A request that gives a name as `task_id` has the text before its prompt; all
+    are computed before the replica is ready, and stay in the prefix cache while others can go."""
+
+    task_prompts_file: Name | None = None
+    """JSON file of such texts instead: an object, or a list of {"task_id", "prompt"}."""
+
     @property
     def drain_s(self) -> float:
         """Seconds that a stopping replica gives its running requests."""
@@ -102,4 +109,6 @@ class ApiSection(Section):
     def _check_waiting(self) -> Self:
         if self.wait_when_busy and self.max_concurrent_requests is None:
             raise conflict("wait_when_busy", "needs max_concurrent_requests")
+        if self.task_prompts and self.task_prompts_file is not None:
+            raise conflict("task_prompts_file", "task_prompts is set too; keep one of the two")
         return self

@@ -29,10 +29,15 @@ Prompt = str | Sequence[int]
 async def warm_up(served: Served, section: WarmupSection) -> float | None:
     """Run what is configured; return the seconds until the first token of the last request.
 
-    Raises ConfigError for a routine or an input that this model cannot run.
+    Texts of tasks are computed in any case: they are not for practice, and stay.
+    Raises ConfigError for a routine, an input or a text that this model cannot run.
     """
-    if not section.enabled:
-        return None
+    first_token_s = await _practise(served, section) if section.enabled else None
+    await served.tasks.compute(served.client, served.plan.max_sequence_tokens)
+    return first_token_s
+
+
+async def _practise(served: Served, section: WarmupSection) -> float:
     first_token_s = 0.0
     usual: list[Prompt] = [SENTENCE] if served.tokenizer.takes_text else [[0]]
     for _ in range(section.iterations):

@@ -362,7 +362,7 @@ class Scheduler:
             if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
                 seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
             if count > 1 or seq.num_computed == seq.num_prompt_tokens:
-                self.kv.publish(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
+                self._publish(seq)
             if row in sampled:
                 outputs.append(
                     self._accept(
@@ -373,6 +373,12 @@ class Scheduler:
                     )
                 )
         return outputs
+
+    def _publish(self, seq: Sequence) -> None:
+        self.kv.publish(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
+        kept = seq.request.kept_tokens
+        if kept and seq.prompt_is_computed:
+            self.kv.keep(seq.namespace, seq.token_ids[:kept])
 
     def _accept(
         self, seq: Sequence, token: int, logprobs: LogprobRows | None, *, is_complete: bool

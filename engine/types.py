@@ -115,6 +115,7 @@ class Request:
                  perhaps as the beginning of a longer token; that text is not shown again. Not
                  together with `grammar`, `thinking` or prompt log-probabilities.
     resumption:  set when the output may have to go on elsewhere, or has begun elsewhere
+    kept_tokens: leading tokens of the prompt whose pages leave the prefix cache after all others
     """
 
     request_id: str
@@ -127,6 +128,7 @@ class Request:
     thinking: Thinking | None = None
     heal: bool = False
     resumption: Resumption | None = None
+    kept_tokens: int = 0
 
     @property
     def given_ids(self) -> SequenceABC[int]:

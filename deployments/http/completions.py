@@ -73,6 +73,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
     is_dry = body.max_tokens == 0
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     sampling = _sampling(served, body, max_tokens)
+    task = _task(served, body)
     given = with_suffix(served.tokenizer, body) if body.suffix else body.prompt
     cut = cut_of(body, served, max_tokens)
     prompts = await prompt_ids(
@@ -81,6 +82,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         add_special_tokens=body.add_special_tokens is not False,
         param="prompt",
         cut=cut,
+        before=task,
     )
     for ids in prompts:
         if is_dry:
@@ -100,6 +102,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         model=model,
         created=created_at(),
         prompts=prompts,
+        num_kept=len(task),
         shown=await _texts(served, given) if body.return_prompt_text else [],
         echoes=await _echoes(served, body, prompts, cut) if body.echo else [],
         n=body.n or 1,
@@ -109,6 +112,13 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         is_dry=is_dry,
         writer=LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
     )
+
+
+def _task(served: Served, body: CompletionBody) -> list[int]:
+    for name, value in (("echo", body.echo), ("suffix", body.suffix)):
+        if body.task_id is not None and value:
+            raise unsupported(name, f"{name} is not available with task_id.")
+    return served.tasks.ids(body.task_id)
 
 
 def _check_dry_room(num_prompt: int, limit: int) -> None:

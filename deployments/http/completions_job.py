@@ -19,6 +19,7 @@ class CompletionJob:
     """One validated text request, of one or many prompts.
 
     prompts:      ids of each prompt
+    num_kept:     of them, that stand before the prompts of a task
     shown:        text of each prompt, when the answer holds it; else empty
     echoes:       text of each prompt, when it is to be repeated; else empty
     n:            how many answers to each prompt are told, of `sampling.n` that are made
@@ -39,6 +40,7 @@ class CompletionJob:
     sampling: SamplingParams
     grammar: Grammar | None
     is_dry: bool
+    num_kept: int
     writer: LogprobWriter
 
     @property
@@ -59,6 +61,7 @@ class CompletionJob:
                 grammar=self.grammar,
                 heal=heal,
                 adapter=self.model.adapter,
+                kept_tokens=self.num_kept,
             )
             for ids, heal in zip(self.prompts, self.heals, strict=True)
         )

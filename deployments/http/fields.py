@@ -121,6 +121,7 @@ Count = Annotated[int, Field(ge=0, le=_INT32)]
 NumOutputs = Annotated[int, Field(ge=1), AtMost("max_n")]
 NumLogprobs = Annotated[int, Field(ge=0), AtMost("max_top_logprobs")]
 Label = Annotated[str, Field(min_length=1, max_length=256)]
+TaskId = Label | int
 Seed = Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)]
 
 

@@ -44,6 +44,7 @@ class GenerateJob:
 
     heals:     for each prompt, whether its last token is taken back and written anew
     adapters:  for each prompt, the instance in the engine; 0 = the base model
+    num_kept:  tokens that stand before the prompts of a task
     is_list:   whether the answer is a list
     is_delta:  whether an event of a stream holds only what is new
     """
@@ -51,6 +52,7 @@ class GenerateJob:
     body: GenerateBody
     rid: str
     adapters: list[int]
+    num_kept: int
     prompts: list[Prompt]
     samplings: list[SamplingParams]
     grammars: list[Grammar | None]
@@ -79,6 +81,7 @@ class GenerateJob:
                 grammar=grammar,
                 heal=heal,
                 adapter=adapter,
+                kept_tokens=self.num_kept,
             )
             for prompt, sampling, grammar, heal, adapter in zip(
                 self.prompts, self.samplings, self.grammars, self.heals, self.adapters, strict=True
@@ -191,12 +194,14 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     n = samplings[0].n
     served.calls.check_size(n * len(options), f"{PREFIX}n" if n > 1 else param)
     longest = max(sampling.max_tokens or 1 for sampling in samplings)
+    task = served.tasks.ids(body.task_id)
     ids = await prompt_ids(
         served,
         given.prompts,
         add_special_tokens=True,
         param=param,
         cut=usual_cut(served, longest),
+        before=task,
     )
     prompts = [
         Prompt(
@@ -216,6 +221,7 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
         body=body,
         rid=rid,
         adapters=adapters,
+        num_kept=len(task),
         prompts=prompts,
         samplings=samplings,
         grammars=grammars,

@@ -16,6 +16,7 @@ from remora.deployments.http.fields import (
     Label,
     SamplingBody,
     Seed,
+    TaskId,
     fault,
     is_token_list,
     parse,
@@ -166,6 +167,7 @@ class GenerateBody(Body):
     stream: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Label | None = None
+    task_id: TaskId | None = None
     log_metrics: bool | None = None
 
     @model_validator(mode="after")

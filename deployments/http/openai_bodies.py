@@ -17,6 +17,7 @@ from remora.deployments.http.fields import (
     Count,
     NumLogprobs,
     OpenAIBody,
+    TaskId,
     fault,
     is_token_list,
     only,
@@ -133,6 +134,7 @@ class CompletionBody(OpenAIBody, ConstraintBody):
     ]
     suffix: str | None = None
     echo: bool | None = None
+    task_id: TaskId | None = None
     logprobs: NumLogprobs | None = None
 
 

@@ -7,7 +7,7 @@ length in characters before they are tokenised at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
@@ -149,11 +149,16 @@ async def prompt_ids(
     add_special_tokens: bool,
     param: str,
     cut: Cut | None = None,
+    before: list[int] | None = None,
 ) -> list[list[int]]:
     """Return the ids of each prompt, given as text or ids.
 
+    before:  what stands before each; special tokens of the beginning are in it
     Raises InvalidRequest and PromptTooLong.
     """
+    if before:
+        add_special_tokens = False
+        cut = None if cut is None else replace(cut, num_tokens=max(1, cut.num_tokens - len(before)))
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(
         await encode(served, texts, add_special_tokens=add_special_tokens, param=param, cut=cut)
@@ -168,7 +173,7 @@ async def prompt_ids(
         # A longer list is refused for its length; no need to look at each id.
         if not isinstance(prompt, str) and len(ids) <= served.plan.max_sequence_tokens:
             check_vocabulary(ids, served.tokenizer.vocab_size, param)
-    return all_ids
+    return [before + ids for ids in all_ids] if before else all_ids
 
 
 def check_room(num_prompt: int, max_tokens: int | None, plan: EnginePlan, param: str) -> None:

@@ -16,6 +16,7 @@ from remora.deployments.http.encoding import Encoder
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
 from remora.deployments.http.settings import Settings
+from remora.deployments.http.task_prompts import TaskPrompts
 from remora.deployments.observing.request_log import RequestLog
 from remora.deployments.observing.trace import CallObservers
 from remora.deployments.parsers.replies import ReplyFormats
@@ -114,6 +115,7 @@ class Served:
     calls: Calls
     responses: Archive
     inspection: Inspection | None
+    tasks: TaskPrompts
     created: int
 
     @classmethod
@@ -148,6 +150,7 @@ class Served:
             calls=calls,
             responses=Archive.configured(server.config),
             inspection=server.inspection,
+            tasks=TaskPrompts.configured(api, server.tokenizer),
             created=int(time.time()),
         )
 

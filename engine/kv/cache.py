@@ -111,6 +111,11 @@ class KVCache:
         if table.node is not None:
             self._radix.note_hit(table.node)
 
+    def keep(self, namespace: Namespace, tokens: Sequence[int]) -> None:
+        """Let the cached prefix of `tokens` leave after all others."""
+        if self.prefix_cache:
+            self._radix.keep(self._radix.match(namespace, tokens).node)
+
     def try_grow(self, table: PageTable, num_tokens: int) -> list[int] | None:
         """Give the table room for `num_tokens` tokens, evicting cached pages if need be.
 

@@ -24,7 +24,7 @@ from remora.engine.kv.hashes import HASH_BYTES
 from remora.engine.types import Namespace
 
 PageKey = bytes
-Rank = tuple[int, int]
+Rank = tuple[bool, int, int]
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +32,7 @@ class RadixNode:
     """A run of pages below `parent`.
 
     num_hits:  how often a sequence started with its pages
+    is_kept:   whether it leaves after all that are not
     tokens:  page_size ids for each of `pages`
     hashes:  HASH_BYTES for each of the first of `pages`, as far as newest.py has made them
     """
@@ -43,6 +44,7 @@ class RadixNode:
     num_locks: int = 0
     last_used: int = 0
     num_hits: int = 0
+    is_kept: bool = False
     is_offered: bool = False  # stands on the eviction heap
     namespace: Namespace | None = None  # of a root
     hashes: bytes = b""
@@ -131,6 +133,11 @@ class RadixCache:
         for ancestor in self._path(node):
             ancestor.num_hits += 1
 
+    def keep(self, node: RadixNode) -> None:
+        """Let the pages up to `node` leave only when there are no others."""
+        for ancestor in self._path(node):
+            ancestor.is_kept = True
+
     # -- change ------------------------------------------------------------------------------
 
     def extend(
@@ -145,7 +152,8 @@ class RadixCache:
         node, key = self._rooted(node), array("q", tokens)
         if self._first_page(key, 0) in node.children:
             return None
-        if node.parent is not None and node.num_locks == 1 and not node.children:
+        is_own = node.parent is not None and node.num_locks == 1 and not node.children
+        if is_own and not node.is_kept:
             node.tokens += key
             node.pages += pages
             self.num_pages += len(pages)
@@ -308,6 +316,7 @@ class RadixCache:
             num_locks=node.num_locks,
             last_used=node.last_used,
             num_hits=node.num_hits,
+            is_kept=node.is_kept,
             hashes=node.hashes[: num_pages * HASH_BYTES],
         )
         node.hashes = node.hashes[num_pages * HASH_BYTES :]
@@ -350,4 +359,4 @@ class RadixCache:
 
     def _rank(self, node: RadixNode) -> Rank:
         """Return by what leaves are evicted, the smallest first."""
-        return (node.num_hits if self._by_hits else 0, node.last_used)
+        return (node.is_kept, node.num_hits if self._by_hits else 0, node.last_used)
