@@ -86,7 +86,10 @@ With a list `models` in the place of `model`, several are served at one address:
 
 - `remora config check FILE` says what is wrong, with file, line and column.
 - `remora config explain FILE` shows every key's value and whether the file or a default set it.
-- `remora config schema` prints the JSON Schema of `args`.
+- `remora config schema` prints the JSON Schema of `args`, `remora config init` a commented file.
+
+Instead of these keys `args` may hold another server's: [dialects.md](dialects.md), which also tells
+of profiles, of `--set section.key=value` and of variables such as `REMORA_ENGINE__PAGE_SIZE`.
 
 An unknown key is an error. A default gives way to a written value (a larger `max_running_requests`
 raises `max_step_tokens`, unless that is written too); two written values that contradict each other
@@ -94,8 +97,8 @@ are refused. Sizes are bytes or texts such as `512MiB` and `2GiB`; durations are
 
 Keys marked with * may change while replicas run, by `user_config` (docs/operations.md).
 
-One environment variable is read: `REMORA_CACHE`, the folder in which the built-in model is kept
-(default `$XDG_CACHE_HOME/remora` or `~/.cache/remora`).
+`REMORA_CACHE` names the folder in which the built-in model is kept (default
+`$XDG_CACHE_HOME/remora` or `~/.cache/remora`).
 """
 
 

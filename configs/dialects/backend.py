@@ -13,6 +13,7 @@ from remora.configs.dialects import lora_entries
 from remora.configs.dialects.catalogue import catalogue
 from remora.configs.dialects.dialect import Dialect, Flat
 from remora.configs.dialects.rules import (
+    UNSAID,
     Effect,
     Harmless,
     Means,
@@ -21,6 +22,7 @@ from remora.configs.dialects.rules import (
     Refused,
     Rule,
     Sets,
+    Settings,
 )
 from remora.configs.dialects.shared_rules import REASONING, TOOLS, WEIGHT_ONLY
 from remora.configs.messages import KeyPath
@@ -111,6 +113,14 @@ def _no_options(value: Any, given: Mapping[str, Any]) -> Effect:
     return Effect({})
 
 
+def _of_inputs(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("built-in inputs are used")
+    if not isinstance(value, list) or not all(isinstance(each, str | list) for each in value):
+        raise Refusal("expected a list of prompts: texts, or lists of token ids")
+    return {"warmup.inputs": value}
+
+
 RULES: Mapping[str, Rule] = {
     "backend.name": Means(keys=(), reads=_of_version),
     "backend.version": Means(keys=(), reads=_of_release),
@@ -136,6 +146,28 @@ RULES: Mapping[str, Rule] = {
         "kernels are compiled ahead and steps recorded as graphs, always"
     ),
     f"{_EXTRA}torch_compile_max_bs": NoEffect("steps of every size run compiled kernels"),
+    "warmups.enabled": Sets(key="warmup.enabled"),
+    "warmups.iterations": Sets(key="warmup.iterations"),
+    "warmups.sample_input_data": Means(
+        keys=("warmup.inputs",),
+        reads=_of_inputs,
+        writes=lambda settings: settings.get("warmup.inputs") or UNSAID,
+    ),
+    "lora_repo.type": NoEffect(
+        "adapters are found in a folder",
+        only=("", "local"),
+        otherwise="a repository is a folder; hf:// and s3:// addresses go under lora.roots",
+    ),
+    "lora_repo.secret.type": NoEffect(
+        "a folder needs no credential",
+        only=("", "none"),
+        otherwise="adapters are fetched with the credentials of the environment (HF_TOKEN, AWS_*)",
+    ),
+    "lora_repo.ownership": NoEffect(
+        "a folder needs no credential",
+        only=("", "public", "private"),
+        otherwise="public and private are known",
+    ),
     "model_type": Means(keys=(), reads=_llm_only),
     "optimisations.model_type": Means(keys=(), reads=_same_type),
     "quantization": Sets(

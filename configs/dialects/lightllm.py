@@ -143,6 +143,13 @@ RULES: Mapping[str, Rule] = {
     ),
     "--mem_fraction": Sets(key="engine.total_mem_fraction", how="what a step needs counts too"),
     "--long_truncation_mode": Sets(key="api.prompt_truncation"),
+    "--tokenizer_mode": Sets(
+        key="model.tokenizer_loader",
+        table={"slow": "transformers", "auto": "auto", "fast": "auto"},
+        strict=True,
+        how="slow = the checkpoint's own class; fast and auto = our own reader where it can",
+    ),
+    "--eos_id": Sets(key="model.eos_token_ids"),
     "--metric_gateway": Sets(key="metrics.push_url"),
     "--job_name": Sets(key="metrics.push_job"),
     "--push_interval": Sets(key="metrics.push_period_s"),

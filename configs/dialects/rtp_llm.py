@@ -72,6 +72,7 @@ def _of_stacks(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
 
 RULES: Mapping[str, Rule] = {
     "--checkpoint-path": Sets(key="model.path"),
+    "--tokenizer-path": Sets(key="model.tokenizer_path"),
     "--act-type": DTYPE,
     "--max-seq-len": Sets(key="model.context_length"),
     "--start-port": Sets(key="http.port"),

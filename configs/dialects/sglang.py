@@ -76,6 +76,61 @@ def _of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settin
     return {"lora.dynamic": False}
 
 
+def _of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    """`enable_multithread_load` and `num_threads` are what its loader of safetensors takes."""
+    if not isinstance(value, Mapping) or value.keys() - {"enable_multithread_load", "num_threads"}:
+        raise Refusal("expected an object of enable_multithread_load and num_threads")
+    if not value.get("enable_multithread_load"):
+        return Harmless("one thread reads, as without it")
+    return {"model.load_threads": value.get("num_threads", 8)}
+
+
+def _to_loader(settings: Settings) -> Any:
+    threads = settings.get("model.load_threads", 1)
+    if threads == 1:
+        return UNSAID
+    return {"enable_multithread_load": True, "num_threads": threads}
+
+
+def _of_trace(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("no spans are sent")
+    return {"metrics.trace_endpoint": given.get("--otlp-traces-endpoint", "localhost:4317")}
+
+
+def _to_trace(settings: Settings) -> Any:
+    return "metrics.trace_endpoint" in settings or UNSAID
+
+
+def _of_endpoint(value: str, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not given.get("--enable-trace"):
+        return Harmless("it counts only with --enable-trace")
+    return {"metrics.trace_endpoint": value}
+
+
+def _of_kv_events(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+    known = {"publisher", "endpoint", "topic", "enable_kv_cache_events"}
+    if not isinstance(value, Mapping) or value.keys() - known:
+        raise Refusal(f"expected an object of {', '.join(sorted(known))}")
+    publisher = value.get("publisher", "null")
+    if publisher == "null":
+        return Harmless("the publisher is null: nothing is sent")
+    if publisher != "zmq":
+        raise Refusal("the publisher is zmq, or null")
+    topic = {"engine.kv_events_topic": value["topic"]} if value.get("topic") else {}
+    return {"engine.kv_events_endpoint": value.get("endpoint", "tcp://*:5557"), **topic}
+
+
+def _to_kv_events(settings: Settings) -> Any:
+    if "engine.kv_events_endpoint" not in settings:
+        return UNSAID
+    return {
+        "publisher": "zmq",
+        "endpoint": settings["engine.kv_events_endpoint"],
+        "topic": settings.get("engine.kv_events_topic", ""),
+    }
+
+
 def _of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
     """On a command line the file has been read before (`command_line.py`)."""
     raise Refusal("write the file's options here; on a command line it is read")
@@ -180,6 +235,12 @@ RULES: Mapping[str, Rule] = {
     "--torchao-config": Means(
         keys=("model.quantization",), reads=_of_torchao, writes=_to_torchao, how=WEIGHT_ONLY
     ),
+    "--json-model-override-args": Sets(key="model.config_overrides"),
+    "--model-loader-extra-config": Means(
+        keys=("model.load_threads",), reads=_of_loader, writes=_to_loader
+    ),
+    "--weight-loader-disable-mmap": Sets(key="model.mmap", invert=True),
+    "--delete-ckpt-after-loading": Sets(key="model.delete_after_load"),
     # HTTP
     "--host": Sets(key="http.host"),
     "--port": Sets(key="http.port"),
@@ -188,7 +249,22 @@ RULES: Mapping[str, Rule] = {
     "--tool-call-parser": TOOLS,
     "--stream-interval": Sets(key="api.stream_interval_tokens"),
     "--allow-auto-truncate": Sets(key="api.prompt_truncation", table={True: "tail", False: "none"}),
+    "--skip-server-warmup": Sets(key="warmup.enabled", invert=True),
+    "--warmups": Means(
+        keys=("warmup.routines",),
+        reads=lambda value, given: {"warmup.routines": [n.strip() for n in value.split(",")]},
+        writes=lambda settings: ",".join(settings.get("warmup.routines", ())) or UNSAID,
+        how="routines of ours: generate, sample, logprobs, grammar, chat",
+    ),
     # tokenizer
+    "--tokenizer-path": Sets(key="model.tokenizer_path"),
+    "--tokenizer-mode": Sets(
+        key="model.tokenizer_loader",
+        table={"slow": "transformers", "auto": "auto"},
+        strict=True,
+        how="slow = the checkpoint's own class, as transformers has it",
+    ),
+    "--skip-tokenizer-init": Sets(key="model.skip_tokenizer"),
     "--tokenizer-worker-num": Sets(
         key="api.tokenizer_threads", how="threads of each replica, which leave Python's lock"
     ),
@@ -245,6 +321,8 @@ RULES: Mapping[str, Rule] = {
     "--attention-backend": Sets(key="engine.attention_backend", table=_ATTENTION, strict=True),
     "--prefill-attention-backend": Means(keys=("engine.attention_backend",), reads=_of_phase),
     "--decode-attention-backend": Means(keys=("engine.attention_backend",), reads=_of_phase),
+    "--triton-attention-num-kv-splits": Sets(key="engine.attention_splits"),
+    "--triton-attention-split-tile-size": Sets(key="engine.attention_split_tokens"),
     "--enable-deterministic-inference": Sets(key="engine.deterministic"),
     # graphs
     "--disable-cuda-graph": Means(
@@ -306,6 +384,17 @@ RULES: Mapping[str, Rule] = {
         key="metrics.log_gc_s", unset={0.0: "collections are not warned about"}
     ),
     "--show-time-cost": Sets(key="debug.log_step_times", how="one line a step, for its parts"),
+    "--enable-trace": Means(keys=("metrics.trace_endpoint",), reads=_of_trace, writes=_to_trace),
+    "--otlp-traces-endpoint": Means(
+        keys=("metrics.trace_endpoint",),
+        reads=_of_endpoint,
+        writes=lambda settings: settings.get("metrics.trace_endpoint", UNSAID),
+    ),
+    "--kv-events-config": Means(
+        keys=("engine.kv_events_endpoint", "engine.kv_events_topic"),
+        reads=_of_kv_events,
+        writes=_to_kv_events,
+    ),
     "--enable-nan-detection": NoEffect(
         "numbers that are not finite are always seen; they end the request that they belong to"
     ),
@@ -324,6 +413,11 @@ RULES: Mapping[str, Rule] = {
     "--api-key": secret("api.api_key"),
     "--admin-api-key": secret("api.admin_api_key"),
     "--file-storage-path": Sets(key="api.batch_dir"),
+    "--sampling-defaults": NoEffect(
+        "the checkpoint's generation_config.json says them",
+        only=("model",),
+        otherwise="defaults come from the checkpoint; the section sampling says others",
+    ),
     "--enable-cache-report": NoEffect("cached tokens are always told in the usage"),
 }
 

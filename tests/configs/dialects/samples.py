@@ -25,6 +25,14 @@ SAMPLES: dict[tuple[str, str], Any] = {
     ("sglang", "--constrained-json-whitespace-pattern"): "[ ]?",
     ("rtp_llm", "--step-records-time-range"): 5_000_000,
     ("rtp_llm", "--world-size"): 1,
+    ("sglang", "--warmups"): "sample,chat",
+    ("sglang", "--model-loader-extra-config"): {
+        "enable_multithread_load": True,
+        "num_threads": 4,
+    },
+    ("sglang", "--kv-events-config"): {"publisher": "zmq", "endpoint": "tcp://*:5557"},
+    ("sglang", "--triton-attention-split-tile-size"): 64,
+    ("backend", "warmups.sample_input_data"): ["a prompt"],
     ("backend", "loras"): [{"id": "a", "path": "/adapters/a"}],
     ("backend", "optimisations.attention_caching.type"): "radix",
     ("backend", "backend.version"): "latest",
@@ -51,6 +59,7 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
         for name in ("--job_name", "--push_interval", "--grouping_key", "--enable_monitor_auth")
     },
     ("lightllm", "--router_max_new_token_len"): {"--router_token_ratio": 0.5},
+    ("sglang", "--otlp-traces-endpoint"): {"--enable-trace": True},
     ("rtp_llm", "--trace-malloc-stack"): {"--trace-memory": True},
     ("rtp_llm", "--fast-gen-context-budget"): {"--enable-fast-gen": True},
     ("backend", "lora_repo.path"): {"load_lora_dynamic": True},

@@ -4,13 +4,14 @@ says why not, or it is refused. None is passed over."""
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS, Parameter, catalogue
-from remora.configs.dialects.coverage import coverage
+from remora.configs.dialects.coverage import counts_table, coverage, parameters_page
 from remora.configs.dialects.resolve import resolve
 from remora.configs.dialects.rules import Rule
 from remora.configs.dialects.translate import State, translate
@@ -18,6 +19,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from tests.configs.dialects.samples import COMPANIONS, values
 
+ROOT = Path(__file__).parents[3]
 MODEL = {
     "sglang": {"--model-path": "/model"},
     "lightllm": {"--model_dir": "/model"},
@@ -92,3 +94,31 @@ def configured(system: str, given: dict[str, Any]) -> tuple[Any, Any]:
     if system == "backend":
         args["model"] = {"path": "/model"}
     return parse_args(args), resolve(args).http
+
+
+def test_what_takes_effect_has_a_test_that_observes_it() -> None:
+    unobserved = [
+        f"{row.system} {row.name}"
+        for row in ROWS.values()
+        if row.state in (State.EXACT, State.APPROXIMATE) and row.test is None
+    ]
+    assert unobserved == []
+
+
+def test_the_tests_named_exist() -> None:
+    for row in ROWS.values():
+        if row.test is not None:
+            file, name = row.test.split("::")
+            assert f"def {name}(" in (ROOT / file).read_text(), row
+
+
+def test_the_page_of_parameters_is_the_one_generated() -> None:
+    assert (ROOT / "docs" / "parameters.md").read_text() == parameters_page(), (
+        "run: remora config coverage --format markdown > docs/parameters.md"
+    )
+
+
+def test_the_readme_shows_the_counts() -> None:
+    assert counts_table(list(ROWS.values())) in (ROOT / "README.md").read_text(), (
+        "the table is the end of `remora config coverage`"
+    )
