@@ -16,9 +16,10 @@ export PYTHONPATH=.dev:.${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 spread=()
 "$python" -c 'import xdist' 2>/dev/null && spread=(-n 8)
 status=0
-TRITON_INTERPRET=0 timeout --signal=INT --kill-after=10 "${GPU_TEST_SECONDS:-240}" \
+all_s=${GPU_SECONDS:-580}
+TRITON_INTERPRET=0 timeout --signal=INT --kill-after=10 $((all_s * 2 / 5)) \
   "$python" -m pytest -m gpu -W default --timeout=120 ${spread[@]+"${spread[@]}"} \
   --junitxml="$folder/gpu-tests.xml" tests/kernels/gpu tests/engine/graphs || status=$?
 "$python" tests/benchmarks/gpu/run.py --json "$folder/gpu.json" \
-  --seconds "${GPU_MEASURE_SECONDS:-330}" || status=$?
+  --seconds $((all_s - SECONDS)) || status=$?
 exit $status

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import remora.kernels.dispatch
 from tests.kernels.gpu.devices import INTERPRETED
@@ -70,6 +73,18 @@ def dispatched_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the dispatching functions choose the kernels also for tensors of a CPU."""
     if INTERPRETED:
         monkeypatch.setattr(remora.kernels.dispatch, "TRITON_DEVICES", frozenset({"cpu", "cuda"}))
+
+
+@pytest.fixture(autouse=True)
+def a_lost_gpu_ends_the_process() -> Iterator[None]:
+    """After an illegal address all that a process asks of its GPU fails: xdist starts another."""
+    yield
+    if "PYTEST_XDIST_WORKER" in os.environ and torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            sys.stderr.write(f"the GPU is lost: {error}\n")
+            os._exit(1)
 
 
 @pytest.fixture(autouse=True)
