@@ -23,6 +23,17 @@ class DebugSection(Section):
     """Folder for traces of torch's profiler, which the administrative routes /start_profile and
     /stop_profile then record. Default: these routes are off."""
 
+    tensor_dump_dir: Name | None = None
+    """Folder for what each layer gives, a safetensors file for each forward pass. Needs
+    engine.device cpu, engine.cpu_kernels torch, and one rank. Default: nothing is written."""
+
+    tensor_dump_passes: Annotated[int, Field(ge=1, le=10_000_000)] = 1000
+    """Forward passes that are written there; later ones are not."""
+
+    tensor_dump_input: Name | None = None
+    """File with a JSON list of token ids that a replica runs once when it starts, so that the dump
+    has it."""
+
     crash_dump_dir: Name | None = None
     """Folder into which the requests of the last five minutes are written when the engine fails:
     prompts, parameters and answers, one JSON object a line. Default: nothing is written."""
@@ -42,4 +53,7 @@ class DebugSection(Section):
     def _check(self) -> Self:
         if "trace_memory_frames" in self.model_fields_set and self.trace_memory_s is None:
             raise conflict("trace_memory_frames", "has no effect without trace_memory_s")
+        for key in ("tensor_dump_passes", "tensor_dump_input"):
+            if key in self.model_fields_set and self.tensor_dump_dir is None:
+                raise conflict(key, "has no effect without tensor_dump_dir")
         return self

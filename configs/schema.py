@@ -106,6 +106,16 @@ class ServeConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_dump(self) -> Self:
+        has_layers = self.engine.device == "cpu" and self.engine.cpu_kernels == "torch"
+        if self.debug.tensor_dump_dir and not (has_layers and self.parallel.num_ranks == 1):
+            raise conflict(
+                "debug",
+                "tensor_dump_dir needs engine.device cpu, engine.cpu_kernels torch, and one rank",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_texts(self) -> Self:
         if not self.model.skip_tokenizer:
             return self

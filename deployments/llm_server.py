@@ -47,6 +47,7 @@ from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, 
 from remora.deployments.http.served import Served
 from remora.deployments.in_place import InPlace
 from remora.deployments.observing.log_files import apply_log_config
+from remora.deployments.observing.replay import replay
 from remora.deployments.observing.replica import Telling
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.ranks.replica import ReplicaEngine
@@ -114,6 +115,7 @@ class LLMServer:
         )
         self._load = LoadReporter.of(self._served)
         await self._warm_up(launched.built, self._engine.import_s)
+        await replay(self.client, self.config.debug.tensor_dump_input)
         self.grammars.start()
         if self._coming is not None:
             await self._coming.begin()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -38,6 +39,7 @@ from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
+from remora.engine.tensor_dump import dump_tensors
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.spellings import Spellings
@@ -136,6 +138,7 @@ def build_engine(
         table = _make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
             kernels = cache_dir() / "kernels"
+            _dump_as_configured(model, config)
             forward = build_forward(model, plan, table, kernels, group, show_progress=show_progress)
             others.ready()
         if config.model.delete_after_load:
@@ -203,6 +206,13 @@ def build_follower(
     forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
     torch.set_num_threads(forward.torch_threads)
     return Follower(forward.forward, table, channel, group, pool)
+
+
+def _dump_as_configured(model: DecoderModel, config: ServeConfig) -> None:
+    debug = config.debug
+    if debug.tensor_dump_dir is not None:
+        folder = Path(debug.tensor_dump_dir)
+        dump_tensors(model, folder, max_passes=debug.tensor_dump_passes)
 
 
 def _check_team(config: ServeConfig, team: Team | None) -> Team:

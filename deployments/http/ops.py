@@ -27,7 +27,7 @@ _UNSHOWN: dict[str, Any] = {
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
     "engine": {"kv_events_endpoint"},
     "metrics": {"log_config", "push_url", "push_auth", "trace_endpoint"},
-    "debug": {"profile_dir", "crash_dump_dir"},
+    "debug": {"profile_dir", "crash_dump_dir", "tensor_dump_dir", "tensor_dump_input"},
     "api": {"api_key", "admin_api_key", "batch_dir", "response_store"},
 }
 

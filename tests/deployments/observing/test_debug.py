@@ -17,12 +17,14 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError, EngineError
 from remora.deployments import llm_server
 from remora.deployments.http.served import Served
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.observing.crash_dump import CrashDump
+from remora.deployments.observing.replay import read_ids
 from remora.deployments.observing.replica import Telling
 from remora.deployments.observing.trace import CallTrace
 from remora.engine.types import Request, SamplingParams
@@ -197,3 +199,26 @@ async def test_who_ends_a_failed_replica_does_as_configured(
     await engine._end_after_failure(Client())  # type: ignore[arg-type]
 
     assert ended == [dumps]
+
+
+@pytest.mark.observes("debug.tensor_dump_input")
+async def test_ids_of_a_file_are_run_at_the_start_and_dumped(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, dumps = tmp_path / "ids.json", tmp_path / "dumps"
+    given.write_text("[5, 9, 17, 3, 44]")
+    debug = {"tensor_dump_dir": str(dumps), "tensor_dump_input": str(given)}
+    engine = {"kv_tokens": 2048, "num_threads": 1, "device": "cpu", "cpu_kernels": "torch"}
+    async with replica(tiny_checkpoints("llama"), monkeypatch, debug=debug, engine=engine):
+        passes = [load_file(path)["token_ids"].tolist() for path in sorted(dumps.iterdir())]
+
+    assert passes[-1] == [5, 9, 17, 3, 44]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '["a"]', "[1", None])
+def test_what_holds_no_ids_is_a_config_error(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "ids.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"debug\.tensor_dump_input"):
+        read_ids(str(path))
