@@ -53,6 +53,12 @@ class ParallelSection(Section):
     """Seconds without a sign of life after which a rank counts as hung and the replica as failed;
     see also engine.step_timeout_s."""
 
+    join_timeout_s: Seconds = 1800.0
+    """Seconds until all ranks have loaded and met; without one of them the start fails then."""
+
+    rendezvous_port: Annotated[int, Field(ge=1024, le=65_535)] | None = None
+    """TCP port at which ranks meet to exchange tensors. Default: any free one."""
+
     @property
     def num_ranks(self) -> int:
         """Ranks of one replica."""
@@ -62,7 +68,9 @@ class ParallelSection(Section):
     def _check(self) -> Self:
         if self.micro_batches is not None and self.pp_size == 1:
             raise conflict("micro_batches", "needs pp_size above 1")
-        for key in ("placement", "rank_timeout_s"):
+        if self.rendezvous_port is not None and self.num_replicas > 1:
+            raise conflict("rendezvous_port", "several replicas cannot meet at one port")
+        for key in ("placement", "rank_timeout_s", "join_timeout_s", "rendezvous_port"):
             is_default = getattr(self, key) == type(self).model_fields[key].default
             if self.num_ranks == 1 and not is_default:
                 raise conflict(key, "needs tp_size * pp_size above 1")

@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # torch is imported when it is needed
 
 log = logging.getLogger(__name__)
 
-# Weights may come over a network; what takes longer than this does not come at all.
-COME_S = 1800.0
 PING_PERIOD_S = 1.0
 GRACE_S = 0.5
 LOOK_S = 0.5
@@ -148,7 +146,12 @@ class RayTeam:
         """Let the ranks load; what fails there ends the waiting for them."""
         from remora.engine.parallel.meeting import Host
 
-        self._host = Host(self._address(), come_s=COME_S, exchange_s=plan.step_timeout_s)
+        self._host = Host(
+            self._address(),
+            come_s=self.config.parallel.join_timeout_s,
+            exchange_s=plan.step_timeout_s,
+            port=self.config.parallel.rendezvous_port,
+        )
         for worker in self.workers:
             answer = worker.actor.load.remote(plan, self._host.meeting).future()
             self._loading.append(answer)
@@ -177,12 +180,14 @@ class RayTeam:
 
     def _wait(self, worker: Worker, answer: Future[Any]) -> Any:
         """Wait for a rank's answer, unless start-up is given up. Raises what went wrong."""
-        deadline = time.monotonic() + COME_S
+        deadline = time.monotonic() + self.config.parallel.join_timeout_s
         while not wait({answer}, LOOK_S).done:
             if self._failure is not None:
                 raise self._failure
             if time.monotonic() > deadline:
-                raise EngineError(f"{worker} has not come within {COME_S:g} s")
+                raise EngineError(
+                    f"{worker} has not come within {self.config.parallel.join_timeout_s:g} s"
+                )
         return _result(worker, answer)
 
     def _address(self) -> str | None:

@@ -38,8 +38,14 @@ class Meeting:
 class Host:
     """Rank 0's side of a meeting. To be closed when it is over."""
 
-    def __init__(self, address: str | None, *, come_s: float, exchange_s: float) -> None:
-        """Listen at this node's `address`; None = for ranks of this node only."""
+    def __init__(
+        self, address: str | None, *, come_s: float, exchange_s: float, port: int | None = None
+    ) -> None:
+        """Listen at this node's `address`; None = for ranks of this node only.
+
+        port:  at which all meet as a group; None = any
+        """
+        self._port = port or 0
         self._address = address or LOOPBACK
         self._listener = Listener(address)
         self.meeting = Meeting(steps=self._listener.address, come_s=come_s, exchange_s=exchange_s)
@@ -56,7 +62,7 @@ class Host:
             raise blamed from error
 
     def _join_group(self, followers: ChannelFollowers, layout: Layout, device: str) -> Group:
-        with listen(self._address) as listener:
+        with listen(self._address, self._port) as listener:
             port = listener.getsockname()[1]
             followers.come_in(self._address, port)
             return connect(

@@ -167,6 +167,26 @@ def test_preemption_needs_more_than_the_gap(gap: int | None, preempted: int) -> 
     assert harness.tokens["first", 0] == expected_output([49], 3)
 
 
+def test_who_gives_way_keeps_what_it_has_computed_while_memory_lasts() -> None:
+    harness = behind_one_that_runs(priority_preemption_gap=0)
+    harness.run()
+    harness.engine.add(make_request("low", [2] * 8, 20))
+    for _ in range(6):
+        harness.step()
+    harness.engine.add(make_request("urgent", [3] * 4, 3, priority=1))
+
+    harness.run()
+
+    starts = [
+        int(plan.starts[plan.rows.tolist().index(init.row)])
+        for plan in harness.runner.plans
+        for init in plan.added
+        if init.token_ids[0] == 2
+    ]
+    assert starts == [0, 12]  # of 14 tokens, in whole pages
+    assert harness.tokens["low", 0] == expected_output([2] * 8, 20)
+
+
 # -- numbers and pace ------------------------------------------------------------------------
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +28,9 @@ from remora.deployments.ranks.stats import RankCollector, RankStats
 from remora.deployments.ranks.team import RayTeam, Worker
 from remora.deployments.ranks.worker import RankFacts
 from remora.engine.parallel.channel import Channel
+from remora.engine.parallel.connect import listen
 from remora.engine.parallel.layout import Layout
+from remora.engine.parallel.meeting import join
 from tests.engine.fakes import make_plan
 
 CONFIG = parse_args({"model": {"path": "m"}, "parallel": {"tp_size": 3, "rank_timeout_s": 0.1}})
@@ -112,11 +115,16 @@ def actors() -> list[FakeActor]:
 
 @pytest.fixture
 def team(actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch) -> RayTeam:
+    return team_of(actors, monkeypatch)
+
+
+def team_of(actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch, **keys: Any) -> RayTeam:
     here = SimpleNamespace(get_node_id=lambda: "here")
     monkeypatch.setattr("ray.get_runtime_context", lambda: here)
     monkeypatch.setattr("ray.kill", lambda actor: None)
     workers = [Worker(rank, f"w{rank}", actor) for rank, actor in enumerate(actors, start=1)]
-    return RayTeam(CONFIG, workers)
+    parallel = CONFIG.parallel.model_copy(update=keys)
+    return RayTeam(CONFIG.model_copy(update={"parallel": parallel}), workers)
 
 
 def test_plans_are_made_for_the_poorest_machine(team: RayTeam, actors: list[FakeActor]) -> None:
@@ -259,6 +267,57 @@ async def test_what_ranks_say_of_themselves_is_shown_by_rank(
     shown = generate_latest(registry).decode()
     assert 'remora_rank_steps_total{model_name="tiny",rank="1"} 7.0' in shown
     assert 'remora_rank_resident_bytes{model_name="tiny",rank="1"} 1e+06' in shown
+
+
+@pytest.mark.observes("parallel.join_timeout_s")
+def test_ranks_that_do_not_come_in_time_end_the_start(
+    actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = team_of(actors, monkeypatch, join_timeout_s=0.2)
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+
+    with pytest.raises(EngineError, match=r"has not come within 0\.2 s"):
+        team.ready()
+    with pytest.raises(EngineError, match=r"within 0\.2 s\); missing: 1, 2"):
+        team.gather(Layout(tp_size=3), "cpu")
+
+
+@pytest.mark.observes("parallel.rendezvous_port")
+def test_ranks_meet_at_the_port_that_is_written(
+    actors: list[FakeActor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listen("127.0.0.1") as free:
+        port = free.getsockname()[1]
+    team = team_of(actors[:1], monkeypatch, tp_size=2, rendezvous_port=port)
+    ports: list[int] = []
+
+    def noted(host: str, port: int = 0) -> socket.socket:
+        made = listen(host, port)
+        ports.append(made.getsockname()[1])
+        return made
+
+    monkeypatch.setattr("remora.engine.parallel.meeting.listen", noted)
+    team.machine(MACHINE, MODEL)
+    team.load(PLAN)
+    with ThreadPoolExecutor(1) as threads:
+        layout = Layout(rank=1, tp_size=2)
+        coming = threads.submit(join, actors[0].meetings[0], layout, "cpu")
+        followers, group = team.gather(Layout(tp_size=2), "cpu")
+        for left in (*coming.result(), followers, group):
+            left.close()
+
+    assert ports == [port]
+
+
+def test_several_replicas_cannot_meet_at_one_port() -> None:
+    with pytest.raises(ConfigError, match=r"parallel\.rendezvous_port = 4711: several replicas"):
+        parse_args(
+            {
+                "model": {"path": "m"},
+                "parallel": {"tp_size": 2, "num_replicas": 2, "rendezvous_port": 4711},
+            }
+        )
 
 
 class WatchedClient:
