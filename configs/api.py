@@ -72,6 +72,10 @@ class ApiSection(Section):
     """What is dropped of a prompt that leaves no room for the output: none = it is refused; head =
     its first tokens, center = those in the middle, tail = its last."""
 
+    prompt_logprobs: bool = False
+    """Whether whole answers of /v1/completions, /v1/chat/completions and LightLLM's /generate hold
+    the log-probability of each prompt token, unasked. Their prompts are computed anew then."""
+
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] | None = None
     """Threads that tokenise and render long prompts (over 16 KiB), beside the event loop, which
     does short ones. Default: 4 more than there are cores, 32 at most."""

@@ -40,6 +40,7 @@ IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "stream_text",
             "stream_interval_tokens",
             "prompt_truncation",
+            "prompt_logprobs",
             "generation",
         ),
         "metrics": (

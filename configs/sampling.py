@@ -27,5 +27,11 @@ class SamplingSection(Section):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     """Factor against tokens that have come before; 1 = none."""
 
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Taken from the logit of each token that the output has already. Default: 0."""
+
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Taken from it for each time that it has. Default: 0."""
+
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Most tokens of a chat's answer. Default: the model's own, else what its context holds."""

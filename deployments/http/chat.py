@@ -22,7 +22,7 @@ from remora.deployments.http.prompts import check_room, cut_of, encode, render
 from remora.deployments.http.reply import ParserMaker, Replies
 from remora.deployments.http.resuming import created_at
 from remora.deployments.http.sampling import openai_sampling
-from remora.deployments.http.served import Served, ServedModel, check_together
+from remora.deployments.http.served import Served, ServedModel, check_together, with_prompt_logprobs
 from remora.deployments.http.tools_body import tool_use_of
 from remora.deployments.parsers.tools import ToolChoice, ToolUse
 from remora.engine.types import Grammar, Request, SamplingParams, Thinking
@@ -168,6 +168,7 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
+    body = with_prompt_logprobs(served, body)
     use = tool_use_of(body)
     is_constrained = constraint_of(body) is not None
     model = await served.model(body.model)

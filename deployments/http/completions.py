@@ -16,7 +16,7 @@ from remora.deployments.http.openai_bodies import CompletionBody, PromptInput
 from remora.deployments.http.prompts import Cut, check_room, cut_of, prompt_ids
 from remora.deployments.http.resuming import created_at
 from remora.deployments.http.sampling import openai_sampling
-from remora.deployments.http.served import Served, check_together
+from remora.deployments.http.served import Served, check_together, with_prompt_logprobs
 from remora.engine.types import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -69,6 +69,7 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     model = await served.model(body.model)
+    body = with_prompt_logprobs(served, body)
     _check(body)
     is_dry = body.max_tokens == 0
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)

@@ -85,6 +85,13 @@ class LightJob:
         }
         if parameters.return_details:
             answer["tokens"] = _bare([self._tokens(choice) for choice in shown])
+        lines = choices.prompt_logprobs(shown[0])
+        if lines is not None:
+            answer["prompt_token_ids"] = self.prompt_ids
+            answer["prompt_logprobs"] = [
+                None if line is None else {str(line.token_id): finite(line.logprob)}
+                for line in lines
+            ]
         return answer
 
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
@@ -175,6 +182,7 @@ def _sampling(served: Served, body: LightBody) -> SamplingParams:
         seed=as_seed(parameters.seed),
         include_stop_in_output=True,
         logprobs=0 if is_scored else None,
+        prompt_logprobs=0 if served.config.api.prompt_logprobs and not body.stream else None,
         allowed_token_ids=tuple(allowed),
         first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
     )

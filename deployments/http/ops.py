@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from remora.engine.profiling import Profiler
 
 HEALTH_TOKEN_TIMEOUT_S = 20.0
+PREFERRED_NAMES = {"max_tokens": "max_new_tokens"}
 # Of the configuration: what says where things are on the server.
 _UNSHOWN: dict[str, Any] = {
     "model": {"path", "tokenizer_path"},
@@ -58,7 +59,14 @@ def model_info(served: Served) -> dict[str, Any]:
         "max_model_len": plan.max_model_len,
         "vocab_size": served.tokenizer.vocab_size,
         "dtype": plan.dtype,
+        "preferred_sampling_params": _preferred(served),
     }
+
+
+def _preferred(served: Served) -> dict[str, Any] | None:
+    """Return how the operator wants tokens to be chosen, by SGLang's names."""
+    wanted = served.config.sampling.model_dump(exclude_none=True)
+    return {PREFERRED_NAMES.get(name, name): value for name, value in wanted.items()} or None
 
 
 def server_info(served: Served) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.configs.plan import EnginePlan
@@ -13,6 +13,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.present import Adapters
 from remora.deployments.http.calls import CallLimits, Calls
 from remora.deployments.http.encoding import Encoder
+from remora.deployments.http.fields import OpenAIBody
 from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
 from remora.deployments.http.settings import Settings
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 
 MAX_SHOWN = 32
+
+OpenAIBodyT = TypeVar("OpenAIBodyT", bound=OpenAIBody)
 
 
 class GrammarMaker(Protocol):
@@ -209,6 +212,14 @@ class Served:
     def rejects_unknown_fields(self) -> bool:
         """Whether a field that no API defines is an error."""
         return self.config.api.unknown_fields == "reject"
+
+
+def with_prompt_logprobs(served: Served, body: OpenAIBodyT) -> OpenAIBodyT:
+    """Return a body that asks for the prompt's log-probabilities where the operator wants them."""
+    wanted = served.config.api.prompt_logprobs and not body.stream
+    if not wanted or body.prompt_logprobs is not None:
+        return body
+    return body.model_copy(update={"prompt_logprobs": 0})
 
 
 def check_together(*, stream: bool, prompt_logprobs: int | None, has_stream_options: bool) -> None:

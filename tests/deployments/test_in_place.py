@@ -82,17 +82,30 @@ async def test_sampling_defaults_change_and_yield_to_the_requests_own(
 
 
 @pytest.mark.observes("sampling.top_k", "sampling.top_p", "sampling.min_p")
-@pytest.mark.observes("sampling.repetition_penalty")
+@pytest.mark.observes("sampling.repetition_penalty", "sampling.presence_penalty")
+@pytest.mark.observes("sampling.frequency_penalty")
 async def test_every_sampling_default_holds(
     replica: InPlace, client: httpx.AsyncClient, server: FakeServer
 ) -> None:
     given = {"top_k": 7, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5}
+    given |= {"presence_penalty": 0.25, "frequency_penalty": 0.75}
 
     replica.take({"sampling": given})
     await statuses(client, {})
 
     (request,) = server.client.requests
     assert {name: getattr(request.sampling, name) for name in given} == given
+
+
+async def test_what_the_operator_prefers_is_told(
+    replica: InPlace, client: httpx.AsyncClient
+) -> None:
+    async def told() -> Any:
+        return (await client.get("/get_model_info")).json()["preferred_sampling_params"]
+
+    assert await told() is None
+    replica.take({"sampling": {"temperature": 0.25, "max_tokens": 3}})
+    assert await told() == {"temperature": 0.25, "max_new_tokens": 3}
 
 
 @pytest.mark.observes("metrics.log_level")

@@ -127,6 +127,27 @@ async def test_whoever_leaves_a_stream_of_intervals_ends_its_request() -> None:
     assert len(server.client.closed) == 1
 
 
+@pytest.mark.observes("api.prompt_logprobs")
+async def test_answers_hold_the_prompts_log_probabilities_unasked() -> None:
+    async def ask(path: str, wanted: bool, **body: Any) -> Any:
+        server = make_server(prompt_logprobs=wanted, generate_dialect="lightllm")
+        answer = (await post(server, path, **body)).json()
+        return answer.get("prompt_logprobs") or answer.get("choices", [{}])[0].get(
+            "prompt_logprobs"
+        )
+
+    bodies: list[tuple[str, dict[str, Any], int]] = [
+        (COMPLETIONS, {"prompt": "abc"}, 3),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}]}, 22),
+        (GENERATE, {"inputs": "abc"}, 3),
+    ]
+    for path, body, num_tokens in bodies:
+        assert await ask(path, False, **body) is None
+        lines = await ask(path, True, **body)
+        assert (len(lines), lines[0]) == (num_tokens, None)
+    assert lines[1:] == [{"98": -2.0}, {"99": -2.0}]
+
+
 # -- what is offered ---------------------------------------------------------------------------
 
 
