@@ -28,7 +28,7 @@ from remora.deployments.http.edge import Edge, RawHeaders, error_answer, refused
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
-from remora.deployments.http.jobs import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from remora.deployments.http.jobs import CHAT, COMPLETIONS, MESSAGES, RESPONSES, SCORE
 from remora.deployments.http.lora_routes import LORA_BODIES, lora_routes
 from remora.deployments.http.native_routes import GENERATE_BODIES, generate_routes
 from remora.deployments.http.ollama_routes import OLLAMA_BODIES, ollama_routes
@@ -49,6 +49,7 @@ from remora.deployments.http.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.request_labels import RequestLabels
 from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
+from remora.deployments.http.scoring import ScoreBody
 from remora.deployments.http.served import Served
 from remora.deployments.observing.spans import note_parent
 
@@ -58,6 +59,7 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/completions", COMPLETIONS, CompletionBody),
     Route("/v1/responses", RESPONSES, ResponsesBody),
     Route("/v1/messages", MESSAGES, MessagesBody),
+    Route("/v1/score", SCORE, ScoreBody),
 )
 ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     token_routes,

@@ -26,6 +26,7 @@ from remora.deployments.http.native_bodies import parse_generate
 from remora.deployments.http.openai_bodies import ChatBody, CompletionBody
 from remora.deployments.http.responses import prepare_response
 from remora.deployments.http.responses_bodies import ResponsesBody
+from remora.deployments.http.scoring import ScoreBody, prepare_score
 from remora.deployments.http.served import Served
 from remora.engine.types import Request
 
@@ -97,6 +98,7 @@ COMPLETIONS = Endpoint(partial(parse, CompletionBody), prepare_completion, kind=
 GENERATE = Endpoint(parse_generate, prepare_generate, kind="completion")
 RESPONSES = Endpoint(partial(parse, ResponsesBody), prepare_response)
 MESSAGES = Endpoint(partial(parse, MessagesBody), prepare_message)
+SCORE = Endpoint(partial(parse, ScoreBody), prepare_score, kind="completion")
 
 
 async def run(served: Served, job: Job) -> Any:
