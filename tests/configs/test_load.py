@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ def matches(schema: dict[str, Any], value: Any) -> bool:
         return bool(len(value) >= schema.get("minItems", 0))
     if kind in {"integer", "number"}:
         low, high = schema.get("minimum", 0), schema.get("maximum", 2**50)
-        return bool(low <= value <= high and value > schema.get("exclusiveMinimum", -1))
+        return bool(low <= value <= high and value > schema.get("exclusiveMinimum", -math.inf))
     return "pattern" not in schema
 
 
