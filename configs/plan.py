@@ -318,7 +318,8 @@ def _pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
 def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: str) -> int:
     """Return the bytes of one rank's weights, of the one that holds most.
 
-    On a CPU a tied head is packed apart; between stages, table and head are on two ranks.
+    On a CPU a tied head is packed apart, except by torch in float32; between stages, table and head
+    are on two ranks.
     Raises ConfigError for a quantisation that the device does not have.
     """
     quantization, parallel = config.model.quantization, config.parallel
@@ -330,7 +331,9 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
             "engine.device to cpu"
         )
     layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
-    if device != "cpu" and model.tied_embeddings and parallel.pp_size == 1:
+    by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
+    is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
+    if not is_packed and model.tied_embeddings and parallel.pp_size == 1:
         head_bytes = 0.0
     stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     return max(

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from remora.deployments.cli import bench, chat, compile, config, doctor, generate, lora, serve
+from remora.deployments.cli import bench, chat, compile, config, doctor, generate, lora, plan, serve
 from remora.deployments.cli.terminal import Commands, answer
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command()(serve.serve)
 app.command()(chat.chat)
 app.command()(generate.generate)
 app.command()(doctor.doctor)
+app.command()(plan.plan)
 app.command("compile")(compile.compile_kernels)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
