@@ -47,9 +47,8 @@ async def replica(
     transport = httpx.ASGITransport(app=server.__serve_build_asgi_app__())
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield server, client
-    server.client.close()
-    server._telling.close()
-    await asyncio.sleep(0)
+    server.__del__()
+    await asyncio.sleep(0.05)
 
 
 @pytest.mark.observes("debug.profile_dir", "debug.crash_dump_dir")
@@ -91,6 +90,15 @@ async def test_steps_are_profiled_and_a_failure_leaves_the_last_requests(
     assert calls[0]["requests"][0]["prompt_ids"] == ids
     assert calls[0]["requests"][0]["sampling"]["max_tokens"] == 8
     assert written[0].stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_replica_that_is_closed_has_not_crashed(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    debug = {"crash_dump_dir": str(tmp_path)}
+    async with replica(tiny_checkpoints("llama"), monkeypatch, debug=debug) as (_, client):
+        await client.post("/v1/completions", json=BODY)
+    assert os.listdir(tmp_path) == []
 
 
 async def test_without_a_folder_there_is_no_profiler() -> None:
