@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from remora.configs.dialects.rules import (
 )
 from remora.configs.dialects.shared_rules import DTYPE, REASONING, TOOLS, WEIGHT_ONLY
 
+_FIRST_TOKENS = "FIRST_ALLOWED_TOKENS"
 _MODES = {
     "triton_flashdecoding": "decoding attention is split by the lengths at hand, always",
     "triton_gqa_attention": "attention shares what it reads between heads of a group, always",
@@ -74,6 +76,18 @@ def _of_grouping(value: list[str], given: Mapping[str, Any]) -> Settings:
 def _to_grouping(settings: Settings) -> Any:
     labels = settings.get("metrics.push_labels")
     return [f"{name}={label}" for name, label in labels.items()] if labels else UNSAID
+
+
+def _of_first_tokens(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("outputs may begin with any token")
+    text = os.environ.get(_FIRST_TOKENS, "")
+    try:
+        return {"grammar.first_token_ids": [int(part) for part in text.split(",")]}
+    except ValueError:
+        raise Refusal(
+            f"the variable {_FIRST_TOKENS} holds the token ids, such as 1,2; found {text!r}"
+        ) from None
 
 
 def _of_expected(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
@@ -150,6 +164,12 @@ RULES: Mapping[str, Rule] = {
         how="slow = the checkpoint's own class; fast and auto = our own reader where it can",
     ),
     "--eos_id": Sets(key="model.eos_token_ids"),
+    "--return_all_prompt_logprobs": Sets(key="api.prompt_logprobs"),
+    "--first_token_constraint_mode": Means(
+        keys=("grammar.first_token_ids",),
+        reads=_of_first_tokens,  # the ids themselves stand in the environment
+    ),
+    "--nccl_port": Sets(key="parallel.rendezvous_port", how="of ranks of one replica"),
     "--metric_gateway": Sets(key="metrics.push_url"),
     "--job_name": Sets(key="metrics.push_job"),
     "--push_interval": Sets(key="metrics.push_period_s"),

@@ -51,9 +51,6 @@ REFUSALS: Mapping[str, Rule] = {
     "parallel.world_rank": _RAY_PLACES,
     "parallel.local_world_size": _RAY_PLACES,
     "parallel.rendezvous_via_registry": _RAY_PLACES,
-    "parallel.rendezvous_port": Refused(
-        "ranks meet at a port that the system chooses, so that replicas never collide"
-    ),
     "multinode.": _RAY_PLACES,
     "pd.": _DISAGGREGATED,
     "pd.multiplex.": not_yet("prefill and decode on parts of one GPU"),
@@ -164,6 +161,16 @@ REFUSALS: Mapping[str, Rule] = {
     "http.": not_yet("this limit"),
     "model.": not_yet("this way of choosing a model's code"),
     "pipeline.": not_yet("offering fewer routes"),
+    "runtime.sleep_on_idle": NoEffect("an idle engine always sleeps until a request comes"),
+    "runtime.health_monitor": NoEffect(
+        "Ray Serve always probes replicas and replaces those that have died or hang"
+    ),
+    "sampling.diverse_mode": NoEffect(
+        "outputs of one prompt (n, best_of) always share its pages and draw for themselves"
+    ),
+    "scheduler.partial_fallback": NoEffect(
+        "pages of a preempted request stay in the prefix cache while there is room"
+    ),
     "runtime.": not_yet("this way of running"),
     "parallel.": not_yet("this way of starting ranks"),
     "model.family": NoEffect("the checkpoint's config.json names its family"),

@@ -53,6 +53,16 @@ def _to_fmha(settings: Settings) -> Any:
     return False if both == ("torch", "torch") else UNSAID
 
 
+def _of_tasks(value: Any, given: Mapping[str, Any]) -> Settings:
+    if isinstance(value, list) and all(
+        isinstance(each, Mapping) and each.keys() == {"task_id", "prompt"} for each in value
+    ):
+        return {"api.task_prompts": {str(each["task_id"]): each["prompt"] for each in value}}
+    if isinstance(value, Mapping):
+        return {"api.task_prompts": {str(name): text for name, text in value.items()}}
+    raise Refusal('expected an object of texts by name, or a list of {"task_id", "prompt"}')
+
+
 def _of_blocking(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("beyond the limit requests are refused")
@@ -109,6 +119,12 @@ RULES: Mapping[str, Rule] = {
         keys=("debug.trace_memory_frames",),
         reads=_of_stacks,
         writes=lambda settings: settings.get("debug.trace_memory_frames", 1) > 1 or UNSAID,
+    ),
+    "--multi-task-prompt": Sets(key="api.task_prompts_file"),
+    "--multi-task-prompt-str": Means(
+        keys=("api.task_prompts",),
+        reads=_of_tasks,
+        writes=lambda settings: settings.get("api.task_prompts") or UNSAID,
     ),
     "--py-inference-log-response": Sets(
         key="metrics.log_responses", table={True: "full", False: "none"}

@@ -227,6 +227,11 @@ RULES: Mapping[str, Rule] = {
     "--model-path": Sets(key="model.path"),
     "--served-model-name": Sets(key="model.served_name"),
     "--dtype": DTYPE,
+    "--model-impl": NoEffect(
+        "models run on code of our own",
+        only=("auto", "sglang"),
+        otherwise="not yet: models run by transformers; auto and sglang mean code of our own",
+    ),
     "--load-format": Sets(key="model.load_format", table=_LOAD_FORMATS, strict=True),
     "--context-length": Sets(key="model.context_length"),
     "--quantization": Sets(
@@ -367,6 +372,8 @@ RULES: Mapping[str, Rule] = {
     "--data-parallel-size": Sets(
         key="parallel.num_replicas", how="each is a replica of Ray Serve's"
     ),
+    "--dist-timeout": Sets(key="parallel.join_timeout_s"),
+    "--nccl-port": Sets(key="parallel.rendezvous_port", how="of ranks of one replica"),
     "--load-balance-method": Sets(key="routing.policy", table=_BALANCING, strict=True),
     "--load-watch-interval": Sets(key="routing.stats_period_s"),
     # logs
@@ -399,8 +406,22 @@ RULES: Mapping[str, Rule] = {
         "numbers that are not finite are always seen; they end the request that they belong to"
     ),
     "--crash-on-nan": Sets(key="debug.fail_on_nan"),
+    "--debug-tensor-dump-output-folder": Means(
+        keys=("debug.tensor_dump_dir", "engine.cpu_kernels", "engine.device"),
+        reads=lambda value, given: {
+            "debug.tensor_dump_dir": value,
+            "engine.cpu_kernels": "torch",
+            "engine.device": "cpu",
+        },
+        writes=lambda settings: settings.get("debug.tensor_dump_dir", UNSAID),
+        how="safetensors files, of torch's kernels on a CPU",
+    ),
+    "--debug-tensor-dump-input-file": Sets(
+        key="debug.tensor_dump_input", how="a JSON list of token ids"
+    ),
     "--crash-dump-folder": Sets(key="debug.crash_dump_dir"),
     # metrics
+    "--enable-metrics-for-all-schedulers": Sets(key="metrics.per_rank"),
     "--enable-metrics": Sets(key="metrics.enabled"),
     "--bucket-time-to-first-token": Sets(key="metrics.first_token_buckets_s"),
     "--bucket-inter-token-latency": Sets(key="metrics.inter_token_buckets_s"),

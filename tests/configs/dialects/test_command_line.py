@@ -148,3 +148,12 @@ def test_the_size_of_the_world_must_be_that_of_its_parts() -> None:
     assert configured("rtp_llm", line + "6").parallel.tp_size == 3
     with pytest.raises(ConfigError, match=r"--world-size = 4: refused: .* 3 \* 2 = 6"):
         configured("rtp_llm", line + "4")
+
+
+def test_first_tokens_stand_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "--model_dir x --first_token_constraint_mode"
+    monkeypatch.setenv("FIRST_ALLOWED_TOKENS", "5, 7")
+    assert configured("lightllm", line).grammar.first_token_ids == [5, 7]
+    monkeypatch.setenv("FIRST_ALLOWED_TOKENS", "five")
+    with pytest.raises(ConfigError, match=r"FIRST_ALLOWED_TOKENS holds the token ids.*'five'"):
+        configured("lightllm", line)

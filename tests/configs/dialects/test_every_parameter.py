@@ -36,6 +36,11 @@ EFFECTIVE = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIRST_ALLOWED_TOKENS", "1,2")
+
+
 def label(parameter: Parameter) -> str:
     return f"{parameter.system}:{parameter.name}"
 
