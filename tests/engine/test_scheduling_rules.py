@@ -44,8 +44,9 @@ class RulesMachine(SchedulerMachine):
         keeps=st.booleans(),
     )
     def begin(self, rules: SchedulingPlan, eviction: str, overlap: bool, keeps: bool) -> None:
-        whole = {} if rules.chunked_prefill else {"max_step_tokens": 80, "max_model_len": 80}
-        chunk = {} if rules.chunked_prefill else {"prefill_chunk_tokens": 80}
+        sizes: dict[str, Any] = {}
+        if not rules.chunked_prefill:
+            sizes = dict.fromkeys(("max_step_tokens", "max_model_len", "prefill_chunk_tokens"), 80)
         self.harness = Harness(
             overlap=overlap,
             num_pages=20,
@@ -54,8 +55,7 @@ class RulesMachine(SchedulerMachine):
             adapters=TWO_SLOTS,
             scheduling=rules,
             prefix_eviction=eviction,
-            **whole,
-            **chunk,
+            **sizes,
         )
         engine: Any = self.harness.engine
         add = engine.add
