@@ -108,7 +108,7 @@ def stats(**values: float) -> EngineStats:
 async def test_throughput_is_logged_each_period_and_not_when_switched_off(
     logged: pytest.LogCaptureFixture,
 ) -> None:
-    async def lines(period_s: float | None) -> int:
+    async def lines(period_s: float | None, until: int = 0) -> int:
         server = FakeServer(
             config=make_server_config(metrics={"log_stats_period_s": period_s}),
         )
@@ -116,13 +116,16 @@ async def test_throughput_is_logged_each_period_and_not_when_switched_off(
         server.client.stats = lambda: stats(steps_total=next(counters))  # type: ignore[method-assign]
         logged.clear()
         telling = Telling(Served.over(server), "r")
-        await asyncio.sleep(0.25)
+        async with asyncio.timeout(10.0):
+            await asyncio.sleep(0.2)
+            while logged.text.count("throughput: ") < until:
+                await asyncio.sleep(0.01)
         telling.close()
         await asyncio.sleep(0)
         return logged.text.count("throughput: ")
 
     assert await lines(None) == 0
-    assert 2 <= await lines(0.08) <= 3
+    assert await lines(0.05, until=2) >= 2
     assert await lines(10.0) == 0
 
 

