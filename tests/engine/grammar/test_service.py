@@ -282,6 +282,18 @@ async def test_many_schemas_stay_within_the_cache(make_service: MakeService) -> 
     assert 0 < stats.num_cached < 60
 
 
+async def test_nothing_of_a_constraint_is_written_to_a_disk(
+    make_service: MakeService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "OUTLINES_CACHE_DIR", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert await make_service(backend="outlines").compile(regex("[0-9]{3}"), param="p")
+
+    assert list(tmp_path.rglob("*")) == []
+
+
 async def test_the_event_loop_goes_on_while_a_grammar_is_compiled(
     make_service: MakeService,
 ) -> None:
