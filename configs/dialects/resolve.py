@@ -110,8 +110,9 @@ def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Re
 def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Resolved:
     """Return what stands beside a profile, over the profile's values."""
     name = args[PROFILE]
-    if name not in PROFILES:
-        why = f"not yet: {NOT_YET[name]}; " if name in NOT_YET else ""
+    text = name if isinstance(name, str) else ""
+    if text not in PROFILES:
+        why = f"not yet: {NOT_YET[text]}; " if text in NOT_YET else ""
         raise ConfigError(
             f"{locate((*prefix, PROFILE), False)}profile = {shown(name)}: {why}must be one of "
             f"{', '.join(PROFILES)}"
