@@ -6,7 +6,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,16 +40,45 @@ UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
 UNSAFE_CALLS = {"eval", "exec", "print", "compile", "__import__"}
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted module) of every import, those within functions included."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@dataclass(frozen=True)
+class Facts:
+    """What is asked of a file; read once.
+
+    imports:    (line, dotted module) of every import, those within functions included
+    calls:      (line, name) of every call of a plain name
+    functions:  (name, lines) of every function
+    """
+
+    docstring: str | None
+    num_lines: int
+    imports: list[tuple[int, str]]
+    calls: list[tuple[int, str]]
+    functions: list[tuple[str, int]]
+
+
+@cache
+def facts_of(path: Path) -> Facts:
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    facts = Facts(ast.get_docstring(tree), len(text.splitlines()), [], [], [])
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            facts.imports.extend((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             # `from remora import engine` names remora.engine, not remora.
             names = [f"{module}.{alias.name}" for alias in node.names]
-            yield from ((node.lineno, name) for name in (names if module == "remora" else [module]))
+            found = names if module == "remora" else [module]
+            facts.imports.extend((node.lineno, name) for name in found)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            facts.calls.append((node.lineno, node.func.id))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            facts.functions.append((node.name, (node.end_lineno or node.lineno) - node.lineno + 1))
+    return facts
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    return facts_of(path).imports
 
 
 def faults_in(path: Path) -> list[str]:
@@ -89,15 +119,7 @@ def test_our_folders_are_imported_under_the_brand(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_product_code_neither_prints_nor_runs_text_nor_unpickles(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-
-    calls = [
-        f"line {node.lineno}: {node.func.id}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in UNSAFE_CALLS
-    ]
+    calls = [f"line {line}: {name}" for line, name in facts_of(path).calls if name in UNSAFE_CALLS]
     modules = [
         f"line {line}: {module}"
         for line, module in imports(path)
@@ -109,22 +131,15 @@ def test_product_code_neither_prints_nor_runs_text_nor_unpickles(path: Path) -> 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_a_module_opens_with_what_it_is_for_and_stays_short(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+    facts = facts_of(path)
 
-    assert ast.get_docstring(ast.parse(text))
-    assert len(text.splitlines()) < 500
+    assert facts.docstring
+    assert facts.num_lines < 500
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_no_function_is_longer_than_a_screen(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-
-    long = [
-        f"{node.name} has {(node.end_lineno or node.lineno) - node.lineno + 1} lines"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (node.end_lineno or node.lineno) - node.lineno + 1 > 70
-    ]
+    long = [f"{name} has {lines} lines" for name, lines in facts_of(path).functions if lines > 70]
 
     assert long == []
 

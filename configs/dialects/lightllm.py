@@ -223,9 +223,14 @@ RULES: Mapping[str, Rule] = {
         writes=lambda settings: True if settings.get("engine.graph_max_rows") == 0 else UNSAID,
     ),
     "--graph_max_batch_size": Sets(key="engine.graph_max_rows"),
-    "--graph_split_batch_size": Sets(
-        key="engine.graph_split",
-        how="up to it graphs are recorded for multiples of engine.graph_fine, not for all sizes",
+    "--graph_split_batch_size": Means(
+        keys=("engine.graph_split", "engine.graph_fine"),
+        reads=lambda value, given: {"engine.graph_split": value, "engine.graph_fine": 1},
+        writes=lambda settings: (
+            settings.get("engine.graph_split", UNSAID)
+            if settings.get("engine.graph_fine") == 1
+            else UNSAID
+        ),
     ),
     "--graph_max_len_in_batch": Sets(
         key="engine.graph_max_tokens", unset={0: "sequences of any length run in graphs"}

@@ -80,9 +80,6 @@ REFUSALS: Mapping[str, Rule] = {
     ),
     "attention.flashinfer": NoEffect("FlashInfer is never chosen"),
     "attention.xqa": _OWN_KERNELS,
-    "attention.mmha_multi_block": NoEffect(
-        "decoding attention is split by the lengths at hand, always; outputs agree"
-    ),
     "attention.triton.reduce_fp32": NoEffect("attention always adds up in float32"),
     "comm.": _NCCL,
     "comm.custom_allreduce": NoEffect("sums go through nccl or gloo, always"),
@@ -155,6 +152,10 @@ REFUSALS: Mapping[str, Rule] = {
     "grammar.": not_yet("this kind of constraint"),
     "lora.": not_yet("this way of keeping adapters"),
     "prefix_cache.": not_yet("this use of the prefix cache"),
+    "scheduler.batch_decode.": Refused(
+        "a decode step never waits for a full batch, which too few requests would never fill; "
+        "engine.admission_interval_steps gathers requests"
+    ),
     "scheduler.": not_yet("this way of scheduling"),
     "cuda_graph.": not_yet("this way of recording graphs"),
     "attention.triton.": not_yet("sizes of attention kernels by hand"),

@@ -63,6 +63,12 @@ def _of_tasks(value: Any, given: Mapping[str, Any]) -> Settings:
     raise Refusal('expected an object of texts by name, or a list of {"task_id", "prompt"}')
 
 
+def _of_multi_block(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    if value:
+        return Harmless("the keys of a sequence are divided by how many there are, always")
+    return {"engine.attention_splits": 1}
+
+
 def _of_blocking(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("beyond the limit requests are refused")
@@ -139,6 +145,11 @@ RULES: Mapping[str, Rule] = {
     ),
     "--enable-fmha": Means(
         keys=("engine.attention_backend", "engine.cpu_kernels"), reads=_of_fmha, writes=_to_fmha
+    ),
+    "--enable-multi-block-mode": Means(
+        keys=("engine.attention_splits",),
+        reads=_of_multi_block,
+        writes=lambda settings: False if settings.get("engine.attention_splits") == 1 else UNSAID,
     ),
     "--log-level": LOG_LEVEL,
     "--max-lora-model-size": Sets(
