@@ -170,7 +170,13 @@ RULES: Mapping[str, Rule] = {
         reads=_of_first_tokens,  # the ids themselves stand in the environment
     ),
     "--nccl_port": Sets(key="parallel.rendezvous_port", how="of ranks of one replica"),
-    "--metric_gateway": Sets(key="metrics.push_url"),
+    "--metric_gateway": Means(
+        keys=("metrics.push_url",),
+        reads=lambda value, given: {
+            "metrics.push_url": value if "://" in value else f"http://{value}"
+        },
+        writes=lambda settings: settings.get("metrics.push_url", UNSAID),
+    ),
     "--job_name": Sets(key="metrics.push_job"),
     "--push_interval": Sets(key="metrics.push_period_s"),
     "--grouping_key": Means(keys=("metrics.push_labels",), reads=_of_grouping, writes=_to_grouping),

@@ -69,6 +69,12 @@ def _of_multi_block(value: bool, given: Mapping[str, Any]) -> Harmless | Setting
     return {"engine.attention_splits": 1}
 
 
+def _of_timeline(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
+    if not value:
+        return Harmless("nothing is profiled")
+    return {"debug.profile_dir": given.get("--torch-cuda-profiler-dir") or "."}
+
+
 def _of_blocking(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
         return Harmless("beyond the limit requests are refused")
@@ -115,6 +121,12 @@ RULES: Mapping[str, Rule] = {
     ),
     "--ft-core-dump-on-exception": Sets(key="debug.core_dump"),
     "--torch-cuda-profiler-dir": Sets(key="debug.profile_dir", unset={"": "nothing is profiled"}),
+    "--gen-timeline-sync": Means(
+        keys=("debug.profile_dir",),
+        reads=_of_timeline,
+        writes=lambda settings: "debug.profile_dir" in settings or UNSAID,
+        how="a trace of torch's profiler, between /start_profile and /stop_profile",
+    ),
     "--trace-memory": Means(
         keys=("debug.trace_memory_s",),
         reads=_of_tracing,
