@@ -14,9 +14,11 @@ from remora.configs.dialects.rules import (
     Means,
     NoEffect,
     Refusal,
+    Refused,
     Rule,
     Sets,
     Settings,
+    not_yet,
 )
 from remora.configs.dialects.shared_rules import (
     DTYPE,
@@ -36,6 +38,16 @@ _LOAD_FORMATS = {
     "dummy": "dummy",
 }
 _ATTENTION = {"triton": "triton", "torch_native": "torch"}
+_PREFERRED = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "max_new_tokens": "max_tokens",
+}
 _REQUEST_LEVELS = ("metadata", "sampling", "clipped", "full")
 _BALANCING = {
     "round_robin": "round_robin",
@@ -129,6 +141,21 @@ def _to_kv_events(settings: Settings) -> Any:
         "endpoint": settings["engine.kv_events_endpoint"],
         "topic": settings.get("engine.kv_events_topic", ""),
     }
+
+
+def _of_preferred(value: Any, given: Mapping[str, Any]) -> Settings:
+    if not isinstance(value, Mapping) or value.keys() - _PREFERRED.keys():
+        raise Refusal(f"expected an object of {', '.join(_PREFERRED)}")
+    return {f"sampling.{_PREFERRED[key]}": each for key, each in value.items()}
+
+
+def _to_preferred(settings: Settings) -> Any:
+    found = {
+        theirs: settings[f"sampling.{ours}"]
+        for theirs, ours in _PREFERRED.items()
+        if settings.get(f"sampling.{ours}") is not None
+    }
+    return found or UNSAID
 
 
 def _of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
@@ -315,6 +342,22 @@ RULES: Mapping[str, Rule] = {
     "--scheduler-recv-interval": Sets(key="engine.poll_interval_steps"),
     "--num-reserved-decode-tokens": Sets(key="engine.min_reserved_tokens"),
     "--disable-overlap-schedule": Sets(key="engine.overlap", invert=True),
+    "--preferred-sampling-params": Means(
+        keys=tuple(f"sampling.{key}" for key in _PREFERRED.values()),
+        reads=_of_preferred,
+        writes=_to_preferred,
+        how="they hold as defaults too, and are told in /get_model_info",
+    ),
+    "--enable-custom-logit-processor": Refused(
+        "not yet: processors of logits; code that clients send will never be run"
+    ),
+    "--multi-item-scoring-delimiter": NoEffect(
+        "/v1/score always scores items apart, whatever lies between them"
+    ),
+    "--enable-fp32-lm-head": NoEffect("logits are always float32"),
+    "--disable-outlines-disk-cache": NoEffect("nothing of a constraint is ever written to a disk"),
+    "--enable-return-hidden-states": not_yet("hidden states in answers"),
+    "--custom-weight-loader": not_yet("weights that change while the model serves"),
     "--random-seed": Sets(key="engine.random_seed"),
     "--watchdog-timeout": Sets(
         key="engine.step_timeout_s", how="the replica is replaced by Ray Serve"

@@ -25,6 +25,7 @@ SAMPLES: dict[tuple[str, str], Any] = {
     ("sglang", "--constrained-json-whitespace-pattern"): "[ ]?",
     ("rtp_llm", "--step-records-time-range"): 5_000_000,
     ("rtp_llm", "--world-size"): 1,
+    ("sglang", "--preferred-sampling-params"): {"temperature": 0.5, "max_new_tokens": 7},
     ("sglang", "--warmups"): "sample,chat",
     ("sglang", "--model-loader-extra-config"): {
         "enable_multithread_load": True,
