@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from remora.configs.dialects import lora_entries
+from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
     UNSAID,
-    Effect,
-    Harmless,
     Means,
     NoEffect,
-    Refusal,
     Refused,
     Rule,
     Sets,
-    Settings,
     not_yet,
 )
 from remora.configs.dialects.shared_rules import (
@@ -37,219 +33,14 @@ _LOAD_FORMATS = {
     "gguf": "gguf",
     "dummy": "dummy",
 }
-_ATTENTION = {"triton": "triton", "torch_native": "torch"}
-_PREFERRED = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "max_new_tokens": "max_tokens",
-}
-_REQUEST_LEVELS = ("metadata", "sampling", "clipped", "full")
 _BALANCING = {
     "round_robin": "round_robin",
     "shortest_queue": "shortest_queue",
     "minimum_tokens": "shortest_queue",
 }
 
-
-def _of_chunk(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    if value == -1:
-        return {"engine.chunked_prefill": False}
-    return {"engine.prefill_chunk_tokens": value}
-
-
-def _to_chunk(settings: Settings) -> Any:
-    if settings.get("engine.chunked_prefill") is False:
-        return -1
-    return settings.get("engine.prefill_chunk_tokens", UNSAID)
-
-
-def _of_graphs(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    if not value:
-        return Harmless("graphs are recorded on a GPU anyway")
-    if given.get("--cuda-graph-max-bs"):
-        raise Refusal("--cuda-graph-max-bs asks for graphs; keep one of the two")
-    return {"engine.graph_max_rows": 0}
-
-
-def _to_graphs(settings: Settings) -> Any:
-    return True if settings.get("engine.graph_max_rows") == 0 else UNSAID
-
-
-def _of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    if value:
-        return {"lora.dynamic": True}
-    if given.get("--lora-paths"):
-        raise Refusal("--lora-paths gives adapters; leave one of the two out")
-    return {"lora.dynamic": False}
-
-
-def _of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    """`enable_multithread_load` and `num_threads` are what its loader of safetensors takes."""
-    if not isinstance(value, Mapping) or value.keys() - {"enable_multithread_load", "num_threads"}:
-        raise Refusal("expected an object of enable_multithread_load and num_threads")
-    if not value.get("enable_multithread_load"):
-        return Harmless("one thread reads, as without it")
-    return {"model.load_threads": value.get("num_threads", 8)}
-
-
-def _to_loader(settings: Settings) -> Any:
-    threads = settings.get("model.load_threads", 1)
-    if threads == 1:
-        return UNSAID
-    return {"enable_multithread_load": True, "num_threads": threads}
-
-
-def _of_trace(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not value:
-        return Harmless("no spans are sent")
-    return {"metrics.trace_endpoint": given.get("--otlp-traces-endpoint", "localhost:4317")}
-
-
-def _to_trace(settings: Settings) -> Any:
-    return "metrics.trace_endpoint" in settings or UNSAID
-
-
-def _of_endpoint(value: str, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not given.get("--enable-trace"):
-        return Harmless("it counts only with --enable-trace")
-    return {"metrics.trace_endpoint": value}
-
-
-def _of_kv_events(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    known = {"publisher", "endpoint", "topic", "enable_kv_cache_events"}
-    if not isinstance(value, Mapping) or value.keys() - known:
-        raise Refusal(f"expected an object of {', '.join(sorted(known))}")
-    publisher = value.get("publisher", "null")
-    if publisher == "null":
-        return Harmless("the publisher is null: nothing is sent")
-    if publisher != "zmq":
-        raise Refusal("the publisher is zmq, or null")
-    topic = {"engine.kv_events_topic": value["topic"]} if value.get("topic") else {}
-    return {"engine.kv_events_endpoint": value.get("endpoint", "tcp://*:5557"), **topic}
-
-
-def _to_kv_events(settings: Settings) -> Any:
-    if "engine.kv_events_endpoint" not in settings:
-        return UNSAID
-    return {
-        "publisher": "zmq",
-        "endpoint": settings["engine.kv_events_endpoint"],
-        "topic": settings.get("engine.kv_events_topic", ""),
-    }
-
-
-def _of_preferred(value: Any, given: Mapping[str, Any]) -> Settings:
-    if not isinstance(value, Mapping) or value.keys() - _PREFERRED.keys():
-        raise Refusal(f"expected an object of {', '.join(_PREFERRED)}")
-    return {f"sampling.{_PREFERRED[key]}": each for key, each in value.items()}
-
-
-def _to_preferred(settings: Settings) -> Any:
-    found = {
-        theirs: settings[f"sampling.{ours}"]
-        for theirs, ours in _PREFERRED.items()
-        if settings.get(f"sampling.{ours}") is not None
-    }
-    return found or UNSAID
-
-
-def _of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
-    """On a command line the file has been read before (`command_line.py`)."""
-    raise Refusal("write the file's options here; on a command line it is read")
-
-
-def _of_gathering(value: bool, given: Mapping[str, Any]) -> Settings:
-    size = given.get("--dynamic-batch-tokenizer-batch-size", 32)
-    return {"api.tokenizer_batch_size": size if value else 1}
-
-
-def _to_gathering(settings: Settings) -> Any:
-    return settings.get("api.tokenizer_batch_size", 1) > 1
-
-
-def _of_gathered(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not given.get("--enable-dynamic-batch-tokenizer"):
-        return Harmless("it counts only with --enable-dynamic-batch-tokenizer")
-    return {"api.tokenizer_batch_size": value}
-
-
-def _to_gathered(settings: Settings) -> Any:
-    size = settings.get("api.tokenizer_batch_size", 1)
-    return size if size > 1 else UNSAID
-
-
-def _of_policy(value: str, given: Mapping[str, Any]) -> Settings:
-    if value == "priority":
-        return {"engine.schedule_policy": "fcfs", "engine.use_priorities": True}
-    return {"engine.schedule_policy": value}
-
-
-def _of_threshold(value: int, given: Mapping[str, Any]) -> Effect:
-    """Theirs preempts from the threshold on, ours beyond the gap."""
-    how = "" if value >= 1 else "an equal priority never preempts"
-    return Effect({"engine.priority_preemption_gap": max(0, value - 1)}, how)
-
-
-def _to_threshold(settings: Settings) -> Any:
-    gap = settings.get("engine.priority_preemption_gap")
-    return UNSAID if gap is None else gap + 1
-
-
-def _of_log_requests(value: bool, given: Mapping[str, Any]) -> Settings:
-    level = given.get("--log-requests-level", 2)
-    return {"metrics.log_requests": _REQUEST_LEVELS[level] if value else "none"}
-
-
-def _to_log_requests(settings: Settings) -> Any:
-    return settings.get("metrics.log_requests", "none") != "none"
-
-
-def _of_log_level(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not given.get("--log-requests"):
-        return Harmless("it counts only with --log-requests")
-    return {"metrics.log_requests": _REQUEST_LEVELS[value]}
-
-
-def _to_log_level(settings: Settings) -> Any:
-    detail = settings.get("metrics.log_requests")
-    return _REQUEST_LEVELS.index(detail) if detail in _REQUEST_LEVELS else UNSAID
-
-
-def _of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    others = (
-        given.get("--attention-backend"),
-        given.get("--prefill-attention-backend"),
-        given.get("--decode-attention-backend"),
-    )
-    if value in _ATTENTION and all(other in (None, value) for other in others):
-        return Effect(
-            {"engine.attention_backend": _ATTENTION[value]}, "prompts and decoding use the same"
-        )
-    raise Refusal("one backend attends in both phases: triton or torch_native")
-
-
-def _of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not value:
-        return Harmless("weights stay as they are")
-    if value == "int8wo":
-        return {"model.quantization": "int8"}
-    if str(value).startswith("int4wo"):
-        return {"model.quantization": "int4"}
-    raise Refusal("not yet: activations or weights in 8-bit floats; int8wo and int4wo-32 work")
-
-
-def _to_torchao(settings: Settings) -> Any:
-    known = {"int8": "int8wo", "int4": "int4wo-32"}
-    return known.get(settings.get("model.quantization", ""), UNSAID)
-
-
 RULES: Mapping[str, Rule] = {
-    "--config": Means(keys=(), reads=_of_config_file),
+    "--config": Means(keys=(), reads=values.of_config_file),
     # model
     "--model-path": Sets(key="model.path"),
     "--served-model-name": Sets(key="model.served_name"),
@@ -265,11 +56,14 @@ RULES: Mapping[str, Rule] = {
         key="model.load_format", table={"gguf": "gguf"}, strict=True, how="read as it is"
     ),
     "--torchao-config": Means(
-        keys=("model.quantization",), reads=_of_torchao, writes=_to_torchao, how=WEIGHT_ONLY
+        keys=("model.quantization",),
+        reads=values.of_torchao,
+        writes=values.to_torchao,
+        how=WEIGHT_ONLY,
     ),
     "--json-model-override-args": Sets(key="model.config_overrides"),
     "--model-loader-extra-config": Means(
-        keys=("model.load_threads",), reads=_of_loader, writes=_to_loader
+        keys=("model.load_threads",), reads=values.of_loader, writes=values.to_loader
     ),
     "--weight-loader-disable-mmap": Sets(key="model.mmap", invert=True),
     "--delete-ckpt-after-loading": Sets(key="model.delete_after_load"),
@@ -304,10 +98,10 @@ RULES: Mapping[str, Rule] = {
         "the prompts of one request are always tokenised together"
     ),
     "--enable-dynamic-batch-tokenizer": Means(
-        keys=("api.tokenizer_batch_size",), reads=_of_gathering, writes=_to_gathering
+        keys=("api.tokenizer_batch_size",), reads=values.of_gathering, writes=values.to_gathering
     ),
     "--dynamic-batch-tokenizer-batch-size": Means(
-        keys=("api.tokenizer_batch_size",), reads=_of_gathered, writes=_to_gathered
+        keys=("api.tokenizer_batch_size",), reads=values.of_gathered, writes=values.to_gathered
     ),
     "--dynamic-batch-tokenizer-batch-timeout": Sets(key="api.tokenizer_batch_wait_s"),
     # memory and scheduling
@@ -319,8 +113,8 @@ RULES: Mapping[str, Rule] = {
     "--max-total-tokens": Sets(key="engine.kv_tokens"),
     "--chunked-prefill-size": Means(
         keys=("engine.prefill_chunk_tokens", "engine.chunked_prefill"),
-        reads=_of_chunk,
-        writes=_to_chunk,
+        reads=values.of_chunk,
+        writes=values.to_chunk,
     ),
     "--max-prefill-tokens": Sets(key="engine.max_prefill_tokens"),
     "--max-running-requests": Sets(key="engine.max_running_requests"),
@@ -330,12 +124,14 @@ RULES: Mapping[str, Rule] = {
     "--schedule-low-priority-values-first": Sets(key="engine.low_priority_first"),
     "--schedule-policy": Means(
         keys=("engine.schedule_policy", "engine.use_priorities"),
-        reads=_of_policy,
+        reads=values.of_policy,
         writes=lambda settings: settings.get("engine.schedule_policy", UNSAID),
     ),
     "--enable-priority-scheduling": Sets(key="engine.use_priorities"),
     "--priority-scheduling-preemption-threshold": Means(
-        keys=("engine.priority_preemption_gap",), reads=_of_threshold, writes=_to_threshold
+        keys=("engine.priority_preemption_gap",),
+        reads=values.of_threshold,
+        writes=values.to_threshold,
     ),
     "--enable-mixed-chunk": Sets(key="engine.mixed_steps"),
     "--num-continuous-decode-steps": Sets(key="engine.admission_interval_steps"),
@@ -343,9 +139,9 @@ RULES: Mapping[str, Rule] = {
     "--num-reserved-decode-tokens": Sets(key="engine.min_reserved_tokens"),
     "--disable-overlap-schedule": Sets(key="engine.overlap", invert=True),
     "--preferred-sampling-params": Means(
-        keys=tuple(f"sampling.{key}" for key in _PREFERRED.values()),
-        reads=_of_preferred,
-        writes=_to_preferred,
+        keys=tuple(f"sampling.{key}" for key in values.PREFERRED.values()),
+        reads=values.of_preferred,
+        writes=values.to_preferred,
         how="they hold as defaults too, and are told in /get_model_info",
     ),
     "--enable-custom-logit-processor": Refused(
@@ -366,15 +162,17 @@ RULES: Mapping[str, Rule] = {
         key="engine.device",
         refuse=dict.fromkeys(("xpu", "hpu", "npu"), "remora runs on cuda and cpu"),
     ),
-    "--attention-backend": Sets(key="engine.attention_backend", table=_ATTENTION, strict=True),
-    "--prefill-attention-backend": Means(keys=("engine.attention_backend",), reads=_of_phase),
-    "--decode-attention-backend": Means(keys=("engine.attention_backend",), reads=_of_phase),
+    "--attention-backend": Sets(
+        key="engine.attention_backend", table=values.ATTENTION, strict=True
+    ),
+    "--prefill-attention-backend": Means(keys=("engine.attention_backend",), reads=values.of_phase),
+    "--decode-attention-backend": Means(keys=("engine.attention_backend",), reads=values.of_phase),
     "--triton-attention-num-kv-splits": Sets(key="engine.attention_splits"),
     "--triton-attention-split-tile-size": Sets(key="engine.attention_split_tokens"),
     "--enable-deterministic-inference": Sets(key="engine.deterministic"),
     # graphs
     "--disable-cuda-graph": Means(
-        keys=("engine.graph_max_rows",), reads=_of_graphs, writes=_to_graphs
+        keys=("engine.graph_max_rows",), reads=values.of_graphs, writes=values.to_graphs
     ),
     "--cuda-graph-max-bs": Sets(key="engine.graph_max_rows"),
     "--cuda-graph-bs": Sets(key="engine.graph_rows"),
@@ -383,7 +181,7 @@ RULES: Mapping[str, Rule] = {
     # LoRA
     "--enable-lora": Means(
         keys=("lora.dynamic",),
-        reads=_of_lora,
+        reads=values.of_lora,
         writes=lambda settings: settings.get("lora.dynamic", UNSAID),
     ),
     "--lora-paths": Means(
@@ -423,10 +221,10 @@ RULES: Mapping[str, Rule] = {
     "--log-level": LOG_LEVEL,
     "--log-level-http": Sets(key="metrics.access_log_level", table=LEVELS),
     "--log-requests": Means(
-        keys=("metrics.log_requests",), reads=_of_log_requests, writes=_to_log_requests
+        keys=("metrics.log_requests",), reads=values.of_log_requests, writes=values.to_log_requests
     ),
     "--log-requests-level": Means(
-        keys=("metrics.log_requests",), reads=_of_log_level, writes=_to_log_level
+        keys=("metrics.log_requests",), reads=values.of_log_level, writes=values.to_log_level
     ),
     "--enable-request-time-stats-logging": Sets(key="metrics.log_request_times"),
     "--decode-log-interval": Sets(key="metrics.log_step_interval"),
@@ -434,16 +232,18 @@ RULES: Mapping[str, Rule] = {
         key="metrics.log_gc_s", unset={0.0: "collections are not warned about"}
     ),
     "--show-time-cost": Sets(key="debug.log_step_times", how="one line a step, for its parts"),
-    "--enable-trace": Means(keys=("metrics.trace_endpoint",), reads=_of_trace, writes=_to_trace),
+    "--enable-trace": Means(
+        keys=("metrics.trace_endpoint",), reads=values.of_trace, writes=values.to_trace
+    ),
     "--otlp-traces-endpoint": Means(
         keys=("metrics.trace_endpoint",),
-        reads=_of_endpoint,
+        reads=values.of_endpoint,
         writes=lambda settings: settings.get("metrics.trace_endpoint", UNSAID),
     ),
     "--kv-events-config": Means(
         keys=("engine.kv_events_endpoint", "engine.kv_events_topic"),
-        reads=_of_kv_events,
-        writes=_to_kv_events,
+        reads=values.of_kv_events,
+        writes=values.to_kv_events,
     ),
     "--enable-nan-detection": NoEffect(
         "numbers that are not finite are always seen; they end the request that they belong to"
