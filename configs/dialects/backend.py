@@ -12,6 +12,7 @@ from typing import Any
 from remora.configs.dialects import lora_entries
 from remora.configs.dialects.catalogue import catalogue
 from remora.configs.dialects.dialect import Dialect, Flat
+from remora.configs.dialects.refusals import COMPILED, COMPILED_ROWS
 from remora.configs.dialects.rules import (
     UNSAID,
     Effect,
@@ -24,7 +25,7 @@ from remora.configs.dialects.rules import (
     Sets,
     Settings,
 )
-from remora.configs.dialects.shared_rules import REASONING, TOOLS, WEIGHT_ONLY
+from remora.configs.dialects.shared_rules import REASONING, TOOLS, WEIGHT_ONLY, memory_share
 from remora.configs.messages import KeyPath
 
 _DOCUMENTS = ("optimization", "optimisation", "pipeline")
@@ -122,9 +123,9 @@ def _of_inputs(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
 
 
 RULES: Mapping[str, Rule] = {
-    "backend.name": Means(keys=(), reads=_of_version),
-    "backend.version": Means(keys=(), reads=_of_release),
-    "backend.extra_params": Means(keys=(), reads=_of_extra),
+    "backend.name": Means(keys=(), reads=_of_version, why="which parameters and values there are"),
+    "backend.version": Means(keys=(), reads=_of_release, why="latest; others are refused"),
+    "backend.extra_params": Means(keys=(), reads=_of_extra, why="its parameters, which follow"),
     f"{_EXTRA}context_length": Sets(key="model.context_length"),
     f"{_EXTRA}max_running_requests": Sets(key="engine.max_running_requests"),
     f"{_EXTRA}max_total_tokens": Sets(key="engine.kv_tokens"),
@@ -132,9 +133,7 @@ RULES: Mapping[str, Rule] = {
     f"{_EXTRA}max_prefill_tokens": Sets(key="engine.max_prefill_tokens"),
     f"{_EXTRA}reasoning_parser": REASONING,
     f"{_EXTRA}tool_call_parser": TOOLS,
-    f"{_EXTRA}gpu_memory_utilization": Sets(
-        key="engine.total_mem_fraction", how="what a step needs counts too"
-    ),
+    f"{_EXTRA}gpu_memory_utilization": memory_share(f"{_EXTRA}max_total_tokens"),
     "mode": Sets(
         key="api.generation",
         table={"chat": "chat", "completion": "completion"},
@@ -142,10 +141,8 @@ RULES: Mapping[str, Rule] = {
         refuse={"embedding": "not yet: embeddings"},
     ),
     f"{_EXTRA}cuda_graph_max_bs": Sets(key="engine.graph_max_rows"),
-    f"{_EXTRA}enable_torch_compile": NoEffect(
-        "kernels are compiled ahead and steps recorded as graphs, always"
-    ),
-    f"{_EXTRA}torch_compile_max_bs": NoEffect("steps of every size run compiled kernels"),
+    f"{_EXTRA}enable_torch_compile": COMPILED,
+    f"{_EXTRA}torch_compile_max_bs": COMPILED_ROWS,
     "warmups.enabled": Sets(key="warmup.enabled"),
     "warmups.iterations": Sets(key="warmup.iterations"),
     "warmups.sample_input_data": Means(
@@ -168,8 +165,10 @@ RULES: Mapping[str, Rule] = {
         only=("", "public", "private"),
         otherwise="public and private are known",
     ),
-    "model_type": Means(keys=(), reads=_llm_only),
-    "optimisations.model_type": Means(keys=(), reads=_same_type),
+    "model_type": Means(keys=(), reads=_llm_only, why="llm; others are refused"),
+    "optimisations.model_type": Means(
+        keys=(), reads=_same_type, why="the same as model_type; others are refused"
+    ),
     "quantization": Sets(
         key="model.quantization",
         table={"float16": "none", "w4": "int4"},
@@ -178,13 +177,17 @@ RULES: Mapping[str, Rule] = {
         how=f"float16 = not quantised. {WEIGHT_ONLY}",
     ),
     "optimisations.attention_caching.enabled": Sets(key="engine.prefix_cache"),
-    "optimisations.attention_caching.type": Means(keys=(), reads=_cache_kind),
-    "optimisations.attention_caching.extra_params": Means(keys=(), reads=_no_options),
+    "optimisations.attention_caching.type": Means(
+        keys=(), reads=_cache_kind, why="auto or radix; others are refused"
+    ),
+    "optimisations.attention_caching.extra_params": Means(
+        keys=(), reads=_no_options, why="there are none; others are refused"
+    ),
     "optimisations.speculative_decoding.type": Refused(
         "not yet: speculative decoding", off=("auto",)
     ),
     "tensor_parallel_size": Sets(key="parallel.tp_size"),
-    "type": Means(keys=(), reads=_llm_only),
+    "type": Means(keys=(), reads=_llm_only, why="llm; others are refused"),
     "loras": Means(
         keys=("lora.adapters",),
         reads=lora_entries.of_objects,

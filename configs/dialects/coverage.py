@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import Parameter
@@ -123,7 +124,8 @@ def _state(rule: Rule) -> State:
         return State.REFUSED
     if isinstance(rule, NoEffect) or (isinstance(rule, Means) and not rule.effective):
         return State.NO_EFFECT
-    return State.APPROXIMATE if rule.how else State.EXACT
+    differs = rule.how or (isinstance(rule, Sets) and rule.hows)
+    return State.APPROXIMATE if differs else State.EXACT
 
 
 def _reason(rule: Rule) -> str:
@@ -131,8 +133,16 @@ def _reason(rule: Rule) -> str:
         return rule.why
     why = rule.why if isinstance(rule, Means) else ""
     keys = ", ".join(f"`{key}`" for key in rule.keys)
-    refused = list(dict.fromkeys(rule.refuse.values())) if isinstance(rule, Sets) else []
-    return "; ".join(part for part in (keys, rule.how, why, *refused) if part)
+    single = [*_by_value(rule.hows), *_by_value(rule.refuse)] if isinstance(rule, Sets) else []
+    return "; ".join(part for part in (keys, rule.how, why, *single) if part)
+
+
+def _by_value(texts: Mapping[Any, str]) -> list[str]:
+    """Return what is said of single values, those of the same words together."""
+    values: dict[str, list[str]] = {}
+    for value, text in texts.items():
+        values.setdefault(text, []).append(str(value))
+    return [f"{', '.join(names)}: {text}" for text, names in values.items()]
 
 
 def _test(dialect: Dialect, parameter: Parameter, rule: Rule) -> str | None:

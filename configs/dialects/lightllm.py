@@ -18,7 +18,7 @@ from remora.configs.dialects.rules import (
     Sets,
     Settings,
 )
-from remora.configs.dialects.shared_rules import DTYPE, REASONING, TOOLS, WEIGHT_ONLY
+from remora.configs.dialects.shared_rules import DTYPE, REASONING, TOOLS, WEIGHT_ONLY, memory_share
 
 _FIRST_TOKENS = "FIRST_ALLOWED_TOKENS"
 _MODES = {
@@ -108,6 +108,12 @@ def _of_aggressive(value: bool, given: Mapping[str, Any]) -> Harmless | Settings
     return {"engine.admission_interval_steps": given.get("--router_max_wait_tokens", 6)}
 
 
+def _of_chunk(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    if given.get("--disable_chunked_prefill"):
+        return Harmless("--disable_chunked_prefill takes each prompt in one step")
+    return {"engine.prefill_chunk_tokens": value}
+
+
 def _of_no_stats(value: bool, given: Mapping[str, Any]) -> Settings:
     return {"metrics.log_stats_period_s": None if value else given.get("--log_stats_interval", 10)}
 
@@ -155,7 +161,7 @@ RULES: Mapping[str, Rule] = {
     "--schedule_time_interval": Sets(
         key="engine.admission_interval_s", how="between looks at waiting requests; steps go on"
     ),
-    "--mem_fraction": Sets(key="engine.total_mem_fraction", how="what a step needs counts too"),
+    "--mem_fraction": memory_share("--max_total_token_num"),
     "--long_truncation_mode": Sets(key="api.prompt_truncation"),
     "--tokenizer_mode": Sets(
         key="model.tokenizer_loader",
@@ -194,7 +200,11 @@ RULES: Mapping[str, Rule] = {
         reads=_of_stats,
         writes=lambda settings: settings.get("metrics.log_stats_period_s", UNSAID),
     ),
-    "--chunked_prefill_size": Sets(key="engine.prefill_chunk_tokens"),
+    "--chunked_prefill_size": Means(
+        keys=("engine.prefill_chunk_tokens",),
+        reads=_of_chunk,
+        writes=lambda settings: settings.get("engine.prefill_chunk_tokens", UNSAID),
+    ),
     "--disable_chunked_prefill": Sets(key="engine.chunked_prefill", invert=True),
     "--disable_dynamic_prompt_cache": Sets(key="engine.prefix_cache", invert=True),
     "--tp": Sets(key="parallel.tp_size"),

@@ -32,6 +32,9 @@ _HARDWARE = Refused("this hardware is not supported")
 _RECORDED_PROMPTS = not_yet("recorded prefill", "prompts are launched kernel by kernel")
 _NVTX = Refused("no NVTX ranges are written; profile with debug.profile_dir")
 
+COMPILED = NoEffect("kernels are compiled ahead and steps recorded as graphs, always")
+COMPILED_ROWS = NoEffect("steps of every size run compiled kernels")
+
 REFUSALS: Mapping[str, Rule] = {
     "spec.": _SPECULATION,
     "moe.": _EXPERT_PARALLEL,
@@ -65,6 +68,9 @@ REFUSALS: Mapping[str, Rule] = {
     "mamba.": _RECURRENT,
     "quant.": _QUANTISED,
     "kv_cache.dtype": not_yet("8-bit KV cache"),
+    "kv_cache.swa_memory": NoEffect(
+        "sliding-window layers have as many pages as the others, always"
+    ),
     "kv_cache.": not_yet("pages of their own for sliding-window layers"),
     "offload.": _OFFLOAD,
     "memory.host_reserve_bytes": _TIERS,
@@ -85,26 +91,31 @@ REFUSALS: Mapping[str, Rule] = {
     "comm.custom_allreduce": NoEffect("sums go through nccl or gloo, always"),
     "comm.p2p_check": NoEffect("nccl checks by itself which GPUs reach each other"),
     "overlap.": Refused("compute and communication are not overlapped"),
-    "overlap.comm_enabled": Refused("compute and communication are not overlapped", off=(True,)),
-    "overlap.tbo_threshold": _EXPERT_PARALLEL,
+    "overlap.comm_enabled": NoEffect("compute and communication take turns; outputs agree"),
     "runtime.non_default_stream": NoEffect("on a GPU steps run on a stream of their own, always"),
     "runtime.numa_node": Refused(
         "ranks are not bound to NUMA nodes; start the server with numactl --cpunodebind"
     ),
     "runtime.base_gpu_id": Refused("Ray assigns GPUs; hide others by CUDA_VISIBLE_DEVICES"),
     "runtime.gpu_id_step": Refused("Ray assigns GPUs", off=(1,)),
-    "cuda_graph.profile_capture": _NVTX,
+    "cuda_graph.profile_capture": Refused(
+        "no trace of recording graphs is written; profile steps with debug.profile_dir"
+    ),
     "cuda_graph.piecewise": _RECORDED_PROMPTS,
     "cuda_graph.piecewise_max_tokens": _RECORDED_PROMPTS,
     "cuda_graph.piecewise_tokens": _RECORDED_PROMPTS,
-    "compile.": Refused("torch.compile is not offered: kernels are compiled and steps recorded"),
+    "compile.": COMPILED,
+    "compile.max_batch": COMPILED_ROWS,
     "kernel.pdl": NoEffect("kernels are launched one after the other, without that attribute"),
     "kernel.arm_kleidiai": _HARDWARE,
     "kernel.rocm_hipblaslt_config": _HARDWARE,
     "kernel.deep_gemm_sms": Refused("DeepGEMM is not used"),
     "determinism.stable_scatter_add": NoEffect("nothing is added by scattering"),
     "debug.nvtx": _NVTX,
-    "debug.device_perf": _NVTX,
+    "debug.device_perf": Refused(
+        "times of single kernels are not shown; debug.profile_dir writes a trace that holds them, "
+        "debug.log_step_times those of steps"
+    ),
     "debug.tensor_dump.inject": Refused("outputs of another program cannot be fed to layers"),
     "model.embedding_mode": not_yet("embeddings"),
     "model.reward_mode": not_yet("reward models"),
@@ -149,6 +160,7 @@ REFUSALS: Mapping[str, Rule] = {
     "response.": not_yet("this part of answers"),
     "request.": not_yet("shortening requests"),
     "sampling.": not_yet("this way of sampling"),
+    "grammar.outlines_disk_cache": NoEffect("tables of constraints are kept in memory only"),
     "grammar.": not_yet("this kind of constraint"),
     "lora.": not_yet("this way of keeping adapters"),
     "prefix_cache.": not_yet("this use of the prefix cache"),

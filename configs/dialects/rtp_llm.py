@@ -100,7 +100,9 @@ RULES: Mapping[str, Rule] = {
     "--start-port": Sets(key="http.port"),
     "--tp-size": Sets(key="parallel.tp_size"),
     "--dp-size": Sets(key="parallel.num_replicas", how="each is a replica of Ray Serve's"),
-    "--world-size": Means(keys=(), reads=_check_world),
+    "--world-size": Means(
+        keys=(), reads=_check_world, why="must be --tp-size * --dp-size, else it is refused"
+    ),
     "--reuse-cache": Sets(key="engine.prefix_cache"),
     "--enable-fast-gen": Sets(key="engine.chunked_prefill"),
     "--fast-gen-context-budget": Means(
@@ -153,7 +155,8 @@ RULES: Mapping[str, Rule] = {
     "--step-records-max-size": Sets(key="metrics.max_step_records"),
     "--step-records-time-range": Sets(key="metrics.step_records_s", scale=1e-6),
     "--max-batch-size": Sets(
-        key="engine.max_running_requests", unset={0: "as many as fit are run"}
+        key="engine.max_running_requests",
+        unset={0: "no limit of its own is set; engine.max_running_requests keeps its default"},
     ),
     "--enable-fmha": Means(
         keys=("engine.attention_backend", "engine.cpu_kernels"), reads=_of_fmha, writes=_to_fmha

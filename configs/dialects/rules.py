@@ -74,6 +74,8 @@ class Sets:
     strict:  whether no other values than those of `table` are taken
     unset:   value -> why it means that nothing is set
     refuse:  value -> why it is refused
+    hows:    value -> what differs, beside `how` of the others
+    otherwise:  with `strict`, what to say of other values in front of those of `table`
     scale:   our unit in theirs: ours = theirs * scale
     """
 
@@ -82,6 +84,8 @@ class Sets:
     strict: bool = False
     unset: Mapping[Any, str] = field(default_factory=dict)
     refuse: Mapping[Any, str] = field(default_factory=dict)
+    hows: Mapping[Any, str] = field(default_factory=dict)
+    otherwise: str = "not offered"
     invert: bool = False
     scale: float = 1
     how: str = ""
@@ -97,16 +101,17 @@ class Sets:
             raise Refusal(self.refuse[value])
         if _in(value, self.unset):
             return Harmless(self.unset[value])
+        how = self.hows[value] if _in(value, self.hows) else self.how
         if _in(value, self.table):
             value = self.table[value]
         elif self.strict:
             known = ", ".join(str(choice) for choice in self.table)
-            raise Refusal(f"not offered; what works here: {known}")
+            raise Refusal(f"{self.otherwise}; what works here: {known}")
         elif self.invert:
             value = not value
         elif self.scale != 1:
             value = round(value * self.scale, 12)  # 41 * 0.01 is not 0.41
-        return Effect({self.key: value}, self.how)
+        return Effect({self.key: value}, how)
 
     def write(self, settings: Settings) -> list[Any]:
         """Return the key's value in their words."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from remora.configs.dialects import lora_entries
+from remora.configs.dialects import lora_entries, priorities
 from remora.configs.dialects import sglang_values as values
 from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import (
@@ -17,6 +17,7 @@ from remora.configs.dialects.rules import (
     not_yet,
 )
 from remora.configs.dialects.shared_rules import (
+    CRITICAL,
     DTYPE,
     LEVELS,
     LOG_LEVEL,
@@ -24,6 +25,7 @@ from remora.configs.dialects.shared_rules import (
     TOOLS,
     WEIGHT_ONLY,
     edges,
+    memory_share,
     secret,
 )
 
@@ -40,7 +42,11 @@ _BALANCING = {
 }
 
 RULES: Mapping[str, Rule] = {
-    "--config": Means(keys=(), reads=values.of_config_file),
+    "--config": Means(
+        keys=(),
+        reads=values.of_config_file,
+        why="its options are read; those of the command line win over them",
+    ),
     # model
     "--model-path": Sets(key="model.path"),
     "--served-model-name": Sets(key="model.served_name"),
@@ -53,7 +59,12 @@ RULES: Mapping[str, Rule] = {
     "--load-format": Sets(key="model.load_format", table=_LOAD_FORMATS, strict=True),
     "--context-length": Sets(key="model.context_length"),
     "--quantization": Sets(
-        key="model.load_format", table={"gguf": "gguf"}, strict=True, how="read as it is"
+        key="model.load_format",
+        table={"gguf": "gguf"},
+        strict=True,
+        how="gguf: read as it is",
+        otherwise="not yet: quantised checkpoints; --torchao-config int8wo or int4wo-32 rounds "
+        "weights on a CPU",
     ),
     "--torchao-config": Means(
         keys=("model.quantization",),
@@ -105,9 +116,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "--dynamic-batch-tokenizer-batch-timeout": Sets(key="api.tokenizer_batch_wait_s"),
     # memory and scheduling
-    "--mem-fraction-static": Sets(
-        key="engine.total_mem_fraction", how="what a step needs counts too"
-    ),
+    "--mem-fraction-static": memory_share("--max-total-tokens"),
     "--radix-eviction-policy": Sets(key="engine.prefix_eviction"),
     "--page-size": Sets(key="engine.page_size"),
     "--max-total-tokens": Sets(key="engine.kv_tokens"),
@@ -127,11 +136,15 @@ RULES: Mapping[str, Rule] = {
         reads=values.of_policy,
         writes=lambda settings: settings.get("engine.schedule_policy", UNSAID),
     ),
-    "--enable-priority-scheduling": Sets(key="engine.use_priorities"),
+    "--enable-priority-scheduling": Means(
+        keys=("engine.use_priorities", "engine.priority_preemption_gap"),
+        reads=priorities.of_switch,
+        writes=priorities.to_switch,
+    ),
     "--priority-scheduling-preemption-threshold": Means(
         keys=("engine.priority_preemption_gap",),
-        reads=values.of_threshold,
-        writes=values.to_threshold,
+        reads=priorities.of_threshold,
+        writes=priorities.to_threshold,
     ),
     "--enable-mixed-chunk": Sets(key="engine.mixed_steps"),
     "--num-continuous-decode-steps": Sets(key="engine.admission_interval_steps"),
@@ -215,11 +228,16 @@ RULES: Mapping[str, Rule] = {
     ),
     "--dist-timeout": Sets(key="parallel.join_timeout_s"),
     "--nccl-port": Sets(key="parallel.rendezvous_port", how="of ranks of one replica"),
-    "--load-balance-method": Sets(key="routing.policy", table=_BALANCING, strict=True),
+    "--load-balance-method": Sets(
+        key="routing.policy",
+        table=_BALANCING,
+        strict=True,
+        hows={"shortest_queue": "by tokens to compute, not by requests"},
+    ),
     "--load-watch-interval": Sets(key="routing.stats_period_s"),
     # logs
     "--log-level": LOG_LEVEL,
-    "--log-level-http": Sets(key="metrics.access_log_level", table=LEVELS),
+    "--log-level-http": Sets(key="metrics.access_log_level", table=LEVELS, hows=CRITICAL),
     "--log-requests": Means(
         keys=("metrics.log_requests",), reads=values.of_log_requests, writes=values.to_log_requests
     ),

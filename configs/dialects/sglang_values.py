@@ -176,18 +176,6 @@ def of_policy(value: str, given: Mapping[str, Any]) -> Settings:
     return {"engine.schedule_policy": value}
 
 
-def of_threshold(value: int, given: Mapping[str, Any]) -> Effect:
-    """Theirs preempts from the threshold on, ours beyond the gap."""
-    how = "" if value >= 1 else "an equal priority never preempts"
-    return Effect({"engine.priority_preemption_gap": max(0, value - 1)}, how)
-
-
-def to_threshold(settings: Settings) -> Any:
-    """Return the value of `--priority-scheduling-preemption-threshold` that says the settings."""
-    gap = settings.get("engine.priority_preemption_gap")
-    return UNSAID if gap is None else gap + 1
-
-
 def of_log_requests(value: bool, given: Mapping[str, Any]) -> Settings:
     """Return what `--log-requests` means; may raise Refusal."""
     level = given.get("--log-requests-level", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ DTYPE = Sets(
         "bf16": "bfloat16",
         "fp32": "float32",
     },
+    hows={"auto": "the checkpoint's own: one in float32 is not cut to float16"},
 )
 LEVELS = {
     "debug": "DEBUG",
@@ -38,7 +40,27 @@ LEVELS = {
     "warn": "WARNING",
     "WARN": "WARNING",
 }
-LOG_LEVEL = Sets(key="metrics.log_level", table=LEVELS)
+CRITICAL = {"critical": "ERROR, the highest level of our lines"}
+LOG_LEVEL = Sets(key="metrics.log_level", table=LEVELS, hows=CRITICAL)
+
+
+_MAX_EDGE = 1e12
+
+
+def memory_share(tokens: str) -> Means:
+    """Return the rule of a share of the memory, which counts unless `tokens` gives the KV cache."""
+
+    def read(value: float, given: Mapping[str, Any]) -> Harmless | Settings:
+        if given.get(tokens):
+            return Harmless(f"{tokens} sizes the KV cache alone")
+        return {"engine.total_mem_fraction": value}
+
+    return Means(
+        keys=("engine.total_mem_fraction",),
+        reads=read,
+        writes=lambda settings: settings.get("engine.total_mem_fraction", UNSAID),
+        how="what a step needs counts too",
+    )
 
 
 def edges(key: str) -> Means:
@@ -56,6 +78,14 @@ def edges(key: str) -> Means:
             return {key: sorted(set(numbers))}
         if kind == "tse" and len(numbers) == 3:
             middle, base, count = numbers
+            if not (0 <= middle <= _MAX_EDGE and base > 1 and count in range(1, 257)):
+                raise Refusal(
+                    f"tse: MIDDLE is 0 to {_MAX_EDGE:g}, BASE above 1, COUNT a whole number to 256"
+                )
+            if math.ceil(count / 2) * math.log(base) > math.log(_MAX_EDGE):
+                raise Refusal(
+                    f"tse: edges would lie beyond {_MAX_EDGE:g}; take fewer, or a BASE nearer to 1"
+                )
             return {key: two_sided_exponential(middle, base, int(count))}
         raise Refusal("expected default, tse MIDDLE BASE COUNT, or custom followed by the edges")
 

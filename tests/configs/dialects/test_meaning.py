@@ -1,0 +1,109 @@
+"""Values that do not mean what they seem to: defaults, and parameters that decide about others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from remora.configs.dialects.all import DIALECTS
+from remora.configs.dialects.catalogue import System
+from remora.configs.dialects.convert import settings_of
+from remora.configs.dialects.translate import State, Translation, translate
+from remora.configs.errors import ConfigError
+
+
+def of(system: System, given: dict[str, Any]) -> Translation:
+    return translate(DIALECTS[system], given)
+
+
+def refusal(system: System, given: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        of(system, given)
+    return str(caught.value)
+
+
+def test_priorities_preempt_from_their_threshold_on() -> None:
+    on = {"--enable-priority-scheduling": True}
+    for given, gap in (
+        (on, 9),
+        (on | {"--priority-scheduling-preemption-threshold": 3}, 2),
+        ({"--priority-scheduling-preemption-threshold": 3}, None),  # counts only with the switch
+        ({"--enable-priority-scheduling": False}, None),
+    ):
+        settings = settings_of(of("sglang", given).args)
+        assert settings.get("engine.priority_preemption_gap") == gap
+
+
+@pytest.mark.parametrize(
+    ("system", "tokens", "share"),
+    [
+        ("sglang", "--max-total-tokens", "--mem-fraction-static"),
+        ("lightllm", "--max_total_token_num", "--mem_fraction"),
+        (
+            "backend",
+            "backend.extra_params.max_total_tokens",
+            "backend.extra_params.gpu_memory_utilization",
+        ),
+    ],
+)
+def test_a_number_of_tokens_decides_alone(system: System, tokens: str, share: str) -> None:
+    both = of(system, {share: 0.8, tokens: 5000})
+    assert settings_of(both.args).get("engine.kv_tokens") == 5000
+    assert "engine.total_mem_fraction" not in settings_of(both.args)
+    assert both.lines[0].text == f"{tokens} sizes the KV cache alone"
+    assert settings_of(of(system, {share: 0.8}).args)["engine.total_mem_fraction"] == 0.8
+
+
+def test_the_size_of_chunks_counts_for_nothing_where_there_are_none() -> None:
+    given = {"--chunked_prefill_size": 4096, "--disable_chunked_prefill": True}
+    assert "engine.prefill_chunk_tokens" not in settings_of(of("lightllm", given).args)
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "value", "state", "text"),
+    [
+        ("sglang", "--dtype", "auto", State.APPROXIMATE, "the checkpoint's own"),
+        ("sglang", "--dtype", "half", State.EXACT, ""),
+        ("sglang", "--log-level", "critical", State.APPROXIMATE, "ERROR, the highest"),
+        ("sglang", "--log-level", "error", State.EXACT, ""),
+        ("sglang", "--load-balance-method", "shortest_queue", State.APPROXIMATE, "by tokens"),
+        ("sglang", "--load-balance-method", "minimum_tokens", State.EXACT, ""),
+        ("sglang", "--disable-hybrid-swa-memory", True, State.NO_EFFECT, "as many pages"),
+        ("sglang", "--disable-outlines-disk-cache", True, State.NO_EFFECT, "in memory only"),
+        ("sglang", "--enable-torch-compile", True, State.NO_EFFECT, "compiled ahead"),
+        ("rtp_llm", "--enable-comm-overlap", False, State.NO_EFFECT, "outputs agree"),
+        ("rtp_llm", "--max-batch-size", 0, State.NO_EFFECT, "keeps its default"),
+    ],
+)
+def test_what_becomes_of_single_values(
+    system: System, name: str, value: Any, state: State, text: str
+) -> None:
+    (line,) = of(system, {name: value}).lines
+    assert line.state is state
+    assert text in line.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("--quantization", "awq", "not yet: quantised checkpoints; --torchao-config int8wo"),
+        ("--prompt-tokens-buckets", "tse 1000 2 5000", "COUNT a whole number to 256"),
+        ("--prompt-tokens-buckets", "tse 1000 2 inf", "COUNT a whole number to 256"),
+        ("--prompt-tokens-buckets", "tse 1000 0.5 8", "BASE above 1"),
+        ("--generation-tokens-buckets", "tse 10 1e300 8", "edges would lie beyond 1e+12"),
+        ("--tbo-token-distribution-threshold", 0.3, "compute and communication are not"),
+        ("--enable-profile-cuda-graph", True, "profile steps with debug.profile_dir"),
+    ],
+)
+def test_why_single_values_are_refused(name: str, value: Any, text: str) -> None:
+    assert text in refusal("sglang", {name: value})
+
+
+def test_what_the_page_says_of_single_values_names_them() -> None:
+    from remora.configs.dialects.coverage import coverage
+
+    rows = {row.name: row for row in coverage(("sglang",))}
+    assert "llguidance: not offered" in rows["--grammar-backend"].reason
+    assert "xpu, hpu, npu: remora runs on cuda and cpu" in rows["--device"].reason
+    assert rows["--load-balance-method"].state is State.APPROXIMATE
