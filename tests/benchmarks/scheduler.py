@@ -78,9 +78,9 @@ def measure() -> list[float]:
     seconds: list[float] = []
     schedule = Scheduler.schedule
 
-    def timed(scheduler: Scheduler) -> StepPlan | None:
+    def timed(scheduler: Scheduler, *, admitting: bool = True) -> StepPlan | None:
         started = time.perf_counter()
-        plan = schedule(scheduler)
+        plan = schedule(scheduler, admitting=admitting)
         seconds.append(time.perf_counter() - started)
         return plan
 
