@@ -164,7 +164,6 @@ RULES: Mapping[str, Rule] = {
         "/v1/score always scores items apart, whatever lies between them"
     ),
     "--enable-fp32-lm-head": NoEffect("logits are always float32"),
-    "--disable-outlines-disk-cache": NoEffect("nothing of a constraint is ever written to a disk"),
     "--enable-return-hidden-states": not_yet("hidden states in answers"),
     "--custom-weight-loader": not_yet("weights that change while the model serves"),
     "--random-seed": Sets(key="engine.random_seed"),
