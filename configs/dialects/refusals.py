@@ -148,32 +148,11 @@ REFUSALS: Mapping[str, Rule] = {
     "http.tool_server": Refused("tools are the client's to run"),
     "model.weight_version": Refused("weights have no label; model.served_name is what clients see"),
     "rdma.": _EXPERT_PARALLEL,
-    "tokenizer.": not_yet("this way of running the tokenizer"),
-    "weights.": not_yet("this way of loading weights"),
-    "warmup.": not_yet("warm-up as configured"),
-    "log.": not_yet("this kind of logging"),
-    "debug.": not_yet("this way of looking inside"),
-    "metrics.": not_yet("this way of publishing metrics"),
-    "trace.": not_yet("traces"),
-    "cache.": not_yet("events of the prefix cache"),
-    "scoring.": not_yet("scoring items"),
-    "response.": not_yet("this part of answers"),
-    "request.": not_yet("shortening requests"),
-    "sampling.": not_yet("this way of sampling"),
     "grammar.outlines_disk_cache": NoEffect("tables of constraints are kept in memory only"),
-    "grammar.": not_yet("this kind of constraint"),
-    "lora.": not_yet("this way of keeping adapters"),
-    "prefix_cache.": not_yet("this use of the prefix cache"),
     "scheduler.batch_decode.": Refused(
         "a decode step never waits for a full batch, which too few requests would never fill; "
         "engine.admission_interval_steps gathers requests"
     ),
-    "scheduler.": not_yet("this way of scheduling"),
-    "cuda_graph.": not_yet("this way of recording graphs"),
-    "attention.triton.": not_yet("sizes of attention kernels by hand"),
-    "http.": not_yet("this limit"),
-    "model.": not_yet("this way of choosing a model's code"),
-    "pipeline.": not_yet("offering fewer routes"),
     "runtime.sleep_on_idle": NoEffect("an idle engine always sleeps until a request comes"),
     "runtime.health_monitor": NoEffect(
         "Ray Serve always probes replicas and replaces those that have died or hang"
@@ -184,8 +163,6 @@ REFUSALS: Mapping[str, Rule] = {
     "scheduler.partial_fallback": NoEffect(
         "pages of a preempted request stay in the prefix cache while there is room"
     ),
-    "runtime.": not_yet("this way of running"),
-    "parallel.": not_yet("this way of starting ranks"),
     "model.family": NoEffect("the checkpoint's config.json names its family"),
 }
 

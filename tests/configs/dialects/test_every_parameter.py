@@ -12,6 +12,7 @@ import pytest
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS, Parameter, catalogue
 from remora.configs.dialects.coverage import counts_table, coverage, parameters_page
+from remora.configs.dialects.refusals import REFUSALS
 from remora.configs.dialects.resolve import resolve
 from remora.configs.dialects.rules import Rule
 from remora.configs.dialects.translate import State, translate
@@ -127,3 +128,12 @@ def test_the_readme_shows_the_counts() -> None:
     assert counts_table(list(ROWS.values())) in (ROOT / "README.md").read_text(), (
         "the table is the end of `remora config coverage`"
     )
+
+
+def test_each_common_reason_is_some_parameter_s() -> None:
+    used = set()
+    for parameter in PARAMETERS:
+        if parameter.name not in DIALECTS[parameter.system].rules:
+            fitting = [name for name in REFUSALS if parameter.capability.startswith(name)]
+            used.add(max(fitting, key=len))
+    assert set(REFUSALS) - used == set()
