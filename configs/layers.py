@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from remora.configs.errors import ConfigError
+from remora.configs.messages import nearest, shown
 from remora.configs.schema import ServeConfig
 
 _PREFIX = "REMORA_"
@@ -57,7 +58,7 @@ def of_options(options: Sequence[str]) -> list[Override]:
     for option in options:
         name, equals, text = option.partition("=")
         if not equals:
-            raise ConfigError(f"--set {option}: expected section.key=value")
+            raise ConfigError(f"--set {option}: expected section.key=value, as engine.page_size=32")
         found.append(_override(name.strip(), text, f"--set {name.strip()}"))
     return found
 
@@ -75,11 +76,17 @@ def over(args: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, An
 def _override(dotted: str, text: str, source: str) -> Override:
     section, dot, key = dotted.partition(".")
     if not dot or section not in ServeConfig.model_fields:
-        raise ConfigError(
-            f"{source}: {section} is no section; there are {', '.join(ServeConfig.model_fields)}"
-        )
+        sections = list(ServeConfig.model_fields)
+        near = nearest(section, sections)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(sections)}"
+        wrong = f"{section} is no section; {hint}" if dot else "expected section.key=value"
+        raise ConfigError(f"{source} = {shown(text)}: {wrong}")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not readable as YAML: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+        why = problem or type(error).__name__
+        raise ConfigError(
+            f"{source} = {shown(text)}: not readable as YAML: {why}; put it between quotes"
+        ) from None
     return Override(section=section, key=key, value=value, source=source)

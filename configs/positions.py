@@ -51,7 +51,7 @@ def parse_yaml(text: str, source: str) -> Document:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
-            raise ConfigError(f"{source}: the file is empty")
+            raise ConfigError(f"{source}: the file is empty; expected keys and values")
         _refuse_duplicates(node, source, ())
         data = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:

@@ -80,7 +80,7 @@ def _resolve(given: Mapping[str, Any]) -> str:
 
 def _of_release(value: str, given: Mapping[str, Any]) -> Effect:
     if value != "latest":
-        raise Refusal("remora has one version, the latest")
+        raise Refusal("remora has one version; give latest, or leave it out")
     return Effect({})
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from remora.configs.dialects.catalogue import (
     Parameter,
@@ -22,24 +21,30 @@ from remora.configs.dialects.catalogue import (
 )
 from remora.configs.dialects.values import is_bool_text
 from remora.configs.errors import ConfigError
+from remora.configs.messages import shown
+from remora.configs.positions import Document, parse_yaml
 
 _CONFIG_FILE = "config"  # SGLang's option that names a YAML file
 
 
 def read_command_line(
-    system: System, tokens: Sequence[str], environ: Mapping[str, str]
+    system: System,
+    tokens: Sequence[str],
+    environ: Mapping[str, str],
+    documents: dict[str, Document] | None = None,
 ) -> dict[str, Any]:
     """Return the values that a command line gives; nested data for the backend's JSON files.
 
-    environ:  variables that RTP-LLM reads; an option on the command line comes first
+    environ:    variables that RTP-LLM reads; an option on the command line comes first
+    documents:  filled with the file of each name that comes from one
     Raises ConfigError for options that nobody could read; unknown names are kept, for `translate`
     to complain about.
     """
     if system == "backend":
-        return _read_documents(tokens)
+        return _read_documents(tokens, {} if documents is None else documents)
     given = _options(system, _without_launcher(tokens))
     if system == "sglang":
-        given = _with_file(given)
+        given = _with_file(given, {} if documents is None else documents)
     if system == "rtp_llm":
         named = {plain(name) for name in given}
         for parameter in catalogue(system).values():
@@ -141,23 +146,23 @@ def _is_short(system: System, name: str) -> bool:
     return plain(name) not in spellings(system)
 
 
-def _with_file(given: dict[str, Any]) -> dict[str, Any]:
+def _with_file(given: dict[str, Any], documents: dict[str, Document]) -> dict[str, Any]:
     """Put what SGLang's `--config` file says below the command line."""
     written = next((name for name in given if plain(name) == _CONFIG_FILE), None)
     if written is None:
         return given
-    path = Path(str(given[written]))
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{written} = {path}: cannot be read: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{written} = {path}: not valid YAML: {error}") from None
+    path = str(given[written])
+    document = parse_yaml(_text_of(path, f"{written} = "), path)
+    data = document.data
     if not isinstance(data, dict):
-        raise ConfigError(f"{written} = {path}: expected a mapping of options to values")
+        raise ConfigError(
+            f"{path}:1:1: expected a mapping of options to values, as model-path: /models/llama; "
+            f"found {shown(data)}"
+        )
     del given[written]
     own = {_canonical(name) for name in given}
     below = {str(name): value for name, value in data.items() if _canonical(str(name)) not in own}
+    documents |= dict.fromkeys(below, document)
     return {**below, **given}
 
 
@@ -166,22 +171,38 @@ def _canonical(name: str) -> str:
     return parameter.name if parameter is not None else name
 
 
-def _read_documents(tokens: Sequence[str]) -> dict[str, Any]:
+def _read_documents(tokens: Sequence[str], documents: dict[str, Document]) -> dict[str, Any]:
     """Return what the backend's JSON files hold together."""
     merged: dict[str, Any] = {}
     if not tokens:
         raise ConfigError("expected the JSON file of the optimisations, and that of the pipeline")
     for token in tokens:
+        text = _text_of(token)
         try:
-            data = json.loads(Path(token).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"{token}: cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise ConfigError(f"{token}: not valid JSON: {error}") from None
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            place = f"{token}:{error.lineno}:{error.colno}"
+            raise ConfigError(f"{place}: not valid JSON: {error.msg.lower()}") from None
         if not isinstance(data, dict):
-            raise ConfigError(f"{token}: expected an object")
+            raise ConfigError(
+                f"{token}:1:1: expected an object with backend, tensor_parallel_size and the like; "
+                f"found {shown(data)}"
+            )
+        with suppress(ConfigError):  # JSON that is no YAML, such as one with tabs: no places then
+            documents |= dict.fromkeys(data, parse_yaml(text, token))
         for key, value in data.items():
             if key in merged and merged[key] != value:
                 raise ConfigError(f"{token}: {key} is in another file too, with another value")
             merged[key] = value
     return merged
+
+
+def _text_of(path: str, option: str = "") -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{option}{path}: no such file; give the path of one") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option}{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{option}{path}: cannot be read: {error.strerror}") from None

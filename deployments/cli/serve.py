@@ -26,6 +26,7 @@ from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.secrets import read_keys
 from remora.configs.serve_file import our_application
 from remora.configs.several import split_models
+from remora.deployments.cli.files import check_files
 from remora.deployments.cli.haproxy import (
     SWITCH,
     Proxy,
@@ -37,7 +38,7 @@ from remora.deployments.cli.haproxy import (
 from remora.deployments.cli.haproxy_program import use_our_program
 from remora.deployments.cli.hush import hushed
 from remora.deployments.cli.processes import children, kill, shut_down
-from remora.deployments.cli.target import read_target
+from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
 from remora.deployments.gateway.build import goes_direct
 from remora.deployments.ranks.cluster import check_room
@@ -88,6 +89,8 @@ def serve(
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
     overrides = [*of_environment(os.environ), *of_options([*options, *(settings or ())])]
     raw = serve_config(target, host=host, port=port, overrides=overrides, dialect=dialect)
+    if not any("runtime_env" in application for application in raw["applications"]):
+        check_files(read_models(target, dialect, overrides), target[0] if target else "")
     http = raw["http_options"]
     check_port(http["host"], http["port"])
     proxy = choose_proxy(proxy, http["host"])

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS
 from remora.configs.dialects.command_line import read_command_line
 from remora.configs.dialects.resolve import ARGS, DIALECT, Resolved, resolve
 from remora.configs.dialects.translate import Line
+from remora.configs.errors import ConfigError
 from remora.configs.layers import Override, over
 from remora.configs.load import FileModel, load_serve_file, parse_args
 from remora.configs.messages import KeyPath
+from remora.configs.positions import Document
 from remora.configs.serve_file import config_of_args, config_of_model
 from remora.configs.several import name_of
 from remora.deployments.cli.terminal import Failure
+
+_MAX_PORT = 65_535
 
 
 def read_target(
@@ -41,9 +47,15 @@ def _read(
     target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], tuple[Line, ...], dict[str, FileModel]]:
     if dialect is not None:
-        resolved = _of_command_line(dialect, target)
+        documents: dict[str, Document] = {}
+        resolved = _of_command_line(dialect, target, documents)
+        if "path" not in resolved.args.get("model", {}) and not any(
+            one.name == "model.path" for one in overrides
+        ):
+            raise ConfigError(_no_model(dialect))
+        _check_port(resolved, documents)
         raw = config_of_args(resolved.args, resolved.http)
-        return raw, resolved.lines, _over(raw, resolved, overrides)
+        return raw, resolved.lines, _over(raw, resolved, overrides, documents)
     if len(target) != 1:
         raise Failure(
             f"expected one target, found {' '.join(target)}; options of another server need "
@@ -59,21 +71,55 @@ def _read(
     return raw, (), _over(raw, Resolved(args=raw["applications"][0]["args"]), overrides)
 
 
-def _of_command_line(dialect: str, tokens: Sequence[str]) -> Resolved:
+def _check_port(resolved: Resolved, documents: Mapping[str, Document]) -> None:
+    port = resolved.http.get("port", 1)
+    if not 1 <= port <= _MAX_PORT:
+        written = resolved.origins[("http", "port")][1:]
+        place = f"{_place_in(documents, written, False)}{written[-1]}"
+        raise ConfigError(f"{place}: http_options.port = {port}: must be 1 to {_MAX_PORT}")
+
+
+def _no_model(dialect: str) -> str:
+    rules = DIALECTS[dialect].rules if dialect in SYSTEMS else {}
+    options = [name for name, rule in rules.items() if rule.keys == ("model.path",)]
+    say = f"give it by {options[0]}" if options else "no parameter names it; give it by"
+    return (
+        f"model.path: required key is missing; {say}{'' if options else ' --set model.path=PATH'}"
+    )
+
+
+def _of_command_line(
+    dialect: str, tokens: Sequence[str], documents: dict[str, Document]
+) -> Resolved:
     if dialect not in SYSTEMS:
         raise Failure(f"--dialect {dialect}: must be one of {', '.join(SYSTEMS)}")
-    given = read_command_line(dialect, tokens, os.environ)
-    return resolve({DIALECT: dialect, ARGS: given})
+    given = read_command_line(dialect, tokens, os.environ, documents)
+
+    def locate(path: KeyPath, at_key: bool) -> str:
+        return _place_in(documents, path[1:], at_key)
+
+    return resolve({DIALECT: dialect, ARGS: given}, locate)
+
+
+def _place_in(documents: Mapping[str, Document], path: KeyPath, at_key: bool) -> str:
+    found = documents.get(str(path[0])) if path else None
+    return "" if found is None else found.locate(path, at_key)
 
 
 def _over(
-    raw: dict[str, Any], resolved: Resolved, overrides: Sequence[Override]
+    raw: dict[str, Any],
+    resolved: Resolved,
+    overrides: Sequence[Override],
+    documents: Mapping[str, Document] = MappingProxyType({}),
 ) -> dict[str, FileModel]:
     """Put the overrides into the args of `raw`, check them, and return the model."""
     (application,) = raw["applications"]
     application["args"] = over(resolved.args, overrides)
     _absolute(application["args"])
-    origins = {path: str(written[-1]) for path, written in resolved.origins.items()}
+    origins = {
+        path: f"{_place_in(documents, written[1:], False)}{'.'.join(map(str, written[1:]))}"
+        for path, written in resolved.origins.items()
+    }
     sources: dict[KeyPath, str] = origins | {(o.section, o.key): o.source for o in overrides}
 
     def locate(path: KeyPath, _at_key: bool) -> str:

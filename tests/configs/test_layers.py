@@ -51,9 +51,12 @@ def test_values_are_read_as_yaml(tmp_path: Path) -> None:
     [
         ("engine.page_size=17", "--set engine.page_size: engine.page_size = 17: must be a power"),
         ("engine.page_sise=16", "--set engine.page_sise: engine.page_sise = 16: unknown key; did"),
-        ("engin.page_size=16", "--set engin.page_size: engin is no section; there are model"),
+        (
+            "engin.page_size=16",
+            "--set engin.page_size = '16': engin is no section; did you mean",
+        ),
         ("engine.page_size", "--set engine.page_size: expected section.key=value"),
-        ("engine.page_size=[", "--set engine.page_size: not readable as YAML"),
+        ("engine.page_size=[", "--set engine.page_size = '[': not readable as YAML"),
     ],
 )
 def test_a_fault_names_the_option(tmp_path: Path, option: str, message: str) -> None:

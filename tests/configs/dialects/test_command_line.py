@@ -55,13 +55,13 @@ def test_the_command_line_wins_over_the_file_that_it_names(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("a: [", "not valid YAML"), ("- a", "expected a mapping"), (None, "cannot be read")],
+    [("a: [", "not valid YAML"), ("- a", "expected a mapping"), (None, "no such file")],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, why: str) -> None:
     file = tmp_path / "config.yaml"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ConfigError, match=f"--config = .*config.yaml: {why}"):
+    with pytest.raises(ConfigError, match=f"config.yaml:[0-9: ]*{why}"):
         read_command_line("sglang", ["--config", str(file)], {})
 
 

@@ -1,0 +1,62 @@
+"""Files that a configuration names: looked for before Ray starts, where that costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import FileModel
+from remora.configs.messages import shown
+from remora.configs.schema import ServeConfig
+from remora.engine.weights.source import BUILT_IN
+
+_MODEL = "put a Hugging Face folder or a .gguf file there, or give the path of one"
+_ADAPTER = "put the adapter's folder there, with its adapter_config.json, or give its path"
+_FILE = "write it, or leave the key out"
+
+
+def check_files(models: Mapping[str, FileModel], target: str) -> None:
+    """Raise ConfigError with a line for each file or folder that is missing.
+
+    target:  the file in which lines are counted, if it is one
+    """
+    faults = [
+        f"{_place(model.written.get(key), target)}{key} = {shown(path)}: {why}; {what_to_do}"
+        for model in models.values()
+        for key, path, why, what_to_do in _missing(model.config)
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _place(written: str | None, target: str) -> str:
+    if written is None:
+        return ""
+    kind, _, number = written.partition(" ")
+    return f"{target}:{number}: " if kind == "line" else f"{written}: "
+
+
+def _missing(config: ServeConfig) -> Iterator[tuple[str, str, str, str]]:
+    """Yield key, path, why, and what to do."""
+    for key, name in (
+        ("model.path", config.model.path),
+        ("model.tokenizer_path", config.model.tokenizer_path),
+    ):
+        if name is None or name.lower() in BUILT_IN:
+            continue
+        path = Path(name).expanduser()
+        if not path.exists():
+            yield key, name, f"no such folder or file (looked for {path.absolute()})", _MODEL
+        elif not path.is_dir() and path.suffix != ".gguf":
+            yield key, name, "neither a folder nor a .gguf file", _MODEL
+    for adapter in config.lora.adapters:
+        if "://" not in adapter.path and not Path(adapter.path).is_dir():
+            why = f"no such folder (looked for {Path(adapter.path).absolute()})"
+            yield "lora.adapters", adapter.path, why, _ADAPTER
+    for key, file in (
+        ("metrics.log_config", config.metrics.log_config),
+        ("api.task_prompts_file", config.api.task_prompts_file),
+    ):
+        if file is not None and not Path(file).is_file():
+            yield key, file, f"no such file (looked for {Path(file).absolute()})", _FILE
