@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from remora.configs.fields import Seconds, Section, conflict
+from remora.configs.fields import Name, Seconds, Section, conflict
 from remora.configs.kv_events import KVEventKeys
 from remora.configs.memory import MemoryKeys
 from remora.configs.recording import RecordingKeys
@@ -44,6 +44,11 @@ class DeviceKeys(Section):
 
     step_timeout_s: Seconds = 60.0
     """Seconds after which a single step counts as hung and the replica as unhealthy."""
+
+    logit_processors: dict[Name, Name] = Field(default_factory=dict, max_length=64)
+    """Functions that change logits, by the names that requests ask for them
+    (`custom_logit_processor`): module:attribute on the replica's Python path. Default: none; code
+    that clients send is never run."""
 
     random_seed: Annotated[int, Field(ge=0, le=2**64 - 1)] = 0
     """Base of the seeds drawn for requests that bring none."""

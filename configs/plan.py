@@ -6,7 +6,8 @@ Everything that depends on model or machine is decided here, once, and logged.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,7 @@ _AS_WRITTEN = (
     "random_seed",
     "low_priority_first",
     "priority_preemption_gap",
+    "logit_processors",
 )
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
@@ -127,6 +129,7 @@ class EnginePlan:
     adapters:                room for adapters; None = there is none
     adapter_bytes:           memory of that room, of the rank that holds most
     on_device:               how a step runs on its device
+    logit_processors:        import paths of the operator's, by the names that requests choose
     loading:                 how the checkpoint is read
     scheduling:              order and pace of sequences, and what is reserved for them
     """
@@ -162,6 +165,7 @@ class EnginePlan:
     adapters: AdapterRoom | None = None
     adapter_bytes: int = 0
     on_device: DevicePlan = ONE_BY_ONE
+    logit_processors: Mapping[str, str] = field(default_factory=dict)
     loading: Loading = PLAIN_LOADING
     scheduling: SchedulingPlan = BY_ARRIVAL
 

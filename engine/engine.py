@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 
-from remora.configs.errors import InvalidRequest
+from remora.configs.errors import InvalidRequest, InvalidSampling
 from remora.configs.plan import EnginePlan
 from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import check_fits
@@ -21,6 +21,7 @@ from remora.engine.kv.radix import Listener
 from remora.engine.pace import AdmissionPace
 from remora.engine.protocols import OverlappingRunner, Runner
 from remora.engine.sampling import check_token_ids
+from remora.engine.sampling_params import SamplingParams
 from remora.engine.scheduler import Scheduler
 from remora.engine.sequence import Sequence
 from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
@@ -127,10 +128,20 @@ class Engine:
             return 0
         return -request.priority if self.plan.low_priority_first else request.priority
 
+    def _check_processor(self, sampling: SamplingParams) -> None:
+        name, known = sampling.custom_logit_processor, self.plan.logit_processors
+        if name is not None and name not in known:
+            raise InvalidSampling(
+                f"custom_logit_processor is {name!r}; "
+                + (f"there are {', '.join(known)}." if known else "this server has none of them."),
+                "custom_logit_processor",
+            )
+
     def check(self, request: Request) -> None:
         """Raise PromptTooLong or InvalidRequest if the request can never run. From any thread."""
         check_fits(request, self.plan)
         check_token_ids(request, self._vocab_size)
+        self._check_processor(request.sampling)
         if request.heal and (
             request.grammar is not None
             or request.thinking is not None

@@ -29,6 +29,7 @@ from remora.engine.engine import Engine
 from remora.engine.forward import DTYPES, build_forward
 from remora.engine.inputs import RowTable
 from remora.engine.inspection import Inspection, inspect
+from remora.engine.logit_processors import load_processors
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model, open_weights
@@ -240,6 +241,7 @@ def _make_sampler(
         eos_token_ids=tokenizer.eos_token_ids,
         choosing=choosing,
         spellings=spellings,
+        processors=load_processors(plan.logit_processors),
     )
 
 

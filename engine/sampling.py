@@ -1,7 +1,8 @@
 """The logit pipeline of a batch: what each row asks for, kept between steps, and its application.
 
-Order, for every row: mask, bias, penalties, bans, temperature, top-k, top-p, min-p, draw. Greedy
-rows take the greatest logit after the bans. Log-probabilities are of the raw logits.
+Order, for every row: mask, bias, penalties, bans, custom processor, temperature, top-k, top-p,
+min-p, draw. Greedy rows take the greatest logit as the temperature finds it. Log-probabilities are
+of the raw logits.
 
 A row's token depends on its own logits, parameters, seed and position (number of output tokens so
 far), never on its batch mates: the filters are batch-invariant (`kernels/sampling.py`) and the
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,7 @@ from remora.engine.choosing import (
     describe,
 )
 from remora.engine.logit_edits import RowEdits, apply_edits
+from remora.engine.logit_processors import LogitProcessor, RowProcessor
 from remora.engine.row_masks import RowMasks
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.types import (
@@ -72,11 +75,13 @@ class Choice:
     """Tokens on their way to rows [R].
 
     described:  with the lines that asked for log-probabilities
+    failed:     rows whose processor failed
     """
 
     rows: IntArray
     chosen: Chosen
     described: tuple[tuple[TokenArray, Described], ...] = ()
+    failed: Mapping[int, RowFault] = field(default_factory=dict)
 
 
 def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
@@ -127,6 +132,7 @@ class Sampler:
 
     choosing:   by which tokens are chosen and described
     spellings:  what tokens stand for; None = no thought is watched and no prompt healed
+    processors: what `custom_logit_processor` may name
     """
 
     def __init__(
@@ -137,6 +143,7 @@ class Sampler:
         eos_token_ids: Sequence[int],
         choosing: Choosing | None = None,
         spellings: Spellings | None = None,
+        processors: Mapping[str, LogitProcessor] = MappingProxyType({}),
     ) -> None:
         self.choosing = choosing or HostChoosing(torch_kernels)
         self._vocab_size = vocab_size
@@ -148,6 +155,8 @@ class Sampler:
         self._seeds = np.zeros(max_rows, np.uint64)
         self._num_outputs = np.zeros(max_rows, np.int64)
         self._edits: dict[int, RowEdits] = {}
+        self._processors = processors
+        self._processed: dict[int, RowProcessor] = {}
         self._num_logprobs: dict[int, int] = {}
         self._masks = RowMasks(
             max_rows=max_rows,
@@ -175,6 +184,9 @@ class Sampler:
         edits = RowEdits(init, self._eos_token_ids, self._vocab_size)
         if edits.is_needed:
             self._edits[row] = edits
+        if sampling.custom_logit_processor is not None:
+            name = sampling.custom_logit_processor
+            self._processed[row] = RowProcessor(name, self._processors[name], init)
         if sampling.logprobs is not None:
             self._num_logprobs[row] = sampling.logprobs
         self._masks.add_row(init)
@@ -182,6 +194,7 @@ class Sampler:
     def drop_row(self, row: int) -> None:
         """Forget a row; dropping an unknown one is harmless."""
         self._edits.pop(row, None)
+        self._processed.pop(row, None)
         self._num_logprobs.pop(row, None)
         self._masks.drop_row(row)
 
@@ -219,6 +232,7 @@ class Sampler:
                 ],
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
+        failed = self._process(logits, rows) if self._processed else {}
         chosen = self.choosing.choose(logits, self._draws(rows))
         return Choice(
             rows=rows,
@@ -227,6 +241,7 @@ class Sampler:
                 (lines, self.choosing.describe(copied, lines, chosen, num_top))
                 for num_top, (lines, copied) in raw.items()
             ),
+            failed=failed,
         )
 
     def finish(self, choice: Choice, gone: Collection[int] = ()) -> SampledTokens:
@@ -238,6 +253,7 @@ class Sampler:
         token_ids, faults = choice.chosen.take()
         row_list = rows.tolist()
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
+        bad_rows |= choice.failed
         ends = self._masks.accept(rows, token_ids, unsampled={*bad_rows, *gone})
         self._advance(rows, token_ids, gone)
         return SampledTokens(
@@ -246,6 +262,15 @@ class Sampler:
             bad_rows=bad_rows | ends.failed,
             completed=ends.completed - bad_rows.keys(),
         )
+
+    def _process(self, logits: Tensor, rows: IntArray) -> dict[int, RowFault]:
+        """Run the processors of `rows` over their logits; return the rows whose one failed."""
+        faults = {
+            row: self._processed[row].run(logits[line])
+            for line, row in enumerate(rows.tolist())
+            if row in self._processed
+        }
+        return {row: fault for row, fault in faults.items() if fault is not None}
 
     def _draws(self, rows: IntArray) -> Draws | None:
         """Return how tokens of rows [R] are drawn; None when none is."""
@@ -282,6 +307,10 @@ class Sampler:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
                 if row in self._edits:
                     self._edits[row].add_token(token_id)
+        if self._processed:
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                if row in self._processed:
+                    self._processed[row].add_token(token_id)
 
 
 def _by_row(choice: Choice) -> dict[int, LogprobRows]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from remora.configs.errors import InvalidSampling
 from remora.engine.tokens.stop_regex import check_stop_regex
@@ -37,6 +38,8 @@ class SamplingParams:
     shown_special_ids: control tokens that the text holds even where `skip_special_tokens` leaves
                       the others out: the marks by which tool calls and thought are told apart
     seed:             same seed, same tokens, whatever else is in the batch; None = drawn on arrival
+    custom_logit_processor:  name of the operator's function that changes the logits after bans
+    custom_params:    what it is given
     logprobs:         None = none; k = the chosen token's and the k most likely ones', of the raw
                       distribution (before masks, bias, penalties and temperature)
     prompt_logprobs:  likewise for each prompt token; switches prefix reuse off for the request
@@ -66,6 +69,8 @@ class SamplingParams:
     shown_special_ids: frozenset[int] = frozenset()
     seed: int | None = None
     n: int = 1
+    custom_logit_processor: str | None = None
+    custom_params: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -76,6 +81,11 @@ class SamplingParams:
             raise InvalidSampling(
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
                 "min_tokens",
+            )
+        if self.custom_params and self.custom_logit_processor is None:
+            raise InvalidSampling(
+                "custom_params are for a custom_logit_processor, and none is named.",
+                "custom_params",
             )
         if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
             raise InvalidSampling("logit_bias holds a value that is not finite.", "logit_bias")

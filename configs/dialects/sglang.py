@@ -158,7 +158,8 @@ RULES: Mapping[str, Rule] = {
         how="they hold as defaults too, and are told in /get_model_info",
     ),
     "--enable-custom-logit-processor": Refused(
-        "not yet: processors of logits; code that clients send will never be run"
+        "code that clients send is never run; name processors under engine.logit_processors, and "
+        "requests choose one by its name"
     ),
     "--multi-item-scoring-delimiter": NoEffect(
         "/v1/score always scores items apart, whatever lies between them"

@@ -100,6 +100,12 @@ def _check_metadata(value: Any) -> dict[str, str] | None:
     return value
 
 
+def _check_params(value: Any) -> dict[str, Any] | None:
+    if value is not None and not isinstance(value, dict):
+        raise fault("must be an object")
+    return value
+
+
 StopTexts = Annotated[
     list[Annotated[str, Field(min_length=1), AtMost("max_stop_chars")]],
     Field(fail_fast=True),
@@ -122,6 +128,9 @@ NumOutputs = Annotated[int, Field(ge=1), AtMost("max_n")]
 NumLogprobs = Annotated[int, Field(ge=0), AtMost("max_top_logprobs")]
 Label = Annotated[str, Field(min_length=1, max_length=256)]
 TaskId = Label | int
+Params = Annotated[
+    dict[str, Any] | None, PlainValidator(_check_params), WithJsonSchema({"type": "object"})
+]
 Seed = Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)]
 
 
@@ -148,6 +157,8 @@ class SamplingBody(Body):
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
+    custom_logit_processor: Label | None = None
+    custom_params: Params = None
     # The tokenizers in use put no spaces there in any case.
     spaces_between_special_tokens: bool | None = None
     n: NumOutputs | None = None

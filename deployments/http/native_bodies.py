@@ -168,6 +168,7 @@ class GenerateBody(Body):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Label | None = None
     task_id: TaskId | None = None
+    custom_logit_processor: Label | None = None
     log_metrics: bool | None = None
 
     @model_validator(mode="after")
@@ -207,7 +208,7 @@ class GenerateBody(Body):
         return [
             PromptOptions(
                 rid=rid,
-                sampling=sampling,
+                sampling=self._with_processor(sampling),
                 return_logprob=bool(flag),
                 logprob_start_len=-1 if start is None else start,
                 top_logprobs_num=top or 0,
@@ -215,6 +216,13 @@ class GenerateBody(Body):
             )
             for rid, sampling, flag, start, top, adapter in rows
         ]
+
+    def _with_processor(self, sampling: NativeSampling) -> NativeSampling:
+        """Give a prompt the call's processor of logits, unless it names one of its own."""
+        name = self.custom_logit_processor
+        if name is None or sampling.custom_logit_processor is not None:
+            return sampling
+        return sampling.model_copy(update={"custom_logit_processor": name})
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -69,6 +69,8 @@ def sampling_params(
             stop_token_ids=tuple(stop_ids),
             ignore_eos=bool(fields.ignore_eos),
             skip_special_tokens=fields.skip_special_tokens is not False,
+            custom_logit_processor=fields.custom_logit_processor,
+            custom_params=fields.custom_params or {},
             **{"n": fields.n or 1, **given},
         )
     except InvalidSampling as error:
