@@ -24,7 +24,7 @@ from remora.deployments.cli.terminal import Failure, answer
 app = typer.Typer(help="Check, explain and describe configuration files.", no_args_is_help=True)
 
 Target = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         help="Serve config file, model folder, .gguf file; with --dialect that server's options."
     ),
@@ -40,13 +40,14 @@ Set = Annotated[
 
 
 @app.command()
-def check(target: Target, dialect: Dialect = None, settings: Set = None) -> None:
+def check(target: Target = None, dialect: Dialect = None, settings: Set = None) -> None:
     """Say whether a configuration is valid, and if not, where and why."""
-    raw, lines = read_target(target, dialect, _overrides(settings))
+    tokens = target or []
+    raw, lines = read_target(tokens, dialect, _overrides(settings))
     for line in lines:
         answer(str(line))
     paths = (args["model"]["path"] for args in split_models(our_application(raw)["args"]))
-    answer(f"{target[0] if dialect is None else dialect}: valid; serves {', '.join(paths)}")
+    answer(f"{dialect or tokens[0]}: valid; serves {', '.join(paths)}")
 
 
 @app.command()
@@ -71,7 +72,7 @@ def schema(
 
 
 @app.command()
-def explain(target: Target, dialect: Dialect = None, settings: Set = None) -> None:
+def explain(target: Target = None, dialect: Dialect = None, settings: Set = None) -> None:
     """Show the value of every key, what it means, and where the value comes from.
 
     That is, in this order: --set, a variable such as REMORA_ENGINE__PAGE_SIZE, the file, its
@@ -80,7 +81,7 @@ def explain(target: Target, dialect: Dialect = None, settings: Set = None) -> No
     from remora.configs.explain import explain as explain_settings
     from remora.configs.messages import shown
 
-    models = read_models(target, dialect, _overrides(settings))
+    models = read_models(target or (), dialect, _overrides(settings))
     console = Console(soft_wrap=True, highlight=False)
     for name, model in models.items():
         if len(models) > 1:
@@ -177,7 +178,7 @@ def coverage(
 
 @app.command()
 def convert(
-    target: Target,
+    target: Target = None,
     source: Annotated[
         str, typer.Option("--from", help="remora, sglang, lightllm, rtp_llm or backend.")
     ] = "remora",
@@ -186,7 +187,7 @@ def convert(
     """Say a configuration in another server's words; what is lost is told on stderr."""
     from remora.deployments.cli.converting import converted
 
-    text, notes = converted(target, source, to)
+    text, notes = converted(target or (), source, to)
     answer(text)
     for note in notes:
         typer.echo(note, err=True)

@@ -19,11 +19,11 @@ _SIZES = tuple(size * 2**30 for size in (8, 24, 80))
 
 def plan(
     target: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="Serve config file, model folder or .gguf file; with --dialect its options."
         ),
-    ],
+    ] = None,
     dialect: Annotated[
         str | None,
         typer.Option(help="Whose options follow behind --: sglang, lightllm, rtp_llm, backend."),
@@ -45,7 +45,7 @@ def plan(
     from remora.engine.weights.source import resolve_model
 
     overrides = [*of_environment(os.environ), *of_options(settings or ())]
-    for model in read_models(target, dialect, overrides).values():
+    for model in read_models(target or (), dialect, overrides).values():
         config = model.config
         path = resolve_model(config.model.path, cache_dir())
         facts = read_model_facts(path, config.model.config_overrides)

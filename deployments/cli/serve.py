@@ -54,12 +54,12 @@ class _Stopped(BaseException):
 
 def serve(
     target: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help=f"Serve config file (.yaml), Hugging Face folder, .gguf file, or {BUILTIN_MODEL}; "
             "with --dialect that server's own options, behind --."
         ),
-    ],
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port.")] = None,
     model_name: Annotated[
@@ -83,14 +83,15 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C."""
+    tokens = target or []
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)  # before anything imports ray, which reads it then
     given = {"model.served_name": model_name, "model.dtype": dtype}
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
     overrides = [*of_environment(os.environ), *of_options([*options, *(settings or ())])]
-    raw = serve_config(target, host=host, port=port, overrides=overrides, dialect=dialect)
+    raw = serve_config(tokens, host=host, port=port, overrides=overrides, dialect=dialect)
     if not any("runtime_env" in application for application in raw["applications"]):
-        check_files(read_models(target, dialect, overrides), target[0] if target else "")
+        check_files(read_models(tokens, dialect, overrides), tokens[0] if tokens else "")
     http = raw["http_options"]
     check_port(http["host"], http["port"])
     proxy = choose_proxy(proxy, http["host"])

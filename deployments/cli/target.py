@@ -58,8 +58,8 @@ def _read(
         return raw, resolved.lines, _over(raw, resolved, overrides, documents)
     if len(target) != 1:
         raise Failure(
-            f"expected one target, found {' '.join(target)}; options of another server need "
-            f"--dialect ({', '.join(SYSTEMS)})"
+            f"expected one target, found {' '.join(target) or 'none'}; options of another server "
+            f"need --dialect ({', '.join(SYSTEMS)})"
         )
     (name,) = target
     if name.endswith((".yaml", ".yml")):

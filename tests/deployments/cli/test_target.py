@@ -144,3 +144,14 @@ def test_coverage_is_told_as_table_json_and_page() -> None:
     assert len(rows) == 471
     assert rows[0].keys() == {"system", "name", "canonical", "state", "reason", "test"}
     assert run("config", "coverage", "--system", "vllm")[0] == 2
+
+
+def test_rtp_llm_s_variables_alone_are_a_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKPOINT_PATH", str(tmp_path))
+    monkeypatch.setenv("REUSE_CACHE", "0")
+    code, text, _ = run("config", "explain", "--dialect", "rtp_llm")
+    assert code == 0
+    assert "engine.prefix_cache                false                    REUSE_CACHE" in text
+    assert run("config", "check")[0] == 2
