@@ -76,6 +76,10 @@ class ApiSection(Section):
     """Whether whole answers of /v1/completions, /v1/chat/completions and LightLLM's /generate hold
     the log-probability of each prompt token, unasked. Their prompts are computed anew then."""
 
+    hidden_states: bool = False
+    """Whether /generate tells the final hidden states of prompt and output to requests that ask
+    (`return_hidden_states`). Their prompts are computed anew then. Needs pp_size 1."""
+
     tokenizer_threads: Annotated[int, Field(ge=1, le=256)] | None = None
     """Threads that tokenise and render long prompts (over 16 KiB), beside the event loop, which
     does short ones. Default: 4 more than there are cores, 32 at most."""

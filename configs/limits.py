@@ -72,5 +72,8 @@ class LimitsSection(Section):
     max_sequences: Annotated[int, Field(ge=1, le=_MANY)] = 256
     """Most outputs of one request: prompts times n."""
 
+    max_hidden_tokens: Annotated[int, Field(ge=1, le=_MANY)] = 4096
+    """Most tokens of a request, prompts and outputs, whose hidden states are told."""
+
     max_top_logprobs: Annotated[int, Field(ge=0, le=1024)] = 20
     """Most candidates that are told of a token, of outputs and of prompts."""

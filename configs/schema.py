@@ -116,6 +116,12 @@ class ServeConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_hidden(self) -> Self:
+        if self.api.hidden_states and self.parallel.pp_size > 1:
+            raise conflict("api", "hidden_states needs parallel.pp_size 1")
+        return self
+
+    @model_validator(mode="after")
     def _check_texts(self) -> Self:
         if not self.model.skip_tokenizer:
             return self

@@ -127,7 +127,7 @@ def can_start(
 
 def uncached_tokens(seq: Sequence, kv: KVCache) -> int:
     """Return how many tokens of a sequence would be computed if it could start now."""
-    if seq.wants_prompt_logprobs:
+    if seq.computes_prompt:
         return seq.num_tokens
     if seq.leader is not None and not seq.leader.is_finished:
         return seq.num_tokens % kv.page_size + 1  # the rest it borrows from its leader

@@ -42,6 +42,11 @@ class EagerForward:
         wanted = RowGroups.of(self._adapters[first:last], self._device)
         return self._model.logits(self._hidden[first:last], wanted)
 
+    def hidden(self, first: int, last: int) -> Tensor:
+        """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
+        assert self._hidden is not None, "no step has run"
+        return self._hidden[first:last]
+
     def close(self) -> None:
         """Nothing was started."""
 

@@ -32,6 +32,7 @@ from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.types import (
     EngineStats,
     FinishReason,
+    FloatArray,
     Grammar,
     Output,
     Request,
@@ -62,12 +63,15 @@ class Generation:
     """What was generated for one prompt. The properties speak of the first completion.
 
     prompt_logprobs:  one for each prompt token, the first None; when asked for
+    hidden_states:    [num_tokens - 1, hidden_size] float32, the final ones of prompt and output;
+                      when asked for
     """
 
     prompt_token_ids: list[int]
     completions: list[Completion]
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     num_cached_tokens: int = 0
+    hidden_states: FloatArray | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -321,4 +325,6 @@ def _extend(generation: Generation, output: Output) -> None:
         completion.logprobs = [*(completion.logprobs or ()), *output.logprobs]
     if output.prompt_logprobs is not None:
         generation.prompt_logprobs = output.prompt_logprobs
+    if output.hidden_states is not None:
+        generation.hidden_states = output.hidden_states
     generation.num_cached_tokens = max(generation.num_cached_tokens, output.num_cached_tokens)

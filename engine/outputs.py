@@ -13,7 +13,14 @@ from remora.engine.logprobs import concat_logprobs, to_token_logprobs
 from remora.engine.tokens.detokenizer import Detokenizer
 from remora.engine.tokens.stops import StopTexts
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.types import FinishReason, Output, Request, SequenceOutput, TokenLogprob
+from remora.engine.types import (
+    FinishReason,
+    FloatArray,
+    Output,
+    Request,
+    SequenceOutput,
+    TokenLogprob,
+)
 
 
 class OutputProcessor:
@@ -82,6 +89,7 @@ class _SequenceText:
         self._text = ""
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self._hidden_states: FloatArray | None = None
 
     def take(self, event: SequenceOutput) -> bool:
         """Take in one event, but nothing after a stop string; return whether it was the last."""
@@ -90,6 +98,8 @@ class _SequenceText:
         if self._wants_prompt_logprobs and event.token_ids:
             self._wants_prompt_logprobs = False
             self._prompt_logprobs = _prompt_lines(event)
+        if event.hidden_states is not None:
+            self._hidden_states = event.hidden_states
         num_taken = self._take_tokens(event)
         if event.logprobs is not None:
             self._logprobs += to_token_logprobs(event.logprobs)[:num_taken]
@@ -105,6 +115,7 @@ class _SequenceText:
             text=self._text,
             logprobs=None if self._sampling.logprobs is None else tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
+            hidden_states=self._hidden_states,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             num_output_tokens=self._num_tokens,

@@ -170,6 +170,14 @@ class ForwardPass(Protocol):
         """Return float32 logits [last - first, vocab_size] of tokens of the latest step."""
         ...
 
+    def hidden(self, first: int, last: int) -> Tensor:
+        """Return the final hidden states [last - first, hidden_size] of tokens of the latest step.
+
+        After the last norm; any dtype, on any device; void after the next step. Of several ranks
+        rank 0 alone is asked; it has them if there is one stage.
+        """
+        ...
+
     def close(self) -> None:
         """Stop what was started; further calls do nothing."""
         ...

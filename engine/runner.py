@@ -23,6 +23,7 @@ from remora.engine.parallel.group import Alone, Group
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, AdapterPool, ForwardPass, TakesNewest
 from remora.engine.sampling import Choice, SampledTokens, Sampler, prompt_logprobs
 from remora.engine.types import (
+    FloatArray,
     IntArray,
     LogprobRows,
     RowInit,
@@ -50,6 +51,7 @@ class _Step:
     forward_s: float
     choice: Choice | None = None
     prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
+    hidden_states: dict[int, FloatArray] = field(default_factory=dict)
     sample_s: float = 0.0
     gone: set[int] = field(default_factory=set)
 
@@ -82,6 +84,7 @@ class LocalRunner:
         self._steps: deque[_Step] = deque()
         self._sampled = (NOBODY, NO_TOKENS)
         self._prompts: dict[int, RowInit] = {}
+        self._shown: set[int] = set()  # rows whose hidden states are told
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one forward pass and sample the rows that the plan asks for."""
@@ -119,6 +122,7 @@ class LocalRunner:
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs,
             prompt_logprobs=step.prompt_logprobs,
+            hidden_states=step.hidden_states,
             bad_rows=sampled.bad_rows,
             completed=sampled.completed,
             forward_s=step.forward_s,
@@ -167,6 +171,8 @@ class LocalRunner:
             step.choice = self._sampler.choose(step.logits, step.rows)
             if self._newest is not None:
                 self._newest.take_newest(step.rows, step.choice.chosen.token_ids)
+        if self._shown:
+            step.hidden_states = self._hidden_states(step.plan, step.inputs)
         # After sampling: these logits take the place of those.
         step.prompt_logprobs = self._prompt_logprobs(step.plan, step.inputs)
         step.sample_s = time.perf_counter() - started
@@ -180,13 +186,26 @@ class LocalRunner:
         for row in plan.dropped.tolist():
             self._sampler.drop_row(row)
             self._prompts.pop(row, None)
+            self._shown.discard(row)
         for init in plan.added:
             self._table.start(init)
             self._sampler.add_row(init)
             if init.prompt_logprobs is not None:
                 self._prompts[init.row] = init
+            if init.hidden_states:
+                self._shown.add(init.row)
         if len(plan.page_rows):
             self._table.add_pages(plan.page_rows, plan.page_ids)
+
+    def _hidden_states(self, plan: StepPlan, inputs: StepInputs) -> dict[int, FloatArray]:
+        """Copy the hidden states of what this step computed, for rows that asked."""
+        found: dict[int, FloatArray] = {}
+        for place, row in enumerate(plan.rows.tolist()):
+            if row in self._shown:
+                first = int(inputs.starts[place])
+                states = self._forward.hidden(first, first + int(plan.num_tokens[place]))
+                found[row] = states.float().cpu().numpy().copy()
+        return found
 
     def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs) -> dict[int, LogprobRows]:
         """Score the prompt tokens that this step's positions predict, for rows that asked."""

@@ -42,6 +42,8 @@ class SamplingParams:
     custom_params:    what it is given
     logprobs:         None = none; k = the chosen token's and the k most likely ones', of the raw
                       distribution (before masks, bias, penalties and temperature)
+    hidden_states:    whether the final hidden states of all tokens but the last are told; switches
+                      prefix reuse off for the request, whose n is 1
     prompt_logprobs:  likewise for each prompt token; switches prefix reuse off for the request
 
     Raises InvalidSampling, which names the field.
@@ -73,6 +75,7 @@ class SamplingParams:
     custom_params: Mapping[str, Any] = field(default_factory=dict)
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    hidden_states: bool = False
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -82,6 +85,8 @@ class SamplingParams:
                 f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens}).",
                 "min_tokens",
             )
+        if self.hidden_states:
+            self._check_hidden()
         if self.custom_params and self.custom_logit_processor is None:
             raise InvalidSampling(
                 "custom_params are for a custom_logit_processor, and none is named.",
@@ -97,6 +102,13 @@ class SamplingParams:
                 "tokens.",
                 "bad_words",
             )
+
+    def _check_hidden(self) -> None:
+        if self.n > 1:
+            raise InvalidSampling("Hidden states are told of one output: n must be 1.", "n")
+        for name in ("stop", "stop_regex"):  # the engine does not know where such an output ends
+            if getattr(self, name):
+                raise InvalidSampling(f"Hidden states are not told of an output with {name}.", name)
 
     def _check_numbers(self) -> None:
         for name, value, low, high in (

@@ -234,7 +234,7 @@ class Scheduler:
     def _try_admit(self, seq: Sequence, draft: StepDraft) -> bool:
         if not self._free_rows:
             return False
-        if not seq.wants_prompt_logprobs:
+        if not seq.computes_prompt:
             known = seq.token_ids[: seq.num_tokens - 1]  # one token at least must give logits
             seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
         room = draft.prompt_room(whole=not self._rules.chunked_prefill)
@@ -351,6 +351,8 @@ class Scheduler:
             seq, start = flight.rows[row]
             if not _holds(seq, start):
                 continue
+            if row in result.hidden_states:
+                seq.take_hidden(seq.num_computed, result.hidden_states[row])
             seq.num_computed += count
             seq.num_flying -= count
             seq.num_coming -= row in sampled
@@ -419,6 +421,7 @@ class Scheduler:
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            hidden_states=seq.hidden_states if seq.is_finished else None,
             finish_reason=seq.finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=seq.num_cached_tokens or 0,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from remora.engine.kv.cache import PageTable
-from remora.engine.types import FinishReason, LogprobRows, Namespace, Request
+from remora.engine.types import FinishReason, FloatArray, LogprobRows, Namespace, Request
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class Sequence:
     arrived_s: float = 0.0
     queue_s: float | None = None
     prompt_logprob_parts: list[LogprobRows] = field(default_factory=list)
+    hidden_parts: list[FloatArray] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     @property
@@ -110,3 +113,23 @@ class Sequence:
         if self.request.sampling.prompt_logprobs is None or self.index != 0:
             return False
         return sum(len(p.token_ids) for p in self.prompt_logprob_parts) < self.num_prompt_tokens - 1
+
+    @property
+    def num_hidden(self) -> int:
+        """Leading tokens whose hidden states are there."""
+        return sum(map(len, self.hidden_parts))
+
+    @property
+    def hidden_states(self) -> FloatArray | None:
+        """Those of its leading tokens [num_hidden, hidden_size]; None if it did not ask."""
+        return np.concatenate(self.hidden_parts) if self.hidden_parts else None
+
+    @property
+    def computes_prompt(self) -> bool:
+        """Whether it may not borrow the KV of other prompts: what it wants of them is not in it."""
+        wants_hidden = self.request.sampling.hidden_states and self.num_hidden < self.num_tokens - 1
+        return self.wants_prompt_logprobs or wants_hidden
+
+    def take_hidden(self, start: int, states: FloatArray) -> None:
+        """Keep the hidden states of tokens from `start` on, beside those that are there."""
+        self.hidden_parts.append(states[self.num_hidden - start :])

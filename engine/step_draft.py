@@ -120,6 +120,7 @@ def _row_init(seq: Sequence) -> RowInit:
         seed=seq.seed,
         sampling=seq.request.sampling,
         prompt_logprobs=seq.request.sampling.prompt_logprobs if seq.wants_prompt_logprobs else None,
+        hidden_states=seq.request.sampling.hidden_states,
         grammar=seq.request.grammar,
         thinking=seq.request.thinking,
         healed_id=seq.request.healed_id,

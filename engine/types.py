@@ -190,6 +190,7 @@ class RowInit:
     seed:               of this row's random numbers; drawn on arrival when the caller gave none
     prompt_logprobs:    how many most likely tokens to report beside each prompt token; None = the
                         prompt is not scored (or has been)
+    hidden_states:      whether the final hidden states of what it computes are told
     grammar, thinking:  as in Request
     healed_id:          token whose text the output must begin with
     adapter_slot:       of the adapter, counted from 1; 0 = none
@@ -201,6 +202,7 @@ class RowInit:
     seed: int
     sampling: SamplingParams
     prompt_logprobs: int | None = None
+    hidden_states: bool = False
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     healed_id: int | None = None
@@ -282,6 +284,7 @@ class StepResult:
     token_ids:        [num_sampled]
     logprobs:         row -> one line; only rows that asked
     prompt_logprobs:  row -> a line for each prompt token whose probability this step has computed
+    hidden_states:    row -> those [num, hidden_size] of the tokens that it computed, if it asked
     bad_rows:         row -> why it has no token: its logits were not finite, nothing was left to
                       choose, or its constraint failed
     completed:        rows whose grammar is complete with this token: they end here
@@ -293,6 +296,7 @@ class StepResult:
     token_ids: TokenArray
     logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    hidden_states: Mapping[int, FloatArray] = field(default_factory=dict)
     bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
     completed: frozenset[int] = frozenset()
     forward_s: float = 0.0
@@ -307,6 +311,7 @@ class SequenceOutput:
     logprobs:         a line for each new token, when asked for
     prompt_logprobs:  parts that together hold a line for each prompt token but the first; with the
                       first token only
+    hidden_states:    [num_tokens - 1, hidden_size] of prompt and output; with the last token only
     stop_token_id:    the id that ended the sequence, when one did
     error:            why the engine had to give the sequence up; its finish_reason is `abort`
     queue_s:          seconds that it waited for its first step
@@ -317,6 +322,7 @@ class SequenceOutput:
     token_ids: tuple[int, ...]
     logprobs: LogprobRows | None = None
     prompt_logprobs: tuple[LogprobRows, ...] = ()
+    hidden_states: FloatArray | None = field(default=None, compare=False)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
@@ -343,6 +349,8 @@ class Output:
                       an incomplete character or a possible stop string is held back
     logprobs:         one for each of `token_ids`, when asked for
     prompt_logprobs:  on the first Output of index 0, when asked for; entry 0 is None
+    hidden_states:    [num_tokens - 1, hidden_size] float32 of prompt and output; on the last Output
+                      when asked for
     finish_reason:    set on the last Output of this index, and only there
     stop_reason:      the stop string or token id that ended it; None for the model's own end
     num_output_tokens, num_cached_tokens:  totals so far
@@ -354,6 +362,7 @@ class Output:
     text: str
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    hidden_states: FloatArray | None = field(default=None, compare=False)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_output_tokens: int = 0

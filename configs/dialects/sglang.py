@@ -165,7 +165,9 @@ RULES: Mapping[str, Rule] = {
         "/v1/score always scores items apart, whatever lies between them"
     ),
     "--enable-fp32-lm-head": NoEffect("logits are always float32"),
-    "--enable-return-hidden-states": not_yet("hidden states in answers"),
+    "--enable-return-hidden-states": Sets(
+        key="api.hidden_states", how="of /generate, at the end of an answer"
+    ),
     "--custom-weight-loader": not_yet("weights that change while the model serves"),
     "--random-seed": Sets(key="engine.random_seed"),
     "--watchdog-timeout": Sets(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from remora.deployments.http.calls import Event
-from remora.engine.types import FinishReason, Output, TokenLogprob
+from remora.engine.types import FinishReason, FloatArray, Output, TokenLogprob
 
 ItemT = TypeVar("ItemT")
 
@@ -27,6 +27,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    hidden_states: FloatArray | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
@@ -44,6 +45,8 @@ class Choice:
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or ()
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        if output.hidden_states is not None:
+            self.hidden_states = output.hidden_states
         self.finish_reason = output.finish_reason or self.finish_reason
         self.stop_reason = output.stop_reason
         self.num_output_tokens = output.num_output_tokens

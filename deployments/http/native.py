@@ -17,7 +17,7 @@ from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.choices import Choices
 from remora.deployments.http.constraints import grammar_of
 from remora.deployments.http.errors import unsupported
-from remora.deployments.http.limits import check_sequences
+from remora.deployments.http.limits import check_sequences, limit
 from remora.deployments.http.logprobs import LogprobWriter, check_num_entries
 from remora.deployments.http.native_answers import AnswerWriter, Prompt
 from remora.deployments.http.native_bodies import GenerateBody, PromptOptions
@@ -132,7 +132,26 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
     check_sequences(n * len(options), "sampling_params.n")
 
 
-def _sampling(served: Served, options: PromptOptions) -> SamplingParams:
+def _check_hidden(served: Served, body: GenerateBody, num_tokens: int) -> None:
+    """Raise InvalidRequest if hidden states are asked for and not to be had.
+
+    num_tokens:  of all prompts and outputs
+    """
+    name = "return_hidden_states"
+    if not body.return_hidden_states:
+        return
+    if not served.config.api.hidden_states:
+        raise unsupported(name, f"{name}: this server tells none; its api.hidden_states is off.")
+    allowed = limit("max_hidden_tokens")
+    if num_tokens > allowed:
+        message = (
+            f"{name}: prompts and outputs may have {num_tokens} tokens together; hidden states are "
+            f"told of {allowed} at most. Send less at a time, or lower max_new_tokens."
+        )
+        raise InvalidRequest(message, name, limit="max_hidden_tokens")
+
+
+def _sampling(served: Served, body: GenerateBody, options: PromptOptions) -> SamplingParams:
     fields = options.sampling
     max_tokens = fields.max_new_tokens
     min_tokens = fields.min_new_tokens or 0
@@ -153,6 +172,7 @@ def _sampling(served: Served, options: PromptOptions) -> SamplingParams:
         logprobs=top,
         prompt_logprobs=top if options.logprob_start_len >= 0 else None,
         first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
+        hidden_states=bool(body.return_hidden_states),
     )
 
 
@@ -190,7 +210,7 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
         for one in options
     ]
     _check_n(options)
-    samplings = [_sampling(served, one) for one in options]
+    samplings = [_sampling(served, body, one) for one in options]
     n = samplings[0].n
     served.calls.check_size(n * len(options), f"{PREFIX}n" if n > 1 else param)
     longest = max(sampling.max_tokens or 1 for sampling in samplings)
@@ -214,6 +234,8 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
     ]
     for prompt, sampling in zip(prompts, samplings, strict=True):
         check_room(len(prompt.ids), sampling.max_tokens, served.plan, param)
+    pairs = zip(prompts, samplings, strict=True)
+    _check_hidden(served, body, sum(len(one.ids) + (two.max_tokens or 0) for one, two in pairs))
     is_delta = served.config.api.stream_text == "delta"
     _check_logprobs(prompts, samplings, is_repeated=bool(body.stream) and not is_delta)
     grammars = [await grammar_of(served, one.sampling, prefix=PREFIX) for one in options]

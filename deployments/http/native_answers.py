@@ -95,6 +95,10 @@ class AnswerWriter:
         }
         if choice.finish_reason is not None or not must_repeat():
             meta["e2e_latency"] = time.monotonic() - self._started
+        if choice.finish_reason is not None and choice.hidden_states is not None:
+            states = choice.hidden_states.tolist()
+            num_prompt = len(prompt.ids)
+            meta["hidden_states"] = [states[:num_prompt], *states[num_prompt:]]
         if prompt.options.return_logprob:
             meta |= self._logprobs(choice, prompt, sent)
         new_text, new_ids = slice(None), slice(None)

@@ -169,6 +169,7 @@ class GenerateBody(Body):
     cache_salt: Label | None = None
     task_id: TaskId | None = None
     custom_logit_processor: Label | None = None
+    return_hidden_states: bool | None = None
     log_metrics: bool | None = None
 
     @model_validator(mode="after")

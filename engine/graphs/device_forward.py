@@ -136,6 +136,11 @@ class DeviceForward:
         (lines,) = self._noted.upload([rows.astype(np.int32)])
         self._newest.index_copy_(0, lines.long(), token_ids.to(self._device))
 
+    def hidden(self, first: int, last: int) -> Tensor:
+        """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
+        assert self._hidden is not None, "no step has run"
+        return self._hidden[first:last]
+
     def close(self) -> None:
         """Forget what was recorded."""
         self._graphs.clear()

@@ -54,6 +54,8 @@ class StepProgram:
         *,
         head_start: int,
         logits: Tensor,
+        stream: Tensor,
+        norm: tuple[Tensor, float],
         cache: PagedCache,
         weight_bytes: int,
     ) -> None:
@@ -61,10 +63,14 @@ class StepProgram:
 
         head_start:  the first operation that works on rows of logits
         logits:      [most rows, vocab_size], where the program leaves them
+        stream:      [most tokens, hidden_size] float32, what the last layer leaves
+        norm:        weight [hidden_size] and epsilon of the norm before the head
         """
         self._program = program
         self._head_start = head_start
         self._logits = logits
+        self._stream = stream
+        self._norm = norm
         self.cache = cache
         self.weight_bytes = weight_bytes
 
@@ -90,6 +96,13 @@ class StepProgram:
         self._program.batch.logit_index[:count] = range(first, last)
         self._program.run(0, 0, count, first=self._head_start)
         return self._logits[:count]
+
+    def hidden(self, first: int, last: int) -> Tensor:
+        """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
+        stream = self._stream[first:last]
+        weight, epsilon = self._norm
+        scale = torch.rsqrt(stream.square().mean(-1, keepdim=True) + epsilon)
+        return stream * scale * weight
 
     def close(self) -> None:
         """End the threads."""
@@ -163,6 +176,8 @@ class StepProgramBuilder:
             program,
             head_start=head_start,
             logits=logits[:, : model.vocab_size],
+            stream=self._stream[:, : config.hidden_size],
+            norm=(model.norm.weight.float(), config.norm_eps),
             cache=self._cache,
             weight_bytes=self._weight_bytes,
         )

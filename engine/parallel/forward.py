@@ -71,6 +71,11 @@ class RankForward:
             wanted = self._hidden[first:last]
         return self._gather_logits(wanted, self._adapters[first:last])
 
+    def hidden(self, first: int, last: int) -> Tensor:
+        """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
+        assert self._hidden is not None, "no step has run"
+        return self._hidden[first:last]
+
     def close(self) -> None:
         """Nothing was started; the group belongs to who made it."""
 

@@ -10,12 +10,13 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import httpx
+import numpy as np
 from fastapi import FastAPI
 from starlette.routing import Route
 
@@ -180,6 +181,10 @@ class FakeEngine:
                     yield self._ended(request, number)
                     is_finished = True
                     return
+                if output.finish_reason is not None and request.sampling.hidden_states:
+                    num = len(request.prompt_ids) + output.num_output_tokens - 1
+                    states = np.arange(2 * num, dtype=np.float32).reshape(num, 2)
+                    output = replace(output, hidden_states=states)
                 yield output
             is_finished = True
         finally:

@@ -145,6 +145,9 @@ class MarkovForward:
     def logits(self, first: int, last: int) -> Tensor:
         raise NotImplementedError
 
+    def hidden(self, first: int, last: int) -> Tensor:
+        raise NotImplementedError
+
     def close(self) -> None:
         pass
 

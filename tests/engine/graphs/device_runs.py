@@ -77,6 +77,9 @@ class Run:
     def ends(self) -> dict[tuple[str, int], object]:
         return {key: outputs[-1].finish_reason for key, outputs in self.outputs.items()}
 
+    def hidden_states(self) -> dict[tuple[str, int], Any]:
+        return {key: outputs[-1].hidden_states for key, outputs in self.outputs.items()}
+
     def logprobs(self) -> dict[tuple[str, int], list[float]]:
         return {
             key: [

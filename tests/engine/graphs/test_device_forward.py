@@ -54,6 +54,7 @@ ASKED: dict[str, Requests] = {
     ),
     "bad words": make_requests(bad_words_ids=((3,), (5, 6)), temperature=1.0, seed=4),
     "scored": make_requests(logprobs=3, prompt_logprobs=2),
+    "shown": make_requests(hidden_states=True, stop_token_ids=tuple(range(0, 256, 9))),
     "mixed": {
         name: (prompt, params)
         for number, (name, (prompt, _)) in enumerate(make_requests().items())
@@ -83,6 +84,10 @@ def test_outputs_are_those_of_operations_one_by_one(
     assert got.ends() == expected.ends()
     for key, values in expected.logprobs().items():
         assert got.logprobs()[key] == pytest.approx(values, abs=1e-4)
+    for key, states in expected.hidden_states().items():
+        assert (states is None) == (name != "shown")
+        if states is not None:
+            assert got.hidden_states()[key] == pytest.approx(states, abs=1e-4)
     if recorder is not None:
         assert recorder.num_recorded == 3  # for 1, 2 and 4 rows
         assert recorder.num_replayed > 10

@@ -90,6 +90,9 @@ class RanksForward:
     def logits(self, first: int, last: int) -> Tensor:
         return self._first(lambda rank: self._forwards[rank].logits(first, last))
 
+    def hidden(self, first: int, last: int) -> Tensor:
+        return self._forwards[0].hidden(first, last)
+
     def close(self) -> None:
         for forward in self._forwards:
             forward.close()

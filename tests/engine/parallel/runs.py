@@ -37,17 +37,21 @@ class Recorder:
     def logits(self, first: int, last: int) -> Tensor:
         return self.inner.logits(first, last)
 
+    def hidden(self, first: int, last: int) -> Tensor:
+        return self.inner.hidden(first, last)
+
     def close(self) -> None:
         self.inner.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What requests came to: ids and prompt log-probabilities by request, logits by step."""
+    """What requests came to: ids, prompt log-probabilities, hidden states; logits by step."""
 
     token_ids: dict[str, list[int]]
     prompt_logprobs: dict[str, list[float]]
     steps: list[Tensor]
+    hidden_states: dict[str, Any]
 
     def margin(self) -> float:
         """Return by how much the best logit led the next where it led least."""
@@ -69,6 +73,7 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
     table = RowTable(max_rows=rows, max_tokens=plan.max_sequence_tokens, page_size=16)
     token_ids: dict[str, list[int]] = {name: [] for name in requests}
     scored: dict[str, list[float]] = {name: [] for name in requests}
+    shown: dict[str, Any] = {}
     with ranks_forward(path, plan, table) as forward:
         recorder = Recorder(forward)
         sampler = Sampler(max_rows=rows, vocab_size=vocab_size, eos_token_ids=())
@@ -79,7 +84,10 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
         while engine.has_work:
             for output in engine.step():
                 token_ids[output.request_id].extend(output.token_ids)
+                shown[output.request_id] = output.hidden_states
                 for part in output.prompt_logprobs:
                     scored[output.request_id].extend(part.logprobs.tolist())
         engine.close()
-    return Run(token_ids=token_ids, prompt_logprobs=scored, steps=recorder.steps)
+    return Run(
+        token_ids=token_ids, prompt_logprobs=scored, steps=recorder.steps, hidden_states=shown
+    )

@@ -82,6 +82,19 @@ def test_ranks_together_give_what_one_rank_gives(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp2", "tp4"])
+def test_ranks_that_share_layers_have_the_hidden_states_of_one(
+    layout: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("llama", **HEADS, **UNEVEN)
+    requests = {"shown": (PROMPTS[1], replace(GREEDY, hidden_states=True))}
+    expected, found = run(path, requests), run(path, requests, **LAYOUTS[layout])
+    assert len(expected.hidden_states["shown"]) == len(PROMPTS[1]) + 5
+    assert found.hidden_states["shown"] == pytest.approx(
+        expected.hidden_states["shown"], abs=TOLERANCE
+    )
+
+
 def test_smollm2_on_three_ranks_says_what_it_says_on_one(smollm2_path: Path) -> None:
     tokenizer = Tokenizer.load(smollm2_path)
     requests = {
