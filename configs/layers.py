@@ -73,6 +73,16 @@ def over(args: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, An
     return merged
 
 
+def over_sections(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of `below` with the keys of `above` over them."""
+    merged = dict(below)
+    for section, values in above.items():
+        base = merged.get(section)
+        both = isinstance(values, Mapping) and isinstance(base, Mapping)
+        merged[section] = {**base, **values} if both else values  # type: ignore[dict-item]
+    return merged
+
+
 def _override(dotted: str, text: str, source: str) -> Override:
     section, dot, key = dotted.partition(".")
     if not dot or section not in ServeConfig.model_fields:

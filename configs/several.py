@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from remora.configs.errors import ConfigError
 from remora.configs.in_place import DEPLOYMENT
+from remora.configs.layers import over_sections
 from remora.configs.messages import KeyPath, Locate, describe
 from remora.configs.plan import served_name
 from remora.configs.schema import ServeConfig
@@ -52,16 +53,7 @@ def split_models(args: Mapping[str, Any]) -> list[dict[str, Any]]:
     if MODELS not in args:
         return [dict(args)]
     common = {key: value for key, value in args.items() if key != MODELS}
-    return [_over(common, entry) for entry in args[MODELS]]
-
-
-def _over(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(common)
-    for key, value in own.items():
-        below = common.get(key)
-        both = isinstance(value, dict) and isinstance(below, dict)
-        merged[key] = {**below, **value} if both else value  # type: ignore[dict-item]
-    return merged
+    return [over_sections(common, entry) for entry in args[MODELS]]
 
 
 def validate_models(

@@ -18,6 +18,7 @@ from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS, System
 from remora.configs.dialects.translate import Line, translate
 from remora.configs.errors import ConfigError
+from remora.configs.layers import over_sections
 from remora.configs.messages import KeyPath, Locate, nearest, shown
 from remora.configs.profiles import NOT_YET, PROFILES
 
@@ -103,7 +104,7 @@ def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Re
         if not _holds(own, *key.split(".", 1))
     }
     return Resolved(
-        args=_over(meant.args, own), http=meant.http, lines=meant.lines, origins=origins
+        args=over_sections(meant.args, own), http=meant.http, lines=meant.lines, origins=origins
     )
 
 
@@ -125,20 +126,10 @@ def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Res
         if not _holds(above.args, section, key)
     }
     return replace(
-        above, args=_over(PROFILES[name], above.args), origins={**below, **above.origins}
+        above, args=over_sections(PROFILES[name], above.args), origins={**below, **above.origins}
     )
 
 
 def _holds(args: Mapping[str, Any], section: str, key: str) -> bool:
     below = args.get(section)
     return isinstance(below, Mapping) and key in below
-
-
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections of `below` with the keys of `above` over them."""
-    merged = dict(below)
-    for section, values in above.items():
-        base = merged.get(section)
-        both = isinstance(values, Mapping) and isinstance(base, Mapping)
-        merged[section] = {**base, **values} if both else values  # type: ignore[dict-item]
-    return merged
