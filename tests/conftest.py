@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
     "remora.deployments.http.proxy:middlewares"
 )
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """Put the log's handlers back: a deployment that is built in a test's process sets its own."""
+    ours = logging.getLogger("remora")
+    handlers, level = list(ours.handlers), ours.level
+    yield
+    ours.handlers = handlers
+    ours.setLevel(level)
 
 
 @pytest.fixture(scope="session")
