@@ -1,22 +1,54 @@
 """A layer of experts: each token through the gated MLPs that were chosen for it, and their sum.
 
-On a GPU (`gpu/moe.py`) pairs of a token and an expert are sorted by expert, so that an expert's
-weight is multiplied with all its tokens at once. Who chooses is `moe_routing.py`.
+Pairs of a token and an expert are sorted by expert, so that an expert's weight is multiplied with
+all its tokens at once, and those of experts that nobody chose are not looked at: on a GPU
+(`gpu/moe.py`) by kernels, elsewhere by torch. Who chooses is `moe_routing.py`.
 
 Legend: T tokens, k experts of a token, E experts held here, H hidden size, I inner size.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
+from remora.kernels.linear import linear
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
 from remora.kernels.quantise import GROUP, quantise_fp8_groups_reference
 
 ExpertWeight = Tensor | Fp8BlockWeight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gating:
+    """What gates let through: gate * sigmoid(sharpness * gate) * (up + offset).
+
+    limit:  gates are cut off above it, ups above it and below its negative; None = nowhere
+    """
+
+    sharpness: float = 1.0
+    offset: float = 0.0
+    limit: float | None = None
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        """Combine gates and ups of one shape."""
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        if self.sharpness == 1.0 and self.offset == 0.0:
+            return F.silu(gate) * up
+        return gate * torch.sigmoid(self.sharpness * gate) * (up + self.offset)
+
+
+SILU = Gating()
+Biases = tuple[Tensor | None, Tensor | None]
+NO_BIASES: Biases = (None, None)
 
 
 def moe(
@@ -26,18 +58,23 @@ def moe(
     gate_up: ExpertWeight,
     down: ExpertWeight,
     *,
+    biases: Biases = NO_BIASES,
+    gating: Gating = SILU,
     first_expert: int = 0,
+    invariant: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute the sum over a token's experts of weight * down(silu(gate(x)) * up(x)).
+    """Compute the sum over a token's experts of weight * down(gating(gate(x), up(x))).
 
     x:             [T, H] bfloat16, float16 or float32, each row in one piece
     ids:           [T, k] int32, no expert twice in a row
     weights:       [T, k] float32, multiplied once, with what an expert gives
     gate_up:       [E, 2 * I, H] of the type of `x`, gates first, or float8 in blocks
     down:          [E, H, I], likewise
+    biases:        [E, 2 * I] of gates and ups, and [E, H] of what is given; None = there are none
     first_expert:  the id of the first expert held here; those of other ranks, and ids below 0, add
                    nothing, so that the sum over ranks is whole
+    invariant:     a row's result is the same bits whichever rows are beside it, where kernels can
     out:           [T, H], to be overwritten; None = new memory
 
     The sum is in float32 and in the order of a row's ids: its bits are the same each time.
@@ -57,12 +94,54 @@ def moe(
         raise ValueError(f"an inner size of {wide // 2} in blocks of {BLOCK}")
     if out is None:
         out = torch.empty((len(x), hidden), dtype=x.dtype, device=x.device)
+    how: dict[str, Any] = {"biases": biases, "gating": gating, "first_expert": first_expert}
     if by_triton(x.device):
         from remora.kernels.gpu import moe as kernels
 
-        kernels.moe(x, ids, weights, gate_up, down, first_expert, out)
+        kernels.moe(x, ids, weights, gate_up, down, out, invariant=invariant, **how)
         return out
-    return out.copy_(moe_reference(x, ids, weights, gate_up, down, first_expert=first_expert))
+    if isinstance(gate_up, Tensor) and isinstance(down, Tensor):
+        return moe_by_expert(x, ids, weights, gate_up, down, out=out, **how)
+    return out.copy_(moe_reference(x, ids, weights, gate_up, down, **how))
+
+
+def moe_by_expert(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Sequence[Tensor] | Tensor,
+    down: Sequence[Tensor] | Tensor,
+    *,
+    biases: Biases = NO_BIASES,
+    gating: Gating = SILU,
+    first_expert: int = 0,
+    out: Tensor,
+) -> Tensor:
+    """`moe` with two products for each expert that was chosen, and nothing for the others.
+
+    gate_up, down:  of each expert, plain or out of `linear.pack_weight`
+    """
+    wide_bias, given_bias = biases
+    flat, top_k = ids.flatten().long() - first_expert, ids.shape[1]
+    order = flat.argsort(stable=True)
+    rows = x[order // top_k]
+    given = torch.zeros((len(order), out.shape[1]), dtype=x.dtype, device=x.device)
+    start = 0
+    for expert, count in sorted(Counter(flat.tolist()).items()):
+        stop = start + count
+        if 0 <= expert < len(gate_up):
+            wide = linear(rows[start:stop], gate_up[expert], _of(wide_bias, expert))
+            inner = gating(*wide.chunk(2, dim=1))
+            given[start:stop] = linear(inner, down[expert], _of(given_bias, expert))
+        start = stop
+    in_place = torch.empty_like(given, dtype=torch.float32)
+    in_place[order] = given.float()
+    summed = (in_place.view(len(x), top_k, out.shape[1]) * weights.unsqueeze(2)).sum(dim=1)
+    return out.copy_(summed)
+
+
+def _of(bias: Tensor | None, expert: int) -> Tensor | None:
+    return None if bias is None else bias[expert]
 
 
 def values_of(weight: ExpertWeight) -> Tensor:
@@ -77,15 +156,23 @@ def moe_reference(
     gate_up: ExpertWeight,
     down: ExpertWeight,
     *,
+    biases: Biases = NO_BIASES,
+    gating: Gating = SILU,
     first_expert: int = 0,
 ) -> Tensor:
     """`moe` in torch, with float32 sums."""
+    wide_bias, given_bias = biases
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(values_of(gate_up))):
         token, place = (ids == expert + first_expert).nonzero(as_tuple=True)
-        gate, up = _multiply(x[token], gate_up, expert).chunk(2, dim=1)
-        inner = (F.silu(gate) * up).to(x.dtype)
-        given = _multiply(inner, down, expert).to(x.dtype).float()
+        wide = _multiply(x[token], gate_up, expert)
+        if wide_bias is not None:
+            wide = wide + wide_bias[expert].float()
+        inner = gating(*wide.chunk(2, dim=1)).to(x.dtype)
+        given = _multiply(inner, down, expert)
+        if given_bias is not None:
+            given = given + given_bias[expert].float()
+        given = given.to(x.dtype).float()
         total.index_add_(0, token, given * weights[token, place][:, None])
     return total.to(x.dtype)
 

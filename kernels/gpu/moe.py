@@ -2,9 +2,9 @@
 
 Pairs of a token and an expert are sorted into blocks (`moe_align.py`). A program multiplies a block
 of rows with some columns of its expert's weight, transposed as in `products.py`; the first product
-makes gates and ups of the same columns together and writes silu(gate) * up at once, the second
-writes what an expert gives to a token to a row of its own, and a last launch adds those up in
-order.
+makes gates and ups of the same columns together and writes at once what gates let through, the
+second writes what an expert gives to a token to a row of its own, and a last launch adds those up
+in order.
 
 Legend, and suffixes of blocks: R rows of a block, C columns (outputs), K inputs of a block.
 """
@@ -29,7 +29,7 @@ from remora.kernels.gpu.products import (
 )
 from remora.kernels.gpu.quantise import quantise_groups
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
-from remora.kernels.moe import ExpertWeight, values_of
+from remora.kernels.moe import SILU, Biases, ExpertWeight, Gating, values_of
 
 # By the rows of a block. Columns are those of gates, and as many of ups; inputs of 16-bit elements.
 # Decode has a few rows for each expert and reads weights: 16 KiB and more of them in a stage.
@@ -49,6 +49,7 @@ FP8_LAUNCHES = table(
     Launch(rows=64, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
 )
 WIDE_LAUNCH = Launch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)  # of float32
+INVARIANT_PAIRS = 24  # of an expert, as it were, when blocks must be the same for any number
 COMBINED = 1024  # columns of a program that adds up
 
 
@@ -58,8 +59,12 @@ def moe(
     weights: Tensor,
     gate_up: ExpertWeight,
     down: ExpertWeight,
-    first_expert: int,
     y: Tensor,
+    *,
+    biases: Biases,
+    gating: Gating,
+    first_expert: int,
+    invariant: bool,
 ) -> None:
     """Do what `moe` does, into `y`."""
     if y.numel() == 0:
@@ -70,12 +75,12 @@ def moe(
     assert ids.is_contiguous()
     assert weights.is_contiguous()
     experts, wide, hidden = values_of(gate_up).shape
-    launch = launch_of(x, ids.numel(), gate_up)
+    launch = launch_of(x, INVARIANT_PAIRS * experts if invariant else ids.numel(), gate_up)
     blocks = align(ids, experts, first_expert, launch.rows)
     inner = torch.empty((blocks.num_rows, wide // 2), dtype=x.dtype, device=x.device)
-    multiply(x, gate_up, blocks, inner, launch, ids, is_gated=True)
+    multiply(x, gate_up, blocks, inner, launch, ids, biases[0], gating)
     given = torch.empty((ids.numel(), hidden), dtype=x.dtype, device=x.device)
-    multiply(inner, down, blocks, given, launch, ids, is_gated=False)
+    multiply(inner, down, blocks, given, launch, ids, biases[1])
     combine_kernel[(len(x), triton.cdiv(hidden, COMBINED))](
         given,
         ids,
@@ -108,14 +113,16 @@ def multiply(
     y: Tensor,
     launch: Launch,
     ids: Tensor,
-    *,
-    is_gated: bool,
+    bias: Tensor | None,
+    gating: Gating | None = None,
 ) -> None:
     """Multiply rows with their experts' weights.
 
-    is_gated:  from rows of tokens to rows of blocks, through silu(gate) * up; else from rows of
-               blocks to rows of pairs
+    gating:  from rows of tokens to rows of blocks, through gates; None = from rows of blocks to
+             rows of pairs
     """
+    is_gated = gating is not None
+    through = gating or SILU
     w, scales, w_scales = values_of(weight), None, None
     if isinstance(weight, Fp8BlockWeight):
         x, scales = quantise_groups(x)
@@ -130,6 +137,7 @@ def multiply(
         w_scales,
         blocks.pairs,
         blocks.experts,
+        bias,
         y,
         len(blocks.experts),
         columns,
@@ -139,6 +147,9 @@ def multiply(
         ids.numel(),
         ids.shape[1],
         IS_GATED=is_gated,
+        SHARPNESS=through.sharpness,
+        OFFSET=through.offset,
+        LIMIT=through.limit,
         R=launch.rows,
         C=launch.columns,
         K=launch.inputs,
@@ -156,6 +167,7 @@ def experts_kernel(
     w_scales: tl.tensor | None,
     sorted_pairs: tl.tensor,
     block_experts: tl.tensor,
+    bias: tl.tensor | None,
     y: tl.tensor,
     num_blocks: int,
     columns: int,
@@ -165,6 +177,9 @@ def experts_kernel(
     num_pairs: int,
     top_k: int,
     IS_GATED: tl.constexpr,
+    SHARPNESS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    LIMIT: tl.constexpr,
     R: tl.constexpr,
     C: tl.constexpr,
     K: tl.constexpr,
@@ -207,9 +222,29 @@ def experts_kernel(
             if IS_GATED:
                 w_CK = load_weights(up_C, input_K, inputs, IS_EVEN)
                 up_CR += tl.dot(w_CK, x_KR) * (scale_R * tl.load(at_scale + up_scales))
+    if bias is not None:
+        bias_C = bias + expert * parts * columns + column_C
+        sum_CR += tl.load(bias_C).to(tl.float32)[:, None]
+        if IS_GATED:
+            up_CR += tl.load(bias_C + columns).to(tl.float32)[:, None]
     if IS_GATED:
-        sum_CR = sum_CR / (1.0 + tl.exp(-sum_CR)) * up_CR
+        sum_CR = through_gates(sum_CR, up_CR, SHARPNESS, OFFSET, LIMIT)
     store_rows(y, sum_CR, to_R, is_pair_R, from_column, columns, C)
+
+
+@triton.jit
+def through_gates(
+    gate: tl.tensor,
+    up: tl.tensor,
+    SHARPNESS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    LIMIT: tl.constexpr,
+) -> tl.tensor:
+    """Do what `Gating` says."""
+    if LIMIT is not None:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    return gate / (1.0 + tl.exp(-SHARPNESS * gate)) * (up + OFFSET)
 
 
 @triton.jit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from torch import Tensor
 import remora.kernels.gpu.moe as kernels
 from remora.kernels.gpu.moe_align import MAX_FEW, align
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
-from remora.kernels.moe import ExpertWeight, moe, moe_reference
+from remora.kernels.moe import SILU, ExpertWeight, Gating, moe, moe_reference
 from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
 from tests.kernels.quantised_weights import random_fp8, random_scales
 
@@ -50,16 +52,16 @@ def check(
     gate_up: ExpertWeight,
     down: ExpertWeight,
     *,
-    first_expert: int = 0,
     tolerance: float,
+    **options: Any,
 ) -> Tensor:
     weights = torch.rand(ids.shape, device=x.device)
     y = poisoned(*x.shape, dtype=x.dtype, device=str(x.device))
 
-    made = moe(x, ids, weights, gate_up, down, first_expert=first_expert, out=y)
+    made = moe(x, ids, weights, gate_up, down, out=y, **options)
 
     assert made is y
-    expected = moe_reference(x, ids, weights, gate_up, down, first_expert=first_expert)
+    expected = moe_reference(x, ids, weights, gate_up, down, **options)
     torch.testing.assert_close(y.float(), expected.float(), atol=tolerance, rtol=tolerance)
     return y
 
@@ -75,6 +77,37 @@ def test_experts_agree_with_torch(
     x = torch.randn(tokens, 72, device=device).to(dtype)
 
     check(x, make_ids(tokens, 2, experts, device), gate_up, down, tolerance=TOLERANCES[dtype])
+
+
+@on_devices
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_biases_and_gates_with_limits_agree_with_torch(device: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    gate_up, down = make_weights(5, 72, 40, dtype, device)
+    biases = torch.randn(5, 80, device=device).to(dtype), torch.randn(5, 72, device=device)
+    x, ids = torch.randn(7, 72, device=device).to(dtype), make_ids(7, 2, 5, device)
+    gating = Gating(sharpness=1.7, offset=1.0, limit=1.5)
+    options: dict[str, Any] = {"gating": gating, "tolerance": 2 * TOLERANCES[dtype]}
+
+    both = check(x, ids, gate_up, down, biases=biases, **options)
+    first = check(x, ids, gate_up, down, biases=(biases[0], None), **options)
+    plain = check(x, ids, gate_up, down, gating=SILU, tolerance=TOLERANCES[dtype])
+
+    assert not torch.allclose(both, first)
+    assert not torch.allclose(first, plain)
+
+
+@on_devices
+def test_a_row_may_be_the_same_bits_in_any_company(device: str) -> None:
+    torch.manual_seed(0)
+    gate_up, down = make_weights(2, 160, 48, torch.bfloat16, device)
+    x, ids = torch.randn(90, 160, device=device).to(torch.bfloat16), make_ids(90, 2, 2, device)
+    weights = torch.rand(ids.shape, device=device)
+
+    beside = moe(x, ids, weights, gate_up, down, invariant=True)
+    alone = moe(x[:1], ids[:1], weights[:1], gate_up, down, invariant=True)
+
+    assert torch.equal(beside[:1], alone)
 
 
 @on_devices

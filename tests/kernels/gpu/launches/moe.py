@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from remora.kernels.gpu.arch import has_fp8
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
-from remora.kernels.moe import ExpertWeight, moe
+from remora.kernels.moe import ExpertWeight, Gating, moe
 from remora.kernels.moe_routing import Routing, route
 
 EXPERTS, TOP_K, HIDDEN, INNER = 128, 8, 2048, 768
@@ -27,7 +28,7 @@ def weight(outputs: int, inputs: int, dtype: torch.dtype) -> ExpertWeight:
     return Fp8BlockWeight(values=values, scales=empty(EXPERTS, outputs // BLOCK, inputs // BLOCK))
 
 
-def layer(tokens: int, dtype: torch.dtype) -> Callable[[], object]:
+def layer(tokens: int, dtype: torch.dtype, **options: Any) -> Callable[[], object]:
     def launch() -> None:
         is_fp8 = dtype == torch.float8_e4m3fn
         if is_fp8 and not has_fp8(torch.device("meta")):
@@ -38,6 +39,7 @@ def layer(tokens: int, dtype: torch.dtype) -> Callable[[], object]:
             empty(tokens, TOP_K),
             weight(2 * INNER, HIDDEN, dtype),
             weight(HIDDEN, INNER, dtype),
+            **options,
         )
 
     return launch
@@ -54,6 +56,15 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "bfloat16, 8 tokens": layer(8, torch.bfloat16),
     "bfloat16, 400 tokens": layer(400, torch.bfloat16),
     "bfloat16, 4096 tokens": layer(4096, torch.bfloat16),
+    "bfloat16 with biases and limits, 8 tokens": layer(
+        8,
+        torch.bfloat16,
+        biases=(
+            empty(EXPERTS, 2 * INNER, dtype=torch.bfloat16),
+            empty(EXPERTS, HIDDEN, dtype=torch.bfloat16),
+        ),
+        gating=Gating(sharpness=1.702, offset=1.0, limit=7.0),
+    ),
     "fp8, 8 tokens": layer(8, torch.float8_e4m3fn),
     "fp8, 4096 tokens": layer(4096, torch.float8_e4m3fn),
     "float32, 8 tokens": layer(8, torch.float32),
