@@ -15,11 +15,13 @@ class Loading:
 
     mmap:              whether files are mapped
     num_threads:       that fill the weights
+    verify_checksums:  whether files are compared with the checksums beside them
     config_overrides:  entries in the place of config.json's
     """
 
     mmap: bool = True
     num_threads: int = 1
+    verify_checksums: bool = False
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -28,6 +30,7 @@ class Loading:
         return cls(
             mmap=model.mmap,
             num_threads=model.load_threads,
+            verify_checksums=model.verify_checksums,
             config_overrides=model.config_overrides,
         )
 

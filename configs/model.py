@@ -26,15 +26,20 @@ class ModelSection(Section):
     """Format that the weights are rounded to at start-up, on a CPU with native kernels: int8 halves
     them (groups of 64), int4 makes them a third (groups of 32; the head stays int8)."""
 
-    load_format: Literal["auto", "safetensors", "gguf", "dummy"] = "auto"
-    """How weights are read; dummy = random numbers, for trials without weight files."""
+    load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
+    """How weights are read; auto = safetensors or GGUF, as `path` is; pt = PyTorch's own files
+    (pytorch_model.bin, *.pt), tensors alone; dummy = random numbers, for trials without weights."""
 
     mmap: bool = True
-    """Whether safetensors files are mapped into memory while they are read; off: each tensor is
-    read into memory whole, which some network file systems do better."""
+    """Whether weight files are mapped into memory while they are read; off: each tensor is read
+    into memory whole, of PyTorch's files each file, which some network file systems do better."""
 
     load_threads: Annotated[int, Field(ge=1, le=64)] = 1
     """Threads that fill the weights from the files; so many tensors take memory at a time."""
+
+    verify_checksums: bool = False
+    """Whether weight files are read once more at first and compared with the SHA-256 noted beside
+    them: FILE.sha256, SHA256SUMS, or what `hf download` wrote. A file without one is refused."""
 
     delete_after_load: bool = False
     """Whether the weight files are removed once the model is loaded, for want of space. A replica
@@ -53,6 +58,10 @@ class ModelSection(Section):
     """What reads the tokenizer: auto = our own reader where it understands all of its files, which
     is faster, else transformers; transformers = always the checkpoint's own class."""
 
+    chat_template: Name | None = None
+    """What chats are written by in place of the checkpoint's default template: a file in Jinja's
+    language (of a .json file its entry chat_template), or the name of another of its templates."""
+
     skip_tokenizer: bool = False
     """Whether the model is served without tokenizer: token ids in and out, texts get HTTP 400."""
 
@@ -63,10 +72,14 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.path.endswith(".gguf") and self.load_format == "safetensors":
+        if self.path.endswith(".gguf") and self.load_format in ("safetensors", "pt"):
             raise conflict("load_format", "path is a .gguf file; use load_format auto or gguf")
         if self.path.endswith(".gguf") and not self.mmap:
             raise conflict("mmap", "path is a .gguf file, which is always mapped")
+        if self.load_format == "dummy" and self.verify_checksums:
+            raise conflict("verify_checksums", "load_format dummy reads no files")
         if self.skip_tokenizer and self.tokenizer_path is not None:
             raise conflict("tokenizer_path", "skip_tokenizer is true; leave one of them out")
+        if self.skip_tokenizer and self.chat_template is not None:
+            raise conflict("chat_template", "skip_tokenizer is true, so no chats are written")
         return self

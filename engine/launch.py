@@ -143,7 +143,7 @@ def build_engine(
             forward = build_forward(model, plan, table, kernels, group, show_progress=show_progress)
             others.ready()
         if config.model.delete_after_load:
-            delete_weights(path)
+            delete_weights(path, plan.load_format)
         torch.set_num_threads(forward.torch_threads)
         sampler = _make_sampler(config, plan, facts, tokenizer, forward.choosing)
         opened.pop_all()  # the runner's from now on

@@ -135,6 +135,7 @@ RULES: Mapping[str, Rule] = {
     "--model_dir": Sets(key="model.path"),
     "--model_name": Sets(key="model.served_name"),
     "--data_type": DTYPE,
+    "--chat_template": Sets(key="model.chat_template"),
     "--load_way": NoEffect(
         "Hugging Face folders are read, of every family",
         only=("HF",),

@@ -143,7 +143,6 @@ REFUSALS: Mapping[str, Rule] = {
     "comm.ipc_transport": NoEffect(
         "processes talk over Unix sockets of their own on one machine and TCP between machines"
     ),
-    "http.chat_template": Refused("the checkpoint's own chat template is used"),
     "http.completion_template": Refused("completions have no template"),
     "http.tool_server": Refused("tools are the client's to run"),
     "model.weight_version": Refused("weights have no label; model.served_name is what clients see"),

@@ -33,7 +33,19 @@ _LOAD_FORMATS = {
     "auto": "auto",
     "safetensors": "safetensors",
     "gguf": "gguf",
+    "pt": "pt",
     "dummy": "dummy",
+    "layered": "auto",
+}
+_NOT_READ = {
+    "npcache": "npcache keeps a second copy of pickled weights as arrays, for faster starts; "
+    "convert them to safetensors, which are mapped as they are",
+    "sharded_state": "files of each rank are not written; every rank reads its share of the "
+    "whole files and no more: auto",
+    "bitsandbytes": "bitsandbytes' quantised weights are not read; model.quantization rounds the "
+    "original ones at start-up",
+    "remote": "weights are read from files of this machine; mount the store or copy the folder",
+    "remote_instance": "weights are read from files, not from another server",
 }
 _BALANCING = {
     "round_robin": "round_robin",
@@ -56,7 +68,16 @@ RULES: Mapping[str, Rule] = {
         only=("auto", "sglang"),
         otherwise="not yet: models run by transformers; auto and sglang mean code of our own",
     ),
-    "--load-format": Sets(key="model.load_format", table=_LOAD_FORMATS, strict=True),
+    "--load-format": Sets(
+        key="model.load_format",
+        table=_LOAD_FORMATS,
+        strict=True,
+        hows={
+            "auto": "pickles are not fallen back to: pt asks for them",
+            "layered": "every format is read one tensor at a time",
+        },
+        refuse=_NOT_READ,
+    ),
     "--context-length": Sets(key="model.context_length"),
     "--quantization": Sets(
         key="model.load_format",
@@ -94,6 +115,9 @@ RULES: Mapping[str, Rule] = {
         how="routines of ours: generate, sample, logprobs, grammar, chat",
     ),
     # tokenizer
+    "--chat-template": Sets(
+        key="model.chat_template", how="a file, or a name of the checkpoint's own templates"
+    ),
     "--tokenizer-path": Sets(key="model.tokenizer_path"),
     "--tokenizer-mode": Sets(
         key="model.tokenizer_loader",

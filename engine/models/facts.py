@@ -14,7 +14,7 @@ from remora.engine.models.checkpoint import NO_OVERRIDES, is_gguf, read_raw_conf
 from remora.engine.models.config import RawConfig, parse_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.weights.fingerprint import fingerprint
-from remora.engine.weights.safetensors import SafetensorsWeights
+from remora.engine.weights.safetensors import stored_dtype
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -51,7 +51,7 @@ def read_model_facts(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) ->
 def _stored_dtype(path: Path, raw: RawConfig) -> str:
     named = raw.get("dtype") or raw.get("torch_dtype")
     if named is None:
-        return SafetensorsWeights(path).dtype()
+        return stored_dtype(path)
     if named not in DTYPES:
         raise ConfigError(f"dtype in config.json is {named!r}; known are {', '.join(DTYPES)}.")
     return str(named)

@@ -14,11 +14,13 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.protocols import WeightEdit, WeightSource
 from remora.engine.weights.dummy import DummyWeights
+from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.gguf import GGUFWeights
 from remora.engine.weights.loader import fill, whole_shapes
+from remora.engine.weights.pickled import PickledWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
 TIED_HEAD = frozenset({"lm_head.weight"})
 
 
@@ -36,7 +38,8 @@ def load_model(
     """Build a rank's share of the model that `path` describes and load its weights.
 
     path:         a folder with config.json, or a .gguf file
-    load_format:  one of LOAD_FORMATS; auto goes by what the path is; dummy needs no weights
+    load_format:  one of LOAD_FORMATS; auto goes by what the path is, and
+                  never reads pickles; dummy needs no weights
     edit:         changes the weights on their way
     Of the weights no more than the share is read and kept, and one tensor of each thread beside it.
     Raises ConfigError: unknown architecture or setting, weights that do not fit, a format that we
@@ -44,6 +47,8 @@ def load_model(
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
+    if loading.verify_checksums and load_format != "dummy":
+        check_hashes(weight_files(path, load_format))
     config = read_config(path, loading.config_overrides)
     model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
     source = open_weights(path, load_format, device=device, loading=loading)
@@ -75,11 +80,13 @@ def open_weights(
         return DummyWeights(
             _expected_shapes(read_config(path, loading.config_overrides)), device=device
         )
-    stored = "gguf" if is_gguf(path) else "safetensors"
-    if load_format not in ("auto", stored):
+    if is_gguf(path) != (load_format == "gguf") and load_format != "auto":
+        stored = "a GGUF file" if is_gguf(path) else "a folder"
         raise ConfigError(
             f"load_format is {load_format!r}, but {path} is {stored}; set load_format: auto."
         )
-    if stored == "gguf":
+    if is_gguf(path):
         return GGUFWeights(path)
+    if load_format == "pt":
+        return PickledWeights(path, mmap=loading.mmap)
     return SafetensorsWeights(path, mmap=loading.mmap)

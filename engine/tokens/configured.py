@@ -34,6 +34,8 @@ def configured_tokenizer(model: ModelSection, path: Path, *, vocab_size: int) ->
     tokenizer = Tokenizer.load(place, loader=model.tokenizer_loader)
     if place != path:
         tokenizer.add_eos_token_ids(read_eos_token_ids(path))
+    if model.chat_template is not None:
+        tokenizer.choose_template(model.chat_template)
     if model.eos_token_ids is not None:
         tokenizer.eos_token_ids = tuple(dict.fromkeys(model.eos_token_ids))
     return tokenizer

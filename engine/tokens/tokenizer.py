@@ -16,10 +16,16 @@ from typing import Any, Literal, Self
 
 from jinja2 import TemplateError
 
+from remora.configs.errors import ConfigError
 from remora.engine.tokens.chat import render_chat
 from remora.engine.tokens.chat_template import ChatTemplate
 from remora.engine.tokens.fast_tokenizer import TokenizerParts, load_tokenizer
 from remora.engine.tokens.generation_config import read_eos_token_ids
+from remora.engine.tokens.template_files import (
+    OLD_FILE,
+    find_template_file,
+    read_template_file,
+)
 from remora.engine.tokens.token_bytes import Spelling, entry_bytes, spelling_of
 
 NO_KWARGS: Mapping[str, Any] = {}
@@ -42,7 +48,8 @@ class Tokenizer:
     def __init__(self, tokenizer: TokenizerParts, *, eos_token_ids: Sequence[int] = ()) -> None:
         """Wrap a fast tokenizer, ours or transformers'; `eos_token_ids` come beside its own."""
         self._backend = tokenizer.backend_tokenizer
-        self._templates = _templates_of(tokenizer)
+        self._special_tokens = tokenizer.special_tokens_map
+        self._templates = self._compiled(tokenizer.chat_template or {})
         self._backend.no_truncation()
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
@@ -72,7 +79,10 @@ class Tokenizer:
             from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 
             return cls(load_gguf_tokenizer(path))
-        return cls(load_tokenizer(path, loader), eos_token_ids=read_eos_token_ids(path))
+        found = cls(load_tokenizer(path, loader), eos_token_ids=read_eos_token_ids(path))
+        if not found._templates and (path / OLD_FILE).is_file():
+            found._templates = found._compiled(read_template_file(path / OLD_FILE))
+        return found
 
     def add_eos_token_ids(self, ids: Sequence[int]) -> None:
         """Let further ids end a sequence."""
@@ -108,6 +118,26 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Return the text of an id within a text; U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def choose_template(self, wanted: str) -> None:
+        """Write chats by one template alone: the checkpoint's of that name, or that of a file.
+
+        Raises ConfigError.
+        """
+        chosen = self._templates.get(wanted)
+        if chosen is None:
+            file = find_template_file(wanted, self._templates.keys())
+            chosen = self._compiled(read_template_file(file))["default"]
+        try:
+            chosen.variables  # noqa: B018 - parses it
+        except TemplateError as error:
+            raise ConfigError(f"model.chat_template: {wanted} is malformed: {error}") from error
+        self._templates = {"default": chosen}
+
+    def _compiled(self, given: str | Mapping[str, str]) -> dict[str, ChatTemplate]:
+        """Return chat templates by name; the only one is `default`."""
+        sources = {"default": given} if isinstance(given, str) else given
+        return {name: ChatTemplate(text, self._special_tokens) for name, text in sources.items()}
 
     @property
     def template_source(self) -> str | None:
@@ -158,11 +188,3 @@ class Tokenizer:
             tools=tools,
             documents=documents,
         )
-
-
-def _templates_of(tokenizer: TokenizerParts) -> dict[str, ChatTemplate]:
-    """Return the chat templates by name; the only one is `default`."""
-    given = tokenizer.chat_template or {}
-    sources = {"default": given} if isinstance(given, str) else given
-    special_tokens = tokenizer.special_tokens_map
-    return {name: ChatTemplate(source, special_tokens) for name, source in sources.items()}

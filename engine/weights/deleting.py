@@ -5,19 +5,16 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from remora.configs.errors import ConfigError
-from remora.engine.weights.safetensors import find_files
+from remora.engine.weights.files import weight_files
 
 logger = logging.getLogger(__name__)
 
 
-def delete_weights(path: Path) -> None:
-    """Remove the weight files of a folder, or a GGUF file; what else is there stays."""
-    try:
-        files = [path] if path.is_file() else find_files(path)
-    except ConfigError:
-        return  # it has none, as with load_format dummy
-    for file in files:
+def delete_weights(path: Path, load_format: str = "auto") -> None:
+    """Remove the files that weights were loaded from; what else is in a folder stays."""
+    if load_format == "dummy":
+        return
+    for file in weight_files(path, load_format):
         try:
             file.unlink()
         except OSError as error:

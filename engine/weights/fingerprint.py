@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from remora.configs.errors import ConfigError
-from remora.engine.weights.safetensors import find_files
+from remora.engine.weights.files import weight_files
 
 NUM_SAMPLES = 64
 SAMPLE_BYTES = 4096
@@ -23,21 +21,13 @@ def fingerprint(path: Path, raw_config: dict[str, Any]) -> str:
     path:  a model folder, with weights or without, or a GGUF file
     """
     digest = hashlib.sha256(json.dumps(raw_config, sort_keys=True, default=str).encode())
-    for file in _weight_files(path):
+    for file in weight_files(path):
         size = file.stat().st_size
         name = "" if file == path else file.name
         digest.update(f"\0{name}\0{size}\0".encode())
         for part in _parts(file, size):
             digest.update(part)
     return digest.hexdigest()
-
-
-def _weight_files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    with suppress(ConfigError):  # whoever loads says what is wrong
-        return find_files(path)
-    return []
 
 
 def _parts(file: Path, size: int) -> Iterator[bytes]:

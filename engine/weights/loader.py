@@ -67,6 +67,7 @@ def _filled(tensors: Mapping[str, Shard], source: WeightSource, num_threads: int
     """Fill tensor after tensor; yield the name of each that is done."""
 
     def fill_one(name: str, tensor: Tensor) -> str:
+        _check_dtype(name, tensor, tensors[name].memory.dtype, source.label)
         with torch.inference_mode():
             tensors[name].fill(tensor)
         return name
@@ -83,6 +84,17 @@ def _filled(tensors: Mapping[str, Shard], source: WeightSource, num_threads: int
             running.append(pool.submit(fill_one, name, tensor))
         for one in running:
             yield one.result()
+
+
+def _check_dtype(name: str, tensor: Tensor, wanted: torch.dtype, label: str) -> None:
+    """Raise ConfigError where copying would take codes or tiny floats for numbers."""
+    if tensor.dtype == wanted or (tensor.is_floating_point() and tensor.dtype.itemsize > 1):
+        return
+    found, expected = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, wanted))
+    raise ConfigError(
+        f"{name} in {label} is stored as {found}; expected {expected} or another float of 16 bits "
+        "or more. Is it of a quantised checkpoint? Use the original one."
+    )
 
 
 def whole_shapes(tensors: Mapping[str, Shard]) -> dict[str, tuple[int, ...]]:

@@ -1,26 +1,28 @@
 """Weights in safetensors files: one, or several with an index. Read tensor by tensor.
 
-Pickle-based formats are refused: loading one runs whatever code its author put in.
+A file's header is checked before a tensor is read: every tensor lies inside the file, has as many
+bytes as its shape says, and shares none with another.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import operator
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.weights.files import find_files, weight_files
 from remora.engine.weights.mapping import map_range, read_range
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-PICKLES = ("*.bin", "*.pt", "*.pth")
 # Beside weights there may be tensors that the model has no use for.
 STORED = {
     "BF16": torch.bfloat16,
@@ -37,6 +39,7 @@ STORED = {
     "BOOL": torch.bool,
 }
 HEADER_START = 8  # bytes, after the length of the header
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,9 @@ class SafetensorsWeights:
         self._part = map_range if mmap else read_range
         self._files = {file: _read_header(file) for file in find_files(folder)}
         entries = [entry for header in self._files.values() for entry in header]
+        repeated = [name for name, n in Counter(entry.name for entry in entries).items() if n > 1]
+        if repeated:
+            raise ConfigError(f"{folder} holds {repeated[0]} in two of its weight files.")
         self._dtypes = Counter(entry.dtype for entry in entries)
         self._shapes = {entry.name: entry.shape for entry in entries}
 
@@ -97,68 +103,70 @@ class SafetensorsWeights:
                     yield entry.name, entry.view(memory)
 
 
-def find_files(folder: Path) -> list[Path]:
-    """Return the weight files of a folder. Raises ConfigError when there are none we read."""
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if (folder / INDEX).is_file():
-        return _indexed_files(folder)
-    pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if pickles:
-        raise ConfigError(
-            f"{folder} holds {pickles[0]}, a pickle: loading it would run code from the file. "
-            "Only safetensors and GGUF are read; convert it with transformers' save_pretrained."
-        )
-    raise ConfigError(
-        f"{folder} holds no weights: looked for {SINGLE} and {INDEX}. "
-        "To run with random weights set load_format: dummy."
-    )
+def stored_dtype(folder: Path) -> str:
+    """Return the number format of a folder's weights, from their headers.
 
-
-def _indexed_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{index} cannot be read as an index of weights: {error}.") from error
-    if any(Path(name).name != name for name in names):
-        raise ConfigError(f"{index} names a file outside its folder.")
-    absent = [name for name in names if not (folder / name).is_file()]
-    if absent:
-        raise ConfigError(
-            f"{len(absent)} of the {len(names)} weight files that {index} names are not there, "
-            f"{absent[0]} first. Is the download complete?"
-        )
-    return [folder / name for name in names]
+    Pickles are not asked: configs without a dtype are older than any format but float32.
+    """
+    files = weight_files(folder)
+    if files and all(file.suffix != ".safetensors" for file in files):
+        return "float32"
+    return SafetensorsWeights(folder).dtype()
 
 
 def _read_header(file: Path) -> list[_Entry]:
     """Return the tensors of a file in their order in it, which is the quickest to read."""
-    try:
-        with safe_open(str(file), framework="pt"):  # checks sizes and offsets
-            pass
-        with file.open("rb") as opened:
-            length = int.from_bytes(opened.read(HEADER_START), "little")
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(HEADER_START), "little")
+        first = HEADER_START + length
+        if first > size or length > MAX_HEADER_BYTES:
+            raise _damaged(
+                file, f"its header is said to have {length:,} bytes, and the file has {size:,}"
+            )
+        try:
             header = json.loads(opened.read(length))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"{file} cannot be read as safetensors: {error}. Is the download complete?"
+        except (ValueError, RecursionError) as error:
+            raise _damaged(file, f"its header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise _damaged(file, f"its header is a {type(header).__name__}; expected an object")
+    header.pop("__metadata__", None)
+    entries = [_entry(file, name, said, first) for name, said in header.items()]
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    end = first
+    for entry in entries:
+        if entry.start != end:
+            what = "a gap" if entry.start > end else "another tensor"
+            raise _damaged(
+                file, f"{entry.name} begins at byte {entry.start:,}, where {what} is ({end:,})"
+            )
+        end = entry.end
+        if end > size:
+            raise _damaged(file, f"{entry.name} ends at byte {end:,}, and the file has {size:,}")
+    return entries
+
+
+def _entry(file: Path, name: str, said: Any, first: int) -> _Entry:
+    try:
+        dtype, shape = str(said["dtype"]), tuple(map(operator.index, said["shape"]))
+        start, end = map(operator.index, said["data_offsets"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise _damaged(
+            file, f"{name} has no dtype, shape and two data_offsets in the header"
         ) from error
-    first = HEADER_START + length
-    entries = [
-        _Entry(
-            name=name,
-            dtype=said["dtype"],
-            shape=tuple(said["shape"]),
-            start=first + said["data_offsets"][0],
-            end=first + said["data_offsets"][1],
-        )
-        for name, said in header.items()
-        if name != "__metadata__"
-    ]
-    strange = [f"{entry.name} ({entry.dtype})" for entry in entries if entry.dtype not in STORED]
-    if strange:
+    if dtype not in STORED:
         raise ConfigError(
-            f"{file} holds {strange[0]}; only tensors of {', '.join(STORED)} can be read."
+            f"{file} holds {name} ({dtype}); only tensors of {', '.join(STORED)} can be read."
         )
-    return sorted(entries, key=lambda entry: entry.start)
+    expected = math.prod(shape) * STORED[dtype].itemsize
+    if min((start, *shape)) < 0 or end - start != expected:
+        raise _damaged(
+            file,
+            f"{name}, {dtype} {list(shape)}, is said to lie in bytes {start:,} to {end:,}; "
+            f"expected {expected:,} bytes",
+        )
+    return _Entry(name=name, dtype=dtype, shape=shape, start=first + start, end=first + end)
+
+
+def _damaged(file: Path, what: str) -> ConfigError:
+    return ConfigError(f"{file} cannot be read as safetensors: {what}. Is the download complete?")

@@ -14,7 +14,7 @@ import torch
 from remora.configs.errors import ConfigError
 from remora.engine.models.registry import load_model
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.weights.safetensors import SINGLE
+from remora.engine.weights.files import SAFETENSORS
 from tests.conftest import TinyCheckpoints
 
 
@@ -40,11 +40,11 @@ def folder(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "model.pt", "model.pth", "model.pkl", SINGLE]
+    "name", ["pytorch_model.bin", "model.pt", "model.pth", "model.pkl", SAFETENSORS.single]
 )
 def test_a_pickle_in_place_of_weights_is_refused_unread(folder: Path, name: str) -> None:
     canary = folder.parent / "canary"
-    (folder / SINGLE).unlink()
+    (folder / SAFETENSORS.single).unlink()
     (folder / name).write_bytes(pickle.dumps(Trap(canary)))
 
     with pytest.raises(ConfigError):
@@ -87,7 +87,7 @@ def test_code_of_a_model_folder_is_never_run(folder: Path, remote: str) -> None:
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/../../b.safetensors"])
 def test_an_index_leads_nowhere_else(folder: Path, name: str) -> None:
-    (folder / SINGLE).unlink()
+    (folder / SAFETENSORS.single).unlink()
     index = {"weight_map": {"model.embed_tokens.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError, InvalidRequest
 from remora.configs.load import parse_args
@@ -22,6 +23,7 @@ from remora.engine.parallel.shard import Shard
 from remora.engine.tokens import fast_tokenizer
 from remora.engine.types import FinishReason, SamplingParams
 from remora.engine.weights import mapping, safetensors
+from remora.engine.weights.files import hash_of
 from tests.conftest import TinyCheckpoints
 from tests.tiny_models import make_tiny_tokenizer
 
@@ -110,6 +112,67 @@ def test_dummy_needs_no_weights(copy: Path) -> None:
         built(copy)
 
     assert len(ids(copy, load_format="dummy")) == GREEDY.max_tokens
+
+
+@pytest.mark.observes("model.load_format")
+def test_pickles_are_read_for_who_asks(copy: Path, llama: Path) -> None:
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="load_format: pt"):
+        built(copy)
+
+    assert ids(copy, load_format="pt", delete_after_load=True) == ids(llama)
+    assert not (copy / "pytorch_model.bin").exists()
+
+
+@pytest.mark.observes("model.verify_checksums")
+@pytest.mark.parametrize("note", ["model.safetensors.sha256", "SHA256SUMS", "hub"])
+def test_files_are_compared_with_their_checksums(copy: Path, note: str) -> None:
+    weights = copy / "model.safetensors"
+    with pytest.raises(ConfigError, match=r"no SHA-256 of model\.safetensors is noted"):
+        built(copy, verify_checksums=True)
+    hub = copy / ".cache/huggingface/download"
+    hub.mkdir(parents=True)
+    sums = {
+        "SHA256SUMS": (copy / note, f"{'0' * 64}  a.json\n{hash_of(weights)} *{weights.name}\n"),
+        "hub": (hub / f"{weights.name}.metadata", f"{'1' * 40}\n{hash_of(weights)}\n17.5\n"),
+    }
+    file, text = sums.get(note, (copy / note, hash_of(weights)))
+    file.write_text(text)
+
+    built(copy, verify_checksums=True)
+    content = bytearray(weights.read_bytes())
+    content[-100] ^= 1
+    weights.write_bytes(content)
+
+    built(copy)
+    with pytest.raises(ConfigError, match=r"model\.safetensors has the SHA-256 \w+; expected"):
+        built(copy, verify_checksums=True)
+
+
+@pytest.mark.observes("model.chat_template")
+def test_chats_are_written_by_the_template_that_is_named(copy: Path) -> None:
+    message = {"role": "user", "content": "Hi"}
+    own = built(copy).tokenizer.render_chat([message])
+    more = copy / "additional_chat_templates"
+    more.mkdir()
+    (more / "brief.jinja").write_text("brief {{ messages[0].content }}{{ eos_token }}")
+    file = copy / "other.jinja"
+    file.write_text("{% set x = 1 %}file {{ messages[0].content }}")
+    (copy / "other.json").write_text(json.dumps({"chat_template": "json"}))
+    (copy / "bad.jinja").write_text("{% for")
+
+    def chat(wanted: str | None) -> str:
+        return built(copy, chat_template=wanted).tokenizer.render_chat([message])
+
+    assert chat(None) == own
+    assert chat("brief") == "brief Hi<|im_end|>"
+    assert chat(str(file)) == "file Hi"
+    assert chat(str(copy / "other.json")) == "json"
+    with pytest.raises(ConfigError, match=r"no such file .*own templates are: brief, default"):
+        chat("absent")
+    with pytest.raises(ConfigError, match=r"bad\.jinja is malformed"):
+        chat(str(copy / "bad.jinja"))
 
 
 @pytest.mark.observes("model.mmap")

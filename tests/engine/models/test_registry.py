@@ -10,9 +10,9 @@ from tests.engine.models.paged_model import PagedModel
 
 
 def test_an_unknown_load_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'pt'; known are auto, safetensors, gguf, dummy"):
+    with pytest.raises(ConfigError, match="'npcache'; known are auto, safetensors, gguf, pt"):
         load_model(
-            tmp_path, dtype=torch.float32, load_format="pt", device="cpu", show_progress=False
+            tmp_path, dtype=torch.float32, load_format="npcache", device="cpu", show_progress=False
         )
 
 
@@ -21,7 +21,7 @@ def test_a_load_format_that_contradicts_the_path_is_refused(
 ) -> None:
     path = tiny_checkpoints("llama")
 
-    with pytest.raises(ConfigError, match=r"'gguf', but .* is safetensors; set load_format: auto"):
+    with pytest.raises(ConfigError, match=r"'gguf', but .* is a folder; set load_format: auto"):
         load_model(path, dtype=torch.float32, load_format="gguf", device="cpu", show_progress=False)
 
 

@@ -276,6 +276,29 @@ def test_a_response_template_is_read_from_the_folder(folder: Path) -> None:
     assert Tokenizer.load(folder).response_template == template
 
 
+def test_the_file_of_older_checkpoints_has_a_template_too(folder: Path) -> None:
+    old = folder / "chat_template.json"
+    old.write_text(json.dumps({"chat_template": "old"}))
+
+    assert Tokenizer.load(folder).render_chat([USER]) != "old"
+    (folder / "chat_template.jinja").unlink()
+    assert Tokenizer.load(folder).render_chat([USER]) == "old"
+    old.write_text(json.dumps({"chat_template": 3}))
+    with pytest.raises(ConfigError, match="is a int; a text is expected"):
+        Tokenizer.load(folder)
+
+
+def test_templates_of_their_own_files_are_known_by_name(folder: Path) -> None:
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("with tools")
+
+    tokenizer = Tokenizer.load(folder)
+
+    assert tokenizer.render_chat([USER], tools=[ADD]) == "with tools"
+    assert tokenizer.render_chat([USER]) != "with tools"
+
+
 def test_a_model_without_template_says_so() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         make_with_template(None).render_chat([USER])

@@ -10,9 +10,12 @@ from remora.configs.errors import ConfigError
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
+from remora.engine.weights.files import INDEX_ENDING, SAFETENSORS
 from remora.engine.weights.loader import fill
-from remora.engine.weights.safetensors import INDEX, SINGLE, SafetensorsWeights
+from remora.engine.weights.safetensors import SafetensorsWeights
 from tests.conftest import TinyCheckpoints
+
+SINGLE, INDEX = SAFETENSORS.single, f"{SAFETENSORS.single}{INDEX_ENDING}"
 
 
 def load(path: Path) -> DecoderModel:
@@ -115,9 +118,9 @@ def test_pickles_are_refused_with_the_reason(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     shutil.copy(tiny_checkpoints("llama") / "config.json", tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()
+    torch.save({}, tmp_path / "pytorch_model.bin")
 
-    with pytest.raises(ConfigError, match=r"pytorch_model\.bin, a pickle: .* run code"):
+    with pytest.raises(ConfigError, match=r"pytorch_model\.bin, a pickle: .*load_format: pt"):
         load(tmp_path)
 
 
