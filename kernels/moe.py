@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,32 +20,12 @@ from torch import Tensor
 from remora.kernels.dispatch import by_triton
 from remora.kernels.linear import linear
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
+from remora.kernels.moe_rules import SILU, Gating
 from remora.kernels.quantise import GROUP, quantise_fp8_groups_reference
 
 ExpertWeight = Tensor | Fp8BlockWeight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gating:
-    """What gates let through: gate * sigmoid(sharpness * gate) * (up + offset).
-
-    limit:  gates are cut off above it, ups above it and below its negative; None = nowhere
-    """
-
-    sharpness: float = 1.0
-    offset: float = 0.0
-    limit: float | None = None
-
-    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Combine gates and ups of one shape."""
-        if self.limit is not None:
-            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        if self.sharpness == 1.0 and self.offset == 0.0:
-            return F.silu(gate) * up
-        return gate * torch.sigmoid(self.sharpness * gate) * (up + self.offset)
-
-
-SILU = Gating()
 Biases = tuple[Tensor | None, Tensor | None]
 NO_BIASES: Biases = (None, None)
 
@@ -131,13 +110,23 @@ def moe_by_expert(
         stop = start + count
         if 0 <= expert < len(gate_up):
             wide = linear(rows[start:stop], gate_up[expert], _of(wide_bias, expert))
-            inner = gating(*wide.chunk(2, dim=1))
+            inner = through_gates(wide, gating)
             given[start:stop] = linear(inner, down[expert], _of(given_bias, expert))
         start = stop
     in_place = torch.empty_like(given, dtype=torch.float32)
     in_place[order] = given.float()
     summed = (in_place.view(len(x), top_k, out.shape[1]) * weights.unsqueeze(2)).sum(dim=1)
     return out.copy_(summed)
+
+
+def through_gates(wide: Tensor, gating: Gating) -> Tensor:
+    """Do what `Gating` says: [n, 2 * I], gates first, to [n, I]."""
+    gate, up = wide.chunk(2, dim=1)
+    if gating == SILU:
+        return F.silu(gate) * up
+    if gating.limit is not None:
+        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    return gate * torch.sigmoid(gating.sharpness * gate) * (up + gating.offset)
 
 
 def _of(bias: Tensor | None, expert: int) -> Tensor | None:
@@ -168,7 +157,7 @@ def moe_reference(
         wide = _multiply(x[token], gate_up, expert)
         if wide_bias is not None:
             wide = wide + wide_bias[expert].float()
-        inner = gating(*wide.chunk(2, dim=1)).to(x.dtype)
+        inner = through_gates(wide, gating).to(x.dtype)
         given = _multiply(inner, down, expert)
         if given_bias is not None:
             given = given + given_bias[expert].float()

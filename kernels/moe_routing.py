@@ -9,45 +9,13 @@ Legend: T tokens, E experts, k experts of a token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
+from remora.kernels.moe_rules import Routing
 
 TINY = 1e-20  # a sum of weights is never zero
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """How a model chooses experts.
-
-    top_k:          experts of a token
-    is_sigmoid:     scores are sigmoids of logits, each for itself; else one softmax
-    is_normalised:  the weights of a token are divided by their sum
-    scaling:        what weights are multiplied with at the end
-    num_groups:     into which the experts are divided, in order; experts come from the `top_groups`
-                    best of them
-    group_best:     a group is as good as the sum of this many of its best experts, 1 or 2
-    """
-
-    top_k: int
-    is_sigmoid: bool = False
-    is_normalised: bool = True
-    scaling: float = 1.0
-    num_groups: int = 1
-    top_groups: int = 1
-    group_best: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse what no kernel does."""
-        if not 1 <= self.top_groups <= self.num_groups or self.group_best not in (1, 2):
-            raise ValueError(f"no such choice of groups: {self}")
-
-    def chooses_by_logits(self, bias: Tensor | None) -> bool:
-        """Whether the order of logits decides, which is that of scores but for rounding."""
-        return bias is None and self.group_best == 1
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -77,7 +45,7 @@ def route_reference(
     """`route` in torch."""
     wide = logits.float()
     scores = wide.sigmoid() if routing.is_sigmoid else wide.softmax(dim=1)
-    choice = wide if routing.chooses_by_logits(bias) else scores
+    choice = wide if routing.chooses_by_logits(has_bias=bias is not None) else scores
     if bias is not None:
         choice = scores + bias.float()
     if routing.num_groups > 1:

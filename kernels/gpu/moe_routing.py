@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.moe_routing import TINY, Routing
+from remora.kernels.moe_routing import TINY
+from remora.kernels.moe_rules import Routing
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
             logits.stride(0),
             TOP_K=routing.top_k,
             IS_SIGMOID=routing.is_sigmoid,
-            BY_LOGITS=routing.chooses_by_logits(bias),
+            BY_LOGITS=routing.chooses_by_logits(has_bias=bias is not None),
             IS_NORMALISED=routing.is_normalised,
             SCALING=routing.scaling,
             GROUPS=routing.num_groups,

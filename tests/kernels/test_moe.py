@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.linear import pack_weight
-from remora.kernels.moe import SILU, Gating, moe, moe_by_expert, moe_reference
-from remora.kernels.moe_routing import Routing, route
+from remora.kernels.moe import moe, moe_by_expert, moe_reference
+from remora.kernels.moe_routing import route
+from remora.kernels.moe_rules import SILU, Gating, Routing
 
 CLAMPED = Gating(sharpness=1.702, offset=1.0, limit=2.0)
 

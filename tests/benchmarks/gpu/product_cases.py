@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight, linear_quant
 from remora.kernels.moe import moe
-from remora.kernels.moe_routing import Routing, route
+from remora.kernels.moe_routing import route
+from remora.kernels.moe_rules import Routing
 from tests.benchmarks.gpu.timing import Case
 from tests.kernels.quantised_weights import MAKERS, random_fp8, random_scales
 

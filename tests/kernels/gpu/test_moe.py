@@ -13,7 +13,8 @@ from torch import Tensor
 import remora.kernels.gpu.moe as kernels
 from remora.kernels.gpu.moe_align import MAX_FEW, align
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
-from remora.kernels.moe import SILU, ExpertWeight, Gating, moe, moe_reference
+from remora.kernels.moe import ExpertWeight, moe, moe_reference
+from remora.kernels.moe_rules import SILU, Gating
 from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
 from tests.kernels.quantised_weights import random_fp8, random_scales
 

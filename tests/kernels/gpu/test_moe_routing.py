@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remora.kernels.moe_routing import Routing, route, route_reference
+from remora.kernels.moe_routing import route, route_reference
+from remora.kernels.moe_rules import Routing
 from tests.kernels.gpu.devices import interpreted_only, on_devices
 
 MODELS = {
