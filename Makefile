@@ -11,8 +11,10 @@ FOLDERS := configs kernels engine lora deployments
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
 
+# A Ray keeps all cores busy by itself; tests without one run side by side.
 test: $(STAMP)  ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not ray" --numprocesses logical --maxprocesses 8 --dist loadscope
+	$(BIN)/python -m pytest -m ray
 
 test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
 	$(BIN)/python tests/deployments/clients/run.py

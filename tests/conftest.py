@@ -21,7 +21,8 @@ from tests.tiny_models import make_tiny_checkpoint
 
 TinyCheckpoints = Callable[..., Path]
 
-NUM_THREADS = 2  # of an engine, or of torch
+# Of an engine, or of torch. Beside other processes threads wait for each other.
+NUM_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 torch.set_num_threads(NUM_THREADS)
 
@@ -35,6 +36,13 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
     "remora.deployments.http.proxy:middlewares"
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses the shared cluster as needing Ray."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.ray)
 
 
 @pytest.fixture(autouse=True)
