@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.batch import ForwardBatch, Turn
+from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.kernels.attention_decode import DecodePlan, attend_decode, plan_decode
 from remora.kernels.attention_prefill import attend_prefill
 from remora.kernels.kv_store import store_kv
@@ -22,6 +22,7 @@ from remora.kernels.rope import apply_rope
 # What decode rows gather at a time: a copy that stays in cache, and that the allocator serves from
 # memory it has. Unbounded, 32 rows of 256 tokens took three times as long in page faults alone.
 GATHER_BYTES = 3 * 2**20
+NO_DECODES = DecodePlan(())
 
 
 class TorchAttention:
@@ -56,9 +57,7 @@ class TorchAttention:
         heads: Tensor,
         turn: Turn,
         batch: ForwardBatch,
-        *,
-        scale: float,
-        window: int | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Turn, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
@@ -67,21 +66,24 @@ class TorchAttention:
         query = qk[:, :num_heads]
         store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
         num_decodes = batch.num_decodes
+        plan = self._plan(batch, rule.window) if num_decodes else NO_DECODES
         if num_decodes == len(query):
-            return attend_decode(query, kv_pages, self._plan(batch, window), scale=scale)
+            return _decode(query, kv_pages, plan, rule)
 
         out = torch.empty_like(query)
         if num_decodes:
-            plan = self._plan(batch, window)
-            out[:num_decodes] = attend_decode(query[:num_decodes], kv_pages, plan, scale=scale)
+            out[:num_decodes] = _decode(query[:num_decodes], kv_pages, plan, rule)
         for row, (start, stop) in enumerate(pairwise(batch.extend_starts)):
             out[start:stop] = attend_prefill(
                 query[start:stop],
                 kv_pages,
                 batch.tables[num_decodes + row],
                 context_len=batch.extend_lens[row],
-                scale=scale,
-                window=window,
+                scale=rule.scale,
+                window=rule.window,
+                soft_cap=rule.soft_cap,
+                sinks=rule.sinks,
+                slopes=rule.slopes,
             )
         return out
 
@@ -103,6 +105,18 @@ class TorchAttention:
         return plan
 
 
+def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, rule: AttentionRule) -> Tensor:
+    return attend_decode(
+        query,
+        kv_pages,
+        plan,
+        scale=rule.scale,
+        soft_cap=rule.soft_cap,
+        sinks=rule.sinks,
+        slopes=rule.slopes,
+    )
+
+
 def turned(heads: Tensor, num_heads: int, turn: Turn) -> tuple[Tensor, Tensor]:
     """Return queries and keys, normalised and rotated, and values as they are.
 
@@ -115,7 +129,7 @@ def turned(heads: Tensor, num_heads: int, turn: Turn) -> tuple[Tensor, Tensor]:
         query_norm, key_norm = turn.norms
         query = rms_norm(qk[:, :num_heads], query_norm, turn.eps)
         qk = torch.cat((query, rms_norm(qk[:, num_heads:], key_norm, turn.eps)), dim=1)
-    return apply_rope(qk, turn.cos, turn.sin), value
+    return apply_rope(qk, turn.cos, turn.sin, interleaved=turn.interleaved), value
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

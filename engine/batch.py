@@ -18,15 +18,37 @@ from remora.kernels.lora import NO_GROUPS, RowGroups
 class Turn:
     """What happens to heads of queries and keys before they attend: perhaps a norm, then rotation.
 
-    cos, sin:  [T, pairs] in the dtype of the heads, as in `kernels/rope.py`
-    norms:     weights [head_dim] of the norms of each query and each key head; None = no norms
-    eps:       of the norms
+    cos, sin:     [T, pairs] in the dtype of the heads, as in `kernels/rope.py`
+    interleaved:  which elements are pairs, as there
+    norms:        weights [head_dim] of the norms of each query and each key head; None = no norms
+    eps:          of the norms
     """
 
     cos: Tensor
     sin: Tensor
+    interleaved: bool = False
     norms: tuple[Tensor, Tensor] | None = None
     eps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionRule:
+    """How a layer's queries look at keys.
+
+    scale:     factor on q.k before softmax
+    window:    a query sees the last `window` positions, its own included; None = all
+    soft_cap:  c, if scores s are to be c * tanh(s / c); after the scale, before anything else
+    sinks:     [num_heads] float32, a score of each head beside those of its keys, which takes part
+               in softmax and brings no value; None = there is none
+    slopes:    [num_heads] float32, what each head's scores fall by with every position that a key
+               is away; None = they do not
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from remora.configs.plan import EnginePlan
 from remora.engine import device
 from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.eager import EagerForward
+from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.recording import CudaRecorder
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
@@ -74,7 +75,7 @@ def build_forward(
         _refuse_quantization(plan, "engine.cpu_kernels is torch")
         return _eager(model, plan, group, "torch (as engine.cpu_kernels says)")
     try:
-        _check_covered(plan, group.layout.num_ranks)
+        _check_covered(model, plan, group.layout.num_ranks)
         library = Library(load_library(cache_dir))
     except NativeUnavailable as reason:
         _refuse_quantization(plan, str(reason))
@@ -88,8 +89,13 @@ def build_forward(
     return _native(model, plan, table, library)
 
 
-def _check_covered(plan: EnginePlan, num_ranks: int) -> None:
+def _check_covered(model: DecoderModel, plan: EnginePlan, num_ranks: int) -> None:
     """Raise NativeUnavailable if step programs do not cover what is asked for."""
+    gaps = not_covered(model.config)
+    if gaps:
+        raise NativeUnavailable(
+            f"native kernels do not know {', '.join(gaps)}, which {model.config.architecture} has"
+        )
     if num_ranks > 1:
         raise NativeUnavailable(
             f"native kernels run a model on one rank, and parallel.tp_size * pp_size is {num_ranks}"

@@ -16,7 +16,7 @@ from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan
 if TYPE_CHECKING:  # what only serves requests need not load torch
     from torch import Tensor
 
-    from remora.engine.batch import ForwardBatch, Turn
+    from remora.engine.batch import AttentionRule, ForwardBatch, Turn
     from remora.engine.inputs import StepInputs
     from remora.kernels.lora import LowRankSlots, RowGroups
 
@@ -32,17 +32,14 @@ class AttentionBackend(Protocol):
         heads: Tensor,
         turn: Turn,
         batch: ForwardBatch,
-        *,
-        scale: float,
-        window: int | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Turn queries and keys, store K and V of the batch's tokens, and attend.
 
         Each query attends to its own sequence.
         heads:   [T, num_heads + 2 * num_kv_heads, head_dim], those of q, then of k, then of v, as
                  they were projected; not changed
-        scale:   factor on q.k before softmax
-        window:  a query sees the last `window` positions, its own included; None = all
+        rule:    how queries look at keys; a layer hands in the same object at every step
         Returns [T, num_heads, head_dim] in the dtype of `heads`.
         """
         ...

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.batch import ForwardBatch
-from remora.engine.models.decoder import DecoderBlock, DecoderModel
+from remora.engine.models.decoder import Angles, DecoderBlock, DecoderModel
 
 logger = logging.getLogger(__name__)
 
@@ -63,11 +63,11 @@ class _Tapped:
         self._block, self._layer, self._dump = block, layer, dump
 
     def __call__(
-        self, delta: Tensor | None, residual: Tensor, cos: Tensor, sin: Tensor, *rest: Any
+        self, delta: Tensor | None, residual: Tensor, angles: Angles, *rest: Any
     ) -> tuple[Tensor, Tensor]:
         """Run the layer."""
         batch: ForwardBatch = rest[0]
-        added, stream = self._block(delta, residual, cos, sin, *rest)
+        added, stream = self._block(delta, residual, angles, *rest)
         self._dump.note(self._layer, batch, stream + added)
         return added, stream
 

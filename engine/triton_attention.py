@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remora.engine.batch import ForwardBatch, Turn
+from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.kernels.attention_decode import (
     FIXED_SPLIT_TOKENS,
     FIXED_SPLITS,
@@ -55,9 +55,7 @@ class TritonAttention:
         heads: Tensor,
         turn: Turn,
         batch: ForwardBatch,
-        *,
-        scale: float,
-        window: int | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Turn, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
@@ -72,6 +70,7 @@ class TritonAttention:
             batch.slots,
             norms=turn.norms,
             eps=turn.eps,
+            interleaved=turn.interleaved,
         )
         out = torch.empty_like(query)
         num_decodes = batch.num_decodes
@@ -81,8 +80,10 @@ class TritonAttention:
                 kv_pages,
                 batch.tables[:num_decodes],
                 batch.lengths[:num_decodes],
-                scale=scale,
-                window=window,
+                scale=rule.scale,
+                window=rule.window,
+                soft_cap=rule.soft_cap,
+                sinks=rule.sinks,
                 fixed_split=self._fixed_split,
                 max_splits=self._max_splits,
                 split_tokens=self._split_tokens,
@@ -95,8 +96,10 @@ class TritonAttention:
                 batch.tables[num_decodes:],
                 batch.starts[num_decodes:],
                 batch.lengths[num_decodes:],
-                scale=scale,
-                window=window,
+                scale=rule.scale,
+                window=rule.window,
+                soft_cap=rule.soft_cap,
+                sinks=rule.sinks,
                 out=out,
             )
         return out

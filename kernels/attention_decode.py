@@ -14,11 +14,12 @@ K/V head, H head_dim.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from remora.kernels.attention_rows import attend_row, check_pages
+from remora.kernels.attention_rows import attend_row, check_pages, weigh
 from remora.kernels.dispatch import by_triton
 
 FIXED_SPLITS, FIXED_SPLIT_TOKENS = 32, 512
@@ -33,6 +34,7 @@ def attend_decode_paged(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
     fixed_split: bool = False,
     max_splits: int = FIXED_SPLITS,
@@ -49,6 +51,8 @@ def attend_decode_paged(
     lengths:      [D] int32, counted in tokens, the query's own included; a row of 0 gives zeros
     window:       a query sees the last `window` positions, its own included; None = all
     soft_cap:     c, if scores s are to be c * tanh(s / c); after the scale, before the mask
+    sinks:        [num_heads] float32, a further score of each head, which takes part in softmax and
+                  brings no value
     kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
     fixed_split:  a row's result is the same bits whichever rows are beside it: its keys are divided
                   into parts of `split_tokens`, or longer ones lest there are more than `max_splits`
@@ -60,17 +64,16 @@ def attend_decode_paged(
     check_pages(query, kv_pages, kv_scales)
     if out is None:
         out = query.new_empty(query.shape)
+    options: dict[str, Any] = {
+        "scale": scale,
+        "window": window,
+        "soft_cap": soft_cap,
+        "sinks": sinks,
+    }
     if not by_triton(query.device):
         return out.copy_(
             attend_decode_paged_reference(
-                query,
-                kv_pages,
-                tables,
-                lengths,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-                kv_scales=kv_scales,
+                query, kv_pages, tables, lengths, kv_scales=kv_scales, **options
             )
         )
     from remora.kernels.gpu import attention_decode as kernels
@@ -83,12 +86,10 @@ def attend_decode_paged(
             lengths,
             kv_scales,
             out,
-            scale=scale,
-            window=window,
-            soft_cap=soft_cap,
             fixed_split=fixed_split,
             max_splits=max_splits,
             split_tokens=split_tokens,
+            **options,
         )
     return out
 
@@ -102,6 +103,7 @@ def attend_decode_paged_reference(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
     """`attend_decode_paged` in torch, row by row. Softmax in float32."""
@@ -116,6 +118,7 @@ def attend_decode_paged_reference(
                 scale=scale,
                 window=window,
                 soft_cap=soft_cap,
+                sinks=sinks,
                 kv_scales=kv_scales,
             )[0]
     return out
@@ -129,6 +132,7 @@ class DecodeBucket:
     page_ids:  [B * S / page_size] int32, row after row
     num_rows:  B
     num_slots: slots of each row that take part; the rest of the last page is cut off
+    positions: [B, 1, 1, num_slots] of the slots
     bias:      [B, 1, 1, num_slots] float32, 0 where the row may look and -inf elsewhere; None = it
                may look everywhere
     """
@@ -137,6 +141,7 @@ class DecodeBucket:
     page_ids: Tensor
     num_rows: int
     num_slots: int
+    positions: Tensor
     bias: Tensor | None
 
 
@@ -221,36 +226,73 @@ def _plan_bucket(
         page_ids=page_ids.flatten(),
         num_rows=len(rows),
         num_slots=num_slots,
+        positions=position[:, None, None, :],
         bias=bias,
     )
 
 
-def attend_decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, *, scale: float) -> Tensor:
+def attend_decode(
+    query: Tensor,
+    kv_pages: Tensor,
+    plan: DecodePlan,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
     """Attend each decode token to the pages of its own sequence.
 
     query:     [D, num_heads, head_dim]
     kv_pages:  [2, num_pages, page_size, num_kv_heads, head_dim]; 0 is K, 1 is V; finite everywhere
     plan:      of these rows and of the layer's window
+    soft_cap, sinks:  as in `attend_decode_paged`
+    slopes:    [num_heads] float32, what scores fall by with each position that a key lies behind
     Returns [D, num_heads, head_dim] in the dtype of `query`.
     """
-    return attend_decode_reference(query, kv_pages, plan, scale=scale)
+    return attend_decode_reference(
+        query, kv_pages, plan, scale=scale, soft_cap=soft_cap, sinks=sinks, slopes=slopes
+    )
 
 
 def attend_decode_reference(
-    query: Tensor, kv_pages: Tensor, plan: DecodePlan, *, scale: float
+    query: Tensor,
+    kv_pages: Tensor,
+    plan: DecodePlan,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """`attend_decode` in torch. Softmax in float32."""
+    num_kv_heads = kv_pages.shape[3]
+    options: dict[str, Any] = {
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "sinks_KG1": None if sinks is None else sinks.view(num_kv_heads, -1, 1),
+        "slopes_KG1": None if slopes is None else slopes.view(num_kv_heads, -1, 1),
+    }
     if len(plan.buckets) == 1:
-        return _attend_bucket(query, kv_pages, plan.buckets[0], scale)
+        return _attend_bucket(query, kv_pages, plan.buckets[0], **options)
     out = torch.empty_like(query)
     for bucket in plan.buckets:
         rows = bucket.rows
         assert rows is not None
-        out[rows] = _attend_bucket(query.index_select(0, rows), kv_pages, bucket, scale)
+        out[rows] = _attend_bucket(query.index_select(0, rows), kv_pages, bucket, **options)
     return out
 
 
-def _attend_bucket(query: Tensor, kv_pages: Tensor, bucket: DecodeBucket, scale: float) -> Tensor:
+def _attend_bucket(
+    query: Tensor,
+    kv_pages: Tensor,
+    bucket: DecodeBucket,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    sinks_KG1: Tensor | None,
+    slopes_KG1: Tensor | None,
+) -> Tensor:
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_pages.shape[3]
     gathered = kv_pages.index_select(1, bucket.page_ids)
@@ -260,8 +302,13 @@ def _attend_bucket(query: Tensor, kv_pages: Tensor, bucket: DecodeBucket, scale:
     key_BKSH, value_BKSH = slots.transpose(2, 3).contiguous()
     query_BKGH = (query * scale).view(num_rows, num_kv_heads, -1, head_dim)
     scores_BKGS = (query_BKGH @ key_BKSH.transpose(2, 3)).float()
+    if soft_cap is not None:
+        scores_BKGS = soft_cap * torch.tanh(scores_BKGS / soft_cap)
+    if slopes_KG1 is not None:
+        # Softmax does not care what a row's scores are counted from.
+        scores_BKGS += slopes_KG1 * bucket.positions
     if bucket.bias is not None:
         scores_BKGS += bucket.bias
-    weights_BKGS = scores_BKGS.softmax(-1).to(query.dtype)
+    weights_BKGS = weigh(scores_BKGS, sinks_KG1).to(query.dtype)
     out_BKGH: Tensor = weights_BKGS @ value_BKSH
     return out_BKGH.view(num_rows, num_heads, head_dim)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remora.kernels.attention_rows import attend_row, check_pages
+from remora.kernels.attention_rows import attend_row, check_pages, weigh
 from remora.kernels.dispatch import by_triton
 
 SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, which a core's cache holds
@@ -34,6 +34,7 @@ def attend_extend(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -49,6 +50,8 @@ def attend_extend(
     lengths:    [E] int32, tokens of each row, the new ones included
     window:     a query sees the last `window` positions, its own included; None = all
     soft_cap:   c, if scores s are to be c * tanh(s / c); after the scale, before the mask
+    sinks:      [num_heads] float32, a further score of each head, which takes part in softmax and
+                brings no value
     kv_scales:  [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
     out:        [T, num_heads, head_dim] to write to; tokens may lie apart
     Returns [T, num_heads, head_dim] in the format of `query`, `out` if there is one; tokens of no
@@ -57,7 +60,12 @@ def attend_extend(
     check_pages(query, kv_pages, kv_scales)
     if out is None:
         out = query.new_empty(query.shape)
-    options: dict[str, Any] = {"scale": scale, "window": window, "soft_cap": soft_cap}
+    options: dict[str, Any] = {
+        "scale": scale,
+        "window": window,
+        "soft_cap": soft_cap,
+        "sinks": sinks,
+    }
     if not by_triton(query.device):
         attend_extend_reference(
             query, kv_pages, tables, starts, lengths, kv_scales=kv_scales, out=out, **options
@@ -79,6 +87,7 @@ def attend_extend_reference(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
     out: Tensor,
 ) -> None:
@@ -93,6 +102,7 @@ def attend_extend_reference(
                 scale=scale,
                 window=window,
                 soft_cap=soft_cap,
+                sinks=sinks,
                 kv_scales=kv_scales,
             )
 
@@ -105,6 +115,9 @@ def attend_prefill(
     context_len: int,
     scale: float,
     window: int | None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Attend the last T tokens of a sequence to everything before them and to themselves.
 
@@ -114,10 +127,20 @@ def attend_prefill(
     block_table:  [pages of the sequence, or more] int32
     context_len:  tokens of the sequence, the new ones included
     window:       a query sees the last `window` positions, its own included; None = all
+    soft_cap, sinks:  as in `attend_extend`
+    slopes:       [num_heads] float32, what scores fall by with each position that a key lies behind
     Returns [T, num_heads, head_dim] in the dtype of `query`.
     """
     return attend_prefill_reference(
-        query, kv_pages, block_table, context_len=context_len, scale=scale, window=window
+        query,
+        kv_pages,
+        block_table,
+        context_len=context_len,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        slopes=slopes,
     )
 
 
@@ -129,6 +152,9 @@ def attend_prefill_reference(
     context_len: int,
     scale: float,
     window: int | None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """`attend_prefill` in torch. Softmax in float32."""
     num_tokens, num_heads, head_dim = query.shape
@@ -140,6 +166,12 @@ def attend_prefill_reference(
     gathered = kv_pages.index_select(1, pages).view(2, -1, num_kv_heads, head_dim)
     key_KSH, value_KSH = gathered[:, : context_len - offset].transpose(1, 2).contiguous()
     query_KTGH = (query * scale).view(num_tokens, num_kv_heads, -1, head_dim).transpose(0, 1)
+    options: dict[str, Any] = {
+        "window": window,
+        "soft_cap": soft_cap,
+        "sinks_K1G1": None if sinks is None else sinks.view(num_kv_heads, 1, -1, 1),
+        "slopes_K1G1": None if slopes is None else slopes.view(num_kv_heads, 1, -1, 1),
+    }
 
     out = torch.empty_like(query)
     out_TKGH = out.view(num_tokens, num_kv_heads, -1, head_dim)
@@ -151,14 +183,21 @@ def attend_prefill_reference(
         seen = offset if window is None else max(offset, low + 1 - window)
         keys = slice(seen - offset, high - offset)
         attended_KNGH = _attend_block(
-            query_KTGH[:, block:stop], key_KSH[:, keys], value_KSH[:, keys], window
+            query_KTGH[:, block:stop], key_KSH[:, keys], value_KSH[:, keys], **options
         )
         out_TKGH[block:stop] = attended_KNGH.transpose(0, 1)
     return out
 
 
 def _attend_block(
-    query_KNGH: Tensor, key_KSH: Tensor, value_KSH: Tensor, window: int | None
+    query_KNGH: Tensor,
+    key_KSH: Tensor,
+    value_KSH: Tensor,
+    *,
+    window: int | None,
+    soft_cap: float | None,
+    sinks_K1G1: Tensor | None,
+    slopes_K1G1: Tensor | None,
 ) -> Tensor:
     """Attend a block whose last query sits at the position of the last key."""
     num_kv_heads, num_queries, group, head_dim = query_KNGH.shape
@@ -167,13 +206,18 @@ def _attend_block(
     scores_KRS = (rows_KRH @ key_KSH.transpose(1, 2)).float()
 
     scores_KNGS = scores_KRS.view(num_kv_heads, num_queries, group, num_keys)
+    at_S = torch.arange(num_keys, device=key_KSH.device)
+    if soft_cap is not None:
+        scores_KNGS = soft_cap * torch.tanh(scores_KNGS / soft_cap)
+    if slopes_K1G1 is not None:
+        # Softmax does not care what a row's scores are counted from.
+        scores_KNGS += slopes_K1G1 * at_S
     first = num_keys - num_queries
     ahead = torch.ones(num_queries, num_queries, dtype=torch.bool, device=key_KSH.device).triu_(1)
     scores_KNGS[..., first:].masked_fill_(ahead[:, None, :], float("-inf"))
     if window is not None:
-        query_at = torch.arange(first, num_keys, device=key_KSH.device).unsqueeze(1)
-        behind = torch.arange(num_keys, device=key_KSH.device) <= query_at - window
+        behind = at_S <= at_S[first:].unsqueeze(1) - window
         scores_KNGS.masked_fill_(behind[:, None, :], float("-inf"))
 
-    weights_KRS = scores_KRS.softmax(-1).to(value_KSH.dtype)
-    return (weights_KRS @ value_KSH).view(query_KNGH.shape)
+    weights_KNGS = weigh(scores_KNGS, sinks_K1G1).to(value_KSH.dtype)
+    return (weights_KNGS.reshape(scores_KRS.shape) @ value_KSH).view(query_KNGH.shape)

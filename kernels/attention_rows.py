@@ -51,6 +51,7 @@ def attend_row(
     scale: float,
     window: int | None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attend the last n tokens of a row to what is before them and to themselves.
@@ -60,6 +61,8 @@ def attend_row(
     length:    tokens of the row, the new ones included
     window:    a query sees the last `window` positions, its own included; None = all
     soft_cap:  c, if scores s are to be c * tanh(s / c); after the scale, before the mask
+    sinks:     [H] float32, a further score of each head, which takes part in softmax and brings no
+               value
     Returns [n, H, hd] in the format of `query`; sums are float32, or float64 if that is.
     """
     count, _, head_dim = query.shape
@@ -79,6 +82,21 @@ def attend_row(
     is_hidden = at > own
     if window is not None:
         is_hidden |= at <= own - window
-    weights_KGnS = scores_KGnS.masked_fill(is_hidden, float("-inf")).softmax(-1)
+    scores_KGnS = scores_KGnS.masked_fill(is_hidden, float("-inf"))
+    if sinks is not None:
+        sinks = sinks.view(num_kv_heads, -1, 1, 1).to(exact)
+    weights_KGnS = weigh(scores_KGnS, sinks)
     attended_KGnH: Tensor = weights_KGnS @ value_KSH.unsqueeze(1)
     return attended_KGnH.permute(2, 0, 1, 3).reshape(query.shape).to(query.dtype)
+
+
+def weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return softmax of the last dimension.
+
+    sinks:  [..., 1] like the scores, or broadcast to them: of one more score, whose own weight is
+            left out
+    """
+    if sinks is None:
+        return scores.softmax(-1)
+    sinks = sinks.expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]

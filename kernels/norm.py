@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension.
 
     x:       [..., dim]; rows may lie in a wider tensor
-    weight:  [dim] in the dtype of `x`
+    weight:  [dim] in the dtype of `x`, or float32: then the product is rounded too
     Returns a new tensor [..., dim] in the dtype of `x`.
     """
     if not by_triton(x.device):
@@ -53,7 +53,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`rms_norm` in torch. Without a weight torch keeps float32 inside and rounds once."""
-    return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+    normed = F.rms_norm(x, (x.shape[-1],), None, eps)
+    return normed * weight if weight.dtype is x.dtype else (normed * weight).to(x.dtype)
 
 
 def add_rms_norm_reference(

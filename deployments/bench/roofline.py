@@ -87,8 +87,8 @@ def model_work(
     query = config.num_heads * config.head_dim
     key_value = 2 * config.num_kv_heads * config.head_dim
     attention = config.hidden_size * (query + key_value) + query * config.hidden_size
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    blocks = config.num_layers * (attention + mlp)
+    inner = sum((3 if layer.mlp.gated else 2) * layer.mlp.size for layer in config.layers)
+    blocks = config.num_layers * attention + config.hidden_size * inner
     head = config.vocab_size * config.hidden_size
     each = _FLOAT_BYTES[dtype]
     of_layers, of_head = _QUANTIZED_BYTES.get(quantization, (each, each))

@@ -1,8 +1,8 @@
 """The forward pass as a native step program: one call a step, the CPU's counterpart of a graph.
 
 Built once from a decoder whose weights are loaded. The residual stream is float32; what products
-read is rounded to the program's format. Covers every dense family of `DecoderConfig`. What a layer
-does stands in `StepProgramBuilder._layer`, operation by operation.
+read is rounded to the program's format. Which models it covers is said in `coverage.py`; what a
+layer does stands in `StepProgramBuilder._layer`, operation by operation.
 
 Legend: T tokens of a step, R rows of logits.
 """
@@ -151,8 +151,10 @@ class StepProgramBuilder:
             is_bf16=model.dtype == torch.bfloat16,
         )
         positions = torch.arange(shape.max_positions)
-        cosines, sines = model.rotary.angles(positions, torch.float32)
-        self._angles = (cosines.contiguous(), sines.contiguous())
+        self._angles: list[tuple[Tensor, Tensor]] = []
+        for rotary in model.rotaries:
+            cosines, sines = rotary.angles(positions, torch.float32)
+            self._angles.append((cosines.contiguous(), sines.contiguous()))
 
     def build(self) -> StepProgram:
         """Pack everything; call it once."""
@@ -177,7 +179,7 @@ class StepProgramBuilder:
             head_start=head_start,
             logits=logits[:, : model.vocab_size],
             stream=self._stream[:, : config.hidden_size],
-            norm=(model.norm.weight.float(), config.norm_eps),
+            norm=(model.norm.weight.float(), model.norm.eps),
             cache=self._cache,
             weight_bytes=self._weight_bytes,
         )
@@ -185,21 +187,24 @@ class StepProgramBuilder:
     def _layer(self, layer: int, block: DecoderBlock) -> None:
         config, program = self._config, self._program
         attention, mlp = block.attention, block.mlp
+        assert isinstance(block.attention_norm, RMSNorm)
+        assert isinstance(block.mlp_norm, RMSNorm)
 
         normal = self._normalize(block.attention_norm, attention.qkv_proj)
         self._multiply(normal, attention.qkv_proj, self._qkv)
+        cosines, sines = self._angles[block.rotary]
         norms = attention.head_norms
         program.rotate_and_store(
             self._qkv,
             self._cache,
             layer,
             num_heads=config.num_heads,
-            cosines=self._angles[0],
-            sines=self._angles[1],
+            cosines=cosines,
+            sines=sines,
             head_norms=None
             if norms is None
             else (norms[0].weight.float(), norms[1].weight.float()),
-            epsilon=config.norm_eps,
+            epsilon=0.0 if norms is None else norms[0].eps,
         )
         program.attend(
             self._qkv,
@@ -207,8 +212,8 @@ class StepProgramBuilder:
             layer,
             self._attended.written.values,
             num_heads=config.num_heads,
-            scale=attention.scale,
-            window=attention.window,
+            scale=attention.rule.scale,
+            window=attention.rule.window,
         )
         self._multiply(self._attended, attention.o_proj, self._stream, Epilogue.ADD)
 
@@ -225,7 +230,7 @@ class StepProgramBuilder:
         self._program.norm(
             self._stream,
             self._model.norm.weight.float(),
-            config.norm_eps,
+            self._model.norm.eps,
             normal.written,
             on_logits=True,
         )
@@ -236,7 +241,7 @@ class StepProgramBuilder:
         """Add a norm of the stream; returns what `linear` reads."""
         normal = self._normal if linear.adapters is None else self._normal_in_floats
         weight = norm.weight.float()
-        self._program.norm(self._stream, weight, self._config.norm_eps, normal.written)
+        self._program.norm(self._stream, weight, norm.eps, normal.written)
         return normal
 
     def _multiply(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from remora.engine.batch import ForwardBatch, Turn
+from remora.engine.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.layers.head_norm import HeadsNorm
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.norm import RMSNorm
 from remora.engine.models.config import DecoderConfig
+from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
@@ -20,7 +23,9 @@ class SelfAttention:
     """Grouped-query attention with one fused projection to q, k and v.
 
     Of several ranks each computes its own heads, and one summand of the result.
-    layer:  counted from the first one that this rank holds
+    layer:        counted from the first one that this rank holds
+    head_norms:   of queries and keys, that the backend applies
+    other_norms:  of queries and keys, that it does not
     """
 
     def __init__(
@@ -32,36 +37,71 @@ class SelfAttention:
         device: str,
         layout: Layout = WHOLE,
     ) -> None:
+        shape = config.attention
         self.layer = layer - layout.layers(config.num_layers).start
-        self.window = config.windows[layer]
-        self.scale = config.head_dim**-0.5
-        heads = Axis(config.num_heads, layout.share(config.num_heads))
-        kv_heads = Axis(config.num_kv_heads, layout.kv_heads(config.num_kv_heads))
-        self.num_heads = len(heads.held)
-        self.num_kv_heads = len(kv_heads.held)
-        self.head_dim = config.head_dim
-        query, key_or_value = heads.times(self.head_dim), kv_heads.times(self.head_dim)
+        self._heads = Axis(shape.num_heads, layout.share(shape.num_heads))
+        self._kv_heads = Axis(shape.num_kv_heads, layout.kv_heads(shape.num_kv_heads))
+        self.num_heads = len(self._heads.held)
+        self.num_kv_heads = len(self._kv_heads.held)
+        self.head_dim = shape.head_dim
+        self.interleaved = config.layers[layer].rope.interleaved
+        query, key_or_value = (axis.times(self.head_dim) for axis in (self._heads, self._kv_heads))
         self.qkv_proj = Linear(
             Axis.whole(config.hidden_size),
             {"q_proj": query, "k_proj": key_or_value, "v_proj": key_or_value},
-            bias=config.qkv_bias,
+            bias=shape.qkv_bias,
             dtype=dtype,
             device=device,
         )
         self.o_proj = Linear(
             query,
             {"o_proj": Axis.whole(config.hidden_size)},
-            bias=config.attention_out_bias and layout.tp_rank == 0,
+            bias=shape.out_bias and layout.tp_rank == 0,
             dtype=dtype,
             device=device,
         )
+        self.rule = self._make_rule(config, layer, device)
+        self._make_norms(config, layout, dtype, device)
+
+    def _make_rule(self, config: DecoderConfig, layer: int, device: str) -> AttentionRule:
+        shape, held = config.attention, self._heads.held
+        sinks = torch.empty(len(held), dtype=torch.float32, device=device) if shape.sinks else None
+        slopes = None
+        if shape.alibi is not None:
+            every = alibi_slopes(shape.num_heads)[held.start : held.stop]
+            slopes = (every * shape.alibi).to(device)
+        return AttentionRule(
+            scale=shape.scale,
+            window=config.layers[layer].window,
+            soft_cap=shape.soft_cap,
+            sinks=sinks,
+            slopes=slopes,
+        )
+
+    def _make_norms(
+        self, config: DecoderConfig, layout: Layout, dtype: torch.dtype, device: str
+    ) -> None:
+        self.norm_names = ("", "")
         self.head_norms: tuple[RMSNorm, RMSNorm] | None = None
-        if config.qk_norm:
-            eps = config.norm_eps
-            self.head_norms = (
-                RMSNorm(self.head_dim, eps=eps, dtype=dtype, device=device),
-                RMSNorm(self.head_dim, eps=eps, dtype=dtype, device=device),
+        self.other_norms: tuple[HeadsNorm, HeadsNorm] | None = None
+        chosen = config.attention.head_norm
+        if chosen is None:
+            return
+        self.norm_names = (chosen.query, chosen.key)
+        if chosen.is_plain:
+            eps, offset = chosen.norm.eps, chosen.norm.offset
+            query, key = (
+                RMSNorm(self.head_dim, eps=eps, offset=offset, dtype=dtype, device=device)
+                for _ in range(2)
             )
+            self.head_norms = query, key
+            return
+        copies = max(1, layout.tp_size // config.num_kv_heads)
+        of_query, of_key = (
+            HeadsNorm(chosen, heads, self.head_dim, copies=count, dtype=dtype, device=device)
+            for heads, count in ((self._heads, 1), (self._kv_heads, copies))
+        )
+        self.other_norms = of_query, of_key
 
     def __call__(
         self,
@@ -70,18 +110,28 @@ class SelfAttention:
         sin: Tensor,
         batch: ForwardBatch,
         attention: AttentionBackend,
+        group: Group,
     ) -> Tensor:
-        """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, head_dim / 2]."""
+        """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, pairs]."""
         heads = self.qkv_proj(hidden, batch.adapters).view(len(hidden), -1, self.head_dim)
-        turn = Turn(cos=cos, sin=sin)
-        if self.head_norms is not None:
+        if self.other_norms is not None:
+            heads = self._normalize(heads, self.other_norms, group)
+        if self.head_norms is None:
+            turn = Turn(cos=cos, sin=sin, interleaved=self.interleaved)
+        else:
             query_norm, key_norm = self.head_norms
             norms = query_norm.weight, key_norm.weight
-            turn = Turn(cos=cos, sin=sin, norms=norms, eps=query_norm.eps)
-        attended = attention.attend(
-            self.layer, heads, turn, batch, scale=self.scale, window=self.window
-        )
+            turn = Turn(
+                cos=cos, sin=sin, interleaved=self.interleaved, norms=norms, eps=query_norm.eps
+            )
+        attended = attention.attend(self.layer, heads, turn, batch, self.rule)
         return self.o_proj(attended.flatten(1), batch.adapters)
+
+    def _normalize(self, heads: Tensor, norms: tuple[HeadsNorm, HeadsNorm], group: Group) -> Tensor:
+        first_value = self.num_heads + self.num_kv_heads
+        query = norms[0](heads[:, : self.num_heads], group)
+        key = norms[1](heads[:, self.num_heads : first_value], group)
+        return torch.cat((query, key, heads[:, first_value:]), dim=1)
 
     def pack(self) -> None:
         """Pack the linears; see `Linear.pack`."""
@@ -96,6 +146,20 @@ class SelfAttention:
         """Yield each checkpoint name and the part of it that is held."""
         yield from self.qkv_proj.tensors(prefix)
         yield from self.o_proj.tensors(prefix)
-        if self.head_norms is not None:
-            yield from self.head_norms[0].tensors(f"{prefix}q_norm")
-            yield from self.head_norms[1].tensors(f"{prefix}k_norm")
+        for norms in (self.head_norms, self.other_norms):
+            if norms is not None:
+                yield from norms[0].tensors(f"{prefix}{self.norm_names[0]}")
+                yield from norms[1].tensors(f"{prefix}{self.norm_names[1]}")
+        if self.rule.sinks is not None:
+            yield f"{prefix}sinks", Shard(memory=self.rule.sinks, axes=(self._heads,))
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Return what each head's scores fall by with distance (ALiBi, arXiv:2108.12409).
+
+    A geometric series for a power of two; others take every second one of the next longer series.
+    """
+    closest = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8 * (head + 1) / closest) for head in range(closest)]
+    slopes += [2.0 ** (-4 * (2 * at + 1) / closest) for at in range(num_heads - closest)]
+    return torch.tensor(slopes)

@@ -78,6 +78,9 @@ class Head:
         hidden_size: int,
         *,
         tied: Embedding | None,
+        bias: bool = False,
+        scale: float = 1.0,
+        soft_cap: float | None = None,
         dtype: torch.dtype,
         device: str,
     ) -> None:
@@ -85,12 +88,15 @@ class Head:
 
         name:  of the weight in the checkpoint
         tied:  the embedding whose memory it uses; None = memory of its own
+        scale, soft_cap:  what logits are multiplied by, and then c * tanh(logits / c) for a cap c
         """
+        assert tied is None or not bias, "a head with a bias has a weight of its own"
         self.tied = tied is not None
+        self.scale, self.soft_cap = scale, soft_cap
         self.linear = Linear(
             Axis.whole(hidden_size),
             {name: vocabulary},
-            bias=False,
+            bias=bias,
             dtype=dtype,
             device="meta" if self.tied else device,
         )
@@ -99,7 +105,10 @@ class Head:
 
     def __call__(self, hidden: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Project [num_rows, hidden_size] to float32 logits [num_rows, held vocabulary]."""
-        return self.linear(hidden, groups).float()
+        logits = self.linear(hidden, groups).float()
+        if self.scale != 1.0:
+            logits *= self.scale
+        return logits if self.soft_cap is None else cap(logits, self.soft_cap)
 
     def pack(self) -> None:
         """Pack the projection; a tied one becomes a copy beside the embedding."""
@@ -109,3 +118,8 @@ class Head:
         """Yield the checkpoint name and the part of it that this memory is for, when it has any."""
         if not self.tied:
             yield from self.linear.tensors("")
+
+
+def cap(logits: Tensor, soft_cap: float) -> Tensor:
+    """Keep logits between -soft_cap and soft_cap, in place."""
+    return logits.div_(soft_cap).tanh_().mul_(soft_cap)

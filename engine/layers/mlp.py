@@ -1,56 +1,88 @@
-"""Gated feed-forward layer."""
+"""Dense feed-forward layer, gated or not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from remora.engine.layers.linear import Linear
-from remora.engine.models.config import DecoderConfig
+from remora.engine.models.config import Activation, MLPConfig
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
-from remora.kernels.activation import silu_and_mul
+from remora.kernels.activation import gelu_and_mul, silu_and_mul
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
+Activate = Callable[[Tensor], Tensor]
 
-class GatedMLP:
-    """down(silu(gate(x)) * up(x)), with gate and up fused.
+
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
+ACTIVATIONS: Mapping[Activation, Activate] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": _relu2,
+}
+GATED: Mapping[Activation, Activate] = {
+    "silu": silu_and_mul,
+    "gelu": partial(gelu_and_mul, approximate="none"),
+    "gelu_tanh": partial(gelu_and_mul, approximate="tanh"),
+}
+
+
+def _by_halves(activate: Activate, gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activate(gate) * up
+
+
+class MLP:
+    """down(act(gate(x)) * up(x)), with gate and up fused, or down(act(up(x))) with up alone.
 
     Of several ranks each computes a share of the inner columns, and one summand of the result.
     """
 
     def __init__(
-        self, config: DecoderConfig, *, dtype: torch.dtype, device: str, layout: Layout = WHOLE
+        self,
+        config: MLPConfig,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        layout: Layout = WHOLE,
     ) -> None:
-        inner = Axis(config.intermediate_size, layout.share(config.intermediate_size))
-        outer = Axis.whole(config.hidden_size)
-        self.gate_up_proj = Linear(
-            outer,
-            {"gate_proj": inner, "up_proj": inner},
-            bias=config.mlp_bias,
-            dtype=dtype,
-            device=device,
-        )
+        inner = Axis(config.size, layout.share(config.size))
+        outer = Axis.whole(hidden_size)
+        parts = {"gate_proj": inner, "up_proj": inner} if config.gated else {"up_proj": inner}
+        self.gate_up_proj = Linear(outer, parts, bias=config.bias, dtype=dtype, device=device)
         self.down_proj = Linear(
             inner,
             {"down_proj": outer},
-            bias=config.mlp_bias and layout.tp_rank == 0,
+            bias=config.bias and layout.tp_rank == 0,
             dtype=dtype,
             device=device,
         )
+        self._activate = ACTIVATIONS[config.activation]
+        if config.gated:
+            gated = GATED.get(config.activation)
+            self._activate = gated or partial(_by_halves, self._activate)
 
     def __call__(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
         """Apply to [num_tokens, hidden_size]."""
-        return self.down_proj(silu_and_mul(self.gate_up_proj(hidden, adapters)), adapters)
+        return self.down_proj(self._activate(self.gate_up_proj(hidden, adapters)), adapters)
 
     def pack(self) -> None:
         """Pack the linears; see `Linear.pack`."""
         self.gate_up_proj.pack()
         self.down_proj.pack()
 
-    def linears(self) -> tuple[Linear, Linear]:
+    def linears(self) -> tuple[Linear, ...]:
         """Return its linear layers."""
         return self.gate_up_proj, self.down_proj
 

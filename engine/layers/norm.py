@@ -1,22 +1,66 @@
-"""Root-mean-square norm with its weight."""
+"""Norms with their weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from remora.engine.models.config import NormConfig
 from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.norm import add_rms_norm, rms_norm
 
 
-class RMSNorm:
-    """Norm over the last dimension, of size `dim`."""
+class Norm(Protocol):
+    """A norm over the last dimension.
 
-    def __init__(self, dim: int, *, eps: float, dtype: torch.dtype, device: str) -> None:
-        self.weight = torch.empty(dim, dtype=dtype, device=device)
+    weight:  [dim]; what is multiplied with, offset included
+    bias:    [dim] or None
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise [..., dim]."""
+        ...
+
+    def add(self, delta: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add `delta` to the residual stream in place; return (normalised stream, stream)."""
+        ...
+
+    def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the tensor that it fills."""
+        ...
+
+
+class RMSNorm:
+    """Norm by the root mean square.
+
+    offset:  added to the checkpoint's weight, which is kept in float32 then: near 1 a format of 16
+             bits has few digits
+    """
+
+    bias: Tensor | None = None
+
+    def __init__(
+        self,
+        dim: Axis | int,
+        *,
+        eps: float,
+        dtype: torch.dtype,
+        device: str,
+        offset: float = 0.0,
+    ) -> None:
+        self.axis = Axis.whole(dim) if isinstance(dim, int) else dim
+        kept = torch.float32 if offset else dtype
+        self.weight = torch.empty(len(self.axis.held), dtype=kept, device=device)
         self.eps = eps
+        self.offset = offset
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise [..., dim]."""
@@ -30,4 +74,42 @@ class RMSNorm:
 
     def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
         """Yield the checkpoint name and the tensor that it fills."""
-        yield f"{name}.weight", Shard(memory=self.weight, axes=(Axis.whole(len(self.weight)),))
+        yield (
+            f"{name}.weight",
+            Shard(memory=self.weight, axes=(self.axis,), offset=self.offset),
+        )
+
+
+class LayerNorm:
+    """Norm that subtracts the mean before, with a bias perhaps."""
+
+    def __init__(
+        self, dim: int, *, eps: float, bias: bool, dtype: torch.dtype, device: str
+    ) -> None:
+        self.weight = torch.empty(dim, dtype=dtype, device=device)
+        self.bias = torch.empty(dim, dtype=dtype, device=device) if bias else None
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise [..., dim]."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def add(self, delta: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add `delta` to the residual stream in place; return (normalised stream, stream)."""
+        if delta is not None:
+            residual += delta
+        return self(residual), residual
+
+    def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the tensor that it fills."""
+        axes = (Axis.whole(len(self.weight)),)
+        yield f"{name}.weight", Shard(memory=self.weight, axes=axes)
+        if self.bias is not None:
+            yield f"{name}.bias", Shard(memory=self.bias, axes=axes)
+
+
+def make_norm(config: NormConfig, dim: int, *, dtype: torch.dtype, device: str) -> Norm:
+    """Make a norm over `dim` elements."""
+    if config.kind == "layer":
+        return LayerNorm(dim, eps=config.eps, bias=config.bias, dtype=dtype, device=device)
+    return RMSNorm(dim, eps=config.eps, dtype=dtype, device=device, offset=config.offset)

@@ -5,7 +5,8 @@ is in the batch: K that is written once stays right, whatever is computed later 
 it. That decides the meaning of the `dynamic` type. Its frequencies are a function of the sequence's
 length; here the length at a token is its own position + 1. transformers gives the same angles when
 it decodes token by token; when it prefills more than `original_max_position` tokens at once it
-turns all of them by the frequencies of the last one, which no cache could follow.
+turns all of them by the frequencies of the last one, which no cache could follow. The same goes for
+`longrope`, which has other frequencies past that length.
 """
 
 from __future__ import annotations
@@ -21,32 +22,40 @@ from remora.engine.models.rope_config import RopeConfig
 class RotaryEmbedding:
     """Cosines and sines for a rope configuration.
 
-    inverse_frequencies:  [head_dim / 2] float32
+    inverse_frequencies:  [P] float32, of the P pairs of a head that are turned
     scale:                factor on cosines and sines (YaRN's attention factor)
     """
 
     def __init__(self, config: RopeConfig, head_dim: int, *, device: str) -> None:
         self.config = config
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        dim = config.rotary_dim or head_dim
+        exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
         self._exponents = exponents.to(device)
         self.inverse_frequencies = _inverse_frequencies(config, exponents).to(device)
         self.scale = config.attention_factor
+        self._long_frequencies: Tensor | None = None
+        if config.kind == "longrope":
+            divisors = torch.tensor(config.long_divisors)
+            self._long_frequencies = (1.0 / (divisors * config.theta**exponents)).to(device)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [num_tokens, head_dim / 2] of positions [num_tokens]."""
+        """Return cosines and sines [num_tokens, P] of positions [num_tokens]."""
         at = positions.float().unsqueeze(1)
         frequencies = self.inverse_frequencies
         if self.config.kind == "dynamic":
             frequencies = self._dynamic_frequencies(at)
+        elif self._long_frequencies is not None:
+            is_short = at < self.config.original_max_position
+            frequencies = torch.where(is_short, frequencies, self._long_frequencies)
         angles = at * frequencies
         return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
 
     def _dynamic_frequencies(self, at: Tensor) -> Tensor:
-        """Stretch the base for tokens past the original length. [num_tokens, head_dim / 2]."""
+        """Stretch the base for tokens past the original length. [num_tokens, P]."""
         factor, original = self.config.factor, self.config.original_max_position
-        head_dim = 2 * len(self._exponents)
+        dim = 2 * len(self._exponents)
         length = (at + 1).clamp(min=original)
-        stretch = (factor * length / original - (factor - 1)) ** (head_dim / (head_dim - 2))
+        stretch = (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
         return 1.0 / (self.config.theta * stretch) ** self._exponents
 
 
@@ -61,6 +70,10 @@ def _inverse_frequencies(config: RopeConfig, exponents: Tensor) -> Tensor:
             return _yarn(config, plain)
         case "divided":
             return plain / torch.tensor(config.divisors)
+        case "longrope":
+            return 1.0 / (torch.tensor(config.divisors) * config.theta**exponents)
+        case "none":
+            return torch.zeros_like(plain)
         case _:
             return plain
 

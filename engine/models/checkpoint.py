@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.errors import ConfigError
-from remora.engine.models.config import DecoderConfig, parse_config
+from remora.engine.models.architectures import parse_config
+from remora.engine.models.config import DecoderConfig
 
 
 def is_gguf(path: Path) -> bool:

@@ -1,196 +1,215 @@
-"""What a decoder is made of: a checkpoint's config.json, understood.
+"""What a decoder is made of. Pure data: opens no file, loads no torch.
 
-Pure: takes the parsed JSON, opens no file. Strict: what would change the numbers and is not known
-here is refused, never ignored. One function per family turns its own words into `DecoderConfig`.
+One block serves every family: what families differ in is values here, and no code in the layers
+asks which family it runs. `architectures.py` finds the function of `families/` that turns a
+checkpoint's config.json into a `DecoderConfig`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-from remora.configs.errors import ConfigError
-from remora.engine.models.rope_config import RopeConfig, parse_rope
+from remora.engine.models.rope_config import RopeConfig
 
-RawConfig = Mapping[str, Any]
+if TYPE_CHECKING:  # configs are also read where nothing computes
+    from torch import Tensor
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormConfig:
+    """A norm over the last dimension.
+
+    kind:    rms divides by the root mean square, layer subtracts the mean before
+    offset:  added to the weight (1 where checkpoints hold the difference to 1)
+    bias:    whether there is one beside the weight
+    """
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    offset: float = 0.0
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNorm:
+    """A norm of queries and one of keys, before rotation.
+
+    span:  head: each head by itself, with one weight for all; each: each head by itself, with a
+           weight of its own; all: all heads of a token together
+    query, key:  names of the two
+    is_list:     whether the checkpoint has a tensor for each head, where the span is each
+    """
+
+    norm: NormConfig
+    span: Literal["head", "each", "all"] = "head"
+    query: str = "q_norm"
+    key: str = "k_norm"
+    is_list: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether attention backends apply it: a weight of one head, and no mean."""
+        return self.span == "head" and self.norm.kind == "rms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConfig:
+    """Grouped-query attention, the same in every layer but for what `LayerConfig` says.
+
+    scale:     factor on q.k before softmax
+    soft_cap:  c, if scores s become c * tanh(s / c)
+    qkv_bias, out_bias:  which projections have a bias
+    sinks:     whether each head has a learned score beside those of its keys
+    alibi:     factor on the slopes by which scores fall with distance; None = they do not
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    soft_cap: float | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norm: HeadNorm | None = None
+    sinks: bool = False
+    alibi: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPConfig:
+    """Feed-forward layer: down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated."""
+
+    size: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerConfig:
+    """What may differ between layers.
+
+    window:  sliding window in tokens; None = all positions
+    rope:    how its queries and keys are rotated
+    """
+
+    rope: RopeConfig
+    mlp: MLPConfig
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockConfig:
+    """How the parts of a block are joined.
+
+    attention_norm, mlp_norm:            names of the norms before the parts; None = there is none
+    attention_out_norm, mlp_out_norm:    names of the norms of what the parts add
+    parallel:        both parts read what the block got; without an `mlp_norm` they share one norm
+    residual_scale:  factor on what the parts add to the stream
+    """
+
+    norm: NormConfig
+    attention_norm: str | None = "input_layernorm"
+    mlp_norm: str | None = "post_attention_layernorm"
+    attention_out_norm: str | None = None
+    mlp_out_norm: str | None = None
+    parallel: bool = False
+    residual_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingConfig:
+    """What the first layer gets.
+
+    scale:          factor on the rows of the table
+    num_positions:  rows of a table of learned positions, added to those of tokens; 0 = none
+    """
+
+    scale: float = 1.0
+    num_positions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """From the last norm to logits.
+
+    tied:      whether it uses the embedding's weight
+    scale:     factor on logits
+    soft_cap:  c, if logits l become c * tanh(l / c), after the factor
+    """
+
+    tied: bool = False
+    bias: bool = False
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """What of ours a tensor of the checkpoint holds.
+
+    pattern:  regular expression of its whole name
+    names:    of our tensors, with groups of the pattern as in `re.Match.expand`; () = of none
+    split:    makes them of it, by views where that can be; None = it is the only one
+    """
+
+    pattern: str
+    names: tuple[str, ...]
+    split: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A dense decoder-only transformer.
+    """A decoder-only transformer.
 
-    max_position:        longest sequence it was made for, in tokens, rope scaling included
-    windows:             [num_layers] sliding window of each layer in tokens; None = all positions
-    qkv_bias, attention_out_bias, mlp_bias:  which linears have a bias
-    qk_norm:             whether each head of q and k is normalised before rotation
-    tied_embeddings:     whether the head uses the embedding's weight
-    eos_token_ids:       ids that end a sequence, as config.json has them
+    max_position:   longest sequence it was made for, in tokens, rope scaling included
+    eos_token_ids:  ids that end a sequence, as config.json has them
+    rules:          for tensors that the checkpoint names or lays out in another way than we do; the
+                    first one that matches counts
     """
 
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_position: int
-    norm_eps: float
-    rope: RopeConfig
-    windows: tuple[int | None, ...]
-    qkv_bias: bool = False
-    attention_out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    tied_embeddings: bool = False
+    attention: AttentionConfig
+    layers: tuple[LayerConfig, ...]
+    block: BlockConfig
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    head: HeadConfig = HeadConfig()
     eos_token_ids: tuple[int, ...] = ()
+    rules: tuple[TensorRule, ...] = field(default=(), compare=False)
 
+    @property
+    def num_layers(self) -> int:
+        """Return how many layers there are."""
+        return len(self.layers)
 
-def parse_config(raw: RawConfig) -> DecoderConfig:
-    """Understand a config.json. Raises ConfigError naming the key."""
-    architecture = _architecture(raw)
-    if raw.get("quantization_config"):
-        raise ConfigError(
-            "config.json has a quantization_config; only unquantised checkpoints and GGUF files "
-            "can be loaded. Use the original checkpoint."
-        )
-    return ARCHITECTURES[architecture](architecture, raw)
+    @property
+    def num_heads(self) -> int:
+        """Return how many heads queries have."""
+        return self.attention.num_heads
 
+    @property
+    def num_kv_heads(self) -> int:
+        """Return how many heads K and V have."""
+        return self.attention.num_kv_heads
 
-def _architecture(raw: RawConfig) -> str:
-    named = raw.get("architectures") or []
-    for name in named:
-        if name in ARCHITECTURES:
-            return str(name)
-    found = ", ".join(map(str, named)) or "none at all"
-    raise ConfigError(
-        f"config.json names the architecture {found}; known are {', '.join(ARCHITECTURES)}."
-    )
+    @property
+    def head_dim(self) -> int:
+        """Return the elements of a head."""
+        return self.attention.head_dim
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Return the sliding window of each layer; None = all positions."""
+        return tuple(layer.window for layer in self.layers)
 
-def _llama(architecture: str, raw: RawConfig) -> DecoderConfig:
-    bias = bool(raw.get("attention_bias", False))
-    return _decoder(
-        architecture,
-        {"num_key_value_heads": raw.get("num_attention_heads"), **_without_nulls(raw)},
-        windows=None,
-        qkv_bias=bias,
-        attention_out_bias=bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-    )
-
-
-def _mistral(architecture: str, raw: RawConfig) -> DecoderConfig:
-    # Absent means 4096, null means none: so it is in transformers.
-    return _decoder(architecture, raw, windows=raw.get("sliding_window", 4096))
-
-
-def _qwen2(architecture: str, raw: RawConfig) -> DecoderConfig:
-    return _decoder(architecture, raw, windows=_qwen_windows(raw), qkv_bias=True)
-
-
-def _qwen3(architecture: str, raw: RawConfig) -> DecoderConfig:
-    bias = bool(raw.get("attention_bias", False))
-    return _decoder(
-        architecture,
-        {"head_dim": 128, **_without_nulls(raw)},
-        windows=_qwen_windows(raw),
-        qkv_bias=bias,
-        attention_out_bias=bias,
-        qk_norm=True,
-    )
-
-
-ARCHITECTURES: dict[str, Callable[[str, RawConfig], DecoderConfig]] = {
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _mistral,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
-}
-
-
-def _qwen_windows(raw: RawConfig) -> list[int | None] | None:
-    window = raw.get("sliding_window", 4096)
-    if not raw.get("use_sliding_window", False) or window is None:
-        return None
-    num_layers = _positive(raw, "num_hidden_layers")
-    kinds = raw.get("layer_types")
-    if kinds is None:
-        first = raw.get("max_window_layers", 28)
-        return [window if layer >= first else None for layer in range(num_layers)]
-    known = {"sliding_attention": window, "full_attention": None}
-    unknown = sorted(set(kinds) - set(known))
-    if unknown or len(kinds) != num_layers:
-        raise ConfigError(
-            f"layer_types in config.json must hold {num_layers} entries out of {', '.join(known)}; "
-            f"it has {len(kinds)}{', with ' + ', '.join(unknown) if unknown else ''}."
-        )
-    return [known[kind] for kind in kinds]
-
-
-def _decoder(
-    architecture: str,
-    raw: RawConfig,
-    *,
-    windows: int | list[int | None] | None,
-    qkv_bias: bool = False,
-    attention_out_bias: bool = False,
-    mlp_bias: bool = False,
-    qk_norm: bool = False,
-) -> DecoderConfig:
-    activation = raw.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ConfigError(f"hidden_act in config.json is {activation!r}; only 'silu' is known.")
-    num_layers = _positive(raw, "num_hidden_layers")
-    num_heads = _positive(raw, "num_attention_heads")
-    num_kv_heads = _positive(raw, "num_key_value_heads")
-    if num_heads % num_kv_heads:
-        raise ConfigError(
-            f"num_attention_heads ({num_heads}) in config.json is not a multiple of "
-            f"num_key_value_heads ({num_kv_heads})."
-        )
-    hidden_size = _positive(raw, "hidden_size")
-    head_dim = raw.get("head_dim") or hidden_size // num_heads
-    rope, max_position = parse_rope(raw, _positive(raw, "max_position_embeddings"), head_dim)
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=_positive(raw, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_positive(raw, "intermediate_size"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position=max_position,
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=rope,
-        windows=tuple(windows) if isinstance(windows, list) else (windows,) * num_layers,
-        qkv_bias=qkv_bias,
-        attention_out_bias=attention_out_bias,
-        mlp_bias=mlp_bias,
-        qk_norm=qk_norm,
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        eos_token_ids=_eos_token_ids(raw),
-    )
-
-
-def _positive(raw: RawConfig, key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
-        found = "is missing" if value is None else f"is {value!r}"
-        raise ConfigError(f"{key} in config.json {found}; it must be a whole number above 0.")
-    return value
-
-
-def _without_nulls(raw: RawConfig) -> dict[str, Any]:
-    """Drop null entries, which mean the family's default."""
-    return {key: value for key, value in raw.items() if value is not None}
-
-
-def _eos_token_ids(raw: RawConfig) -> tuple[int, ...]:
-    found = raw.get("eos_token_id")
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (int(found),)
+    @property
+    def intermediate_size(self) -> int:
+        """Return the inner size of the largest feed-forward layer."""
+        return max(layer.mlp.size for layer in self.layers)

@@ -1,8 +1,8 @@
-"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 differ only in their `DecoderConfig`.
+"""The decoder: families differ in their `DecoderConfig` alone.
 
 Knows layers and the order of their parts, and which of them a rank holds. Knows nothing of files:
 `tensors` says which part of which checkpoint tensor fills which memory, and whoever loads writes
-there.
+there. Names are Llama's; `engine/weights/renaming.py` translates those of other checkpoints.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from remora.configs.plan import AdapterRoom
@@ -17,8 +18,8 @@ from remora.engine.batch import ForwardBatch
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.embedding import Embedding, Head
 from remora.engine.layers.linear import Linear
-from remora.engine.layers.mlp import GatedMLP
-from remora.engine.layers.norm import RMSNorm
+from remora.engine.layers.mlp import MLP
+from remora.engine.layers.norm import Norm, make_norm
 from remora.engine.layers.rotary import RotaryEmbedding
 from remora.engine.models.config import DecoderConfig
 from remora.engine.parallel.group import ALONE, Group
@@ -29,10 +30,20 @@ from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+POSITIONS, LAST_NORM = "model.embed_positions", "model.norm"
+
+Angles = tuple[Tensor, Tensor]
 
 
 class DecoderBlock:
-    """One layer: attention and feed-forward, each behind a norm."""
+    """One layer: attention and feed-forward, one after the other or side by side.
+
+    What the parts are is decided by the layer's config, by `_make_attention` and `_make_mlp`.
+    norms:   by the names of `BlockConfig`; those that are None are not there
+    rotary:  which of the model's rotations is its own
+    """
+
+    rotary = 0
 
     def __init__(
         self,
@@ -43,18 +54,27 @@ class DecoderBlock:
         device: str,
         layout: Layout = WHOLE,
     ) -> None:
-        size, eps = config.hidden_size, config.norm_eps
-        self.attention_norm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
-        self.attention = SelfAttention(config, layer, dtype=dtype, device=device, layout=layout)
-        self.mlp_norm = RMSNorm(size, eps=eps, dtype=dtype, device=device)
-        self.mlp = GatedMLP(config, dtype=dtype, device=device, layout=layout)
+        self.config = config.block
+        self.attention = _make_attention(config, layer, dtype, device, layout)
+        self.mlp = _make_mlp(config, layer, dtype, device, layout)
+
+        def norm(name: str | None) -> Norm | None:
+            if name is None:
+                return None
+            return make_norm(config.block.norm, config.hidden_size, dtype=dtype, device=device)
+
+        self.attention_norm = norm(config.block.attention_norm)
+        self.attention_out_norm = norm(config.block.attention_out_norm)
+        self.mlp_norm = norm(config.block.mlp_norm)
+        self.mlp_out_norm = norm(config.block.mlp_out_norm)
+        self._residual_scale = config.block.residual_scale
+        self._is_parallel = config.block.parallel
 
     def __call__(
         self,
         delta: Tensor | None,
         residual: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        angles: Angles,
         batch: ForwardBatch,
         attention: AttentionBackend,
         group: Group,
@@ -62,11 +82,25 @@ class DecoderBlock:
         """Take what the layer before adds to the stream; return what this one adds, and the stream.
 
         delta, residual:  [num_tokens, hidden_size]; `residual` is overwritten
+        angles:           cosines and sines [num_tokens, pairs] of the layer's rope
         """
-        hidden, residual = self.attention_norm.add(delta, residual)
-        hidden = group.all_reduce(self.attention(hidden, cos, sin, batch, attention))
-        hidden, residual = self.mlp_norm.add(hidden, residual)
-        return group.all_reduce(self.mlp(hidden, batch.adapters)), residual
+        hidden, residual = _enter(self.attention_norm, delta, residual)
+        attended = self.attention(hidden, *angles, batch, attention, group)
+        if self._is_parallel:
+            if self.mlp_norm is not None:
+                hidden = self.mlp_norm(residual)
+            both = group.all_reduce(attended.add_(self.mlp(hidden, batch.adapters)))
+            return self._leave(None, both), residual
+        attended = self._leave(self.attention_out_norm, group.all_reduce(attended))
+        hidden, residual = _enter(self.mlp_norm, attended, residual)
+        made = group.all_reduce(self.mlp(hidden, batch.adapters))
+        return self._leave(self.mlp_out_norm, made), residual
+
+    def _leave(self, norm: Norm | None, made: Tensor) -> Tensor:
+        """Turn what a part has made into what it adds to the stream."""
+        if norm is not None:
+            made = norm(made)
+        return made if self._residual_scale == 1.0 else made.mul_(self._residual_scale)
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yield its linear layers, each with the beginning of its parts' names."""
@@ -77,16 +111,47 @@ class DecoderBlock:
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the part of it that is held."""
-        yield from self.attention_norm.tensors(f"{prefix}input_layernorm")
+        config = self.config
         yield from self.attention.tensors(f"{prefix}self_attn.")
-        yield from self.mlp_norm.tensors(f"{prefix}post_attention_layernorm")
         yield from self.mlp.tensors(f"{prefix}mlp.")
+        for name, norm in (
+            (config.attention_norm, self.attention_norm),
+            (config.attention_out_norm, self.attention_out_norm),
+            (config.mlp_norm, self.mlp_norm),
+            (config.mlp_out_norm, self.mlp_out_norm),
+        ):
+            if norm is not None:
+                yield from norm.tensors(f"{prefix}{name}")
+
+
+def _enter(norm: Norm | None, delta: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Add `delta` to the stream, in place; return what a part reads, and the stream."""
+    if norm is not None:
+        return norm.add(delta, residual)
+    if delta is not None:
+        residual += delta
+    return residual, residual
+
+
+def _make_attention(
+    config: DecoderConfig, layer: int, dtype: torch.dtype, device: str, layout: Layout
+) -> SelfAttention:
+    return SelfAttention(config, layer, dtype=dtype, device=device, layout=layout)
+
+
+def _make_mlp(
+    config: DecoderConfig, layer: int, dtype: torch.dtype, device: str, layout: Layout
+) -> MLP:
+    mlp = config.layers[layer].mlp
+    return MLP(mlp, config.hidden_size, dtype=dtype, device=device, layout=layout)
 
 
 class DecoderModel:
     """One rank's share of a decoder; its weights are whatever was written to `tensors`.
 
-    layers:  those of its stage, counted in the whole model
+    layers:     those of its stage, counted in the whole model
+    positions:  table of learned positions; None = there is none
+    rotaries:   for each kind of rotation that layers of the stage have
     """
 
     def __init__(
@@ -97,25 +162,37 @@ class DecoderModel:
         self.layout = layout
         self.vocab_size = config.vocab_size
         self.layers = layout.layers(config.num_layers)
+        size = config.hidden_size
         share = layout.share(config.vocab_size)
         self.embedding = Embedding(
             Axis(config.vocab_size, share if layout.is_first_stage else NOTHING),
-            config.hidden_size,
+            size,
             dtype=dtype,
             device=device,
         )
-        self.rotary = RotaryEmbedding(config.rope, config.head_dim, device=device)
+        self.positions: Tensor | None = None
+        if config.embedding.num_positions and layout.is_first_stage:
+            shape = (config.embedding.num_positions, size)
+            self.positions = torch.empty(shape, dtype=dtype, device=device)
         self.blocks = [
             DecoderBlock(config, layer, dtype=dtype, device=device, layout=layout)
             for layer in self.layers
         ]
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps, dtype=dtype, device=device)
-        is_tied = config.tied_embeddings
+        ropes = [config.layers[layer].rope for layer in self.layers]
+        kinds = list(dict.fromkeys(ropes))
+        self.rotaries = [RotaryEmbedding(kind, config.head_dim, device=device) for kind in kinds]
+        for block, rope in zip(self.blocks, ropes, strict=True):
+            block.rotary = kinds.index(rope)
+        self.norm = make_norm(config.block.norm, size, dtype=dtype, device=device)
+        is_tied = config.head.tied
         self.head = Head(
             EMBEDDING if is_tied else HEAD,
             Axis(config.vocab_size, share if layout.is_last_stage else NOTHING),
             config.hidden_size,
             tied=self.embedding if is_tied and layout.pp_size == 1 else None,
+            bias=config.head.bias,
+            scale=config.head.scale,
+            soft_cap=config.head.soft_cap,
             dtype=dtype,
             device=device,
         )
@@ -135,14 +212,28 @@ class DecoderModel:
         stream:  [T, hidden_size] from the stage before, overwritten; None on the first stage
         """
         if stream is None:
-            stream = group.all_reduce(self.embedding(batch.token_ids, batch.adapters))
-        cos, sin = self.rotary.angles(batch.positions, self.dtype)
+            stream = self._embed(batch, group)
+        angles = [rotary.angles(batch.positions, self.dtype) for rotary in self.rotaries]
         delta: Tensor | None = None
         for block in self.blocks:
-            delta, stream = block(delta, stream, cos, sin, batch, attention, group)
+            delta, stream = block(delta, stream, angles[block.rotary], batch, attention, group)
         if self.layout.is_last_stage:
             return self.norm.add(delta, stream)[0]
         return stream if delta is None else stream.add_(delta)
+
+    def _embed(self, batch: ForwardBatch, group: Group) -> Tensor:
+        """Return what the first layer gets: [T, hidden_size]."""
+        stream = group.all_reduce(self.embedding(batch.token_ids, batch.adapters))
+        if self.config.embedding.scale != 1.0:
+            stream *= self._rounded_scale
+        if self.positions is not None:
+            stream += F.embedding(batch.positions, self.positions)
+        return stream
+
+    @property
+    def _rounded_scale(self) -> float:
+        """The embedding's scale as the weights' format has it, as in the models' own code."""
+        return float(torch.tensor(self.config.embedding.scale, dtype=self.dtype))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
@@ -154,7 +245,10 @@ class DecoderModel:
         named = dict(self.embedding.tensors(EMBEDDING))
         for layer, block in zip(self.layers, self.blocks, strict=True):
             named.update(block.tensors(f"model.layers.{layer}."))
-        named.update(self.norm.tensors("model.norm"))
+        if self.positions is not None:
+            axes = tuple(map(Axis.whole, self.positions.shape))
+            named[f"{POSITIONS}.weight"] = Shard(memory=self.positions, axes=axes)
+        named.update(self.norm.tensors(LAST_NORM))
         named.update(self.head.tensors())
         return named
 

@@ -10,9 +10,10 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.plan import ModelFacts
+from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import NO_OVERRIDES, is_gguf, read_raw_config
-from remora.engine.models.config import RawConfig, parse_config
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.families.reading import RawConfig
 from remora.engine.weights.fingerprint import fingerprint
 from remora.engine.weights.safetensors import stored_dtype
 
@@ -43,7 +44,7 @@ def read_model_facts(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) ->
         max_position=config.max_position,
         dtype="bfloat16" if is_gguf(path) else _stored_dtype(path, raw),
         num_parameters=sum(shard.memory.numel() for shard in shape.tensors().values()),
-        tied_embeddings=config.tied_embeddings,
+        tied_embeddings=config.head.tied,
         fingerprint=fingerprint(path, raw),
     )
 

@@ -56,7 +56,7 @@ def load_model(
         model.tensors(),
         source if edit is None else edit(source),
         expected=_expected_shapes(config),
-        unused=TIED_HEAD if config.tied_embeddings else frozenset(),
+        unused=TIED_HEAD if config.head.tied else frozenset(),
         show_progress=show_progress,
         num_threads=loading.num_threads,
     )

@@ -21,15 +21,22 @@ DEFAULT_BETA_FAST, DEFAULT_BETA_SLOW = 32.0, 1.0
 class RopeConfig:
     """How positions become angles.
 
-    kind:                   default, linear, dynamic, llama3, yarn, or divided (each frequency by a
-                            divisor of its own, as GGUF files spell llama3)
+    kind:                   default, linear, dynamic, llama3, yarn, longrope, divided (each
+                            frequency by a divisor of its own, as GGUF files spell llama3), or none:
+                            nothing is turned
+    rotary_dim:             elements at the beginning of each head that are turned; None = all
+    interleaved:            whether neighbours are pairs, or each element of the first half and the
+                            one in its place in the second
     original_max_position:  tokens that the unscaled model was trained on
     attention_factor:       factor on cosines and sines
-    divisors:               [head_dim / 2], for divided
+    divisors:               [rotary_dim / 2], for divided; for longrope up to the original length
+    long_divisors:          [rotary_dim / 2], for longrope, beyond it
     """
 
     kind: str = "default"
     theta: float = DEFAULT_THETA
+    rotary_dim: int | None = None
+    interleaved: bool = False
     factor: float = 1.0
     original_max_position: int = 0
     low_freq_factor: float = 1.0
@@ -39,7 +46,10 @@ class RopeConfig:
     truncate: bool = True
     attention_factor: float = 1.0
     divisors: tuple[float, ...] = ()
+    long_divisors: tuple[float, ...] = ()
 
+
+NO_ROPE = RopeConfig(kind="none")
 
 ALLOWED_KEYS: dict[str, frozenset[str]] = {
     "default": frozenset(),
@@ -60,29 +70,47 @@ ALLOWED_KEYS: dict[str, frozenset[str]] = {
             "truncate",
         }
     ),
+    "longrope": frozenset(
+        {
+            "short_factor",
+            "long_factor",
+            "factor",
+            "attention_factor",
+            "original_max_position_embeddings",
+        }
+    ),
     "divided": frozenset({"divisors"}),
 }
+SAME_KINDS = {"su": "longrope"}
 COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta"})
 
 
 def parse_rope(
-    raw: Mapping[str, Any], max_position_embeddings: int, head_dim: int
+    raw: Mapping[str, Any],
+    max_position_embeddings: int,
+    head_dim: int,
+    *,
+    partial: float | None = None,
+    interleaved: bool = False,
 ) -> tuple[RopeConfig, int]:
     """Understand the rope settings of a config.json.
 
+    partial:  which part of each head is turned; None = all of it, and who says otherwise is refused
     Returns them and the longest sequence that they reach, in tokens. `linear` leaves
     `max_position_embeddings` as it is (files differ in whether it is scaled already); `dynamic`
     multiplies it, `yarn` does so with its original length when that gives more.
     Raises ConfigError naming the key.
     """
-    if head_dim % 2:
-        raise ConfigError(f"head_dim is {head_dim}; rotary embedding needs an even number.")
+    rotary_dim = head_dim if partial is None else int(head_dim * partial)
+    if rotary_dim % 2:
+        raise ConfigError(f"head_dim is {rotary_dim}; rotary embedding needs an even number.")
     settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     kind = settings.get("rope_type", settings.get("type", "default"))
-    _check(raw, settings, kind)
+    kind = SAME_KINDS.get(kind, kind)
+    _check(raw, settings, kind, may_be_partial=partial is not None)
     theta = settings.get("rope_theta") or raw.get("rope_theta") or DEFAULT_THETA
     original = max_position_embeddings
-    if kind in ("llama3", "yarn"):
+    if kind in ("llama3", "yarn", "longrope"):
         original = (
             raw.get("original_max_position_embeddings")
             or settings.get("original_max_position_embeddings")
@@ -94,6 +122,8 @@ def parse_rope(
     common = {
         "kind": kind,
         "theta": float(theta),
+        "rotary_dim": None if rotary_dim == head_dim else rotary_dim,
+        "interleaved": interleaved,
         "factor": float(factor),
         "original_max_position": original,
     }
@@ -106,6 +136,8 @@ def parse_rope(
             return rope, max_position_embeddings
         case "yarn":
             return _yarn(common, settings), max(max_position_embeddings, int(factor * original))
+        case "longrope":
+            return _longrope(common, settings, rotary_dim // 2), max_position_embeddings
         case "divided":
             rope = RopeConfig(**common, divisors=tuple(settings["divisors"]))
             return rope, max_position_embeddings
@@ -113,13 +145,15 @@ def parse_rope(
             return RopeConfig(**common), max_position_embeddings
 
 
-def _check(raw: Mapping[str, Any], settings: Mapping[str, Any], kind: str) -> None:
+def _check(
+    raw: Mapping[str, Any], settings: Mapping[str, Any], kind: str, *, may_be_partial: bool
+) -> None:
     if kind not in ALLOWED_KEYS:
         raise ConfigError(
             f"rope type in config.json is {kind!r}; known are {', '.join(ALLOWED_KEYS)}."
         )
     partial = raw.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0))
-    if partial not in (None, 1.0):
+    if partial not in (None, 1.0) and not may_be_partial:
         raise ConfigError(
             f"partial_rotary_factor in config.json is {partial}; only whole heads can be rotated."
         )
@@ -134,6 +168,7 @@ def _check(raw: Mapping[str, Any], settings: Mapping[str, Any], kind: str) -> No
         "linear": {"factor"},
         "dynamic": {"factor"},
         "llama3": {"factor", "low_freq_factor", "high_freq_factor"},
+        "longrope": {"short_factor", "long_factor"},
     }.get(kind, set())
     missing = sorted(key for key in needed if settings.get(key) is None)
     if missing:
@@ -156,4 +191,22 @@ def _yarn(common: dict[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
         beta_fast=settings.get("beta_fast") or DEFAULT_BETA_FAST,
         beta_slow=settings.get("beta_slow") or DEFAULT_BETA_SLOW,
         truncate=settings.get("truncate", True),
+    )
+
+
+def _longrope(common: dict[str, Any], settings: Mapping[str, Any], num_pairs: int) -> RopeConfig:
+    """Frequencies divided by numbers that were searched for (LongRoPE, arXiv:2402.13753)."""
+    short, long = tuple(settings["short_factor"]), tuple(settings["long_factor"])
+    if len(short) != num_pairs or len(long) != num_pairs:
+        raise ConfigError(
+            f"short_factor and long_factor in config.json hold {len(short)} and {len(long)} "
+            f"numbers; {num_pairs} pairs of each head are turned."
+        )
+    factor, original = common["factor"], common["original_max_position"]
+    attention_factor = settings.get("attention_factor")
+    if attention_factor is None:
+        stretch = math.log(factor) / math.log(original) if factor > 1 else 0.0
+        attention_factor = math.sqrt(1 + stretch)
+    return RopeConfig(
+        **common, attention_factor=attention_factor, divisors=short, long_divisors=long
     )

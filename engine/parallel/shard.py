@@ -42,10 +42,12 @@ class Shard:
     """Memory for the held part of a tensor.
 
     memory:  [what is held of each axis]
+    offset:  added to what the checkpoint has
     """
 
     memory: Tensor
     axes: tuple[Axis, ...]
+    offset: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -60,3 +62,5 @@ class Shard:
     def fill(self, whole: Tensor) -> None:
         """Copy the part out of the whole tensor, converting to the memory's dtype and device."""
         self.memory.copy_(whole[self.index])
+        if self.offset:
+            self.memory.add_(self.offset)

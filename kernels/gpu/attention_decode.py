@@ -29,6 +29,7 @@ from torch import Tensor
 from remora.kernels.gpu.arch import Arch, arch_of
 from remora.kernels.gpu.attention_steps import (
     attend_block,
+    begin_softmax,
     factor_of,
     find_row,
     find_slots,
@@ -117,6 +118,7 @@ def attend(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
     fixed_split: bool,
     max_splits: int,
     split_tokens: int,
@@ -146,6 +148,7 @@ def attend(
         kv_pages[1],
         None if kv_scales is None else kv_scales[0],
         None if kv_scales is None else kv_scales[1],
+        sinks,
         tables,
         lengths,
         out,
@@ -254,6 +257,7 @@ def split_kernel(
     values: tl.tensor,
     key_scales: tl.tensor,
     value_scales: tl.tensor,
+    sinks: tl.tensor,
     tables: tl.tensor,
     lengths: tl.tensor,
     out: tl.tensor,
@@ -295,8 +299,7 @@ def split_kernel(
     at_MH = (head_M * HEAD_DIM)[:, None] + at_H[None, :]
     query_MH = tl.load(query + row.to(tl.int64) * query_stride + at_MH, mask=is_query_MH, other=0.0)
     table = tables + row.to(tl.int64) * table_stride
-    top_M = tl.full([M], float("-inf"), tl.float32)
-    total_M = tl.full([M], 0.0, tl.float32)
+    top_M, total_M = begin_softmax(sinks, head_M, in_group_M < GROUP, item == first, M)
     sum_MH = tl.full([M, H], 0.0, tl.float32)
     for block in range(begin, end, N):
         slot_N, is_key_N = find_slots(table, block + tl.arange(0, N), end, PAGE)

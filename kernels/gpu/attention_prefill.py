@@ -29,6 +29,7 @@ from torch import Tensor
 from remora.kernels.gpu.arch import Arch, arch_of
 from remora.kernels.gpu.attention_steps import (
     attend_block,
+    begin_softmax,
     factor_of,
     find_row,
     find_slots,
@@ -102,6 +103,7 @@ def attend(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> None:
     """Attend each row's tokens to its pages; tensors as in `attend_extend`."""
     num_tokens, num_heads, head_dim = query.shape
@@ -116,6 +118,7 @@ def attend(
         kv_pages[1],
         None if kv_scales is None else kv_scales[0],
         None if kv_scales is None else kv_scales[1],
+        sinks,
         tables,
         starts,
         lengths,
@@ -179,6 +182,7 @@ def extend_kernel(
     values: tl.tensor,
     key_scales: tl.tensor,
     value_scales: tl.tensor,
+    sinks: tl.tensor,
     tables: tl.tensor,
     starts: tl.tensor,
     lengths: tl.tensor,
@@ -205,14 +209,14 @@ def extend_kernel(
     if row >= num_rows:
         return
     stop, length = tl.load(starts + row + 1), tl.load(lengths + row)
-    at_M = tile * M + tl.arange(0, M)
+    at_H, at_M = tl.arange(0, H), tile * M + tl.arange(0, M)
     token_M = tl.load(starts + row) + at_M // GROUP
     position_M = token_M - stop + length
-    at_H = tl.arange(0, H)
     is_query_MH = (token_M < stop)[:, None] & (at_H < HEAD_DIM)[None, :]
-    in_token_MH = ((kv_head * GROUP + at_M % GROUP) * HEAD_DIM)[:, None] + at_H[None, :]
-    from_MH = (token_M.to(tl.int64) * query_stride)[:, None] + in_token_MH
-    query_MH = tl.load(query + from_MH, mask=is_query_MH, other=0.0)
+    head_M = kv_head * GROUP + at_M % GROUP
+    in_token_MH = (head_M * HEAD_DIM)[:, None] + at_H[None, :]
+    from_MH = query + (token_M.to(tl.int64) * query_stride)[:, None] + in_token_MH
+    query_MH = tl.load(from_MH, mask=is_query_MH, other=0.0)
     table = tables + row.to(tl.int64) * table_stride
 
     # Keys [begin, whole) are seen by all queries, some of [whole, end) by some.
@@ -221,8 +225,7 @@ def extend_kernel(
     if window is not None:
         begin = tl.maximum(lowest + 1 - window, 0) // N * N
         whole = begin
-    top_M = tl.full([M], float("-inf"), tl.float32)
-    total_M = tl.full([M], 0.0, tl.float32)
+    top_M, total_M = begin_softmax(sinks, head_M, token_M < stop, True, M)
     sum_MH = tl.full([M, H], 0.0, tl.float32)
     for block in range(begin, whole, N):
         slot_N, is_key_N = find_slots(table, block + tl.arange(0, N), end, PAGE)

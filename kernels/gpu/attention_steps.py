@@ -93,6 +93,28 @@ def find_slots(
 
 
 @triton.jit
+def begin_softmax(
+    sinks: tl.tensor,
+    head_M: tl.tensor,
+    is_head_M: tl.tensor,
+    has_sink: tl.tensor,
+    M: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Return the maximum and the sum of weights of queries that have seen no key yet.
+
+    sinks:     of the heads, or None = there are none
+    has_sink:  whether this program counts them; of those that share a row's keys one does
+    """
+    top_M = tl.full([M], float("-inf"), tl.float32)
+    total_M = tl.full([M], 0.0, tl.float32)
+    if sinks is not None:
+        sink_M = tl.load(sinks + head_M, mask=is_head_M & has_sink, other=float("-inf"))
+        top_M = sink_M * 1.4426950408889634  # to units of log 2
+        total_M = tl.where(sink_M == float("-inf"), 0.0, 1.0)
+    return top_M, total_M
+
+
+@triton.jit
 def as_scores(products_MN: tl.tensor, inner: float, outer: float | None) -> tl.tensor:
     """Scale products of queries and keys, and cap them; see `score_factors`."""
     scores_MN = products_MN * inner

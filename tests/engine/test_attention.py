@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.attention import TorchAttention
-from remora.engine.batch import ForwardBatch, Turn
+from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from tests.kernels.naive_attention import attend_naively
 
 PAGE_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 4, 2, 16
@@ -35,7 +35,7 @@ def attend(
     ones = torch.ones(len(parts[0]), HEAD_DIM // 2)
     turn = Turn(cos=ones, sin=torch.zeros_like(ones))
     heads = torch.cat(parts, dim=1)
-    return attention.attend(layer, heads, turn, batch, scale=0.25, window=window)
+    return attention.attend(layer, heads, turn, batch, AttentionRule(scale=0.25, window=window))
 
 
 def ints(values: Sequence[Sequence[int] | int]) -> Tensor:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.engine.models.config import parse_config
+from remora.engine.models.architectures import parse_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -25,7 +25,7 @@ def test_llama_without_kv_heads_or_head_dim_derives_them() -> None:
     assert config.num_kv_heads == 4
     assert config.head_dim == 16
     assert config.windows == (None,) * 4
-    assert not config.tied_embeddings
+    assert not config.head.tied
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_qwen2_has_windows_only_where_it_says_so(
 def test_families_differ_in_bias_and_head_norms() -> None:
     qwen3 = {**QWEN2, "architectures": ["Qwen3ForCausalLM"]}
 
-    assert parse_config(QWEN2).qkv_bias
-    assert not parse_config(QWEN2).attention_out_bias
-    assert parse_config({**LLAMA, "attention_bias": True}).attention_out_bias
-    assert parse_config(qwen3).qk_norm
+    assert parse_config(QWEN2).attention.qkv_bias
+    assert not parse_config(QWEN2).attention.out_bias
+    assert parse_config({**LLAMA, "attention_bias": True}).attention.out_bias
+    assert parse_config(qwen3).attention.head_norm is not None
     assert parse_config(qwen3).head_dim == 128
 
 
@@ -100,11 +100,11 @@ def test_both_spellings_of_rope_settings_mean_the_same(kind: str) -> None:
     new = {"rope_parameters": {"rope_type": kind, "rope_theta": 5e5, **settings}}
     old = {"rope_theta": 5e5, "rope_scaling": {"type": kind, **settings}}
 
-    rope = parse_config({**LLAMA, **new}).rope
+    rope = parse_config({**LLAMA, **new}).layers[0].rope
 
     assert rope.kind == kind
     assert rope.theta == 5e5
-    assert rope == parse_config({**LLAMA, **old}).rope
+    assert rope == parse_config({**LLAMA, **old}).layers[0].rope
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_rope_scaling_decides_how_long_a_sequence_may_be(kind: str, max_position
     ("settings", "message"),
     [
         (
-            {"architectures": ["GPT2LMHeadModel"]},
-            "GPT2LMHeadModel; known are LlamaForCausalLM",
+            {"architectures": ["UnknownForCausalLM"]},
+            "UnknownForCausalLM; known are LlamaForCausalLM",
         ),
         ({"architectures": None}, "none at all; known are LlamaForCausalLM"),
-        ({"hidden_act": "gelu"}, "hidden_act in config.json is 'gelu'; only 'silu'"),
+        ({"hidden_act": "softplus"}, "hidden_act in config.json is 'softplus'; known are silu"),
         ({"hidden_size": None}, "hidden_size in config.json is missing"),
         ({"vocab_size": "512"}, "vocab_size in config.json is '512'"),
         ({"num_attention_heads": None}, "num_attention_heads in config.json is missing"),
@@ -132,7 +132,7 @@ def test_rope_scaling_decides_how_long_a_sequence_may_be(kind: str, max_position
         ({"head_dim": 15}, "head_dim is 15"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor in config.json is 0.5"),
-        ({"rope_scaling": {"type": "longrope"}}, "'longrope'; known are default, linear, dynamic"),
+        ({"rope_scaling": {"type": "polar"}}, "'polar'; known are default, linear, dynamic"),
         ({"rope_scaling": {"type": "linear"}}, "'linear' in config.json lack factor"),
         ({"rope_scaling": {"type": "linear", "factor": 2, "speed": 1}}, "hold speed, which"),
         ({"rope_parameters": {"full_attention": {}}}, "hold full_attention"),

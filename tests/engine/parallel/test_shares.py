@@ -15,7 +15,16 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.plan import AdapterRoom, EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.engine.models.checkpoint import read_config
-from remora.engine.models.config import DecoderConfig
+from remora.engine.models.config import (
+    AttentionConfig,
+    BlockConfig,
+    DecoderConfig,
+    HeadConfig,
+    HeadNorm,
+    LayerConfig,
+    MLPConfig,
+    NormConfig,
+)
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
@@ -74,24 +83,26 @@ def models(draw: st.DrawFn) -> tuple[DecoderConfig, int, int]:
     )
     groups = draw(st.integers(1, 3)) * max(1, tp_size // kv_heads)
     num_layers = draw(st.integers(1, 5))
+    norm = NormConfig(eps=1e-5)
+    attention = AttentionConfig(
+        num_heads=kv_heads * groups,
+        num_kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([2, 4])),
+        scale=1.0,
+        qkv_bias=draw(st.booleans()),
+        out_bias=draw(st.booleans()),
+        head_norm=HeadNorm(norm=norm) if draw(st.booleans()) else None,
+    )
+    mlp = MLPConfig(size=draw(st.integers(tp_size, 41)), bias=draw(st.booleans()))
     config = DecoderConfig(
         architecture="Any",
         vocab_size=draw(st.integers(tp_size, 67)),
         hidden_size=draw(st.integers(4, 20)),
-        intermediate_size=draw(st.integers(tp_size, 41)),
-        num_layers=num_layers,
-        num_heads=kv_heads * groups,
-        num_kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from([2, 4])),
         max_position=64,
-        norm_eps=1e-5,
-        rope=RopeConfig(),
-        windows=(None,) * num_layers,
-        qkv_bias=draw(st.booleans()),
-        attention_out_bias=draw(st.booleans()),
-        mlp_bias=draw(st.booleans()),
-        qk_norm=draw(st.booleans()),
-        tied_embeddings=draw(st.booleans()),
+        attention=attention,
+        layers=(LayerConfig(rope=RopeConfig(), mlp=mlp),) * num_layers,
+        block=BlockConfig(norm=norm),
+        head=HeadConfig(tied=draw(st.booleans())),
     )
     return config, tp_size, draw(st.integers(1, num_layers))
 
@@ -121,7 +132,7 @@ def test_every_element_is_held_once_unless_all_need_it(
             expected = tp_size
         elif "k_proj" in name or "v_proj" in name:
             expected = max(1, tp_size // config.num_kv_heads)
-        elif name == "model.embed_tokens.weight" and config.tied_embeddings:
+        elif name == "model.embed_tokens.weight" and config.head.tied:
             expected = min(pp_size, 2)
         else:
             expected = 1
@@ -187,7 +198,7 @@ def make_plan_of(
         max_position=64,
         dtype="float32",
         num_parameters=count_bytes(whole) // 4,
-        tied_embeddings=config.tied_embeddings,
+        tied_embeddings=config.head.tied,
     )
     parallel = {"tp_size": tp_size, "pp_size": pp_size}
     sections = {"model": {"path": "x"}, "engine": {"kv_tokens": 64}, "parallel": parallel}

@@ -92,7 +92,7 @@ def test_rope_scaling_is_read_from_metadata(
 
     file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", metadata=metadata)
 
-    rope = read_config(file).rope
+    rope = read_config(file).layers[0].rope
     assert (rope.kind, rope.factor, rope.original_max_position) == ("yarn", 4.0, 128)
 
 
@@ -103,7 +103,7 @@ def test_llama3_rope_comes_as_a_tensor_of_divisors(
 
     file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", divisors=divisors)
 
-    assert read_config(file).rope.divisors == tuple(divisors)
+    assert read_config(file).layers[0].rope.divisors == tuple(divisors)
     assert logits_of(file).isfinite().all()
 
 

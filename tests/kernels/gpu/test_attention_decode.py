@@ -57,6 +57,7 @@ def check(
     device: str = "cpu",
     window: int | None = None,
     soft_cap: float | None = None,
+    with_sinks: bool = False,
     fixed_split: bool = False,
 ) -> None:
     """Attend rows of these lengths; compare with the torch code in float64."""
@@ -73,9 +74,13 @@ def check(
     )
     query = torch.randn(len(lengths), num_heads, head_dim, device=device).to(dtype)
     options = {"scale": 1.5 * head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    sinks = torch.randn(num_heads) * 3 if with_sinks else None
 
-    out = attend(query, paged, fixed_split=fixed_split, **options)
-    expected = attend_decode_paged_reference(query.double().cpu(), **paged.exact, **options)
+    to = None if sinks is None else sinks.to(device)
+    out = attend(query, paged, fixed_split=fixed_split, sinks=to, **options)
+    expected = attend_decode_paged_reference(
+        query.double().cpu(), **paged.exact, sinks=sinks, **options
+    )
 
     tolerance = (TOLERANCES if kv_dtype is None else NARROW_TOLERANCES)[dtype]
     torch.testing.assert_close(out.double().cpu(), expected, atol=tolerance, rtol=tolerance)
@@ -120,6 +125,22 @@ def test_heads_may_be_of_any_size(device: str, head_dim: int) -> None:
 @pytest.mark.parametrize("window", [1, 16, 100, 300])
 def test_a_window_hides_what_is_before_it(device: str, window: int) -> None:
     check([0, 1, 16, 17, 301], window=window, device=device)
+
+
+@on_devices
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("fixed_split", [False, True])
+def test_sinks_take_a_part_of_each_softmax(
+    device: str, fixed_split: bool, window: int | None
+) -> None:
+    check(
+        [0, 1, 40, 300],
+        heads=(6, 2),
+        window=window,
+        with_sinks=True,
+        device=device,
+        fixed_split=fixed_split,
+    )
 
 
 @on_devices

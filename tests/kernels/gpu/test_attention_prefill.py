@@ -53,6 +53,7 @@ def check(
     device: str = "cpu",
     window: int | None = None,
     soft_cap: float | None = None,
+    with_sinks: bool = False,
 ) -> None:
     """Extend these rows, between tokens of none; compare with the torch code in float64."""
     lengths = [length for _, length in rows]
@@ -71,11 +72,18 @@ def check(
     num_tokens = int(starts[-1]) + 3
     query = torch.randn(num_tokens, num_heads, head_dim, device=device).to(dtype)
     options = {"scale": 1.5 * head_dim**-0.5, "window": window, "soft_cap": soft_cap}
+    sinks = torch.randn(num_heads) * 3 if with_sinks else None
 
-    out = attend(query, paged, starts, **options)
+    to = None if sinks is None else sinks.to(device)
+    out = attend(query, paged, starts, sinks=to, **options)
     expected = torch.full(query.shape, float("nan"), dtype=torch.float64)
     attend_extend_reference(
-        query.double().cpu(), **paged.exact, starts=starts.cpu(), out=expected, **options
+        query.double().cpu(),
+        **paged.exact,
+        starts=starts.cpu(),
+        out=expected,
+        sinks=sinks,
+        **options,
     )
 
     tolerance = (TOLERANCES if kv_dtype is None else NARROW_TOLERANCES)[dtype]
@@ -117,6 +125,12 @@ def test_heads_may_be_of_any_size(device: str, head_dim: int) -> None:
 @pytest.mark.parametrize("window", [1, 16, 50, 300])
 def test_a_window_hides_what_is_before_it(device: str, window: int, dtype: torch.dtype) -> None:
     check([(20, 20), (1, 150), (33, 180)], window=window, dtype=dtype, device=device)
+
+
+@on_devices
+@pytest.mark.parametrize("window", [None, 20])
+def test_sinks_take_a_part_of_each_softmax(device: str, window: int | None) -> None:
+    check([(1, 1), (40, 40), (5, 80)], heads=(6, 2), window=window, with_sinks=True, device=device)
 
 
 @on_devices

@@ -22,6 +22,8 @@ def launch(
     head_dim: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
+    *,
+    with_sinks: bool = False,
     **options: Any,
 ) -> None:
     def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -35,6 +37,7 @@ def launch(
         empty(ROWS, 512, dtype=torch.int32),
         empty(ROWS, dtype=torch.int32),
         kv_scales=scales,
+        sinks=empty(num_heads, dtype=torch.float32) if with_sinks else None,
         **{"scale": 0.1, "window": None, **options},
     )
 
@@ -56,5 +59,6 @@ LAUNCHES = {
     "heads of 128, float8_e5m2": case(32, 8, 128, torch.float16, torch.float8_e5m2),
     "heads of 128, float8_e4m3fn": launch_e4m3,
     "heads of 64, 64 to a K/V head": case(64, 1, 64, torch.bfloat16),
+    "heads of 64, sinks": case(64, 8, 64, torch.bfloat16, with_sinks=True),
     "heads of 256, capped, window": case(8, 4, 256, torch.bfloat16, soft_cap=50.0, window=4096),
 }

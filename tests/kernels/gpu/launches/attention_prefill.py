@@ -20,6 +20,8 @@ def launch(
     head_dim: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype | None = None,
+    *,
+    with_sinks: bool = False,
     **options: Any,
 ) -> None:
     def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -34,6 +36,7 @@ def launch(
         empty(ROWS + 1, dtype=torch.int32),
         empty(ROWS, dtype=torch.int32),
         kv_scales=scales,
+        sinks=empty(num_heads, dtype=torch.float32) if with_sinks else None,
         **{"scale": 0.1, "window": None, **options},
     )
 
@@ -47,5 +50,6 @@ LAUNCHES = {
     "heads of 128, float32": case(32, 8, 128, torch.float32),
     "heads of 128, int8": case(32, 8, 128, torch.bfloat16, torch.int8),
     "heads of 64": case(14, 2, 64, torch.float16),
+    "heads of 64, sinks": case(64, 8, 64, torch.bfloat16, with_sinks=True),
     "heads of 256, capped, window": case(8, 4, 256, torch.bfloat16, soft_cap=50.0, window=4096),
 }

@@ -1,0 +1,44 @@
+"""Which models the native step program computes: those whose every part it has an operation for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from remora.engine.models.config import DecoderConfig
+
+
+def not_covered(config: DecoderConfig) -> list[str]:
+    """Return what of a model step programs have no operation for; [] = they can run it."""
+    return list(_gaps(config))
+
+
+def _gaps(config: DecoderConfig) -> Iterator[str]:
+    block, attention, head = config.block, config.attention, config.head
+    if block.norm.kind != "rms":
+        yield "layer norms"
+    if block.parallel:
+        yield "attention and feed-forward side by side"
+    if None in (block.attention_norm, block.mlp_norm):
+        yield "blocks without a norm at their beginning"
+    if block.attention_out_norm is not None or block.mlp_out_norm is not None:
+        yield "norms of what a block adds"
+    if block.residual_scale != 1.0:
+        yield "a factor on what a block adds"
+    if config.embedding.scale != 1.0:
+        yield "scaled embeddings"
+    if config.embedding.num_positions:
+        yield "learned positions"
+    if attention.head_norm is not None and not attention.head_norm.is_plain:
+        yield "norms of heads other than Qwen3's"
+    if attention.soft_cap is not None:
+        yield "capped scores"
+    if attention.sinks:
+        yield "attention sinks"
+    if attention.alibi is not None:
+        yield "ALiBi"
+    if any(layer.rope.interleaved or layer.rope.rotary_dim for layer in config.layers):
+        yield "rotation of neighbours or of a part of each head"
+    if any(layer.mlp.activation != "silu" or not layer.mlp.gated for layer in config.layers):
+        yield "feed-forward layers without SiLU and gate"
+    if head.scale != 1.0 or head.soft_cap is not None:
+        yield "scaled or capped logits"

@@ -1,0 +1,45 @@
+"""From config.json to `DecoderConfig`, by the name of the architecture.
+
+Strict: what would change the numbers and is not known here is refused, never ignored. One function
+per family, in `families/`, turns its own words into ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remora.configs.errors import ConfigError
+from remora.engine.models.config import DecoderConfig
+from remora.engine.models.families import llama, qwen
+from remora.engine.models.families.reading import RawConfig
+
+Parse = Callable[[str, RawConfig], DecoderConfig]
+
+ARCHITECTURES: dict[str, Parse] = {
+    "LlamaForCausalLM": llama.parse_llama,
+    "MistralForCausalLM": llama.parse_mistral,
+    "Qwen2ForCausalLM": qwen.parse_qwen2,
+    "Qwen3ForCausalLM": qwen.parse_qwen3,
+}
+
+
+def parse_config(raw: RawConfig) -> DecoderConfig:
+    """Understand a config.json. Raises ConfigError naming the key."""
+    architecture = _architecture(raw)
+    if raw.get("quantization_config"):
+        raise ConfigError(
+            "config.json has a quantization_config; only unquantised checkpoints and GGUF files "
+            "can be loaded. Use the original checkpoint."
+        )
+    return ARCHITECTURES[architecture](architecture, raw)
+
+
+def _architecture(raw: RawConfig) -> str:
+    named = raw.get("architectures") or []
+    for name in named:
+        if name in ARCHITECTURES:
+            return str(name)
+    found = ", ".join(map(str, named)) or "none at all"
+    raise ConfigError(
+        f"config.json names the architecture {found}; known are {', '.join(ARCHITECTURES)}."
+    )

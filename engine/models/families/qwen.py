@@ -1,0 +1,44 @@
+"""Qwen2, Qwen2.5 and Qwen3."""
+
+from __future__ import annotations
+
+from remora.engine.models.config import DecoderConfig, HeadNorm
+from remora.engine.models.families.llama import like_llama
+from remora.engine.models.families.reading import (
+    FULL,
+    WINDOWED,
+    RawConfig,
+    flag,
+    kinds_of_layers,
+    positive,
+    rms,
+    without_nulls,
+)
+
+
+def parse_qwen2(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Qwen2 and 2.5: biases of q, k and v."""
+    return like_llama(architecture, raw, windows=qwen_windows(raw), attention={"qkv_bias": True})
+
+
+def parse_qwen3(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Qwen3: norms of each head."""
+    bias = flag(raw, "attention_bias")
+    raw = {"head_dim": 128, **without_nulls(raw)}
+    return like_llama(
+        architecture,
+        raw,
+        windows=qwen_windows(raw),
+        attention={"qkv_bias": bias, "out_bias": bias, "head_norm": HeadNorm(norm=rms(raw))},
+    )
+
+
+def qwen_windows(raw: RawConfig) -> list[int | None] | None:
+    """Return each layer's window: those past the first `max_window_layers` have one."""
+    window = raw.get("sliding_window", 4096)
+    if not raw.get("use_sliding_window", False) or window is None:
+        return None
+    first = raw.get("max_window_layers", 28)
+    num_layers = positive(raw, "num_hidden_layers")
+    kinds = kinds_of_layers(raw, [WINDOWED if at >= first else FULL for at in range(num_layers)])
+    return [window if kind == WINDOWED else None for kind in kinds]
