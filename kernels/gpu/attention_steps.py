@@ -108,7 +108,8 @@ def begin_softmax(
     top_M = tl.full([M], float("-inf"), tl.float32)
     total_M = tl.full([M], 0.0, tl.float32)
     if sinks is not None:
-        sink_M = tl.load(sinks + head_M, mask=is_head_M & has_sink, other=float("-inf"))
+        sink_M = tl.load(sinks + head_M, mask=is_head_M, other=float("-inf"))
+        sink_M = tl.where(has_sink, sink_M, float("-inf"))
         top_M = sink_M * 1.4426950408889634  # to units of log 2
         total_M = tl.where(sink_M == float("-inf"), 0.0, 1.0)
     return top_M, total_M
