@@ -51,7 +51,9 @@ def load_model(
         check_hashes(weight_files(path, load_format))
     config = read_config(path, loading.config_overrides)
     model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
-    source = open_weights(path, load_format, device=device, loading=loading)
+    # An edit adds to the weights, and is to round the sum alone.
+    read_as = dtype if edit is None else torch.float32
+    source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)
     fill(
         model.tensors(),
         source if edit is None else edit(source),
@@ -70,11 +72,17 @@ def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def open_weights(
-    path: Path, load_format: str, *, device: str = "cpu", loading: Loading = PLAIN_LOADING
+    path: Path,
+    load_format: str,
+    *,
+    device: str = "cpu",
+    loading: Loading = PLAIN_LOADING,
+    dtype: torch.dtype = torch.float32,
 ) -> WeightSource:
     """Open the tensors of a checkpoint. Raises ConfigError; see `load_model`.
 
     device:  where tensors that are made up lie when they are read; those of files lie on the host
+    dtype:   of tensors that are dequantised
     """
     if load_format == "dummy":
         return DummyWeights(
@@ -86,7 +94,7 @@ def open_weights(
             f"load_format is {load_format!r}, but {path} is {stored}; set load_format: auto."
         )
     if is_gguf(path):
-        return GGUFWeights(path)
+        return GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
     if load_format == "pt":
         return PickledWeights(path, mmap=loading.mmap)
     return SafetensorsWeights(path, mmap=loading.mmap)

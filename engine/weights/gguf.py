@@ -1,6 +1,6 @@
 """Weights and config in GGUF files, under Hugging Face names and in Hugging Face order.
 
-Quantised blocks are dequantised to float32 one tensor at a time. Three things differ from a Hugging
+Quantised blocks are dequantised one tensor at a time. Three things differ from a Hugging
 Face folder: names; the rows of Llama's q and k, which GGUF keeps in the order of interleaved
 rotation; and the config, which is metadata.
 """
@@ -60,7 +60,7 @@ def read_gguf_config(path: Path) -> dict[str, Any]:
     return {
         "architectures": [ARCHITECTURES[file.architecture]],
         "model_type": file.architecture,
-        "vocab_size": int(shapes[EMBEDDING][1]),
+        "vocab_size": shapes[EMBEDDING][0],
         "hidden_size": file.setting("embedding_length"),
         "intermediate_size": file.setting("feed_forward_length"),
         "num_hidden_layers": file.setting("block_count"),
@@ -100,10 +100,17 @@ def _shortest(number: float) -> float:
 
 
 class GGUFWeights:
-    """WeightSource over the tensors of a GGUF file."""
+    """WeightSource over the tensors of a GGUF model.
 
-    def __init__(self, path: Path) -> None:
+    dtype:        of tensors that are dequantised
+    num_threads:  that dequantise
+    """
+
+    def __init__(
+        self, path: Path, *, dtype: torch.dtype = torch.float32, num_threads: int = 1
+    ) -> None:
         self.label = path.name
+        self._dtype, self._num_threads = dtype, num_threads
         file = read_gguf(path)
         self._permuted_heads: dict[str, int] = {}
         if file.architecture == "llama":  # Mistral among them; the others keep their rows
@@ -117,15 +124,15 @@ class GGUFWeights:
         }
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor; GGUF writes them in reverse."""
-        return {name: tuple(reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+        """Return the shape of every tensor."""
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of these names in float32."""
+        """Yield the tensors of these names."""
         for name, tensor in self._tensors.items():
             if name not in names:
                 continue
-            values = torch.from_numpy(tensor.read())
+            values = tensor.read(self._dtype, num_threads=self._num_threads)
             num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
             yield name, half_split_rows(values, num_heads) if num_heads else values
 

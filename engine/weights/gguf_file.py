@@ -1,18 +1,24 @@
-"""A GGUF file opened: its metadata as plain values, and where its tensors lie.
+"""A GGUF model opened: its metadata as plain values, and where its tensors lie.
 
-The library that reads the format is imported when a file is read: most models are not GGUF.
+It is one file, or several that are named after the first. The library that knows the types is
+imported when a file is read: most models are not GGUF.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.weights.files import check_whole, gguf_parts
+from remora.engine.weights.gguf_header import Header, TensorInfo, read_header
+from remora.engine.weights.gguf_quants import dequantise, is_readable
 from remora.engine.weights.mapping import map_range
 
 
@@ -20,10 +26,9 @@ from remora.engine.weights.mapping import map_range
 class GGUFTensor:
     """Where a tensor lies in its file.
 
-    shape:   as the file has it: sizes in reverse
+    shape:   in the usual order; the file has it reversed
     kind:    a gguf.GGMLQuantizationType
     offset:  bytes from the file's start
-    stored:  shape and dtype of the array that holds the blocks
     """
 
     file: Path
@@ -32,21 +37,17 @@ class GGUFTensor:
     kind: Any
     offset: int
     num_bytes: int
-    stored: tuple[tuple[int, ...], np.dtype[Any]]
 
-    def read(self) -> np.ndarray[Any, Any]:
-        """Map the tensor from its file and return its values in float32, its rows in order."""
-        from gguf import dequantize
-
-        shape, dtype = self.stored
+    def read(self, dtype: torch.dtype = torch.float32, *, num_threads: int = 1) -> Tensor:
+        """Map the tensor from its file and return its values, dequantised to `dtype`."""
         with self.file.open("rb") as opened:
-            blocks = np.frombuffer(map_range(opened, self.offset, self.num_bytes), dtype)
-        return np.asarray(dequantize(blocks.reshape(shape), self.kind), dtype=np.float32)
+            memory = map_range(opened, self.offset, self.num_bytes)
+        return dequantise(memory, self.kind, self.shape, dtype, num_threads=num_threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GGUFFile:
-    """What a GGUF file holds."""
+    """What a GGUF model holds."""
 
     path: Path
     metadata: dict[str, Any]
@@ -67,35 +68,57 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Open a GGUF file. Raises ConfigError when it is none."""
-    try:
-        return _read(path, path.stat().st_mtime_ns)
-    except (ValueError, OSError, IndexError, KeyError) as error:
+    """Open a GGUF model by its first file. Raises ConfigError when it is none."""
+    first, *others = (_read(file, file.stat().st_mtime_ns) for file in gguf_parts(path))
+    if not others:
+        return first
+    tensors = tuple(tensor for part in (first, *others) for tensor in part.tensors)
+    names = {tensor.name for tensor in tensors}
+    said = first.metadata.get("split.tensors.count", len(tensors))
+    if len(names) != said or len(tensors) != said:
         raise ConfigError(
-            f"{path} cannot be read as GGUF: {error}. Is the download complete?"
-        ) from error
+            f"the {len(others) + 1} parts of {path} hold {len(names)} different tensors in "
+            f"{len(tensors)} places; expected {said}. Are they of one model?"
+        )
+    return GGUFFile(path=path, metadata=first.metadata, tensors=tensors)
 
 
-# The reader takes seconds for a vocabulary and keeps hundreds of thousands of small arrays; config,
-# weights and tokenizer are asked for one after the other. So: read once, keep plain values.
-@lru_cache(maxsize=1)
-def _read(path: Path, modified_ns: int) -> GGUFFile:
-    from gguf import GGUFReader
+# Config, weights and tokenizer are asked for one after the other; a vocabulary takes a while.
+@lru_cache(maxsize=16)
+def _read(file: Path, modified_ns: int) -> GGUFFile:
+    check_whole(file)
+    header = read_header(file)
+    tensors = tuple(_tensor(file, header, info) for info in header.tensors)
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        raise ConfigError(f"{file} holds two tensors of the same name.")
+    return GGUFFile(path=file, metadata=header.metadata, tensors=tensors)
 
-    reader = GGUFReader(path)
-    return GGUFFile(
-        path=path,
-        metadata={key: field.contents() for key, field in reader.fields.items()},
-        tensors=tuple(
-            GGUFTensor(
-                file=path,
-                name=tensor.name,
-                shape=tuple(int(size) for size in tensor.shape),
-                kind=tensor.tensor_type,
-                offset=int(tensor.data_offset),
-                num_bytes=int(tensor.n_bytes),
-                stored=(tensor.data.shape, tensor.data.dtype),
-            )
-            for tensor in reader.tensors
-        ),
+
+def _tensor(file: Path, header: Header, info: TensorInfo) -> GGUFTensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    known = {int(kind): kind for kind in GGMLQuantizationType}
+    kind = known.get(info.kind)
+    if kind is None or not is_readable(kind):
+        raise ConfigError(
+            f"{file} holds {info.name} as {kind.name if kind else f'type {info.kind}'}, which "
+            "weights cannot be read from. Use a file of a common type, such as Q8_0 or Q4_K_M."
+        )
+    block_values, block_bytes = GGML_QUANT_SIZES[kind]
+    shape = tuple(reversed(info.sizes))
+    if not shape or shape[-1] % block_values:
+        raise ConfigError(
+            f"{file}: {info.name} is {list(shape)}, and rows of {kind.name} are of a multiple of "
+            f"{block_values}. Is the download complete?"
+        )
+    offset = header.data_start + info.offset
+    num_bytes = math.prod(shape) // block_values * block_bytes
+    if offset + num_bytes > header.file_size:
+        raise ConfigError(
+            f"{file} cannot be read as GGUF: {info.name}, {kind.name} {list(shape)}, ends at byte "
+            f"{offset + num_bytes:,}, and the file has {header.file_size:,}. "
+            "Is the download complete?"
+        )
+    return GGUFTensor(
+        file=file, name=info.name, shape=shape, kind=kind, offset=offset, num_bytes=num_bytes
     )
