@@ -112,8 +112,9 @@ def q4_k(block: npt.NDArray[np.uint8]) -> Floats:
     codes = np.concatenate(
         [bits(block[16 + 32 * i : 48 + 32 * i], [0, 4], 15).reshape(-1) for i in range(4)]
     )
-    values = half(block, 0) * np.repeat(scale, 32) * codes - half(block, 2) * np.repeat(floor, 32)
-    return values.astype(np.float32)
+    return floats(
+        half(block, 0) * np.repeat(scale, 32) * codes - half(block, 2) * np.repeat(floor, 32)
+    )
 
 
 def q5_k(block: npt.NDArray[np.uint8]) -> Floats:
@@ -123,8 +124,9 @@ def q5_k(block: npt.NDArray[np.uint8]) -> Floats:
         [bits(block[48 + 32 * i : 80 + 32 * i], [0, 4], 15).reshape(-1) for i in range(4)]
     )
     codes = low + 16 * high
-    values = half(block, 0) * np.repeat(scale, 32) * codes - half(block, 2) * np.repeat(floor, 32)
-    return values.astype(np.float32)
+    return floats(
+        half(block, 0) * np.repeat(scale, 32) * codes - half(block, 2) * np.repeat(floor, 32)
+    )
 
 
 def q6_k(block: npt.NDArray[np.uint8]) -> Floats:
