@@ -29,6 +29,7 @@ class DevicePlan:
     splits:             parts that keys of a decoding sequence are divided into, at most
     split_tokens:       length of such a part
     deterministic:      whether a row must be the same bits whichever rows are beside it
+    compiled_rows:      most rows of a decode step that torch.compile compiles; 0 = none
     """
 
     attention_backend: Backend = "torch"
@@ -40,6 +41,7 @@ class DevicePlan:
     splits: int | None = None
     split_tokens: int | None = None
     deterministic: bool = False
+    compiled_rows: int = 0
 
 
 ONE_BY_ONE = DevicePlan()
@@ -98,6 +100,31 @@ def plan_device(
         splits=engine.attention_splits,
         split_tokens=engine.attention_split_tokens,
     )
+
+
+def compiled_rows(config: ServeConfig, max_running: int) -> int:
+    """Return the most rows of a decode step that is compiled; 0 = none. Raises ConfigError."""
+    engine = config.engine
+    if not engine.compile:
+        return 0
+    faults = {
+        "sums between ranks are not compiled; set parallel.tp_size and pp_size to 1": (
+            config.parallel.num_ranks > 1
+        ),
+        "it compiles torch's operations, and engine.cpu_kernels is native; leave one out": (
+            engine.cpu_kernels == "native"
+        ),
+        "compiled sums depend on the number of rows; leave engine.deterministic out": (
+            engine.deterministic
+        ),
+        "compiled layers cannot be listened at; leave debug.tensor_dump_dir out": (
+            config.debug.tensor_dump_dir is not None
+        ),
+    }
+    for reason, is_so in faults.items():
+        if is_so:
+            raise ConfigError(f"engine.compile = true: {reason}")
+    return min(engine.compile_max_rows, max_running)
 
 
 def _refuse_splits(config: ServeConfig) -> None:

@@ -86,6 +86,8 @@ class EngineSection(KVEventKeys, RecordingKeys, SchedulingKeys, MemoryKeys, Devi
             for key in ("graph_max_rows", "graph_split", "graph_fine", "graph_step"):
                 if key in written:
                     raise conflict(key, "graph_rows is set too and decides alone; keep one")
+        if "compile_max_rows" in written and not self.compile:
+            raise conflict("compile_max_rows", "needs compile")
         if self.kv_events_endpoint is not None and not self.prefix_cache:
             raise conflict("kv_events_endpoint", "needs prefix_cache")
         if self.kv_events_topic and self.kv_events_endpoint is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, plan_device
+from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, compiled_rows, plan_device
 from remora.configs.errors import ConfigError
 from remora.configs.kv_budget import max_replicas, pages_needed, ranks_on_machine, size_kv_pool
 from remora.configs.loading import PLAIN_LOADING, Loading
@@ -215,7 +215,10 @@ def make_plan(
         model, dtype, tp_size=parallel.tp_size, pp_size=parallel.pp_size
     )
     max_running, max_step, chunk = plan_limits(config, max_model_len)
-    on_device = plan_device(config, device, machine.has_triton, max_running, bool(adapters))
+    on_device = replace(
+        plan_device(config, device, machine.has_triton, max_running, bool(adapters)),
+        compiled_rows=compiled_rows(config, max_running),
+    )
     num_pages = size_kv_pool(
         config,
         page_bytes=page_bytes,
@@ -337,6 +340,7 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
     layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
     by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
     is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
+    is_packed = is_packed and not config.engine.compile
     if not is_packed and model.tied_embeddings and parallel.pp_size == 1:
         head_bytes = 0.0
     stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)

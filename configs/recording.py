@@ -1,4 +1,4 @@
-"""How steps are overlapped and recorded as CUDA graphs: keys of the section `engine`."""
+"""How steps are overlapped, recorded as CUDA graphs and compiled: keys of the section `engine`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GraphRows = Annotated[int, Field(ge=1, le=65_536)]
 
 
 class RecordingKeys(Section):
-    """Overlap and CUDA graphs."""
+    """Overlap, CUDA graphs and torch.compile."""
 
     overlap: bool | None = None
     """Whether a step is planned while the device computes the one before. Default: on a GPU."""
@@ -45,3 +45,11 @@ class RecordingKeys(Section):
 
     graph_step: Annotated[int, Field(ge=1, le=1024)] = 16
     """See graph_split."""
+
+    compile: bool = False
+    """Whether decode steps run through torch.compile, which takes torch's operations in the place
+    of native kernels, a C++ compiler on a CPU, and seconds to minutes at each start. Prompts and
+    rows with adapters run uncompiled."""
+
+    compile_max_rows: Annotated[int, Field(ge=1, le=65_536)] = 32
+    """Most sequences of a decode step that is compiled; larger ones run uncompiled."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -19,13 +20,15 @@ from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
 from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.device_memory import Meter, largest_step, measure_steps
+from remora.engine.eager import make_batch
 from remora.engine.graphs.device_choosing import DeviceChoosing
 from remora.engine.graphs.device_forward import DeviceForward, Limits
 from remora.engine.graphs.recording import Recorder, no_garbage_collection
+from remora.engine.inputs import on_dump_page
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.progress import progress_bar
-from remora.engine.protocols import AttentionBackend
+from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.triton_attention import TritonAttention
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.attention_decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
@@ -70,8 +73,37 @@ def make_choosing(plan: EnginePlan) -> Choosing:
     return DeviceChoosing(torch.device(plan.device), plan.max_running_requests)
 
 
-def make_forward(model: DecoderModel, plan: EnginePlan, num_pages: int) -> DeviceForward:
-    """Make the forward pass over a KV pool of so many pages; nothing is recorded yet."""
+def compile_model(
+    model: Model, attention: AttentionBackend, plan: EnginePlan, *, show_progress: bool
+) -> Model:
+    """Have the plan's decode steps of a model compiled; takes seconds to minutes."""
+    from remora.engine.compiled import TRACED_ROWS, CompiledModel  # loads much of torch
+
+    counts = np.ones(TRACED_ROWS, dtype=np.int64)
+    nobody = on_dump_page(counts, pages_needed(plan.max_sequence_tokens, plan.page_size))
+    batch = make_batch(nobody, page_size=plan.page_size, device=torch.device(plan.device))
+    compiled = CompiledModel(model, attention, plan.on_device.compiled_rows)
+    logger.info("compiling decode steps; torch takes seconds to minutes for it, once")
+    started = time.perf_counter()
+    with progress_bar("Compiling decode steps", 1, show_progress) as advance:
+        compiled.compile(batch)
+        advance(1)
+    logger.info("compiled decode steps in %.1f s", time.perf_counter() - started)
+    return compiled
+
+
+def describe_compiled(plan: EnginePlan) -> str:
+    """Say for people which steps are compiled."""
+    return f"decode steps of up to {plan.on_device.compiled_rows} rows compiled"
+
+
+def make_forward(
+    model: DecoderModel, plan: EnginePlan, num_pages: int, *, compiling: bool = False
+) -> DeviceForward:
+    """Make the forward pass over a KV pool of so many pages; nothing is recorded yet.
+
+    compiling:  whether what the plan says of compiling is done
+    """
     limits = Limits(
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_step_tokens,
@@ -80,7 +112,10 @@ def make_forward(model: DecoderModel, plan: EnginePlan, num_pages: int) -> Devic
     if plan.on_device.deterministic:
         model.make_invariant()
     attention = make_attention(model, plan, num_pages)
-    return DeviceForward(model, attention, limits, torch.device(plan.device))
+    steps: Model = model
+    if compiling and plan.on_device.compiled_rows:
+        steps = compile_model(model, attention, plan, show_progress=True)
+    return DeviceForward(steps, attention, limits, torch.device(plan.device))
 
 
 def measure(model: DecoderModel, plan: EnginePlan, meter: Meter) -> int:

@@ -71,6 +71,9 @@ def build_forward(
         return _on_device(model, plan, show_progress=show_progress)
     if plan.device != "cpu":
         return _eager(model, plan, group, f"torch on {plan.device}")
+    if plan.on_device.compiled_rows:
+        _refuse_quantization(plan, "engine.compile compiles torch's operations")
+        return _compiled(model, plan, show_progress=show_progress)
     if plan.cpu_kernels == "torch":
         _refuse_quantization(plan, "engine.cpu_kernels is torch")
         return _eager(model, plan, group, "torch (as engine.cpu_kernels says)")
@@ -151,7 +154,7 @@ def _native(
 
 def _on_device(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> BuiltForward:
     weight_bytes = _step_weight_bytes(model)
-    forward = device.make_forward(model, plan, plan.num_pages)
+    forward = device.make_forward(model, plan, plan.num_pages, compiling=True)
     device.warm_up(forward, plan)
     choosing = device.make_choosing(plan)
     device.warm_up_choosing(choosing, model.vocab_size, torch.device(plan.device))
@@ -159,6 +162,8 @@ def _on_device(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) ->
     if plan.on_device.graph_sizes:
         device.record(forward, plan, CudaRecorder(), show_progress=show_progress)
         steps = f"recorded for up to {plan.on_device.graph_sizes[-1]} rows"
+    if plan.on_device.compiled_rows:
+        steps += f", {device.describe_compiled(plan)}"
     return BuiltForward(
         forward=forward,
         choosing=choosing,
@@ -166,6 +171,20 @@ def _on_device(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) ->
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
         newest=forward,
+    )
+
+
+def _compiled(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> BuiltForward:
+    """Build torch's pass with compiled decode steps; weights stay unpacked for it."""
+    weight_bytes = _step_weight_bytes(model)
+    attention = device.make_attention(model, plan, plan.num_pages)
+    compiled = device.compile_model(model, attention, plan, show_progress=show_progress)
+    return BuiltForward(
+        forward=EagerForward(compiled, attention, page_size=plan.page_size, device=plan.device),
+        choosing=HostChoosing(sampling_kernels),
+        description=f"torch, {device.describe_compiled(plan)} (as engine.compile says)",
+        step_weight_bytes=weight_bytes,
+        torch_threads=plan.num_threads,
     )
 
 

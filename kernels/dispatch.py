@@ -15,8 +15,11 @@ TRITON_DEVICES = frozenset({"cuda"})
 
 
 def by_triton(device: torch.device) -> bool:
-    """Return whether triton's kernels compute on tensors of this device."""
-    return device.type in TRITON_DEVICES and has_triton()
+    """Return whether triton's kernels compute on tensors of this device.
+
+    Not while torch.compile reads the code: it makes kernels of its own of torch's operations.
+    """
+    return device.type in TRITON_DEVICES and has_triton() and not torch.compiler.is_compiling()
 
 
 @cache

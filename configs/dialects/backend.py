@@ -12,7 +12,6 @@ from typing import Any
 from remora.configs.dialects import lora_entries
 from remora.configs.dialects.catalogue import catalogue
 from remora.configs.dialects.dialect import Dialect, Flat
-from remora.configs.dialects.refusals import COMPILED, COMPILED_ROWS
 from remora.configs.dialects.rules import (
     UNSAID,
     Effect,
@@ -25,7 +24,14 @@ from remora.configs.dialects.rules import (
     Sets,
     Settings,
 )
-from remora.configs.dialects.shared_rules import REASONING, TOOLS, WEIGHT_ONLY, memory_share
+from remora.configs.dialects.shared_rules import (
+    COMPILE,
+    REASONING,
+    TOOLS,
+    WEIGHT_ONLY,
+    compiled_rows,
+    memory_share,
+)
 from remora.configs.messages import KeyPath
 
 _DOCUMENTS = ("optimization", "optimisation", "pipeline")
@@ -141,8 +147,8 @@ RULES: Mapping[str, Rule] = {
         refuse={"embedding": "not yet: embeddings"},
     ),
     f"{_EXTRA}cuda_graph_max_bs": Sets(key="engine.graph_max_rows"),
-    f"{_EXTRA}enable_torch_compile": COMPILED,
-    f"{_EXTRA}torch_compile_max_bs": COMPILED_ROWS,
+    f"{_EXTRA}enable_torch_compile": COMPILE,
+    f"{_EXTRA}torch_compile_max_bs": compiled_rows(f"{_EXTRA}enable_torch_compile"),
     "warmups.enabled": Sets(key="warmup.enabled"),
     "warmups.iterations": Sets(key="warmup.iterations"),
     "warmups.sample_input_data": Means(

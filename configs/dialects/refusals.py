@@ -32,9 +32,6 @@ _HARDWARE = Refused("this hardware is not supported")
 _RECORDED_PROMPTS = not_yet("recorded prefill", "prompts are launched kernel by kernel")
 _NVTX = Refused("no NVTX ranges are written; profile with debug.profile_dir")
 
-COMPILED = NoEffect("kernels are compiled ahead and steps recorded as graphs, always")
-COMPILED_ROWS = NoEffect("steps of every size run compiled kernels")
-
 REFUSALS: Mapping[str, Rule] = {
     "spec.": _SPECULATION,
     "moe.": _EXPERT_PARALLEL,
@@ -104,8 +101,6 @@ REFUSALS: Mapping[str, Rule] = {
     "cuda_graph.piecewise": _RECORDED_PROMPTS,
     "cuda_graph.piecewise_max_tokens": _RECORDED_PROMPTS,
     "cuda_graph.piecewise_tokens": _RECORDED_PROMPTS,
-    "compile.": COMPILED,
-    "compile.max_batch": COMPILED_ROWS,
     "kernel.pdl": NoEffect("kernels are launched one after the other, without that attribute"),
     "kernel.arm_kleidiai": _HARDWARE,
     "kernel.rocm_hipblaslt_config": _HARDWARE,

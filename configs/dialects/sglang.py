@@ -17,6 +17,7 @@ from remora.configs.dialects.rules import (
     not_yet,
 )
 from remora.configs.dialects.shared_rules import (
+    COMPILE,
     CRITICAL,
     DTYPE,
     LEVELS,
@@ -24,6 +25,7 @@ from remora.configs.dialects.shared_rules import (
     REASONING,
     TOOLS,
     WEIGHT_ONLY,
+    compiled_rows,
     edges,
     memory_share,
     secret,
@@ -210,6 +212,8 @@ RULES: Mapping[str, Rule] = {
     "--triton-attention-split-tile-size": Sets(key="engine.attention_split_tokens"),
     "--enable-deterministic-inference": Sets(key="engine.deterministic"),
     # graphs
+    "--enable-torch-compile": COMPILE,
+    "--torch-compile-max-bs": compiled_rows("--enable-torch-compile"),
     "--disable-cuda-graph": Means(
         keys=("engine.graph_max_rows",), reads=values.of_graphs, writes=values.to_graphs
     ),

@@ -19,6 +19,7 @@ TOOLS = Sets(
         "glm": "glm45",
     },
 )
+COMPILE = Sets(key="engine.compile", how="decode steps, and on a CPU torch's operations")
 WEIGHT_ONLY = "weights are rounded in groups of our kernels: 64 (int8) or 32 (int4); CPU only"
 DTYPE = Sets(
     key="model.dtype",
@@ -60,6 +61,21 @@ def memory_share(tokens: str) -> Means:
         reads=read,
         writes=lambda settings: settings.get("engine.total_mem_fraction", UNSAID),
         how="what a step needs counts too",
+    )
+
+
+def compiled_rows(switch: str) -> Means:
+    """Return the rule of the most rows that are compiled, where `switch` lets anything be so."""
+
+    def read(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+        if not given.get(switch):
+            return Harmless(f"nothing is compiled without {switch}")
+        return {"engine.compile_max_rows": value}
+
+    return Means(
+        keys=("engine.compile_max_rows",),
+        reads=read,
+        writes=lambda settings: settings.get("engine.compile_max_rows", UNSAID),
     )
 
 
