@@ -14,13 +14,14 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from types import FunctionType, MethodType
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.engine.batch import ForwardBatch, Turn
+from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.engine.protocols import AttentionBackend, Model
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
@@ -50,7 +51,7 @@ class CompiledModel:
         self._model.forward(batch, _Noting(self._attending))
         self._attending.batch = batch
         compiled = torch.compile(
-            self._run,
+            MethodType(_own(cast("FunctionType", CompiledModel._run)), self),
             fullgraph=True,
             dynamic=False,
             options={"guard_filter_fn": lambda guards: [False] * len(guards)},
@@ -90,6 +91,14 @@ class CompiledModel:
         return self._model.forward(tokens, self._attending)  # type: ignore[arg-type]
 
 
+def _own(function: FunctionType) -> FunctionType:
+    """Return a function of the same code, but not of the same code object.
+
+    torch keeps what it compiles by code object: without guards one model would run another's.
+    """
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class _Tokens:
     """What a model may know of a batch while it is compiled."""
@@ -104,7 +113,7 @@ class _Note:
     """What is the same in every step of a layer: how it attends, and the shape of its results."""
 
     turn: Turn
-    how: dict[str, Any]
+    rule: AttentionRule
     shape: tuple[int, ...]
 
 
@@ -119,7 +128,7 @@ class _Attending:
         _RUNNING[self.number] = self
 
     def attend(
-        self, layer: int, heads: Tensor, turn: Turn, batch: ForwardBatch, **_how: Any
+        self, layer: int, heads: Tensor, turn: Turn, batch: ForwardBatch, rule: AttentionRule
     ) -> Tensor:
         """Stand for the backend while the model is compiled."""
         result: Tensor = torch.ops.remora.attend(self.number, layer, heads, turn.cos, turn.sin)
@@ -130,7 +139,7 @@ class _Attending:
         note, batch = self.notes[layer], self.batch
         assert batch is not None, "no step runs"
         turn = replace(note.turn, cos=cos, sin=sin)
-        return self.attention.attend(layer, heads, turn, batch, **note.how)
+        return self.attention.attend(layer, heads, turn, batch, note.rule)
 
 
 class _Noting:
@@ -140,12 +149,13 @@ class _Noting:
         self._attending = attending
 
     def attend(
-        self, layer: int, heads: Tensor, turn: Turn, batch: ForwardBatch, **how: Any
+        self, layer: int, heads: Tensor, turn: Turn, batch: ForwardBatch, rule: AttentionRule
     ) -> Tensor:
-        out = self._attending.attention.attend(layer, heads, turn, batch, **how)
+        """Attend, and note how."""
+        out = self._attending.attention.attend(layer, heads, turn, batch, rule)
         nothing = heads.new_empty(0)
         kept = replace(turn, cos=nothing, sin=nothing)
-        self._attending.notes[layer] = _Note(kept, how, tuple(out.shape[1:]))
+        self._attending.notes[layer] = _Note(kept, rule, tuple(out.shape[1:]))
         return out
 
 

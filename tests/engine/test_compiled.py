@@ -109,16 +109,6 @@ def test_nothing_is_left_for_the_slower_way_unseen(compiling: LLM, rows: list[in
     assert rows
 
 
-def test_without_a_compiler_the_start_says_what_is_missing(
-    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
-
-    with pytest.raises(ConfigError, match=r"It said: No working C\+\+ compiler"):
-        LLM(str(path), compile=True, show_progress=False, **KEYS)
-
-
 class Branching:
     """A model that torch.compile cannot take as a whole."""
 
@@ -139,6 +129,43 @@ def test_a_model_that_cannot_be_compiled_as_a_whole_is_refused(batch: ForwardBat
     model = CompiledModel(Branching(), None, 4)  # type: ignore[arg-type]
 
     with pytest.raises(ConfigError, match=r"engine\.compile = true"):
+        model.compile(batch)
+
+
+class Adding:
+    """A model whose output is its weight, for each token."""
+
+    vocab_size = 8
+
+    def __init__(self, weight: float) -> None:
+        self._weight = torch.tensor(weight)
+
+    def forward(self, batch: Any, attention: Any) -> torch.Tensor:
+        made: torch.Tensor = self._weight + batch.token_ids
+        return made
+
+
+@pytest.mark.slow
+def test_models_of_one_process_do_not_run_each_others_code(batch: ForwardBatch) -> None:
+    models = [CompiledModel(Adding(weight), None, 4) for weight in (1.0, 2.0)]  # type: ignore[arg-type]
+    for model in models:
+        model.compile(batch)
+
+    results = [model.forward(batch, None).tolist() for model in models]  # type: ignore[arg-type]
+
+    assert results == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_without_a_compiler_the_start_says_what_is_missing(
+    batch: ForwardBatch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = CompiledModel(Adding(1.0), None, 4)  # type: ignore[arg-type]
+
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(ConfigError, match=r"It said: No working C\+\+ compiler"),
+    ):
         model.compile(batch)
 
 

@@ -61,6 +61,10 @@ COMPANIONS: dict[tuple[str, str], dict[str, Any]] = {
         ("lightllm", name): {"--metric_gateway": "http://gateway:9091"}
         for name in ("--job_name", "--push_interval", "--grouping_key", "--enable_monitor_auth")
     },
+    ("sglang", "--torch-compile-max-bs"): {"--enable-torch-compile": True},
+    ("backend", "backend.extra_params.torch_compile_max_bs"): {
+        "backend.extra_params.enable_torch_compile": True
+    },
     ("lightllm", "--router_max_new_token_len"): {"--router_token_ratio": 0.5},
     ("sglang", "--otlp-traces-endpoint"): {"--enable-trace": True},
     ("sglang", "--nccl-port"): {"--tensor-parallel-size": 2},
