@@ -52,6 +52,10 @@ class ModelFacts:
     max_position:           longest sequence it was made for, in tokens
     num_parameters:         of the whole model, tied weights counted once
     tied_embeddings:        whether the head uses the embedding's weight
+    layer_parameters:       of each layer; () = they are alike
+    copied_parameters:      of a layer, at most: those that every rank which shares it holds, beside
+                            norms and projections to K and V
+    kv_vectors:             what each KV head keeps of a token: K and V, or 1 latent that is both
     fingerprint:            which differs between checkpoints of one shape
     """
 
@@ -67,6 +71,9 @@ class ModelFacts:
     dtype: str
     num_parameters: int
     tied_embeddings: bool = False
+    layer_parameters: tuple[int, ...] = ()
+    copied_parameters: int = 0
+    kv_vectors: int = 2
     fingerprint: str = ""
 
 

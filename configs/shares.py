@@ -47,15 +47,14 @@ class StageParameters:
 
 def stage_parameters(model: ModelFacts, *, tp_size: int, pp_size: int) -> list[StageParameters]:
     """Return what a rank of each stage holds: of its ranks, the one that holds most."""
-    tables = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
     last_norm = model.hidden_size  # of which every rank has a copy
-    in_layers = model.num_parameters - tables - last_norm
+    in_layers = _layer_parameters(model)
     if tp_size > 1:
-        in_layers = _rank_layer(model, in_layers // model.num_layers, tp_size) * model.num_layers
+        in_layers = [_rank_layer(model, layer, tp_size) for layer in in_layers]
     vocabulary = -(-model.vocab_size // tp_size) * model.hidden_size
     return [
         StageParameters(
-            layers=in_layers * len(share(model.num_layers, stage, pp_size)) // model.num_layers
+            layers=sum(in_layers[layer] for layer in share(model.num_layers, stage, pp_size))
             + last_norm,
             table=vocabulary if stage == 0 else 0,
             head=vocabulary if stage == pp_size - 1 else 0,
@@ -64,25 +63,33 @@ def stage_parameters(model: ModelFacts, *, tp_size: int, pp_size: int) -> list[S
     ]
 
 
+def _layer_parameters(model: ModelFacts) -> list[int]:
+    if model.layer_parameters:
+        return list(model.layer_parameters)
+    tables = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
+    in_layers = model.num_parameters - tables - model.hidden_size
+    return [len(share(in_layers, layer, model.num_layers)) for layer in range(model.num_layers)]
+
+
 def _rank_layer(model: ModelFacts, layer: int, tp_size: int) -> int:
     """Return how many of a layer's parameters a rank holds, at most.
 
     KV heads may be held several times, norms always are, and what cannot be divided evenly gives
     some rank one row more of each of three products.
     """
-    kv_head = 2 * model.head_dim * model.hidden_size
-    norms = 2 * model.hidden_size
-    divided = layer - model.num_kv_heads * kv_head - norms
+    kv_head = model.kv_vectors * model.head_dim * model.hidden_size
+    copied = min(2 * model.hidden_size + model.copied_parameters, layer)
+    divided = max(0, layer - model.num_kv_heads * kv_head - copied)
     held_kv_heads = len(kv_heads_of(model.num_kv_heads, 0, tp_size))
     uneven = 3 * model.hidden_size
-    return -(-divided // tp_size) + held_kv_heads * kv_head + norms + uneven
+    return -(-divided // tp_size) + held_kv_heads * kv_head + copied + uneven
 
 
 def kv_elements_per_token(model: ModelFacts, *, tp_size: int = 1, pp_size: int = 1) -> int:
-    """Return the elements of K and V of one token that a rank holds, at most."""
+    """Return the elements of K and V, or of latents, of one token that a rank holds, at most."""
     num_layers = -(-model.num_layers // pp_size)
     num_kv_heads = len(kv_heads_of(model.num_kv_heads, 0, tp_size))
-    return 2 * num_layers * num_kv_heads * model.head_dim
+    return model.kv_vectors * num_layers * num_kv_heads * model.head_dim
 
 
 def update_elements(

@@ -26,6 +26,7 @@ from remora.engine.graphs.device_forward import DeviceForward, Limits
 from remora.engine.graphs.recording import Recorder, no_garbage_collection
 from remora.engine.inputs import on_dump_page
 from remora.engine.kv.pages import pages_needed
+from remora.engine.latent_pages import PagedLatents
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.progress import progress_bar
 from remora.engine.protocols import AttentionBackend, Model
@@ -40,6 +41,17 @@ logger = logging.getLogger(__name__)
 
 def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> AttentionBackend:
     """Make the plan's attention backend over a KV pool of its own."""
+    latent = model.config.attention.latent
+    if latent is not None:
+        return PagedLatents(
+            num_layers=len(model.layers),
+            num_pages=num_pages,
+            page_size=plan.page_size,
+            row_size=latent.size + latent.rotary_size,
+            latent_size=latent.size,
+            dtype=model.dtype,
+            device=plan.device,
+        )
     backend: Callable[..., AttentionBackend] = TorchAttention
     if plan.on_device.attention_backend == "triton":
         backend = partial(TritonAttention, **split_options(plan.on_device))

@@ -19,6 +19,7 @@ from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.recording import CudaRecorder
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
+from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.forward import RankForward
 from remora.engine.parallel.group import ALONE, Group
@@ -190,6 +191,7 @@ def _compiled(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> 
 
 def _step_weight_bytes(model: DecoderModel) -> int:
     weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
+    weight_bytes -= sum(b.mlp.idle_bytes for b in model.blocks if isinstance(b.mlp, Experts))
     return weight_bytes if model.head.tied else weight_bytes - model.embedding.weight.nbytes
 
 

@@ -24,6 +24,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests.tiny_experts import EXPERT_FAMILIES
+
 VOCAB_SIZE = 512
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -108,12 +110,12 @@ FAMILIES: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
 
 
 def make_tiny_checkpoint(folder: Path, family: str, **overrides: Any) -> Path:
-    """Write a model of `family` (a key of FAMILIES) with tokenizer and chat template.
+    """Write a model of `family` (a key of FAMILIES or EXPERT_FAMILIES) with tokenizer and template.
 
     overrides:  config settings; `dtype` also says how the weights are stored, and
                 `max_shard_size` goes to save_pretrained
     """
-    config_class, model_class, settings = FAMILIES[family]
+    config_class, model_class, settings = {**FAMILIES, **EXPERT_FAMILIES}[family]
     shard_size = overrides.pop("max_shard_size", "1GB")
     dtype = overrides.pop("dtype", torch.float32)
     config = config_class(**{**COMMON, **settings, **overrides})
@@ -122,6 +124,9 @@ def make_tiny_checkpoint(folder: Path, family: str, **overrides: Any) -> Path:
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.2, generator=generator)
+        for name, values in model.named_buffers():
+            if name.endswith("correction_bias"):
+                values.normal_(0.0, 0.1, generator=generator)
     model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
     make_tiny_tokenizer().save_pretrained(folder)
     return folder

@@ -87,7 +87,7 @@ def model_work(
     query = config.num_heads * config.head_dim
     key_value = 2 * config.num_kv_heads * config.head_dim
     attention = config.hidden_size * (query + key_value) + query * config.hidden_size
-    inner = sum((3 if layer.mlp.gated else 2) * layer.mlp.size for layer in config.layers)
+    inner = sum(layer.mlp.weights_per_input for layer in config.layers)
     blocks = config.num_layers * attention + config.hidden_size * inner
     head = config.vocab_size * config.hidden_size
     each = _FLOAT_BYTES[dtype]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remora.engine.models.config import DecoderConfig
+from remora.engine.models.config import DecoderConfig, MLPConfig
 
 
 def not_covered(config: DecoderConfig) -> list[str]:
@@ -36,9 +36,14 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
         yield "attention sinks"
     if attention.alibi is not None:
         yield "ALiBi"
-    if any(layer.rope.interleaved or layer.rope.rotary_dim for layer in config.layers):
+    if attention.latent is not None:
+        yield "latent attention"
+    elif any(layer.rope.interleaved or layer.rope.rotary_dim for layer in config.layers):
         yield "rotation of neighbours or of a part of each head"
-    if any(layer.mlp.activation != "silu" or not layer.mlp.gated for layer in config.layers):
+    dense = [layer.mlp for layer in config.layers if isinstance(layer.mlp, MLPConfig)]
+    if len(dense) < config.num_layers:
+        yield "experts"
+    if any(mlp.activation != "silu" or not mlp.gated for mlp in dense):
         yield "feed-forward layers without SiLU and gate"
     if head.scale != 1.0 or head.soft_cap is not None:
         yield "scaled or capped logits"

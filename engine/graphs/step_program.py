@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from remora.engine.inputs import RowTable, StepInputs
+from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.linear import Linear
+from remora.engine.layers.mlp import MLP
 from remora.engine.layers.norm import RMSNorm
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS
@@ -187,6 +189,8 @@ class StepProgramBuilder:
     def _layer(self, layer: int, block: DecoderBlock) -> None:
         config, program = self._config, self._program
         attention, mlp = block.attention, block.mlp
+        assert isinstance(attention, SelfAttention)
+        assert isinstance(mlp, MLP)
         assert isinstance(block.attention_norm, RMSNorm)
         assert isinstance(block.mlp_norm, RMSNorm)
 

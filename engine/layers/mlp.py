@@ -82,9 +82,10 @@ class MLP:
         self.gate_up_proj.pack()
         self.down_proj.pack()
 
-    def linears(self) -> tuple[Linear, ...]:
-        """Return its linear layers."""
-        return self.gate_up_proj, self.down_proj
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Yield its linear layers, each with the beginning of its parts' names."""
+        yield prefix, self.gate_up_proj
+        yield prefix, self.down_proj
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the part of it that is held."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.config import DecoderConfig
-from remora.engine.models.families import llama, qwen
+from remora.engine.models.families import deepseek, experts, llama, qwen
 from remora.engine.models.families.reading import RawConfig
 
 Parse = Callable[[str, RawConfig], DecoderConfig]
@@ -20,6 +20,17 @@ ARCHITECTURES: dict[str, Parse] = {
     "MistralForCausalLM": llama.parse_mistral,
     "Qwen2ForCausalLM": qwen.parse_qwen2,
     "Qwen3ForCausalLM": qwen.parse_qwen3,
+    "MixtralForCausalLM": experts.parse_mixtral,
+    "Qwen2MoeForCausalLM": experts.parse_qwen2_moe,
+    "Qwen3MoeForCausalLM": experts.parse_qwen3_moe,
+    "OlmoeForCausalLM": experts.parse_olmoe,
+    "GraniteMoeForCausalLM": experts.parse_granite_moe,
+    "GraniteMoeSharedForCausalLM": experts.parse_granite_moe,
+    "GptOssForCausalLM": experts.parse_gpt_oss,
+    "DeepseekV2ForCausalLM": deepseek.parse_deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek.parse_deepseek_v3,
+    "Glm4MoeForCausalLM": deepseek.parse_glm4_moe,
+    "Glm4MoeLiteForCausalLM": deepseek.parse_glm4_moe_lite,
 }
 
 

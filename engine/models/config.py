@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from remora.engine.models.rope_config import RopeConfig
+from remora.kernels.moe_rules import SILU, Gating, Routing
 
 if TYPE_CHECKING:  # configs are also read where nothing computes
     from torch import Tensor
@@ -57,6 +58,24 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentConfig:
+    """How K and V of all heads are made of one latent for each token (DeepSeek-V2).
+
+    size:         elements of a latent
+    rotary_size:  elements of a key that are rotated, the same for all heads and kept beside it
+    key_size:     elements of a head's key that are made of the latent
+    value_size:   of its value
+    query_rank:   elements of what queries are made of; None = they are made of the stream itself
+    """
+
+    size: int
+    rotary_size: int
+    key_size: int
+    value_size: int
+    query_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """Grouped-query attention, the same in every layer but for what `LayerConfig` says.
 
@@ -65,6 +84,7 @@ class AttentionConfig:
     qkv_bias, out_bias:  which projections have a bias
     sinks:     whether each head has a learned score beside those of its keys
     alibi:     factor on the slopes by which scores fall with distance; None = they do not
+    latent:    what K and V are made of; then there is one KV head of what a token keeps, once
     """
 
     num_heads: int
@@ -77,6 +97,7 @@ class AttentionConfig:
     head_norm: HeadNorm | None = None
     sinks: bool = False
     alibi: float | None = None
+    latent: LatentConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +109,43 @@ class MLPConfig:
     gated: bool = True
     bias: bool = False
 
+    @property
+    def weights_per_input(self) -> int:
+        """Return how many weights an element of a token meets on its way in and out."""
+        return (3 if self.gated else 2) * self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsConfig:
+    """Feed-forward layer of gated experts, of which each token goes through a few.
+
+    size:           inner size of an expert
+    bias:           whether experts have biases
+    router_bias:    added to logits
+    correction:     whether there is a bias that counts in the choice alone
+    shared:         what all tokens go through beside them; None = nothing
+    shared_gate:    whether a sigmoid decides how much of that counts
+    weighs_inputs:  an expert's weight is a factor on what it reads, not on what it gives; for a
+                    token with one expert
+    """
+
+    num_experts: int
+    size: int
+    routing: Routing
+    gating: Gating = SILU
+    bias: bool = False
+    router_bias: bool = False
+    correction: bool = False
+    shared: MLPConfig | None = None
+    shared_gate: bool = False
+    weighs_inputs: bool = False
+
+    @property
+    def weights_per_input(self) -> int:
+        """Return how many weights an element of a token meets on its way in and out."""
+        shared = self.shared.weights_per_input if self.shared else 0
+        return 3 * self.size * self.routing.top_k + shared
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
@@ -98,7 +156,7 @@ class LayerConfig:
     """
 
     rope: RopeConfig
-    mlp: MLPConfig
+    mlp: MLPConfig | ExpertsConfig
     window: int | None = None
 
 
@@ -211,5 +269,11 @@ class DecoderConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """Return the inner size of the largest feed-forward layer."""
-        return max(layer.mlp.size for layer in self.layers)
+        """Return the most inner elements of a token in a feed-forward layer."""
+        return max(map(_inner_size, (layer.mlp for layer in self.layers)))
+
+
+def _inner_size(mlp: MLPConfig | ExpertsConfig) -> int:
+    if isinstance(mlp, MLPConfig):
+        return mlp.size
+    return max(mlp.size * mlp.routing.top_k, mlp.shared.size if mlp.shared else 0)

@@ -13,15 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remora.configs.errors import ConfigError
 from remora.configs.plan import AdapterRoom
 from remora.engine.batch import ForwardBatch
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.embedding import Embedding, Head
+from remora.engine.layers.experts import Experts
+from remora.engine.layers.latent_attention import LatentAttention
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
 from remora.engine.layers.norm import Norm, make_norm
 from remora.engine.layers.rotary import RotaryEmbedding
-from remora.engine.models.config import DecoderConfig
+from remora.engine.models.config import DecoderConfig, ExpertsConfig
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
@@ -106,8 +109,7 @@ class DecoderBlock:
         """Yield its linear layers, each with the beginning of its parts' names."""
         for linear in self.attention.linears():
             yield f"{prefix}self_attn.", linear
-        for linear in self.mlp.linears():
-            yield f"{prefix}mlp.", linear
+        yield from self.mlp.linears(f"{prefix}mlp.")
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
         """Yield each checkpoint name and the part of it that is held."""
@@ -135,14 +137,18 @@ def _enter(norm: Norm | None, delta: Tensor | None, residual: Tensor) -> tuple[T
 
 def _make_attention(
     config: DecoderConfig, layer: int, dtype: torch.dtype, device: str, layout: Layout
-) -> SelfAttention:
+) -> SelfAttention | LatentAttention:
+    if config.attention.latent is not None:
+        return LatentAttention(config, layer, dtype=dtype, device=device, layout=layout)
     return SelfAttention(config, layer, dtype=dtype, device=device, layout=layout)
 
 
 def _make_mlp(
     config: DecoderConfig, layer: int, dtype: torch.dtype, device: str, layout: Layout
-) -> MLP:
+) -> MLP | Experts:
     mlp = config.layers[layer].mlp
+    if isinstance(mlp, ExpertsConfig):
+        return Experts(mlp, config.hidden_size, dtype=dtype, device=device, layout=layout)
     return MLP(mlp, config.hidden_size, dtype=dtype, device=device, layout=layout)
 
 
@@ -274,10 +280,20 @@ class DecoderModel:
         return places
 
     def make_invariant(self) -> None:
-        """Let products give a row the same bits whichever rows are beside it, where kernels can."""
+        """Let products give a row the same bits whichever rows are beside it, where kernels can.
+
+        Raises ConfigError for a model with products that none of them computes.
+        """
+        if self.config.attention.latent is not None:
+            raise ConfigError(
+                "engine.deterministic is true, and latent attention multiplies each head by itself,"
+                " for which there is no deterministic kernel; set it to false"
+            )
         for block in self.blocks:
             for _, linear in block.linears(""):
                 linear.product = linear_invariant
+            if isinstance(block.mlp, Experts):
+                block.mlp.make_invariant()
         self.head.linear.product = linear_invariant
 
     @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ from remora.configs.errors import ConfigError
 from remora.configs.plan import ModelFacts
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import NO_OVERRIDES, is_gguf, read_raw_config
+from remora.engine.models.config import DecoderConfig, ExpertsConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.families.reading import RawConfig
+from remora.engine.parallel.shard import Shard
 from remora.engine.weights.fingerprint import fingerprint
 from remora.engine.weights.safetensors import stored_dtype
 
@@ -43,10 +45,25 @@ def read_model_facts(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) ->
         vocab_size=config.vocab_size,
         max_position=config.max_position,
         dtype="bfloat16" if is_gguf(path) else _stored_dtype(path, raw),
-        num_parameters=sum(shard.memory.numel() for shard in shape.tensors().values()),
+        num_parameters=sum(_numbers_of(shape.tensors().items())),
+        layer_parameters=tuple(sum(_numbers_of(block.tensors(""))) for block in shape.blocks),
+        copied_parameters=_copied_parameters(config),
+        kv_vectors=1 if config.attention.latent is not None else 2,
         tied_embeddings=config.head.tied,
         fingerprint=fingerprint(path, raw),
     )
+
+
+def _numbers_of(tensors: Iterable[tuple[str, Shard]]) -> Iterator[int]:
+    return (shard.memory.numel() for _, shard in tensors)
+
+
+def _copied_parameters(config: DecoderConfig) -> int:
+    """Return what every rank holds of a layer: routers, and what makes queries narrow."""
+    latent = config.attention.latent
+    rows = 0 if latent is None or latent.query_rank is None else latent.query_rank
+    experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
+    return (rows + max((each.num_experts for each in experts), default=0)) * config.hidden_size
 
 
 def _stored_dtype(path: Path, raw: RawConfig) -> str:

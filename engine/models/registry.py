@@ -18,6 +18,7 @@ from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.gguf import GGUFWeights
 from remora.engine.weights.loader import fill, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
+from remora.engine.weights.renaming import RenamedWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
@@ -84,17 +85,19 @@ def open_weights(
     device:  where tensors that are made up lie when they are read; those of files lie on the host
     dtype:   of tensors that are dequantised
     """
+    config = read_config(path, loading.config_overrides)
     if load_format == "dummy":
-        return DummyWeights(
-            _expected_shapes(read_config(path, loading.config_overrides)), device=device
-        )
+        return DummyWeights(_expected_shapes(config), device=device)
     if is_gguf(path) != (load_format == "gguf") and load_format != "auto":
         stored = "a GGUF file" if is_gguf(path) else "a folder"
         raise ConfigError(
             f"load_format is {load_format!r}, but {path} is {stored}; set load_format: auto."
         )
+    source: WeightSource
     if is_gguf(path):
-        return GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
-    if load_format == "pt":
-        return PickledWeights(path, mmap=loading.mmap)
-    return SafetensorsWeights(path, mmap=loading.mmap)
+        source = GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
+    elif load_format == "pt":
+        source = PickledWeights(path, mmap=loading.mmap)
+    else:
+        source = SafetensorsWeights(path, mmap=loading.mmap)
+    return RenamedWeights(source, config.rules) if config.rules else source

@@ -8,26 +8,19 @@ import random
 import torch
 from torch import Tensor
 
-from remora.engine.attention import TorchAttention
 from remora.engine.batch import ForwardBatch
+from remora.engine.device import make_attention
 from remora.engine.models.decoder import DecoderModel
+from tests.engine.fakes import make_plan
 
 
 class PagedModel:
     """Runs chunks of named sequences; pages come in random order, as after long use."""
 
     def __init__(self, model: DecoderModel, *, page_size: int = 16, num_pages: int = 64) -> None:
-        config = model.config
         self.model = model
-        self.attention = TorchAttention(
-            num_layers=config.num_layers,
-            num_pages=num_pages,
-            page_size=page_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=model.dtype,
-            device="cpu",
-        )
+        plan = make_plan(page_size=page_size)
+        self.attention = make_attention(model, plan, num_pages)
         self._page_size = page_size
         self._free = random.Random(0).sample(range(1, num_pages + 1), num_pages)
         self._tables: dict[str, list[int]] = {}

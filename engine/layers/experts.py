@@ -1,0 +1,174 @@
+"""A feed-forward layer of experts: each token goes through a few of many small gated layers.
+
+Every rank chooses alike, from the whole router, and computes a share of each expert's inner
+columns: its result is one summand of the whole. What chooses and multiplies is
+`kernels/moe_routing.py` and `kernels/moe.py`, which wait for no device.
+
+Legend: T tokens, E experts, H hidden size, I what is held of an expert's inner size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from remora.engine.layers.linear import Linear, allocate_weight
+from remora.engine.layers.mlp import MLP
+from remora.engine.models.config import ExpertsConfig
+from remora.engine.parallel.layout import WHOLE, Layout
+from remora.engine.parallel.shard import Axis, Shard
+from remora.kernels.linear import can_pack, pack_weight
+from remora.kernels.linear_invariant import linear_invariant
+from remora.kernels.lora import NO_GROUPS, RowGroups
+from remora.kernels.moe import Biases, moe, moe_by_expert
+from remora.kernels.moe_routing import route
+
+SHARED = "shared_experts."
+
+
+class Experts:
+    """A router, the experts, and those that all tokens go through beside them.
+
+    router:       in float32, for rounding would change who is chosen
+    correction:   [E] float32, added to scores for the choice alone; None = nothing is
+    gate_up:      [E, 2 * I, H], gates first
+    down:         [E, H, I]
+    biases:       [E, 2 * I] and [E, H], the latter at one rank alone; None = there are none
+    shared_gate:  whose sigmoid what the shared experts give is multiplied with
+    """
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        layout: Layout = WHOLE,
+    ) -> None:
+        self.config = config
+        self._outer = Axis.whole(hidden_size)
+        self._inner = Axis(config.size, layout.share(config.size))
+        number, held = config.num_experts, len(self._inner.held)
+        experts = Axis.whole(number)
+        exact = torch.float32
+        self.router = Linear(
+            self._outer, {"gate": experts}, bias=config.router_bias, dtype=exact, device=device
+        )
+        self.correction = torch.empty(number, device=device) if config.correction else None
+        self.gate_up = allocate_weight((number, 2 * held, hidden_size), dtype, device)
+        self.down = allocate_weight((number, hidden_size, held), dtype, device)
+        self.biases: Biases = (None, None)
+        if config.bias:
+            of_all = torch.empty(number, hidden_size, dtype=dtype, device=device)
+            of_inner = torch.empty(number, 2 * held, dtype=dtype, device=device)
+            self.biases = of_inner, of_all if layout.tp_rank == 0 else None
+        self.shared: MLP | None = None
+        self.shared_gate: Linear | None = None
+        if config.shared is not None:
+            self.shared = MLP(config.shared, hidden_size, dtype=dtype, device=device, layout=layout)
+        if config.shared_gate:
+            one = {"shared_expert_gate": Axis.whole(1)}
+            self.shared_gate = Linear(self._outer, one, bias=False, dtype=dtype, device=device)
+        self._invariant = False
+        self._packed: tuple[list[Tensor], list[Tensor]] | None = None
+
+    def __call__(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
+        """Apply to [T, H]."""
+        config = self.config
+        ids, weights = route(self.router(hidden.float()), config.routing, self.correction)
+        routed = hidden
+        if config.weighs_inputs:  # of its one expert
+            routed = (hidden * weights).to(hidden.dtype)
+            weights = torch.ones_like(weights)
+        made = self._multiply(routed, ids, weights)
+        if self.shared is None:
+            return made
+        beside = self.shared(hidden, adapters)
+        if self.shared_gate is not None:
+            beside *= torch.sigmoid(self.shared_gate(hidden))
+        return made.add_(beside)
+
+    def _multiply(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        biases, gating = self.biases, self.config.gating
+        if self._packed is not None:
+            out = torch.empty_like(hidden)
+            return moe_by_expert(
+                hidden, ids, weights, *self._packed, biases=biases, gating=gating, out=out
+            )
+        return moe(
+            hidden,
+            ids,
+            weights,
+            self.gate_up,
+            self.down,
+            biases=biases,
+            gating=gating,
+            invariant=self._invariant,
+        )
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the experts that a single token does not go through."""
+        idle = self.config.num_experts - self.config.routing.top_k
+        return (self.gate_up.nbytes + self.down.nbytes) // self.config.num_experts * idle
+
+    def make_invariant(self) -> None:
+        """Give a row the same bits whichever rows are beside it, where kernels can."""
+        self._invariant = True
+        for linear in (self.router, self.shared_gate):
+            if linear is not None:
+                linear.product = linear_invariant
+
+    def pack(self) -> None:
+        """Pack every expert's weights, and the linears; see `Linear.pack`."""
+        if (
+            self.gate_up.device.type == "cpu"
+            and self.gate_up.dtype == torch.bfloat16
+            and can_pack()
+        ):
+            self._packed = (
+                [pack_weight(weight) for weight in self.gate_up],
+                [pack_weight(weight) for weight in self.down],
+            )
+            self.gate_up, self.down = self.gate_up.new_empty(0), self.down.new_empty(0)
+        if self.shared is not None:
+            self.shared.pack()
+
+    def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """Yield the linear layers that adapters may change, with the beginning of their names."""
+        if self.shared is not None:
+            yield from self.shared.linears(f"{prefix}{SHARED}")
+
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the part of it that is held."""
+        yield from self.router.tensors(prefix)
+        if self.correction is not None:
+            whole = Axis.whole(len(self.correction))
+            name = f"{prefix}gate.e_score_correction_bias"
+            yield name, Shard(memory=self.correction, axes=(whole,))
+        held = len(self._inner.held)
+        for expert in range(self.config.num_experts):
+            of_expert = f"{prefix}experts.{expert}."
+            gate, up = self.gate_up[expert, :held], self.gate_up[expert, held:]
+            axes = (self._inner, self._outer)
+            yield f"{of_expert}gate_proj.weight", Shard(memory=gate, axes=axes)
+            yield f"{of_expert}up_proj.weight", Shard(memory=up, axes=axes)
+            down = Shard(memory=self.down[expert], axes=(self._outer, self._inner))
+            yield f"{of_expert}down_proj.weight", down
+            yield from self._bias_tensors(of_expert, expert)
+        if self.shared is not None:
+            yield from self.shared.tensors(f"{prefix}{SHARED}")
+        if self.shared_gate is not None:
+            yield from self.shared_gate.tensors(prefix)
+
+    def _bias_tensors(self, prefix: str, expert: int) -> Iterator[tuple[str, Shard]]:
+        of_inner, of_all = self.biases
+        if of_inner is not None:
+            gate, up = of_inner[expert].chunk(2)
+            yield f"{prefix}gate_proj.bias", Shard(memory=gate, axes=(self._inner,))
+            yield f"{prefix}up_proj.bias", Shard(memory=up, axes=(self._inner,))
+        if of_all is not None:
+            yield f"{prefix}down_proj.bias", Shard(memory=of_all[expert], axes=(self._outer,))

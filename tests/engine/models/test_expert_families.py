@@ -1,0 +1,112 @@
+"""Families with experts or latents against transformers, on checkpoints that it wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.engine.models.architectures import parse_config
+from remora.engine.models.checkpoint import read_config
+from remora.engine.models.config import ExpertsConfig
+from tests.conftest import TinyCheckpoints
+from tests.engine.models.paged_model import PagedModel
+from tests.engine.models.test_decoder import assert_same, load, load_oracle, make_ids
+from tests.tiny_experts import EXPERT_FAMILIES
+
+NUM_TOKENS = 60  # more than two windows and three pages
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_logits_equal_those_of_transformers(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
+    """At once, in chunks, token by token, and beside others."""
+    path, ids, short = tiny_checkpoints(family), make_ids(NUM_TOKENS), make_ids(20, seed=1)
+    model, oracle = load(path), load_oracle(path)
+    with torch.inference_mode():
+        expected, of_short = (oracle(torch.tensor([each])).logits[0] for each in (ids, short))
+
+    paged = PagedModel(model)
+    at_once = paged.step(one=ids)["one"]
+    chunks = [paged.step(two=chunk)["two"] for chunk in (ids[:7], ids[7:8], ids[8:40], ids[40:])]
+    one_by_one = [paged.step(three=[token])["three"] for token in ids[:30]]
+    beside = paged.step(three=ids[30:31], four=short, five=ids[:5])
+
+    assert_same(at_once, expected)
+    assert_same(torch.cat(chunks), expected)
+    assert_same(torch.cat(one_by_one), expected[:30])
+    assert_same(beside["three"], expected[30:31])
+    assert_same(beside["four"], of_short)
+    assert_same(beside["five"], expected[:5])
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "deepseek-v3"])
+def test_packed_weights_stay_near_float32(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
+    path, ids = tiny_checkpoints(family), make_ids(NUM_TOKENS)
+    exact = PagedModel(load(path)).step(a=ids)["a"]
+    model = load(path, torch.bfloat16)
+    plain = PagedModel(model).step(a=ids)["a"]
+
+    model.pack()
+    packed = PagedModel(model).step(a=ids)["a"]
+
+    # Where there is nothing to pack for, the two are the same. A token that is sent to another
+    # expert differs in much; most are not.
+    torch.testing.assert_close(packed, plain, atol=0.05, rtol=0)
+    assert (packed - exact).abs().median() < 0.05 * exact.std()
+
+
+def read_raw(path: Path) -> dict[str, Any]:
+    raw: dict[str, Any] = json.loads((path / "config.json").read_text())
+    return raw
+
+
+def test_dense_layers_stand_where_the_config_says(tiny_checkpoints: TinyCheckpoints) -> None:
+    def sparse(family: str) -> list[bool]:
+        layers = read_config(tiny_checkpoints(family)).layers
+        return [isinstance(layer.mlp, ExpertsConfig) for layer in layers]
+
+    assert sparse("mixtral") == [True, True, True]
+    assert sparse("qwen2-moe") == [True, False, True]
+    assert sparse("qwen3-moe") == [False, True, False]
+    assert sparse("deepseek-v3") == [False, True, True]
+
+
+def test_yarn_scales_scores_of_latent_attention(tiny_checkpoints: TinyCheckpoints) -> None:
+    raw = read_raw(tiny_checkpoints("deepseek-v3"))
+    plain = {**raw, "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"}}
+
+    scaled, unscaled = (parse_config(each).attention for each in (raw, plain))
+
+    assert unscaled.scale == 24**-0.5
+    assert scaled.scale == pytest.approx(24**-0.5 * (0.1 * 1.3862944 + 1) ** 2)
+    assert replace(scaled, scale=unscaled.scale) == unscaled
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok in config.json is 5, of 4"),
+        ("mixtral", {"num_local_experts": None}, "num_local_experts in config.json is missing"),
+        ("mixtral", {"hidden_act": "gelu"}, "'gelu'; experts know silu"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv in config.json is 8.0"),
+        ("deepseek-v3", {"n_group": 3}, "3 groups .n_group. of 8 experts"),
+        ("deepseek-v3", {"topk_group": 1, "num_experts_per_tok": 3}, "does not work out"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func .* only 'sigmoid'"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method in config.json is 'noaux_tc'"),
+        ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob in config.json is true"),
+        ("deepseek-v2-lite", {"attention_bias": True}, "attention_bias .* q_lora_rank"),
+        ("glm4-moe-lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types .* must hold 3"),
+    ],
+)
+def test_what_is_not_known_is_refused(
+    family: str, settings: dict[str, Any], message: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    raw = read_raw(tiny_checkpoints(family))
+
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**raw, **settings})
