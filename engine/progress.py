@@ -1,19 +1,47 @@
-"""Bars for what takes long at start-up, where somebody is looking."""
+"""Bars for what takes long at start-up, where somebody is looking; elsewhere lines of the log."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
+
+LOG_PERIOD_S = 10.0
+
+
+class _Lines:
+    """Says how far something is, now and then."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total, self._done = label, total, 0
+        self._started = self._said = time.monotonic()
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._said >= LOG_PERIOD_S and self._done < self._total:
+            self._said = now
+            share = 100 * self._done / self._total
+            logger.info("%s: %.0f %% after %.0f s", self._label, share, now - self._started)
 
 
 @contextmanager
 def progress_bar(
     label: str, total: int, show: bool, *, in_bytes: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error, when that is a terminal; yields what advances it."""
-    if not (show and sys.stderr.isatty()):
+    """Show a bar on standard error, when that is a terminal; yields what advances it.
+
+    Where it is none, whatever takes longer than LOG_PERIOD_S is said in the log as often.
+    """
+    if not show:
         yield lambda count: None
+        return
+    if not sys.stderr.isatty():
+        yield _Lines(label, total).advance
         return
     from rich.console import Console
     from rich.progress import (

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.engine.layers.linear import Linear
+from remora.engine.layers.linear import Linear, allocate_weight
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import UpdatePlace
 from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
@@ -26,7 +26,7 @@ class Embedding:
         self, vocabulary: Axis, hidden_size: int, *, dtype: torch.dtype, device: str
     ) -> None:
         self.vocabulary = vocabulary
-        self.weight = torch.empty(len(vocabulary.held), hidden_size, dtype=dtype, device=device)
+        self.weight = allocate_weight((len(vocabulary.held), hidden_size), dtype, device)
 
     def __call__(self, token_ids: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Look up [num_tokens] ids; returns a new tensor [num_tokens, hidden_size].

@@ -25,7 +25,7 @@ PLAIN = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-VALUES_AT_ONCE = 2**20
+VALUES_AT_ONCE = 2**18  # few enough to stay near the processor
 
 
 def _q8_k(blocks: Blocks) -> Values:
@@ -93,4 +93,5 @@ def _values(blocks: Blocks, kind: Any) -> Values:
         return own(blocks)
     from gguf import dequantize
 
-    return np.asarray(dequantize(blocks, kind), dtype=np.float32)
+    # As one long row: the library works on 16 rows at a time, and short ones take it long.
+    return np.asarray(dequantize(blocks.reshape(1, -1), kind), dtype=np.float32)

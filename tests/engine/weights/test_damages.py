@@ -199,15 +199,18 @@ class Strange:
     """What no state dict holds."""
 
 
+def cut_as_old(file: Path) -> None:
+    """Leave the first half of a file in the format of before 2020."""
+    torch.save(torch.load(file), file, _use_new_zipfile_serialization=False)
+    cut(0.5)(file)
+
+
 PICKLES: dict[str, tuple[Damage, str]] = {
     "missing tensor": (retensor(**{NORM: None}), r"missing: model\.norm\.weight"),
     "other shape": (retensor(**{NORM: torch.zeros(5)}), r"weight is \[5\] instead of \[96\]"),
     "cut": (cut(0.5), r"pytorch_model\.bin cannot be read as a PyTorch file.*download"),
     "old and cut": (
-        lambda file: (
-            torch.save(torch.load(file), file, _use_new_zipfile_serialization=False),
-            cut(0.5)(file),
-        ),
+        cut_as_old,
         r"pytorch_model\.bin cannot be read as a PyTorch file",
     ),
     "noise": (become(b"\x07noise" * 40), r"pytorch_model\.bin cannot be read as a PyTorch file"),

@@ -24,6 +24,7 @@ def make_gguf(
     pre: str = "gpt-2",
     metadata: dict[str, Any] | None = None,
     divisors: list[float] | None = None,
+    has_tokenizer: bool = True,
 ) -> Path:
     """Convert a Hugging Face folder. Matrices are stored in `quantisation`, the rest in float32."""
     raw = json.loads((checkpoint / "config.json").read_text())
@@ -40,7 +41,8 @@ def make_gguf(
     writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
     for key, value in (metadata or {}).items():
         writer.add_key_value(f"{kind}.{key}", value, gguf.GGUFValueType.get_type(value))
-    _add_tokenizer(writer, checkpoint, pre)
+    if has_tokenizer:
+        _add_tokenizer(writer, checkpoint, pre)
     if divisors:
         writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
     names = {hf: name for name, hf in (TOP_NAMES | BLOCK_NAMES).items()}

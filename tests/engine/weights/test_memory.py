@@ -1,0 +1,98 @@
+"""Loading takes little more memory than the weights: measured by the kernel, in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from remora.engine.models.checkpoint import read_config
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.weights.loader import whole_shapes
+from tests.engine.weights.tiny_gguf import make_gguf
+
+SIZES = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 1024,
+    "head_dim": 64,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "dtype": "bfloat16",
+}
+MOST = 1.15
+# Measures one load after the other; each begins with the peak set back to what is held.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import torch
+from remora.configs.loading import Loading
+from remora.engine.models.registry import load_model
+from remora.engine.parallel.layout import Layout
+
+def memory(entry):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(entry + ":"))
+
+torch.set_num_threads(1)
+torch.ones(8).bfloat16()
+found = {}
+for name, path, load_format, mmap, tp_size in json.loads(sys.argv[1]):
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    model = load_model(Path(path), dtype=torch.bfloat16, load_format=load_format, device="cpu",
+                       show_progress=False, layout=Layout(rank=0, tp_size=tp_size),
+                       loading=Loading(mmap=mmap))
+    held = sum(shard.memory.nbytes for shard in model.tensors().values())
+    found[name] = [memory("VmHWM") - before, held]
+    del model
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same weights, about 200 MB, in every format."""
+    root = tmp_path_factory.mktemp("large")
+    for name in ("safetensors", "pt"):
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(SIZES))
+    shapes = whole_shapes(
+        DecoderModel(read_config(root / "pt"), dtype=torch.bfloat16, device="meta").tensors()
+    )
+    tensors = {name: torch.ones(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, root / "safetensors" / "model.safetensors")
+    torch.save(tensors, root / "pt" / "pytorch_model.bin")
+    gguf = make_gguf(root / "safetensors", root / "model.gguf", has_tokenizer=False)
+    return {"safetensors": root / "safetensors", "pt": root / "pt", "gguf": gguf}
+
+
+def test_loading_takes_little_more_memory_than_the_weights(folders: dict[str, Path]) -> None:
+    loads = [
+        ("safetensors", str(folders["safetensors"]), "auto", True, 1),
+        ("safetensors, read", str(folders["safetensors"]), "auto", False, 1),
+        ("a share", str(folders["safetensors"]), "auto", True, 2),
+        ("pt", str(folders["pt"]), "pt", True, 1),
+        ("gguf", str(folders["gguf"]), "auto", True, 1),
+    ]
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(loads)],
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+
+    ratios = {name: peak / held for name, (peak, held) in json.loads(done.stdout).items()}
+    assert ratios.keys() == {name for name, *_ in loads}
+    assert all(0.9 < ratio <= MOST for ratio in ratios.values()), ratios
