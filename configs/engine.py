@@ -68,6 +68,8 @@ class EngineSection(KVEventKeys, RecordingKeys, SchedulingKeys, MemoryKeys, Devi
                 raise conflict(key, f"{other} is set too and decides alone; keep one")
         if "mem_fraction" in written and self.total_mem_fraction is not None:
             raise conflict("mem_fraction", "total_mem_fraction is set too; keep one of the two")
+        if self.window_ratio is not None and self.window_pages == "off":
+            raise conflict("window_ratio", "window_pages is off; leave one of the two out")
         for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
             if {key, "max_step_tokens"} <= written and (
                 getattr(self, key) or 0

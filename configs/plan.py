@@ -13,7 +13,7 @@ from typing import Literal
 
 from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, compiled_rows, plan_device
 from remora.configs.errors import ConfigError
-from remora.configs.kv_budget import max_replicas, pages_needed, ranks_on_machine, size_kv_pool
+from remora.configs.kv_budget import max_replicas, ranks_on_machine
 from remora.configs.loading import PLAIN_LOADING, Loading
 from remora.configs.scheduling_plan import (
     BY_ARRIVAL,
@@ -28,6 +28,7 @@ from remora.configs.shares import (
     stage_parameters,
     update_elements,
 )
+from remora.configs.window_plan import Budget, KVLimits, KVPools, WindowRoom, size_pools
 
 # Keys of the section `engine` that need no deciding.
 _AS_WRITTEN = (
@@ -57,6 +58,8 @@ class ModelFacts:
                             norms and projections to K and V
     kv_vectors:             what each KV head keeps of a token: K and V, or 1 latent that is both
     fingerprint:            which differs between checkpoints of one shape
+    windows:                [num_layers] sliding window of each layer in tokens, None = all
+                            positions; empty = no layer has one
     """
 
     architecture: str
@@ -75,6 +78,7 @@ class ModelFacts:
     copied_parameters: int = 0
     kv_vectors: int = 2
     fingerprint: str = ""
+    windows: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,7 @@ class EnginePlan:
     logit_processors:        import paths of the operator's, by the names that requests choose
     loading:                 how the checkpoint is read
     scheduling:              order and pace of sequences, and what is reserved for them
+    windows:                 pages of layers with a sliding window; None = all layers share pages
     """
 
     model_path: Path
@@ -175,6 +180,7 @@ class EnginePlan:
     logit_processors: Mapping[str, str] = field(default_factory=dict)
     loading: Loading = PLAIN_LOADING
     scheduling: SchedulingPlan = BY_ARRIVAL
+    windows: WindowRoom | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -218,23 +224,19 @@ def make_plan(
     weight_bytes = _weight_bytes(config, model, dtype, device)
     adapter_bytes = _adapter_bytes(config, model, dtype, adapters)
     max_model_len = _pick_context(config, model)
-    page_bytes = engine.page_size * kv_bytes_per_token(
-        model, dtype, tp_size=parallel.tp_size, pp_size=parallel.pp_size
-    )
     max_running, max_step, chunk = plan_limits(config, max_model_len)
     on_device = replace(
         plan_device(config, device, machine.has_triton, max_running, bool(adapters)),
         compiled_rows=compiled_rows(config, max_running),
     )
-    num_pages = size_kv_pool(
-        config,
-        page_bytes=page_bytes,
+    budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
         total_bytes=machine.total_bytes,
-        most_useful_pages=max_running * pages_needed(max_model_len, engine.page_size),
         device=device,
     )
+    limits = _kv_limits(config, model, dtype, max_running, max_model_len, chunk, on_device.overlap)
+    pools = size_pools(config, model, limits, budget)
     return EnginePlan(
         model_path=model_path,
         served_model_name=served_name(config, model_path),
@@ -245,15 +247,16 @@ def make_plan(
         cpu_kernels=engine.cpu_kernels,
         num_threads=engine.num_threads or max(1, machine.num_cores // ranks_on_machine(config)),
         page_size=engine.page_size,
-        num_pages=num_pages,
-        kv_bytes=(num_pages + 1) * page_bytes,
+        num_pages=pools.num_pages,
+        kv_bytes=pools.kv_bytes,
+        windows=pools.windows,
         weight_bytes=weight_bytes,
         max_model_len=max_model_len,
         max_running_requests=max_running,
         max_step_tokens=max_step,
         prefill_chunk_tokens=chunk,
         max_queued_requests=engine.max_queued_requests,
-        max_queued_tokens=engine.max_queued_tokens or 4 * num_pages * engine.page_size,
+        max_queued_tokens=_queued_tokens(config, pools),
         conservativeness=engine.schedule_conservativeness,
         tp_size=parallel.tp_size,
         pp_size=parallel.pp_size,
@@ -283,28 +286,56 @@ def refit(
     step_bytes:  that the largest steps need beside weights and KV
     Raises ConfigError, with the numbers and with settings that would work.
     """
-    page_bytes = plan.page_size * kv_bytes_per_token(
-        model, plan.dtype, tp_size=plan.tp_size, pp_size=plan.pp_size
-    )
     held_bytes = plan.weight_bytes + plan.adapter_bytes
-    num_pages = size_kv_pool(
-        config,
-        page_bytes=page_bytes,
+    budget = Budget(
         weight_bytes=held_bytes,
         available_bytes=held_bytes + free_bytes,
         total_bytes=total_bytes,
         step_bytes=step_bytes,
-        most_useful_pages=plan.max_running_requests
-        * pages_needed(plan.max_model_len, plan.page_size),
         device=plan.device,
     )
-    queued = config.engine.max_queued_tokens or 4 * num_pages * plan.page_size
+    limits = _kv_limits(
+        config,
+        model,
+        plan.dtype,
+        plan.max_running_requests,
+        plan.max_model_len,
+        plan.prefill_chunk_tokens,
+        plan.on_device.overlap,
+    )
+    pools = size_pools(config, model, limits, budget)
     return replace(
         plan,
-        num_pages=num_pages,
-        kv_bytes=(num_pages + 1) * page_bytes,
-        max_queued_tokens=queued,
+        num_pages=pools.num_pages,
+        kv_bytes=pools.kv_bytes,
+        windows=pools.windows,
+        max_queued_tokens=_queued_tokens(config, pools),
     )
+
+
+def _kv_limits(
+    config: ServeConfig,
+    model: ModelFacts,
+    dtype: str,
+    max_running: int,
+    max_model_len: int,
+    chunk_tokens: int,
+    overlap: bool,
+) -> KVLimits:
+    """Gather what KV is sized by; with `overlap` a step is planned before the last is done."""
+    tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
+    token_bytes = kv_bytes_per_token(model, dtype, tp_size=tp_size, pp_size=pp_size)
+    return KVLimits(
+        token_bytes=token_bytes // -(-model.num_layers // pp_size),
+        max_running=max_running,
+        max_model_len=max_model_len,
+        ahead_tokens=chunk_tokens * (2 if overlap else 1),
+    )
+
+
+def _queued_tokens(config: ServeConfig, pools: KVPools) -> int:
+    engine = config.engine
+    return engine.max_queued_tokens or 4 * pools.num_pages * engine.page_size
 
 
 def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_size: int = 1) -> int:

@@ -19,6 +19,7 @@ from remora.configs.plan import EnginePlan
 from remora.configs.scheduling_plan import ReservePlan
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.pages import pages_needed
+from remora.engine.kv.window import WindowPages
 from remora.engine.sequence import Sequence
 from remora.engine.types import Request
 
@@ -92,7 +93,7 @@ class ReserveRatio:
     def is_full(self, kv: KVCache) -> bool:
         """Return whether so much is in use that all output is reserved."""
         full_usage = self.rules.full_usage
-        return full_usage is not None and kv.num_held >= full_usage * kv.num_pages
+        return full_usage is not None and kv.usage >= full_usage
 
 
 def can_start(
@@ -102,7 +103,8 @@ def can_start(
     demands = []
     num_published = 0
     is_full = reserve.is_full(kv)
-    for seq in (*running, candidate):
+    everyone = (*running, candidate)
+    for seq in everyone:
         table = seq.table
         num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
         certain = (
@@ -122,7 +124,37 @@ def can_start(
         num_published += table.num_published - table.num_matched
     num_borrowed = max(0, kv.num_locked - num_published)
     capacity = reserve.capacity(kv.num_pages * kv.page_size)
-    return peak_tokens(demands) <= capacity - num_borrowed * kv.page_size
+    if peak_tokens(demands) > capacity - num_borrowed * kv.page_size:
+        return False
+    return kv.windows is None or _windows_fit(everyone, demands, kv.windows, kv.page_size, reserve)
+
+
+def _windows_fit(
+    sequences: Iterable[Sequence],
+    demands: Iterable[Demand],
+    windows: WindowPages,
+    page_size: int,
+    reserve: ReserveRatio,
+) -> bool:
+    """Estimate the same for pages of window layers.
+
+    demands:  of these sequences, in tokens that all layers keep
+    A sequence longer than the window has so many pages that it holds no more later: those count in
+    full, beside the peak of the shorter ones.
+    """
+    shorter = []
+    num_pages = num_published = 0
+    for seq, demand in zip(sequences, demands, strict=True):
+        table = seq.table
+        most = windows.most_extending if seq.num_pending > 1 else windows.most_decoding
+        if demand.held + demand.growth >= most * page_size:
+            num_pages += most
+        else:
+            shorter.append(demand)
+        num_published += max(0, table.num_published - max(table.first_window, table.num_matched))
+    num_pages += max(0, windows.num_locked - num_published)
+    capacity = reserve.capacity(windows.num_pages * page_size)
+    return peak_tokens(shorter) <= capacity - num_pages * page_size
 
 
 def uncached_tokens(seq: Sequence, kv: KVCache) -> int:

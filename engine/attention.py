@@ -137,7 +137,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
 
     torch.zeros writes to all of it: seconds for a few GiB. The operating system's pages are zero.
     """
-    if device != "cpu":
+    if device != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(memory).view(dtype).view(shape)

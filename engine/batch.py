@@ -66,6 +66,8 @@ class ForwardBatch:
     extend_lens:    E ints: `lengths` of the extend rows, on the host
     logit_index:    [R] int64, tokens of this batch whose logits are wanted
     adapters:       which of the T tokens belong to which adapter
+    windowed:       the batch with `slots` and `tables` of layers with a window, where these have
+                    pages of their own
     """
 
     token_ids: Tensor
@@ -79,3 +81,4 @@ class ForwardBatch:
     extend_lens: tuple[int, ...]
     logit_index: Tensor
     adapters: RowGroups = NO_GROUPS
+    windowed: ForwardBatch | None = None

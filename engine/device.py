@@ -31,6 +31,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.progress import progress_bar
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.triton_attention import TritonAttention
+from remora.engine.windowed_attention import WindowedAttention
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.attention_decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
 
@@ -39,8 +40,13 @@ MIN_SPLIT_TOKENS = 128  # what is worth a program of its own
 logger = logging.getLogger(__name__)
 
 
-def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> AttentionBackend:
-    """Make the plan's attention backend over a KV pool of its own."""
+def make_attention(
+    model: DecoderModel, plan: EnginePlan, num_pages: int, num_window_pages: int | None = None
+) -> AttentionBackend:
+    """Make the plan's attention backend over KV pools of its own.
+
+    num_window_pages:  of layers with a window, where they have their own; None = the plan's
+    """
     latent = model.config.attention.latent
     if latent is not None:
         return PagedLatents(
@@ -55,14 +61,25 @@ def make_attention(model: DecoderModel, plan: EnginePlan, num_pages: int) -> Att
     backend: Callable[..., AttentionBackend] = TorchAttention
     if plan.on_device.attention_backend == "triton":
         backend = partial(TritonAttention, **split_options(plan.on_device))
-    return backend(
-        num_layers=len(model.layers),
-        num_pages=num_pages,
-        page_size=plan.page_size,
-        num_kv_heads=len(model.layout.kv_heads(model.config.num_kv_heads)),
-        head_dim=model.config.head_dim,
-        dtype=model.dtype,
-        device=plan.device,
+
+    def make(num_layers: int, pages: int) -> AttentionBackend:
+        return backend(
+            num_layers=num_layers,
+            num_pages=pages,
+            page_size=plan.page_size,
+            num_kv_heads=len(model.layout.kv_heads(model.config.num_kv_heads)),
+            head_dim=model.config.head_dim,
+            dtype=model.dtype,
+            device=plan.device,
+        )
+
+    room = plan.windows
+    if room is None:
+        return make(len(model.layers), num_pages)
+    apart = room.num_pages if num_window_pages is None else num_window_pages
+    return WindowedAttention(
+        [room.layers[layer] for layer in model.layers],
+        lambda num_layers, windowed: make(num_layers, apart if windowed else num_pages),
     )
 
 
@@ -92,7 +109,8 @@ def compile_model(
     from remora.engine.compiled import TRACED_ROWS, CompiledModel  # loads much of torch
 
     counts = np.ones(TRACED_ROWS, dtype=np.int64)
-    nobody = on_dump_page(counts, pages_needed(plan.max_sequence_tokens, plan.page_size))
+    max_pages = pages_needed(plan.max_sequence_tokens, plan.page_size)
+    nobody = on_dump_page(counts, max_pages, windowed=plan.windows is not None)
     batch = make_batch(nobody, page_size=plan.page_size, device=torch.device(plan.device))
     compiled = CompiledModel(model, attention, plan.on_device.compiled_rows)
     logger.info("compiling decode steps; torch takes seconds to minutes for it, once")
@@ -110,20 +128,27 @@ def describe_compiled(plan: EnginePlan) -> str:
 
 
 def make_forward(
-    model: DecoderModel, plan: EnginePlan, num_pages: int, *, compiling: bool = False
+    model: DecoderModel,
+    plan: EnginePlan,
+    num_pages: int,
+    num_window_pages: int | None = None,
+    *,
+    compiling: bool = False,
 ) -> DeviceForward:
-    """Make the forward pass over a KV pool of so many pages; nothing is recorded yet.
+    """Make the forward pass over KV pools of so many pages; nothing is recorded yet.
 
-    compiling:  whether what the plan says of compiling is done
+    num_window_pages:  as in `make_attention`
+    compiling:         whether what the plan says of compiling is done
     """
     limits = Limits(
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_step_tokens,
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
+        windowed=plan.windows is not None,
     )
     if plan.on_device.deterministic:
         model.make_invariant()
-    attention = make_attention(model, plan, num_pages)
+    attention = make_attention(model, plan, num_pages, num_window_pages)
     steps: Model = model
     if compiling and plan.on_device.compiled_rows:
         steps = compile_model(model, attention, plan, show_progress=True)
@@ -133,7 +158,8 @@ def make_forward(
 def measure(model: DecoderModel, plan: EnginePlan, meter: Meter) -> int:
     """Return the bytes that the plan's largest steps need beside weights and KV."""
     choosing = make_choosing(plan)
-    needed = measure_steps(plan, model.vocab_size, make_forward(model, plan, 1), choosing, meter)
+    forward = make_forward(model, plan, 1, 1)
+    needed = measure_steps(plan, model.vocab_size, forward, choosing, meter)
     logger.info("the largest steps need %.2f GiB beside weights and KV", needed / 2**30)
     return needed
 

@@ -88,4 +88,5 @@ def largest_step(plan: EnginePlan, num_tokens: int, *, max_rows: int | None = No
     counts = np.full(num_rows, num_tokens // num_rows, dtype=np.int64)
     counts[num_rows - num_tokens % num_rows :] += 1
     counts = np.minimum(counts, plan.max_sequence_tokens)
-    return on_dump_page(counts, pages_needed(plan.max_sequence_tokens, plan.page_size))
+    max_pages = pages_needed(plan.max_sequence_tokens, plan.page_size)
+    return on_dump_page(counts, max_pages, windowed=plan.windows is not None)

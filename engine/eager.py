@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -61,7 +63,7 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
         return torch.from_numpy(values.astype(np.int32)).to(device)
 
     widest = pages_needed(int(inputs.lengths.max(initial=1)), page_size)
-    return ForwardBatch(
+    batch = ForwardBatch(
         token_ids=tensor(inputs.token_ids),
         positions=tensor(inputs.positions),
         slots=tensor(inputs.slots),
@@ -74,3 +76,8 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
         logit_index=tensor(inputs.logit_index),
         adapters=RowGroups.of(inputs.adapters, device),
     )
+    apart = inputs.windows
+    if apart is None:
+        return batch
+    tables = torch.from_numpy(apart.tables[inputs.rows, :widest]).to(device)
+    return replace(batch, windowed=replace(batch, slots=tensor(apart.slots), tables=tables))

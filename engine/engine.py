@@ -18,6 +18,7 @@ from remora.engine.adapter_slots import AdapterSlots
 from remora.engine.admission import check_fits
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
+from remora.engine.kv.window import WindowPages
 from remora.engine.pace import AdmissionPace
 from remora.engine.protocols import OverlappingRunner, Runner
 from remora.engine.sampling import check_token_ids
@@ -59,6 +60,7 @@ class Engine:
             page_size=plan.page_size,
             prefix_cache=plan.prefix_cache,
             eviction=plan.prefix_eviction,
+            windows=_windows(plan),
         )
         self._scheduler = Scheduler(
             self._kv,
@@ -266,6 +268,7 @@ class Engine:
             steps_total=self._num_steps,
             step_time_total_s=self._step_time_s,
             last_step_s=self._last_step_s,
+            **_window_stats(kv.windows),
         )
 
     def check_integrity(self) -> None:
@@ -280,6 +283,29 @@ class Engine:
         sequences = self._open.get(request_id)
         if sequences is not None and all(seq.is_finished for seq in sequences.values()):
             del self._open[request_id]
+
+
+def _windows(plan: EnginePlan) -> WindowPages | None:
+    room = plan.windows
+    if room is None:
+        return None
+    return WindowPages(
+        room.num_pages,
+        window=room.window,
+        page_size=plan.page_size,
+        row_pages=room.row_pages,
+    )
+
+
+def _window_stats(windows: WindowPages | None) -> dict[str, int]:
+    if windows is None:
+        return {}
+    return {
+        "num_window_pages": windows.num_pages,
+        "num_free_window_pages": windows.num_free,
+        "num_held_window_pages": windows.num_held,
+        "evicted_window_pages_total": windows.num_evicted,
+    }
 
 
 def _slots(plan: EnginePlan) -> AdapterSlots:

@@ -134,6 +134,7 @@ def _native(
         num_pages=plan.num_pages,
         page_size=plan.page_size,
         max_positions=plan.max_sequence_tokens,
+        windows=plan.windows,
     )
     team = Team(library, plan.num_threads)
     program = StepProgramBuilder(

@@ -19,8 +19,21 @@ from remora.engine.types import IntArray, RowInit, StepPlan, TokenArray
 Int64Array = npt.NDArray[np.int64]
 Int32Array = npt.NDArray[np.int32]
 
-NOTHING_GROWN: Int32Array = np.empty((3, 0), dtype=np.int32)
+NOTHING_GROWN: Int32Array = np.empty((4, 0), dtype=np.int32)
+NO_IDS: Int32Array = np.empty(0, dtype=np.int32)
 IN_FLIGHT = -1  # in place of a token that a step under way will give
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowInputs:
+    """What is different for layers with a window that have pages of their own.
+
+    slots:   as in StepInputs
+    tables:  as in StepInputs; entries of pages behind the window are stale, or the dump page
+    """
+
+    slots: Int64Array
+    tables: Int32Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +51,9 @@ class StepInputs:
     num_decodes:  rows with one token
     logit_index:  [R] tokens whose logits are wanted
     adapters:     [T] slot of each token's adapter, counted from 1; 0 = none
-    grown:        [3, N] entries of `tables` that are new with this step: line, column, page
+    grown:        [4, N] entries of `tables` that are new with this step: line, column, page, and
+                  the page of window layers
+    windows:      for layers with pages of their own; None = there are none
     """
 
     token_ids: Int64Array
@@ -52,6 +67,7 @@ class StepInputs:
     logit_index: Int64Array
     adapters: Int32Array
     grown: Int32Array
+    windows: WindowInputs | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -62,18 +78,22 @@ class StepInputs:
 class RowTable:
     """Tokens and pages of every row.
 
-    tables:  [max_rows, max_pages] int32
+    tables:         [max_rows, max_pages] int32
+    window_tables:  the same for layers that have pages of their own; None = there are none
     """
 
-    def __init__(self, *, max_rows: int, max_tokens: int, page_size: int) -> None:
+    def __init__(
+        self, *, max_rows: int, max_tokens: int, page_size: int, windowed: bool = False
+    ) -> None:
         self._page_size = page_size
         self._token_ids = np.full((max_rows, max_tokens + 2), IN_FLIGHT, dtype=np.int64)
         self._num_tokens = np.zeros(max_rows, dtype=np.int64)
         max_pages = pages_needed(max_tokens, page_size)
         self.tables: Int32Array = np.full((max_rows, max_pages), DUMP_PAGE, dtype=np.int32)
+        self.window_tables = np.full_like(self.tables, DUMP_PAGE) if windowed else None
         self._num_pages = np.zeros(max_rows, dtype=np.int64)
         self._adapters = np.zeros(max_rows, dtype=np.int32)
-        self._grown: list[tuple[int, int, int]] = []
+        self._grown: list[tuple[int, int, int, int]] = []
 
     def start(self, init: RowInit) -> None:
         """Begin a row; what it held before is void."""
@@ -82,15 +102,22 @@ class RowTable:
         self._token_ids[row, count] = IN_FLIGHT
         self._num_tokens[row] = count
         self.tables[row] = DUMP_PAGE
+        if self.window_tables is not None:
+            self.window_tables[row] = DUMP_PAGE
         self._num_pages[row] = 0
         self._adapters[row] = init.adapter_slot
 
-    def add_pages(self, rows: IntArray, page_ids: IntArray) -> None:
-        """Append each page to its row's table, in order."""
-        for row, page in zip(rows.tolist(), page_ids.tolist(), strict=True):
+    def add_pages(self, rows: IntArray, page_ids: IntArray, window_ids: IntArray = NO_IDS) -> None:
+        """Append each page to its row's table, in order, and the one of window layers beside it."""
+        beside = window_ids if self.window_tables is not None else np.zeros_like(page_ids)
+        for row, page, window_page in zip(
+            rows.tolist(), page_ids.tolist(), beside.tolist(), strict=True
+        ):
             column = int(self._num_pages[row])
             self.tables[row, column] = page
-            self._grown.append((row, column, page))
+            if self.window_tables is not None:
+                self.window_tables[row, column] = window_page
+            self._grown.append((row, column, page, window_page))
             self._num_pages[row] += 1
 
     def add_tokens(self, rows: IntArray, token_ids: TokenArray) -> None:
@@ -118,11 +145,16 @@ class RowTable:
         if self._grown:
             grown = np.array(self._grown, dtype=np.int32).T
             self._grown = []
-        pages = self.tables[token_rows, positions // self._page_size]
+        columns, offsets = positions // self._page_size, positions % self._page_size
+
+        def slots(tables: Int32Array) -> Int64Array:
+            return tables[token_rows, columns] * np.int64(self._page_size) + offsets
+
+        apart = self.window_tables
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions],
             positions=positions,
-            slots=pages * np.int64(self._page_size) + positions % self._page_size,
+            slots=slots(self.tables),
             starts=starts,
             lengths=first + counts,
             rows=rows,
@@ -131,26 +163,31 @@ class RowTable:
             logit_index=(starts[1:] - 1)[plan.samples],
             adapters=self._adapters[token_rows],
             grown=grown,
+            windows=None if apart is None else WindowInputs(slots=slots(apart), tables=apart),
         )
 
 
-def on_dump_page(counts: Int64Array, max_pages: int) -> StepInputs:
+def on_dump_page(counts: Int64Array, max_pages: int, *, windowed: bool = False) -> StepInputs:
     """Return a step of rows of nobody from their beginning, all on the dump page.
 
-    counts:  [S] tokens of each row, ascending
+    counts:    [S] tokens of each row, ascending
+    windowed:  whether there are layers with pages of their own
     """
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     num_tokens, num_rows = int(starts[-1]), len(counts)
+    slots = np.zeros(num_tokens, dtype=np.int64)
+    tables = np.full((num_rows, max_pages), DUMP_PAGE, dtype=np.int32)
     return StepInputs(
         token_ids=np.zeros(num_tokens, dtype=np.int64),
         positions=np.arange(num_tokens) - np.repeat(starts[:-1], counts),
-        slots=np.zeros(num_tokens, dtype=np.int64),
+        slots=slots,
         starts=starts,
         lengths=counts,
         rows=np.arange(num_rows, dtype=np.int64),
-        tables=np.full((num_rows, max_pages), DUMP_PAGE, dtype=np.int32),
+        tables=tables,
         num_decodes=int((counts == 1).sum()),
         logit_index=starts[1:] - 1,
         adapters=np.zeros(num_tokens, dtype=np.int32),
         grown=NOTHING_GROWN,
+        windows=WindowInputs(slots=slots, tables=tables) if windowed else None,
     )

@@ -312,6 +312,7 @@ def _make_table(plan: EnginePlan) -> RowTable:
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_sequence_tokens,
         page_size=plan.page_size,
+        windowed=plan.windows is not None,
     )
 
 

@@ -195,7 +195,7 @@ class LocalRunner:
             if init.hidden_states:
                 self._shown.add(init.row)
         if len(plan.page_rows):
-            self._table.add_pages(plan.page_rows, plan.page_ids)
+            self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
 
     def _hidden_states(self, plan: StepPlan, inputs: StepInputs) -> dict[int, FloatArray]:
         """Copy the hidden states of what this step computed, for rows that asked."""

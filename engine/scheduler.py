@@ -365,6 +365,8 @@ class Scheduler:
                 seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
             if count > 1 or seq.num_computed == seq.num_prompt_tokens:
                 self._publish(seq)
+            if self.kv.windows is not None:
+                self.kv.slide(seq.table, seq.num_computed)
             if row in sampled:
                 outputs.append(
                     self._accept(
@@ -449,6 +451,14 @@ class Scheduler:
             raise InvariantViolated("a page is owned by two sequences, or by none")
         if any(seq.num_computed > len(seq.table.pages) * self.kv.page_size for seq in self.running):
             raise InvariantViolated("a sequence has computed more than its pages hold")
+        if self.kv.windows is not None:
+            self.kv.windows.check_users(
+                Counter(
+                    page
+                    for seq in self.running
+                    for page in seq.table.windows[seq.table.first_window :]
+                )
+            )
 
 
 def _is_ready(leader: Sequence) -> bool:

@@ -88,12 +88,21 @@ class StepDraft:
             for seq in order
             for page in (*self._started.get(seq, ()), *self._pages[seq])
         ]
+        windows = [
+            page
+            for seq in order
+            if seq.table.windows
+            for page in seq.table.windows[
+                len(seq.table.pages) - len(self._pages[seq]) - len(self._started.get(seq, ())) :
+            ]
+        ]
         plan = StepPlan(
             step_id=step_id,
             added=tuple(_row_init(seq) for seq in order if seq in self._started),
             dropped=_ints(dropped),
             page_rows=_ints(row for row, _ in grown),
             page_ids=_ints(page for _, page in grown),
+            window_ids=_ints(windows),
             rows=_ints(_row(seq) for seq in order),
             starts=_ints(seq.num_planned for seq in order),
             num_tokens=_ints(counts),

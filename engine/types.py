@@ -226,6 +226,8 @@ class StepPlan:
     dropped:     rows that ended since the last plan
     page_rows:   [num_new_pages] row that each page of `page_ids` is appended to, in order
     page_ids:    [num_new_pages]
+    window_ids:  [num_new_pages] the page of window layers beside each, 0 = nobody will read one;
+                 empty where these layers have no pages of their own
     rows:        [num_rows] rows that compute in this step; rows with one token come first
     starts:      [num_rows] tokens of the row whose KV is already there
     num_tokens:  [num_rows] tokens to compute, at least 1
@@ -242,6 +244,7 @@ class StepPlan:
     num_tokens: IntArray
     samples: BoolArray
     loads: tuple[SlotLoad, ...] = ()
+    window_ids: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,6 +380,8 @@ class EngineStats:
     num_queued_tokens:  tokens to compute before every open sequence decodes: of those that wait
                         what the prefix cache lacked when they began to, of running ones what is
                         left of the prompt. Output to come is not in it.
+    num_window_pages:   of layers with a sliding window, where they have pages of their own; those
+                        that are neither free nor held are cached
     """
 
     num_running: int
@@ -396,8 +401,18 @@ class EngineStats:
     steps_total: int
     step_time_total_s: float
     last_step_s: float
+    num_window_pages: int = 0
+    num_free_window_pages: int = 0
+    num_held_window_pages: int = 0
+    evicted_window_pages_total: int = 0
 
     @property
     def kv_usage(self) -> float:
-        """Part of the KV pages that cannot be had without preempting someone (0 to 1)."""
-        return self.num_held_pages / self.num_pages if self.num_pages else 0.0
+        """Part of the KV pages that cannot be had without preempting someone (0 to 1).
+
+        Where there are two kinds, of the one of which less is left.
+        """
+        usage = self.num_held_pages / self.num_pages if self.num_pages else 0.0
+        if self.num_window_pages:
+            usage = max(usage, self.num_held_window_pages / self.num_window_pages)
+        return usage

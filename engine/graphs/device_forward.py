@@ -10,7 +10,7 @@ Legend: T tokens of the step, S rows, R rows of logits, D rows of a decode step,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -40,11 +40,15 @@ INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of a step: most rows, tokens, and pages of a row."""
+    """Of a step: most rows, tokens, and pages of a row.
+
+    windowed:  whether layers with a window have pages of their own
+    """
 
     max_rows: int
     max_tokens: int
     max_pages: int
+    windowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,10 @@ class DeviceForward:
         self._tables = torch.full(
             (num_lines, limits.max_pages), DUMP_PAGE, dtype=torch.int32, device=device
         )
+        self._window_tables = torch.full_like(self._tables, DUMP_PAGE) if limits.windowed else None
         self._newest = torch.zeros(num_lines, dtype=torch.int64, device=device)
         self._staging = Staging(device, room_for(_largest_step(limits)))
-        self._grown = Staging(device, room_for([Shape((3, MAX_GROWN), INT32)]))
+        self._grown = Staging(device, room_for([Shape((4, MAX_GROWN), INT32)]))
         self._noted = Staging(device, room_for([Shape((num_lines,), INT32)]))
         self._graphs: dict[tuple[int, bool], Callable[[], Made]] = {}
         self._sizes: tuple[int, ...] = ()
@@ -103,7 +108,11 @@ class DeviceForward:
         kinds = (False, True) if adapters and by_triton(self._device) else (False,)
         results: Made | None = None
         for size in reversed(sizes):
-            nobody = on_dump_page(np.ones(size, dtype=np.int64), self._limits.max_pages)
+            nobody = on_dump_page(
+                np.ones(size, dtype=np.int64),
+                self._limits.max_pages,
+                windowed=self._limits.windowed,
+            )
             for adapted in kinds:
                 self._staging.upload(_padded(nobody, size, adapted, line=self._limits.max_rows))
                 if results is None:
@@ -150,24 +159,29 @@ class DeviceForward:
     def _grow(self, grown: Int32Array) -> None:
         for first in range(0, grown.shape[1], MAX_GROWN):
             (there,) = self._grown.upload([grown[:, first : first + MAX_GROWN]])
-            lines, columns, pages = there
-            self._tables.index_put_((lines.long(), columns.long()), pages)
+            lines, columns, pages, window_pages = there
+            at = lines.long(), columns.long()
+            self._tables.index_put_(at, pages)
+            if self._window_tables is not None:
+                self._window_tables.index_put_(at, window_pages)
 
     # -- one by one --------------------------------------------------------------------------
 
     def _launch(self, inputs: StepInputs) -> Made:
         num_decodes = inputs.num_decodes
-        token_ids, positions, slots, lines, logit_index, starts, lengths = self._staging.upload(
-            [
-                inputs.token_ids,
-                inputs.positions,
-                inputs.slots,
-                inputs.rows,
-                inputs.logit_index,
-                inputs.starts.astype(np.int32),
-                inputs.lengths.astype(np.int32),
-            ]
-        )
+        arrays: Arrays = [
+            inputs.token_ids,
+            inputs.positions,
+            inputs.slots,
+            inputs.rows,
+            inputs.logit_index,
+            inputs.starts.astype(np.int32),
+            inputs.lengths.astype(np.int32),
+        ]
+        if inputs.windows is not None:
+            arrays.append(inputs.windows.slots)
+        there = self._staging.upload(arrays)
+        token_ids, positions, slots, lines, logit_index, starts, lengths, *window_slots = there
         firsts = self._known(token_ids[:num_decodes], lines[:num_decodes])
         batch = ForwardBatch(
             token_ids=torch.cat((firsts, token_ids[num_decodes:])),
@@ -182,9 +196,22 @@ class DeviceForward:
             logit_index=logit_index,
             adapters=RowGroups.of(inputs.adapters, self._device),
         )
+        batch = self._with_windows(batch, lines, window_slots)
         hidden = self._model.forward(batch, self._attention)
         wanted = RowGroups.of(inputs.adapters[inputs.logit_index], self._device)
         return Made(hidden, self._model.logits(hidden[logit_index], wanted))
+
+    def _with_windows(
+        self, batch: ForwardBatch, lines: Tensor, window_slots: Sequence[Tensor]
+    ) -> ForwardBatch:
+        """Return the batch with what is different for layers that have pages of their own.
+
+        window_slots:  one tensor; none where there are no such layers
+        """
+        if self._window_tables is None:
+            return batch
+        tables = self._window_tables.index_select(0, lines)
+        return replace(batch, windowed=replace(batch, slots=window_slots[0], tables=tables))
 
     def _known(self, token_ids: Tensor, lines: Tensor) -> Tensor:
         """Put the newest tokens of rows in the place of those that the host does not know."""
@@ -221,8 +248,10 @@ class DeviceForward:
 
     def _run_decode(self, size: int, adapted: bool) -> Made:
         """Run a step of padded rows, whose arrays have been uploaded."""
-        views = self._staging.views(_shapes_of(size, adapted))
-        token_ids, positions, slots, lines, starts, lengths, *tiles = views
+        windowed = self._limits.windowed
+        views = self._staging.views(_shapes_of(size, adapted, windowed))
+        token_ids, positions, slots, lines, starts, lengths, *others = views
+        window_slots, tiles = others[:windowed], others[windowed:]
         groups = NO_GROUPS
         if tiles:
             rows, ranges = tiles
@@ -240,6 +269,7 @@ class DeviceForward:
             logit_index=lines,  # all: not looked at
             adapters=groups,
         )
+        batch = self._with_windows(batch, lines, window_slots)
         hidden = self._model.forward(batch, self._attention)
         return Made(hidden, self._model.logits(hidden, groups))
 
@@ -262,6 +292,8 @@ def _padded(inputs: StepInputs, size: int, adapted: bool, *, line: int) -> Array
         np.arange(size + 1, dtype=np.int32),
         pad(inputs.lengths, 1).astype(np.int32),
     ]
+    if inputs.windows is not None:
+        arrays.append(pad(inputs.windows.slots, DUMP_SLOT))
     if adapted:
         rows, tiles = cut_tiles(inputs.adapters, tile_size(size))
         arrays.append(np.concatenate((rows, np.zeros(size - len(rows), np.int32))))
@@ -269,12 +301,13 @@ def _padded(inputs: StepInputs, size: int, adapted: bool, *, line: int) -> Array
     return arrays
 
 
-def _shapes_of(size: int, adapted: bool) -> list[Shape]:
+def _shapes_of(size: int, adapted: bool, windowed: bool) -> list[Shape]:
     """Return the shapes of what `_padded` returns."""
     shapes = [
         *(Shape((size,), INT64) for _ in range(4)),
         Shape((size + 1,), INT32),
         Shape((size,), INT32),
+        *(Shape((size,), INT64) for _ in range(windowed)),
     ]
     if adapted:
         shapes += [Shape((size,), INT32), Shape((size, 3), INT32)]
@@ -285,7 +318,7 @@ def _largest_step(limits: Limits) -> list[Shape]:
     """Return what the arrays of any step fit into."""
     rows, tokens = limits.max_rows + 1, limits.max_tokens
     return [
-        *(Shape((tokens,), INT64) for _ in range(3)),
-        *(Shape((rows,), INT64) for _ in range(4)),
+        *(Shape((tokens,), INT64) for _ in range(4)),
+        *(Shape((rows,), INT64) for _ in range(5)),
         *(Shape((rows,), INT32) for _ in range(8)),
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remora.configs.window_plan import WindowRoom
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.linear import Linear
@@ -35,6 +36,7 @@ class StepShape:
 
     num_pages:      of the KV pool, the dump page 0 not counted
     max_positions:  tokens of the longest sequence
+    windows:        pages of layers with a window, where these have their own
     """
 
     max_tokens: int
@@ -42,6 +44,7 @@ class StepShape:
     num_pages: int
     page_size: int
     max_positions: int
+    windows: WindowRoom | None = None
 
 
 class StepProgram:
@@ -58,7 +61,6 @@ class StepProgram:
         logits: Tensor,
         stream: Tensor,
         norm: tuple[Tensor, float],
-        cache: PagedCache,
         weight_bytes: int,
     ) -> None:
         """See `StepProgramBuilder`.
@@ -73,7 +75,6 @@ class StepProgram:
         self._logits = logits
         self._stream = stream
         self._norm = norm
-        self.cache = cache
         self.weight_bytes = weight_bytes
 
     def forward(self, inputs: StepInputs) -> Tensor:
@@ -89,6 +90,8 @@ class StepProgram:
         batch.table_rows[:num_rows] = inputs.rows
         batch.logit_index[:num_logits] = inputs.logit_index
         batch.adapters[:num_tokens] = inputs.adapters
+        if inputs.windows is not None:
+            batch.window_slots[:num_tokens] = inputs.windows.slots
         self._program.run(num_tokens, num_rows, num_logits)
         return self._logits[:num_logits]
 
@@ -141,22 +144,46 @@ class StepProgramBuilder:
             max_rows=shape.max_rows,
             max_logits=self._max_logits,
             tables=torch.from_numpy(table.tables),
+            window_tables=None
+            if table.window_tables is None
+            else torch.from_numpy(table.window_tables),
         )
         self._program = Program(team, batch)
-        self._cache = PagedCache.allocate(
-            team,
-            num_layers=config.num_layers,
-            num_pages=shape.num_pages + 1,
-            page_size=shape.page_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            is_bf16=model.dtype == torch.bfloat16,
-        )
+        self._places = self._allocate()
         positions = torch.arange(shape.max_positions)
         self._angles: list[tuple[Tensor, Tensor]] = []
         for rotary in model.rotaries:
             cosines, sines = rotary.angles(positions, torch.float32)
             self._angles.append((cosines.contiguous(), sines.contiguous()))
+
+    def _allocate(self) -> list[tuple[PagedCache, int]]:
+        """Allocate KV memory; returns each layer's cache and which layer of it that is."""
+        config, shape = self._config, self._shape
+
+        def allocate(num_layers: int, num_pages: int, *, is_windowed: bool = False) -> PagedCache:
+            return PagedCache.allocate(
+                self._team,
+                num_layers=num_layers,
+                num_pages=num_pages + 1,
+                page_size=shape.page_size,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                is_bf16=self._model.dtype == torch.bfloat16,
+                is_windowed=is_windowed,
+            )
+
+        if shape.windows is None:
+            cache = allocate(config.num_layers, shape.num_pages)
+            return [(cache, layer) for layer in range(config.num_layers)]
+        apart = shape.windows.layers
+        caches = (
+            allocate(len(apart) - sum(apart), shape.num_pages),
+            allocate(sum(apart), shape.windows.num_pages, is_windowed=True),
+        )
+        return [
+            (caches[is_apart], sum(other == is_apart for other in apart[:layer]))
+            for layer, is_apart in enumerate(apart)
+        ]
 
     def build(self) -> StepProgram:
         """Pack everything; call it once."""
@@ -182,7 +209,6 @@ class StepProgramBuilder:
             logits=logits[:, : model.vocab_size],
             stream=self._stream[:, : config.hidden_size],
             norm=(model.norm.weight.float(), model.norm.eps),
-            cache=self._cache,
             weight_bytes=self._weight_bytes,
         )
 
@@ -193,6 +219,7 @@ class StepProgramBuilder:
         assert isinstance(mlp, MLP)
         assert isinstance(block.attention_norm, RMSNorm)
         assert isinstance(block.mlp_norm, RMSNorm)
+        cache, place = self._places[layer]
 
         normal = self._normalize(block.attention_norm, attention.qkv_proj)
         self._multiply(normal, attention.qkv_proj, self._qkv)
@@ -200,8 +227,8 @@ class StepProgramBuilder:
         norms = attention.head_norms
         program.rotate_and_store(
             self._qkv,
-            self._cache,
-            layer,
+            cache,
+            place,
             num_heads=config.num_heads,
             cosines=cosines,
             sines=sines,
@@ -212,8 +239,8 @@ class StepProgramBuilder:
         )
         program.attend(
             self._qkv,
-            self._cache,
-            layer,
+            cache,
+            place,
             self._attended.written.values,
             num_heads=config.num_heads,
             scale=attention.rule.scale,

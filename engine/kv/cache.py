@@ -1,8 +1,10 @@
 """Pages of sequences: the one place where they are taken, shared and given back.
 
 Joins the free list (pages.py) and the prefix cache (radix.py). A page is free, cached, or held by
-exactly one sequence: free + cached + held == num_pages after every public call. Block tables only
-grow, so the ranks are told of new pages and nothing else. Knows no tensors, requests or time.
+exactly one sequence: free + cached + held == num_pages after every public call. Layers with a
+sliding window may have pages of their own (window.py), one beside each that is computed. Block
+tables only grow, so the ranks are told of new pages and nothing else: what is let go behind a
+window stays in their tables, and is not read. Knows no tensors, requests or time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Literal
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.newest import newest_hashes
 from remora.engine.kv.pages import PagePool, pages_needed
-from remora.engine.kv.radix import Listener, RadixCache, RadixNode
+from remora.engine.kv.radix import Listener, PrefixMatch, RadixCache, RadixNode
+from remora.engine.kv.window import NO_PAGE, WindowPages
 from remora.engine.types import Namespace
 
 
@@ -28,6 +31,9 @@ class PageTable:
     node:           deepest prefix-cache node that the sequence has locked
     num_matched:    leading pages found in the cache rather than computed
     num_published:  leading pages that belong to the cache: `node` ends there
+    windows:        [len(pages)] the page of window layers beside each of `pages`, NO_PAGE where it
+                    was let go or never there; empty where there are none
+    first_window:   leading pages without one; all others have one
     """
 
     pages: list[int] = field(default_factory=list)
@@ -35,10 +41,15 @@ class PageTable:
     node: RadixNode | None = None
     num_matched: int = 0
     num_published: int = 0
+    windows: list[int] = field(default_factory=list)
+    first_window: int = 0
 
 
 class KVCache:
-    """All KV pages of one engine."""
+    """All KV pages of one engine.
+
+    windows:  those of layers with a sliding window, where they are apart
+    """
 
     def __init__(
         self,
@@ -47,12 +58,14 @@ class KVCache:
         page_size: int,
         prefix_cache: bool,
         eviction: Literal["lru", "lfu"] = "lru",
+        windows: WindowPages | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.num_owned = 0
         self.num_evicted = 0
+        self.windows = windows
         self._pool = PagePool(num_pages)
         self._radix = RadixCache(page_size=page_size, eviction=eviction)
 
@@ -76,6 +89,12 @@ class KVCache:
         """Pages of the prefix cache that sequences borrow."""
         return self._radix.num_locked_pages
 
+    @property
+    def usage(self) -> float:
+        """Part of the pages, of those of which there are fewer left, that sequences use."""
+        usage = self.num_held / self.num_pages
+        return usage if self.windows is None else max(usage, _usage(self.windows))
+
     def listen(self, listener: Listener) -> None:
         """Tell somebody which pages can be reused, and which no longer, from now on."""
         self._radix.listen(listener)
@@ -88,11 +107,21 @@ class KVCache:
         """Return how many tokens `attach_prefix` would find now; borrows nothing."""
         if not self.prefix_cache:
             return 0
-        return len(self._radix.match(namespace, tokens).pages) * self.page_size
+        return len(self._match(namespace, tokens).pages) * self.page_size
 
     def cached_end(self, namespace: Namespace, tokens: Sequence[int]) -> RadixNode:
         """Return the node at which the longest cached prefix of `tokens` ends; borrows nothing."""
         return self._radix.match(namespace, tokens).node
+
+    def _match(self, namespace: Namespace, tokens: Sequence[int]) -> PrefixMatch:
+        """Find the longest cached prefix that a sequence can go on from."""
+        match = self._radix.match(namespace, tokens)
+        if self.windows is None:
+            return match
+        usable = self.windows.usable(match.pages)
+        if usable == len(match.pages):
+            return match
+        return self._radix.match(namespace, tokens[: usable * self.page_size])
 
     def attach_prefix(self, table: PageTable, namespace: Namespace, tokens: Sequence[int]) -> int:
         """Borrow the longest cached prefix of `tokens` for an empty table; returns its tokens."""
@@ -100,11 +129,14 @@ class KVCache:
             raise InvariantViolated("a prefix was attached to a table in use")
         if not self.prefix_cache:
             return 0
-        match = self._radix.match(namespace, tokens)
+        match = self._match(namespace, tokens)
         self._radix.lock(match.node)
         table.node, table.pages = match.node, match.pages
-        table.num_matched = table.num_published = len(match.pages)
-        return len(match.pages) * self.page_size
+        count = table.num_matched = table.num_published = len(match.pages)
+        if self.windows is not None:
+            first = table.first_window = self.windows.first_needed(count * self.page_size)
+            table.windows = [NO_PAGE] * first + self.windows.borrow(match.pages[first:])
+        return count * self.page_size
 
     def note_hit(self, table: PageTable) -> None:
         """Count that a sequence has started with the prefix that is attached to its table."""
@@ -127,17 +159,32 @@ class KVCache:
         missing = count - self._pool.num_free
         if missing > self.num_cached:
             return None
+        if self.windows is not None and not self.windows.has(count):
+            return None
         if missing > 0:
             evicted = self._radix.evict(missing)
             self.num_evicted += len(evicted)
-            self._pool.release(evicted)
+            self._free(evicted)
         pages = self._pool.try_allocate(count)
         if pages is None:
             raise InvariantViolated("evicting gave fewer pages than the cache had counted")
         table.pages += pages
         table.owned.update(pages)
         self.num_owned += count
+        if self.windows is not None:
+            table.windows += self.windows.take(count)
         return pages
+
+    def slide(self, table: PageTable, num_computed: int) -> None:
+        """Let go what tokens from `num_computed` on do not see of the pages of window layers."""
+        if self.windows is None:
+            return
+        first = self.windows.first_needed(num_computed)
+        if first > table.first_window:
+            passed = slice(table.first_window, first)
+            self.windows.leave(table.windows[passed])
+            table.windows[passed] = [NO_PAGE] * (first - table.first_window)
+            table.first_window = first
 
     def publish(
         self, table: PageTable, namespace: Namespace, tokens: Sequence[int], num_computed: int
@@ -158,7 +205,10 @@ class KVCache:
             table.pages[start:count],
         )
         if node is None:
+            self._keep_windows(table, namespace, tokens, count)
             return
+        if self.windows is not None:
+            self.windows.keep(table.pages[start:count], table.windows[start:count])
         if node is not table.node:
             self._radix.lock(node)
             if table.node is not None:
@@ -178,6 +228,7 @@ class KVCache:
                 table.pages[start:count],
             )
             self._disown(table, adopted)
+            self._keep_windows(table, namespace, tokens, count)
         self.release(table)
 
     def release(self, table: PageTable) -> None:
@@ -186,8 +237,30 @@ class KVCache:
         self.num_owned -= len(table.owned)
         if table.node is not None:
             self._radix.unlock(table.node)
+        if self.windows is not None:
+            self.windows.leave(table.windows[table.first_window :])
         table.pages, table.owned, table.node = [], set(), None
         table.num_matched = table.num_published = 0
+        table.windows, table.first_window = [], 0
+
+    def _keep_windows(
+        self, table: PageTable, namespace: Namespace, tokens: Sequence[int], count: int
+    ) -> None:
+        """Cache the table's pages of windows beside what the cache has of its first pages.
+
+        A cached prefix whose own were evicted can be continued again.
+        """
+        if self.windows is None:
+            return
+        start = max(table.num_published, table.first_window)
+        cached = self._radix.match(namespace, tokens[: count * self.page_size]).pages
+        self.windows.keep(cached[start:], table.windows[start : len(cached)])
+
+    def _free(self, pages: Sequence[int]) -> None:
+        """Take back pages that the prefix cache has given up."""
+        if self.windows is not None:
+            self.windows.forget(pages)
+        self._pool.release(pages)
 
     def _disown(self, table: PageTable, pages: Sequence[int]) -> None:
         table.owned.difference_update(pages)
@@ -196,7 +269,7 @@ class KVCache:
     def flush(self) -> int:
         """Forget all cached pages that nobody borrows; returns how many."""
         pages = self._radix.clear()
-        self._pool.release(pages)
+        self._free(pages)
         return len(pages)
 
     def check_integrity(self) -> None:
@@ -208,3 +281,9 @@ class KVCache:
                 f"pages: {self.num_free} free + {self.num_cached} cached + {self.num_held} held"
                 f" is not {self.num_pages}"
             )
+        if self.windows is not None:
+            self.windows.check_integrity()
+
+
+def _usage(windows: WindowPages) -> float:
+    return windows.num_held / windows.num_pages

@@ -51,6 +51,7 @@ def read_model_facts(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) ->
         kv_vectors=1 if config.attention.latent is not None else 2,
         tied_embeddings=config.head.tied,
         fingerprint=fingerprint(path, raw),
+        windows=config.windows if any(config.windows) else (),
     )
 
 

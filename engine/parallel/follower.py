@@ -80,5 +80,6 @@ class Follower:
         for init in step.plan.added:
             self._table.start(init)
         if len(step.plan.page_rows):
-            self._table.add_pages(step.plan.page_rows, step.plan.page_ids)
+            plan = step.plan
+            self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
         self._forward.forward(self._table.inputs(step.plan))

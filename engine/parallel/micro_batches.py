@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from remora.configs.shares import share
-from remora.engine.inputs import StepInputs
+from remora.engine.inputs import StepInputs, WindowInputs
 
 
 def split_inputs(inputs: StepInputs, num_parts: int) -> list[StepInputs]:
@@ -46,4 +46,7 @@ def _part(inputs: StepInputs, tokens: range) -> StepInputs:
         logit_index=inputs.logit_index[:0],
         adapters=inputs.adapters[cut],
         grown=inputs.grown,
+        windows=None
+        if inputs.windows is None
+        else WindowInputs(slots=inputs.windows.slots[cut], tables=inputs.windows.tables),
     )

@@ -26,7 +26,7 @@ MAX_REASON_BYTES = 4096
 
 STEP, LOGITS, FAILED, COME_IN = 1, 2, 3, 4
 
-_STEP = struct.Struct("<Q6I")
+_STEP = struct.Struct("<Q7I")
 _LOGITS = struct.Struct("<II")
 _PORT = struct.Struct("<H")
 _Number = TypeVar("_Number", bound=np.generic)
@@ -89,6 +89,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
         len(added),
         sum(fact[1] for fact in facts),
         len(plan.page_ids),
+        len(plan.window_ids),
         len(plan.rows),
     )
     payload = b"".join(
@@ -104,6 +105,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
                 for numbers in (
                     plan.page_rows,
                     plan.page_ids,
+                    plan.window_ids,
                     plan.rows,
                     plan.starts,
                     plan.num_tokens,
@@ -148,9 +150,8 @@ def decode(kind: int, payload: memoryview) -> Message:
 
 
 def _decode_step(payload: memoryview) -> Step:
-    step_id, num_loads, num_added, num_tokens, num_pages, num_rows, num_sampled = _STEP.unpack_from(
-        payload
-    )
+    step_id, *counts = _STEP.unpack_from(payload)
+    num_loads, num_added, num_tokens, num_pages, num_windows, num_rows, num_sampled = counts
     numbers = _Numbers(payload, _STEP.size)
     instances = numbers.take(num_loads, np.int64)
     known = numbers.take(num_tokens, np.int64)
@@ -158,7 +159,8 @@ def _decode_step(payload: memoryview) -> Step:
     slots = numbers.take(num_loads, np.int32)
     facts = numbers.take(4 * num_added, np.int32).reshape(num_added, 4)
     page_rows, page_ids = numbers.take(num_pages, np.int32), numbers.take(num_pages, np.int32)
-    rows, starts, counts = (numbers.take(num_rows, np.int32) for _ in range(3))
+    window_ids = numbers.take(num_windows, np.int32)
+    rows, starts, num_each = (numbers.take(num_rows, np.int32) for _ in range(3))
     sampled_rows = numbers.take(num_sampled, np.int32)
     samples = numbers.take(num_rows, np.bool_)
     numbers.check_end()
@@ -168,9 +170,10 @@ def _decode_step(payload: memoryview) -> Step:
         dropped=_NOBODY,
         page_rows=page_rows,
         page_ids=page_ids,
+        window_ids=window_ids,
         rows=rows,
         starts=starts,
-        num_tokens=counts,
+        num_tokens=num_each,
         samples=samples,
         loads=tuple(
             SlotLoad(slot, instance)

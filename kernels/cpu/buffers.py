@@ -87,7 +87,8 @@ class Updates:
 class PagedCache:
     """K and V of all layers, in pages; the layout is that of src/attention.h.
 
-    data:  [num_layers, num_pages, bytes of a page]; the caller keeps page 0 for padding
+    data:         [num_layers, num_pages, bytes of a page]; the caller keeps page 0 for padding
+    is_windowed:  its pages are those of the batch's window tables
     """
 
     data: Tensor
@@ -95,6 +96,7 @@ class PagedCache:
     page_size: int
     num_kv_heads: int
     head_dim: int
+    is_windowed: bool = False
 
     @staticmethod
     def allocate(
@@ -106,6 +108,7 @@ class PagedCache:
         num_kv_heads: int,
         head_dim: int,
         is_bf16: bool,
+        is_windowed: bool = False,
     ) -> PagedCache:
         """Allocate zeroed pages. `page_size` must be a multiple of 16."""
         if page_size % 16:
@@ -120,6 +123,7 @@ class PagedCache:
             page_size=page_size,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            is_windowed=is_windowed,
         )
 
     def struct(self) -> CacheStruct:
@@ -127,6 +131,7 @@ class PagedCache:
         return CacheStruct(
             data=self.data.data_ptr(),
             is_bf16=self.is_bf16,
+            is_windowed=self.is_windowed,
             num_pages=self.data.shape[1],
             page_size=self.page_size,
             num_kv_heads=self.num_kv_heads,
@@ -143,9 +148,18 @@ class Batch:
     logit_index:                  [max_logits] int32
     adapters:                     [max_tokens] int32, slots counted from 1; 0 = none
     tables:                       [rows, pages] int32, the caller's own array of page ids
+    window_slots, window_tables:  as `slots` and `tables`, for caches that are windowed
     """
 
-    def __init__(self, *, max_tokens: int, max_rows: int, max_logits: int, tables: Tensor) -> None:
+    def __init__(
+        self,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_logits: int,
+        tables: Tensor,
+        window_tables: Tensor | None = None,
+    ) -> None:
         self.token_ids = buffer((max_tokens,), torch.int64).numpy()
         self.positions = buffer((max_tokens,), torch.int64).numpy()
         self.slots = buffer((max_tokens,), torch.int64).numpy()
@@ -155,6 +169,8 @@ class Batch:
         self.logit_index = buffer((max_logits,), torch.int32).numpy()
         self.adapters = buffer((max_tokens,), torch.int32).numpy()
         self.tables = tables
+        self.window_tables = window_tables
+        self.window_slots = buffer((max_tokens,), torch.int64).numpy()
 
     def struct(self) -> BatchStruct:
         """Return what the library reads."""
@@ -167,6 +183,8 @@ class Batch:
             table_rows=self.table_rows.ctypes.data,
             tables=self.tables.data_ptr(),
             table_stride=self.tables.stride(0),
+            window_slots=self.window_slots.ctypes.data,
+            window_tables=None if self.window_tables is None else self.window_tables.data_ptr(),
             logit_index=self.logit_index.ctypes.data,
             adapters=self.adapters.ctypes.data,
         )

@@ -23,6 +23,8 @@ class BatchStruct(Structure):
         ("table_rows", c_void_p),
         ("tables", c_void_p),
         ("table_stride", c_int64),
+        ("window_slots", c_void_p),
+        ("window_tables", c_void_p),
         ("logit_index", c_void_p),
         ("adapters", c_void_p),
     )
@@ -69,6 +71,7 @@ class CacheStruct(Structure):
     _fields_ = (
         ("data", c_void_p),
         ("is_bf16", c_bool),
+        ("is_windowed", c_bool),
         ("num_pages", c_int),
         ("page_size", c_int),
         ("num_kv_heads", c_int),

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from remora.configs.kv_budget import pages_needed
 from remora.configs.plan import EnginePlan
+from remora.configs.window_plan import WindowRoom
 from remora.engine.types import (
     NOT_FINITE,
     LogprobRows,
@@ -53,10 +55,16 @@ def make_logprobs(token_ids: TokenArray) -> LogprobRows:
 
 
 class FakeRunner:
-    """Executes plans as a rank would, reading every context token back through the page table."""
+    """Executes plans as a rank would, reading every context token back through the page table.
 
-    def __init__(self, page_size: int) -> None:
+    window:  of layers that have pages of their own: what a token sees of them is read back too
+    """
+
+    def __init__(self, page_size: int, window: int | None = None) -> None:
         self.page_size = page_size
+        self.window = window
+        self.window_memory: dict[int, tuple[int, int]] = {}
+        self.window_tables: dict[int, list[int]] = {}
         self.memory: dict[int, tuple[int, int]] = {}  # token and adapter that it was computed by
         self.adapters = {0: 0}  # slot -> instance
         self.tables: dict[int, list[int]] = {}
@@ -82,9 +90,14 @@ class FakeRunner:
         for init in plan.added:
             assert init.row not in self.tables, "a row was started twice without being dropped"
             self.tables[init.row], self.tokens[init.row] = [], init.token_ids.tolist()
+            self.window_tables[init.row] = []
             self.rows[init.row] = init
         for row, page in zip(plan.page_rows.tolist(), plan.page_ids.tolist(), strict=True):
             self.tables[row].append(page)
+        if self.window is not None:
+            assert len(plan.window_ids) == len(plan.page_ids)
+            for row, page in zip(plan.page_rows.tolist(), plan.window_ids.tolist(), strict=True):
+                self.window_tables[row].append(page)
         counts = plan.num_tokens.tolist()
         assert counts == sorted(counts, key=lambda count: count > 1), "one-token rows come first"
 
@@ -117,6 +130,18 @@ class FakeRunner:
     def compute(self, row: int, start: int, count: int) -> None:
         for position in range(start, start + count):
             self.memory[self.slot(row, position)] = self.tokens[row][position], self.adapter(row)
+        if self.window is not None:
+            self.compute_windowed(row, range(start, start + count), self.window)
+
+    def compute_windowed(self, row: int, positions: range, window: int) -> None:
+        what = {at: (self.tokens[row][at], self.adapter(row)) for at in range(positions.stop)}
+        for at in positions:
+            slot = self.slot(row, at, self.window_tables)
+            assert slot >= self.page_size, "the dump page was written to"
+            self.window_memory[slot] = what[at]
+        for at in range(max(0, positions.start - window + 1), positions.stop):
+            found = self.window_memory[self.slot(row, at, self.window_tables)]
+            assert found == what[at], "what the window sees is another's"
 
     def read(self, row: int) -> list[int]:
         context = [self.memory[self.slot(row, at)] for at in range(len(self.tokens[row]))]
@@ -127,8 +152,8 @@ class FakeRunner:
     def adapter(self, row: int) -> int:
         return self.adapters[self.rows[row].adapter_slot]
 
-    def slot(self, row: int, position: int) -> int:
-        page = self.tables[row][position // self.page_size]
+    def slot(self, row: int, position: int, tables: dict[int, list[int]] | None = None) -> int:
+        page = (tables or self.tables)[row][position // self.page_size]
         return page * self.page_size + position % self.page_size
 
     def close(self) -> None:
@@ -138,8 +163,8 @@ class FakeRunner:
 class FakeDevice(FakeRunner):
     """An OverlappingRunner that puts all work off until somebody waits for it."""
 
-    def __init__(self, page_size: int) -> None:
-        super().__init__(page_size)
+    def __init__(self, page_size: int, window: int | None = None) -> None:
+        super().__init__(page_size, window)
         self.begun: StepPlan | None = None
         self.work: deque[Callable[[], StepResult | None]] = deque()
         self.num_ended = 0
@@ -195,3 +220,10 @@ def make_plan(**changes: object) -> EnginePlan:
         "priority_preemption_gap": None,
     }
     return EnginePlan(**(values | changes))  # type: ignore[arg-type]
+
+
+def make_window_room(*, window: int = 6, num_pages: int, overlap: bool = False) -> WindowRoom:
+    """Pages of layers with a window, for `make_plan`'s pages and chunks."""
+    ahead = window + (16 if overlap else 8)
+    row_pages = pages_needed(ahead, 4) + 1
+    return WindowRoom(layers=(True,), window=window, num_pages=num_pages, row_pages=row_pages)

@@ -53,8 +53,10 @@ class Harness:
         self, *, overlap: bool = False, made: EnginePlan | None = None, **plan: object
     ) -> None:
         self.plan = made or make_plan(**plan)
-        device = FakeDevice(self.plan.page_size)
-        self.runner = device if overlap else FakeRunner(self.plan.page_size)
+        room = self.plan.windows
+        shape = self.plan.page_size, None if room is None else room.window
+        device = FakeDevice(*shape)
+        self.runner = device if overlap else FakeRunner(*shape)
         self.engine = Engine(
             self.plan,
             self.runner,

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from remora.configs.window_plan import WindowRoom
 from remora.engine.types import FinishReason, Request, SamplingParams
-from tests.engine.fakes import expected_output
+from tests.engine.fakes import expected_output, make_window_room
 from tests.engine.scheduled import PROMPTS, TWO_SLOTS, Harness, make_request
 
 
@@ -16,6 +17,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Arrivals, steps and aborts in any order, in little memory."""
 
     overlap = False
+    windows: WindowRoom | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,6 +27,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority_preemption_gap=1,
             conservativeness=0.1,
             adapters=TWO_SLOTS,
+            windows=self.windows,
         )
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
@@ -100,7 +103,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     lines = list(request.prompt_ids)[1:] if wants else []
                     assert self.harness.scored[name, index] == lines
         stats = self.harness.engine.stats()
-        assert stats.num_held_pages == 0
+        assert stats.num_held_pages == stats.num_held_window_pages == 0
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
 
 
@@ -120,6 +123,32 @@ TestOverlappingMachine = OverlappingMachine.TestCase
 
 
 TestOverlappingMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+class WindowedMachine(SchedulerMachine):
+    """The same with scarce pages of their own for layers with a window."""
+
+    windows = make_window_room(num_pages=6)
+
+
+TestWindowedMachine = WindowedMachine.TestCase
+
+
+TestWindowedMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+class OverlappingWindowedMachine(OverlappingMachine):
+    """Both."""
+
+    windows = make_window_room(num_pages=9, overlap=True)
+
+
+TestOverlappingWindowedMachine = OverlappingWindowedMachine.TestCase
+
+
+TestOverlappingWindowedMachine.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None
+)
 
 
 @given(

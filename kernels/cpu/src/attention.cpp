@@ -50,7 +50,7 @@ class Block {
         cache_(attention.cache),
         batch_(batch),
         scratch_(scratch),
-        table_(batch.tables + batch.table_rows[sequence] * batch.table_stride),
+        table_(attention.cache.table(batch, sequence)),
         first_(first),
         heads_(attention.heads_per_kv()),
         rows_((last - first) * heads_),

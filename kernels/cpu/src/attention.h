@@ -25,8 +25,16 @@ constexpr int MAX_BLOCK_ROWS = 48;
 struct KvCache {
   char* data;  // [layers][pages][kv heads][K, V]
   bool is_bf16;
+  bool is_windowed;  // of layers with a window whose pages are apart
   int num_pages, page_size, num_kv_heads, head_dim;
 
+  const int64_t* slots(const Batch& batch) const {
+    return is_windowed ? batch.window_slots : batch.slots;
+  }
+  const int32_t* table(const Batch& batch, int sequence) const {
+    return (is_windowed ? batch.window_tables : batch.tables) +
+           batch.table_rows[sequence] * batch.table_stride;
+  }
   int padded_dim() const { return (head_dim + LANES - 1) / LANES * LANES; }
   int64_t half_bytes() const { return (int64_t)page_size * padded_dim() * (is_bf16 ? 2 : 4); }
   int64_t page_bytes() const { return 2 * num_kv_heads * half_bytes(); }

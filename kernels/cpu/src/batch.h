@@ -16,6 +16,8 @@ struct Batch {
   const int32_t* table_rows;   // [S] row of the page table
   const int32_t* tables;       // [rows][table_stride] page ids
   int64_t table_stride;
+  const int64_t* window_slots;   // these two are for layers with a window whose pages are apart
+  const int32_t* window_tables;
   const int32_t* logit_index;  // [R] tokens whose logits are wanted
   const int32_t* adapters;     // [T] slot of each token's adapter, counted from 1; 0 = none
 };

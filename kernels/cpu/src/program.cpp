@@ -120,7 +120,7 @@ void RotateAndStore::run_row(const Batch& batch, int row, int) {
     rotate(x, cosines, sines, half);
   }
   const float* keys = heads + s_.num_heads * dim;
-  store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, batch.slots[row]);
+  store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, s_.cache.slots(batch)[row]);
 }
 
 void Shrink::prepare(const Batch&) {
