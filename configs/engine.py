@@ -68,8 +68,7 @@ class EngineSection(KVEventKeys, RecordingKeys, SchedulingKeys, MemoryKeys, Devi
                 raise conflict(key, f"{other} is set too and decides alone; keep one")
         if "mem_fraction" in written and self.total_mem_fraction is not None:
             raise conflict("mem_fraction", "total_mem_fraction is set too; keep one of the two")
-        if self.window_ratio is not None and self.window_pages == "off":
-            raise conflict("window_ratio", "window_pages is off; leave one of the two out")
+        self._check_windows()
         for key in ("prefill_chunk_tokens", "max_prefill_tokens", "max_running_requests"):
             if {key, "max_step_tokens"} <= written and (
                 getattr(self, key) or 0
@@ -77,6 +76,13 @@ class EngineSection(KVEventKeys, RecordingKeys, SchedulingKeys, MemoryKeys, Devi
                 raise conflict(key, f"must not exceed max_step_tokens ({self.max_step_tokens})")
         self._check_useless(written)
         return self
+
+    def _check_windows(self) -> None:
+        for key in ("window_ratio", "window_saving"):
+            if getattr(self, key) is not None and self.window_pages == "off":
+                raise conflict(key, "window_pages is off; leave one of the two out")
+        if self.window_ratio is not None and self.window_saving is not None:
+            raise conflict("window_saving", "window_ratio is set too; keep one of the two")
 
     def _check_useless(self, written: set[str]) -> None:
         """Raise for a key that another one leaves without effect."""

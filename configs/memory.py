@@ -36,12 +36,16 @@ class MemoryKeys(Section):
     window_pages: Literal["auto", "off"] = "auto"
     """Whether layers with a sliding window have pages of their own and give them back behind it.
     auto = where contexts are longer than two windows (of a model with nothing but such layers: one)
-    or where window_ratio is written; off = every token keeps room in all layers."""
+    or where one of the next two is written; off = every token keeps room in all layers."""
 
     window_ratio: Annotated[float, Field(gt=0, le=1)] | None = None
     """Tokens that layers with a sliding window have room for, for each token of the other layers.
     Less of it leaves more memory to long sequences; one of n tokens needs no more than (window +
     prefill_chunk_tokens) / n. Default: 0.5; where all layers have a window, as long ones need."""
+
+    window_saving: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Instead of window_ratio: how far it lies between 1, as many tokens as the other layers have
+    (0), and what sequences of full length need (1)."""
 
     prefix_cache: bool = True
     """Whether the KV of a finished sequence is kept for prompts that begin alike."""

@@ -85,9 +85,18 @@ def size_pools(config: ServeConfig, model: ModelFacts, limits: KVLimits, budget:
     return _pools(config, limits, budget, layers, 0.0, None)
 
 
+def _written(config: ServeConfig) -> str | None:
+    """Return what insists on pages apart."""
+    for key in ("window_ratio", "window_saving"):
+        value = getattr(config.engine, key)
+        if value is not None:
+            return f"engine.{key} = {value}"
+    return None
+
+
 def _ratio(config: ServeConfig, model: ModelFacts, limits: KVLimits) -> float | None:
     """Return the ratio; None where all layers share their pages."""
-    written, window = config.engine.window_ratio, max_window(model)
+    engine, window, written = config.engine, max_window(model), _written(config)
     if window is None or limits.max_model_len <= window:
         if written is not None:
             reason = (
@@ -96,13 +105,15 @@ def _ratio(config: ServeConfig, model: ModelFacts, limits: KVLimits) -> float | 
                 else f"a sequence has at most {limits.max_model_len} tokens, and the window of the "
                 f"model's layers is {window}"
             )
-            raise ConfigError(f"engine.window_ratio = {written}: {reason}; leave it out")
+            raise ConfigError(f"{written}: {reason}; leave it out")
         return None
-    if written is not None:
-        return written
-    page_size = config.engine.page_size
-    least = _row_pages(window, limits, page_size) / pages_needed(limits.max_model_len, page_size)
-    if config.engine.window_pages == "off" or least >= 1:
+    row_pages = _row_pages(window, limits, engine.page_size)
+    least = min(1.0, row_pages / pages_needed(limits.max_model_len, engine.page_size))
+    if engine.window_ratio is not None:
+        return engine.window_ratio
+    if engine.window_saving is not None:
+        return 1 - engine.window_saving * (1 - least)
+    if engine.window_pages == "off" or least == 1:
         return None
     if None not in model.windows:
         return least  # the others cost nothing
@@ -130,12 +141,13 @@ def _apart(
     needed = min(row_pages, longest)
     if made.num_pages >= needed:
         return pools
-    if config.engine.window_ratio is None:
+    written = _written(config)
+    if written is None:
         return None
     raise ConfigError(
-        f"engine.window_ratio = {ratio}: that leaves {max(made.num_pages, 0) * page_size} tokens "
+        f"{written}: that leaves {max(made.num_pages, 0) * page_size} tokens "
         f"for the layers with a window, and one sequence needs {needed * page_size} (the window "
-        f"of {window}, and {limits.ahead_tokens} that are computed at a time); set it higher, make "
+        f"of {window}, and {limits.ahead_tokens} that are computed at a time); leave it out, make "
         "engine.prefill_chunk_tokens smaller, or give the KV cache more memory"
     )
 

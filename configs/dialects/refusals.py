@@ -65,10 +65,6 @@ REFUSALS: Mapping[str, Rule] = {
     "mamba.": _RECURRENT,
     "quant.": _QUANTISED,
     "kv_cache.dtype": not_yet("8-bit KV cache"),
-    "kv_cache.swa_memory": NoEffect(
-        "sliding-window layers have as many pages as the others, always"
-    ),
-    "kv_cache.": not_yet("pages of their own for sliding-window layers"),
     "offload.": _OFFLOAD,
     "memory.host_reserve_bytes": _TIERS,
     "memory.": not_yet("releasing memory while serving"),

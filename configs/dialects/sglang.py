@@ -146,6 +146,16 @@ RULES: Mapping[str, Rule] = {
     "--radix-eviction-policy": Sets(key="engine.prefix_eviction"),
     "--page-size": Sets(key="engine.page_size"),
     "--max-total-tokens": Sets(key="engine.kv_tokens"),
+    "--swa-full-tokens-ratio": Sets(
+        key="engine.window_ratio", how="a model without such layers is refused"
+    ),
+    "--hybrid-kvcache-ratio": Sets(
+        key="engine.window_saving",
+        how="1 = the window and what a step computes, for each context that the others hold",
+    ),
+    "--disable-hybrid-swa-memory": Sets(
+        key="engine.window_pages", table={True: "off", False: "auto"}
+    ),
     "--chunked-prefill-size": Means(
         keys=("engine.prefill_chunk_tokens", "engine.chunked_prefill"),
         reads=values.of_chunk,

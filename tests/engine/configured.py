@@ -42,15 +42,25 @@ MACHINE = MachineFacts(
 
 
 def plan_for(
-    *, without: tuple[str, ...] = (), max_position: int = 128, **engine: Any
+    *,
+    without: tuple[str, ...] = (),
+    max_position: int = 128,
+    windows: tuple[int | None, ...] = (),
+    **engine: Any,
 ) -> EnginePlan:
-    """Make a small plan with these keys of the section engine, and not those of `without`."""
+    """Make a small plan with these keys of the section engine, and not those of `without`.
+
+    windows:  of the model's layers, instead of one layer without
+    """
     keys = {key: value for key, value in (SMALL | engine).items() if key not in without}
     config = parse_args({"model": {"path": "fake"}, "engine": keys})
-    model = replace(MODEL, max_position=max_position)
+    num_layers = max(1, len(windows))
+    model = replace(MODEL, max_position=max_position, windows=windows, num_layers=num_layers)
     return make_plan(config, model, MACHINE, Path("fake"))
 
 
-def configured(*, without: tuple[str, ...] = (), **engine: Any) -> Harness:
+def configured(
+    *, without: tuple[str, ...] = (), windows: tuple[int | None, ...] = (), **engine: Any
+) -> Harness:
     """Make a small engine with these keys of the section engine, and not those of `without`."""
-    return Harness(made=plan_for(without=without, **engine))
+    return Harness(made=plan_for(without=without, windows=windows, **engine))

@@ -69,7 +69,8 @@ def test_the_size_of_chunks_counts_for_nothing_where_there_are_none() -> None:
         ("sglang", "--log-level", "error", State.EXACT, ""),
         ("sglang", "--load-balance-method", "shortest_queue", State.APPROXIMATE, "by tokens"),
         ("sglang", "--load-balance-method", "minimum_tokens", State.EXACT, ""),
-        ("sglang", "--disable-hybrid-swa-memory", True, State.NO_EFFECT, "as many pages"),
+        ("sglang", "--disable-hybrid-swa-memory", True, State.EXACT, ""),
+        ("sglang", "--swa-full-tokens-ratio", 0.8, State.APPROXIMATE, "is refused"),
         (
             "sglang",
             "--disable-outlines-disk-cache",
