@@ -30,6 +30,8 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
         yield "learned positions"
     if attention.head_norm is not None and not attention.head_norm.is_plain:
         yield "norms of heads other than Qwen3's"
+    if attention.growth is not None:
+        yield "queries that grow with their position"
     if attention.soft_cap is not None:
         yield "capped scores"
     if attention.sinks:

@@ -12,7 +12,7 @@ from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.engine.layers.head_norm import HeadsNorm
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.norm import RMSNorm
-from remora.engine.models.config import DecoderConfig
+from remora.engine.models.config import DecoderConfig, QueryGrowth
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
@@ -60,6 +60,7 @@ class SelfAttention:
             dtype=dtype,
             device=device,
         )
+        self._growth = shape.growth
         self.rule = self._make_rule(config, layer, device)
         self._make_norms(config, layout, dtype, device)
 
@@ -114,6 +115,8 @@ class SelfAttention:
     ) -> Tensor:
         """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, pairs]."""
         heads = self.qkv_proj(hidden, batch.adapters).view(len(hidden), -1, self.head_dim)
+        if self._growth is not None:
+            self._grow(heads[:, : self.num_heads], batch.positions, self._growth)
         if self.other_norms is not None:
             heads = self._normalize(heads, self.other_norms, group)
         if self.head_norms is None:
@@ -126,6 +129,14 @@ class SelfAttention:
             )
         attended = attention.attend(self.layer, heads, turn, batch, self.rule)
         return self.o_proj(attended.flatten(1), batch.adapters)
+
+    @staticmethod
+    def _grow(query: Tensor, positions: Tensor, growth: QueryGrowth) -> None:
+        """Multiply queries, in place; rotation does not care whether before it or after it."""
+        factors = 1 + growth.rate * torch.log(
+            1 + positions.div(growth.period, rounding_mode="floor")
+        )
+        query *= factors.to(query.dtype)[:, None, None]
 
     def _normalize(self, heads: Tensor, norms: tuple[HeadsNorm, HeadsNorm], group: Group) -> Tensor:
         first_value = self.num_heads + self.num_kv_heads

@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.config import DecoderConfig
-from remora.engine.models.families import deepseek, experts, llama, qwen
+from remora.engine.models.families import (
+    deepseek,
+    experts,
+    fused,
+    gemma,
+    gpt,
+    layernorm,
+    llama,
+    qwen,
+)
 from remora.engine.models.families.reading import RawConfig
 
 Parse = Callable[[str, RawConfig], DecoderConfig]
@@ -31,6 +40,33 @@ ARCHITECTURES: dict[str, Parse] = {
     "DeepseekV3ForCausalLM": deepseek.parse_deepseek_v3,
     "Glm4MoeForCausalLM": deepseek.parse_glm4_moe,
     "Glm4MoeLiteForCausalLM": deepseek.parse_glm4_moe_lite,
+    "MinistralForCausalLM": llama.parse_ministral,
+    "Ministral3ForCausalLM": llama.parse_ministral3,
+    "SmolLM3ForCausalLM": llama.parse_smollm3,
+    "GraniteForCausalLM": llama.parse_granite,
+    "MiniCPMForCausalLM": llama.parse_minicpm,
+    "Olmo2ForCausalLM": llama.parse_olmo2,
+    "GemmaForCausalLM": gemma.parse_gemma,
+    "Gemma2ForCausalLM": gemma.parse_gemma2,
+    "Gemma3ForCausalLM": gemma.parse_gemma3,
+    "Phi3ForCausalLM": fused.parse_phi3,
+    "GlmForCausalLM": fused.parse_glm,
+    "Glm4ForCausalLM": fused.parse_glm4,
+    "ChatGLMModel": fused.parse_chatglm,
+    "ChatGLMForConditionalGeneration": fused.parse_chatglm,
+    "InternLM2ForCausalLM": fused.parse_internlm2,
+    "InternLM3ForCausalLM": fused.parse_internlm3,
+    "BaichuanForCausalLM": fused.parse_baichuan,
+    "BaiChuanForCausalLM": fused.parse_baichuan,
+    "StableLmForCausalLM": layernorm.parse_stablelm,
+    "StableLMEpochForCausalLM": layernorm.parse_stablelm,
+    "Starcoder2ForCausalLM": layernorm.parse_starcoder2,
+    "PhiForCausalLM": layernorm.parse_phi,
+    "CohereForCausalLM": layernorm.parse_cohere,
+    "Cohere2ForCausalLM": layernorm.parse_cohere2,
+    "GPT2LMHeadModel": gpt.parse_gpt2,
+    "GPTNeoXForCausalLM": gpt.parse_gpt_neox,
+    "FalconForCausalLM": gpt.parse_falcon,
 }
 
 

@@ -76,6 +76,14 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """A factor 1 + rate * log(1 + position // period) on queries."""
+
+    rate: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
     """Grouped-query attention, the same in every layer but for what `LayerConfig` says.
 
@@ -83,6 +91,7 @@ class AttentionConfig:
     soft_cap:  c, if scores s become c * tanh(s / c)
     qkv_bias, out_bias:  which projections have a bias
     sinks:     whether each head has a learned score beside those of its keys
+    growth:    of queries with their position
     alibi:     factor on the slopes by which scores fall with distance; None = they do not
     latent:    what K and V are made of; then there is one KV head of what a token keeps, once
     """
@@ -96,6 +105,7 @@ class AttentionConfig:
     out_bias: bool = False
     head_norm: HeadNorm | None = None
     sinks: bool = False
+    growth: QueryGrowth | None = None
     alibi: float | None = None
     latent: LatentConfig | None = None
 

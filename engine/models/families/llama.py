@@ -1,4 +1,6 @@
-"""Llama and those that differ from it in a setting: Mistral."""
+"""Llama, and families that have its words and tensors but for a few settings: Mistral, Ministral,
+SmolLM3, Granite, MiniCPM, OLMo 2.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,23 @@ from typing import Any
 from remora.engine.models.config import (
     BlockConfig,
     DecoderConfig,
+    EmbeddingConfig,
     HeadConfig,
+    HeadNorm,
     MLPConfig,
+    QueryGrowth,
 )
 from remora.engine.models.families.reading import (
+    FULL,
+    WINDOWED,
     RawConfig,
     activation,
     alike,
     eos_token_ids,
     flag,
     heads,
+    kinds_of_layers,
+    number,
     positive,
     rms,
     rope,
@@ -49,15 +58,18 @@ def like_llama(
     windows: int | list[int | None] | None = None,
     rotates: list[bool] | None = None,
     mlp_bias: bool = False,
+    partial: float | None = None,
+    interleaved: bool = False,
     **options: Any,
 ) -> DecoderConfig:
     """Read a config in Llama's words: pre-norms, rotation, a gated feed-forward layer.
 
     attention:  further fields of AttentionConfig
+    partial, interleaved:  of rotation, as of `parse_rope`
     options:    further fields of DecoderConfig, in the place of those that are read here
     """
     shape = heads(raw, **(attention or {}))
-    turn, max_position = rope(raw, shape.head_dim)
+    turn, max_position = rope(raw, shape.head_dim, partial=partial, interleaved=interleaved)
     size = positive(raw, "intermediate_size")
     mlp = MLPConfig(size=size, activation=activation(raw), bias=mlp_bias)
     return DecoderConfig(
@@ -73,4 +85,115 @@ def like_llama(
             "eos_token_ids": eos_token_ids(raw),
             **options,
         }
+    )
+
+
+def parse_ministral(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Ministral: each layer says whether it has the window."""
+    window = raw.get("sliding_window", 4096)
+    default = [FULL if window is None else WINDOWED] * positive(raw, "num_hidden_layers")
+    kinds = kinds_of_layers(raw, default)
+    windows = [window if kind == WINDOWED else None for kind in kinds]
+    return like_llama(architecture, without_nulls(raw), windows=windows)
+
+
+def parse_ministral3(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Ministral 3: queries grow with the logarithm of their position, beyond the first length."""
+    settings = dict(raw.get("rope_parameters") or {})
+    growth = settings.pop("llama_4_scaling_beta", None)
+    settings.pop("max_position_embeddings", None)
+    queries = None
+    if growth:
+        period = positive(settings, "original_max_position_embeddings")
+        queries = QueryGrowth(rate=growth, period=period)
+    return like_llama(
+        architecture,
+        {**raw, "rope_parameters": settings},
+        windows=raw.get("sliding_window"),
+        attention={"growth": queries},
+    )
+
+
+def parse_smollm3(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """SmolLM3: every fourth layer rotates nothing."""
+    num_layers = positive(raw, "num_hidden_layers")
+    rotates = raw.get("no_rope_layers")
+    if rotates is None:
+        period = raw.get("no_rope_layer_interval") or 4
+        rotates = [(layer + 1) % period for layer in range(num_layers)]
+    window = raw.get("sliding_window") if flag(raw, "use_sliding_window") else None
+    default = [FULL if turns or window is None else WINDOWED for turns in rotates]
+    windows = [window if kind == WINDOWED else None for kind in kinds_of_layers(raw, default)]
+    bias = flag(raw, "attention_bias")
+    raw = {"rope_theta": 2e6, "tie_word_embeddings": True, **without_nulls(raw)}
+    return like_llama(
+        architecture,
+        raw,
+        windows=windows,
+        rotates=[bool(turns) for turns in rotates],
+        attention={"qkv_bias": bias, "out_bias": bias},
+        mlp_bias=flag(raw, "mlp_bias"),
+    )
+
+
+def parse_granite(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Granite: factors on embeddings, scores, what blocks add, and logits."""
+    bias = flag(raw, "attention_bias")
+    raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
+    return like_llama(
+        architecture,
+        raw,
+        attention={
+            "qkv_bias": bias,
+            "out_bias": bias,
+            "scale": number(raw, "attention_multiplier", 1.0),
+        },
+        mlp_bias=flag(raw, "mlp_bias"),
+        block=BlockConfig(norm=rms(raw), residual_scale=number(raw, "residual_multiplier", 1.0)),
+        embedding=EmbeddingConfig(scale=number(raw, "embedding_multiplier", 1.0)),
+        head=HeadConfig(
+            tied=flag(raw, "tie_word_embeddings"), scale=1 / number(raw, "logits_scaling", 1.0)
+        ),
+    )
+
+
+def parse_minicpm(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """MiniCPM 1 and 2: Granite's factors, from width, depth and those of a smaller model."""
+    hidden_size = positive(raw, "hidden_size")
+    raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
+    depth = number(raw, "scale_depth", 1.0) / positive(raw, "num_hidden_layers") ** 0.5
+    bias = flag(raw, "attention_bias")
+    return like_llama(
+        architecture,
+        raw,
+        attention={"qkv_bias": bias, "out_bias": bias},
+        block=BlockConfig(norm=rms(raw), residual_scale=depth),
+        embedding=EmbeddingConfig(scale=number(raw, "scale_emb", 1.0)),
+        head=HeadConfig(
+            tied=flag(raw, "tie_word_embeddings", True),
+            scale=number(raw, "dim_model_base", hidden_size) / hidden_size,
+        ),
+    )
+
+
+def parse_olmo2(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """OLMo 2: norms after each part instead of before, and of all heads together."""
+    bias = flag(raw, "attention_bias")
+    raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
+    norm = rms(raw, default=1e-5)
+    return like_llama(
+        architecture,
+        raw,
+        attention={
+            "qkv_bias": bias,
+            "out_bias": bias,
+            "head_norm": HeadNorm(norm=norm, span="all"),
+        },
+        block=BlockConfig(
+            norm=norm,
+            attention_norm=None,
+            attention_out_norm="post_attention_layernorm",
+            mlp_norm=None,
+            mlp_out_norm="post_feedforward_layernorm",
+        ),
     )

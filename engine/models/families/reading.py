@@ -122,9 +122,18 @@ def heads(raw: RawConfig, **options: Any) -> AttentionConfig:
     )
 
 
-def rope(raw: RawConfig, head_dim: int) -> tuple[RopeConfig, int]:
-    """Read rope settings; returns them and the longest sequence, in tokens."""
-    return parse_rope(raw, positive(raw, "max_position_embeddings"), head_dim)
+def rope(raw: RawConfig, head_dim: int, **options: Any) -> tuple[RopeConfig, int]:
+    """Read rope settings; returns them and the longest sequence, in tokens.
+
+    options:  as of `parse_rope`
+    """
+    return parse_rope(raw, positive(raw, "max_position_embeddings"), head_dim, **options)
+
+
+def partial_rotary(raw: RawConfig, default: float, key: str = "partial_rotary_factor") -> float:
+    """Return which part of each head is rotated."""
+    settings = raw.get("rope_parameters") or {}
+    return number(settings, "partial_rotary_factor", number(raw, key, default))
 
 
 def rms(raw: RawConfig, *, default: float = 1e-6, offset: float = 0.0) -> NormConfig:

@@ -1,0 +1,185 @@
+"""Families with layer norms in Llama's words: StableLM, StarCoder2, Phi 1 and 2, Command R."""
+
+from __future__ import annotations
+
+from remora.engine.models.config import (
+    BlockConfig,
+    DecoderConfig,
+    HeadConfig,
+    HeadNorm,
+    LayerConfig,
+    MLPConfig,
+    NormConfig,
+)
+from remora.engine.models.families.llama import like_llama
+from remora.engine.models.families.naming import of_ends, of_layers
+from remora.engine.models.families.reading import (
+    WINDOWED,
+    RawConfig,
+    activation,
+    every,
+    flag,
+    heads,
+    kinds_of_layers,
+    number,
+    partial_rotary,
+    positive,
+    rope,
+    without_nulls,
+)
+from remora.engine.models.rope_config import NO_ROPE
+
+LAYERS = r"model\.layers\."
+
+
+def parse_stablelm(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """StableLM 2 and StableLM 3B: a quarter of each head rotates."""
+    raw = without_nulls(raw)
+    norm = _layer_norm(raw, "layer_norm_eps")
+    of_heads = HeadNorm(
+        norm=NormConfig(kind="layer", eps=norm.eps),
+        span="each",
+        query="q_layernorm",
+        key="k_layernorm",
+        is_list=True,
+    )
+    is_parallel = flag(raw, "use_parallel_residual")
+    return like_llama(
+        architecture,
+        raw,
+        attention={
+            "qkv_bias": flag(raw, "use_qkv_bias"),
+            "head_norm": of_heads if flag(raw, "qk_layernorm") else None,
+        },
+        partial=partial_rotary(raw, 0.25),
+        block=BlockConfig(
+            norm=norm,
+            mlp_norm=None if is_parallel else "post_attention_layernorm",
+            parallel=is_parallel,
+        ),
+    )
+
+
+def parse_starcoder2(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """StarCoder2: biases everywhere, no gate."""
+    bias = flag(raw, "use_bias", True)
+    shape = heads(raw, qkv_bias=bias, out_bias=bias)
+    turn, max_position = rope(raw, shape.head_dim)
+    mlp = MLPConfig(
+        size=positive(raw, "intermediate_size"),
+        activation=activation(raw, default="gelu_pytorch_tanh"),
+        gated=False,
+        bias=bias,
+    )
+    layer = LayerConfig(rope=turn, mlp=mlp, window=raw.get("sliding_window"))
+    return like_llama(
+        architecture,
+        {**raw, "tie_word_embeddings": flag(raw, "tie_word_embeddings", True)},
+        attention={"qkv_bias": bias, "out_bias": bias},
+        max_position=max_position,
+        layers=(layer,) * positive(raw, "num_hidden_layers"),
+        block=BlockConfig(norm=_layer_norm(raw, "norm_epsilon")),
+        rules=tuple(of_layers(LAYERS, {"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"})),
+    )
+
+
+def parse_phi(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Phi 1, 1.5 and 2: both parts of a block read one norm, half of each head rotates."""
+    raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
+    norm = _layer_norm(raw, "layer_norm_eps")
+    of_heads = HeadNorm(norm=norm, query="q_layernorm", key="k_layernorm")
+    partial = partial_rotary(raw, 0.5)
+    shape = heads(raw)
+    turn, max_position = rope(raw, shape.head_dim, partial=partial)
+    mlp = MLPConfig(
+        size=positive(raw, "intermediate_size"),
+        activation=activation(raw, default="gelu_new"),
+        gated=False,
+        bias=True,
+    )
+    return like_llama(
+        architecture,
+        raw,
+        attention={
+            "qkv_bias": True,
+            "out_bias": True,
+            "head_norm": of_heads if flag(raw, "qk_layernorm") else None,
+        },
+        partial=partial,
+        max_position=max_position,
+        layers=(LayerConfig(rope=turn, mlp=mlp),) * positive(raw, "num_hidden_layers"),
+        block=BlockConfig(norm=norm, mlp_norm=None, parallel=True),
+        head=HeadConfig(tied=flag(raw, "tie_word_embeddings"), bias=True),
+        rules=(
+            *of_layers(
+                LAYERS,
+                {
+                    "self_attn.dense": "self_attn.o_proj",
+                    "mlp.fc1": "mlp.up_proj",
+                    "mlp.fc2": "mlp.down_proj",
+                },
+            ),
+            *of_ends({r"model\.final_layernorm": "model.norm"}),
+        ),
+    )
+
+
+def parse_cohere(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Command R: both parts of a block read one norm, neighbours rotate."""
+    raw = _cohere(raw, theta=500_000.0)
+    norm = NormConfig(kind="layer", eps=number(raw, "layer_norm_eps", 1e-5))
+    bias = flag(raw, "attention_bias")
+    return like_llama(
+        architecture,
+        raw,
+        attention={
+            "qkv_bias": bias,
+            "out_bias": bias,
+            "head_norm": HeadNorm(norm=norm, span="each") if flag(raw, "use_qk_norm") else None,
+        },
+        interleaved=True,
+        block=BlockConfig(norm=norm, mlp_norm=None, parallel=True),
+        head=_cohere_head(raw),
+    )
+
+
+def parse_cohere2(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Command R7B and A: windows that rotate, and layers that see everything and do not."""
+    period = int(number(raw, "sliding_window_pattern", 4))
+    window = raw.get("sliding_window", 4096)
+    raw = _cohere(raw, theta=10_000.0)
+    kinds = kinds_of_layers(raw, every(raw, period))
+    shape = heads(raw)
+    turn, max_position = rope(raw, shape.head_dim, interleaved=True)
+    mlp = MLPConfig(size=positive(raw, "intermediate_size"), activation=activation(raw))
+    windowed = LayerConfig(rope=turn, mlp=mlp, window=window)
+    full = LayerConfig(rope=NO_ROPE, mlp=mlp)
+    bias = flag(raw, "attention_bias")
+    norm = NormConfig(kind="layer", eps=number(raw, "layer_norm_eps", 1e-5))
+    return like_llama(
+        architecture,
+        raw,
+        attention={"qkv_bias": bias, "out_bias": bias},
+        max_position=max_position,
+        layers=tuple(windowed if kind == WINDOWED else full for kind in kinds),
+        block=BlockConfig(norm=norm, mlp_norm=None, parallel=True),
+        head=_cohere_head(raw),
+    )
+
+
+def _cohere(raw: RawConfig, *, theta: float) -> RawConfig:
+    return {
+        "num_key_value_heads": raw.get("num_attention_heads"),
+        "rope_theta": theta,
+        **without_nulls(raw),
+    }
+
+
+def _cohere_head(raw: RawConfig) -> HeadConfig:
+    return HeadConfig(
+        tied=flag(raw, "tie_word_embeddings", True), scale=number(raw, "logit_scale", 0.0625)
+    )
+
+
+def _layer_norm(raw: RawConfig, key: str) -> NormConfig:
+    return NormConfig(kind="layer", eps=number(raw, key, 1e-5), bias=True)

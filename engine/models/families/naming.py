@@ -1,0 +1,85 @@
+"""Rules for checkpoints that name tensors in their own way, or keep several of ours in one.
+
+Rows of a tensor are its outputs. Splits are views, for weights and biases alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from remora.engine.models.config import AttentionConfig, TensorRule
+
+if TYPE_CHECKING:  # configs are also read where nothing computes
+    from torch import Tensor
+
+Split = Callable[["Tensor"], "tuple[Tensor, ...]"]
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+OURS = r"model.layers.\1."
+
+
+def of_layers(
+    prefix: str, names: Mapping[str, str | tuple[str, ...]], split: Split | None = None
+) -> Iterator[TensorRule]:
+    """Yield rules for modules of layers.
+
+    prefix:  regular expression of what stands before a layer's number
+    names:   of ours, or several, by those of the checkpoint
+    """
+    for theirs, ours in names.items():
+        parts = (ours,) if isinstance(ours, str) else ours
+        pattern = rf"{prefix}(\d+)\.{re.escape(theirs)}\.(weight|bias)"
+        yield TensorRule(pattern, tuple(rf"{OURS}{part}.\2" for part in parts), split)
+
+
+def of_ends(names: Mapping[str, str]) -> Iterator[TensorRule]:
+    """Yield rules for modules outside of layers: ours by those of the checkpoint, a pattern."""
+    for theirs, ours in names.items():
+        yield TensorRule(rf"{theirs}\.(weight|bias)", (rf"{ours}.\1",))
+
+
+def unused(*patterns: str) -> Iterator[TensorRule]:
+    """Yield rules for tensors that nothing is computed from."""
+    for pattern in patterns:
+        yield TensorRule(pattern, ())
+
+
+def blocks(*sizes: int) -> Split:
+    """Return what cuts rows into blocks, one after the other."""
+    return lambda whole: tuple(whole.split_with_sizes(sizes))
+
+
+def qkv_blocks(shape: AttentionConfig) -> Split:
+    """Return what cuts rows into those of all heads of q, of k and of v."""
+    key = shape.num_kv_heads * shape.head_dim
+    return blocks(shape.num_heads * shape.head_dim, key, key)
+
+
+def qkv_groups(shape: AttentionConfig) -> Split:
+    """Return what cuts rows that are, for each K/V head: its heads of q, its k, its v."""
+    group = shape.num_heads // shape.num_kv_heads
+
+    def split(whole: Tensor) -> tuple[Tensor, ...]:
+        rest = whole.shape[1:]
+        heads = whole.reshape(shape.num_kv_heads, group + 2, shape.head_dim, *rest)
+        parts = (heads[:, :group], heads[:, group], heads[:, group + 1])
+        return tuple(part.reshape(-1, *rest) for part in parts)
+
+    return split
+
+
+def transposed(whole: Tensor) -> tuple[Tensor, ...]:
+    """Turn columns that are outputs into rows; a bias stays what it is."""
+    return (whole.t(),)
+
+
+def then(first: Split, second: Split) -> Split:
+    """Return what cuts what another one gives, of which there is one."""
+    return lambda whole: second(*first(whole))
+
+
+def unit_rows(whole: Tensor) -> tuple[Tensor, ...]:
+    """Divide each row by its length."""
+    return (whole / whole.norm(dim=-1, keepdim=True).clamp(min=1e-12),)
