@@ -48,11 +48,18 @@ ONE_BY_ONE = DevicePlan()
 
 
 def plan_device(
-    config: ServeConfig, device: str, has_triton: bool, max_running: int, has_adapters: bool
+    config: ServeConfig,
+    device: str,
+    has_triton: bool,
+    max_running: int,
+    has_adapters: bool,
+    *,
+    is_recordable: bool = True,
 ) -> DevicePlan:
     """Decide for a device: cpu or cuda. Raises ConfigError.
 
-    has_adapters:  whether there is room for adapters beside the weights
+    has_adapters:   whether there is room for adapters beside the weights
+    is_recordable:  whether graphs of the model's steps may be made
     """
     engine = config.engine
     if engine.deterministic:
@@ -76,11 +83,7 @@ def plan_device(
         )
         if not by_triton:
             _refuse_splits(config)
-        return DevicePlan(
-            attention_backend=backend,
-            splits=engine.attention_splits,
-            split_tokens=engine.attention_split_tokens,
-        )
+        return _launched(config, backend)
     if not by_triton:
         _refuse_splits(config)
         _refuse(
@@ -89,6 +92,13 @@ def plan_device(
             "leave it out, or set engine.attention_backend to triton",
         )
         return DevicePlan(attention_backend=backend)
+    if not is_recordable:
+        _refuse(
+            config,
+            "the model is run by transformers' code, whose steps are launched one by one",
+            "leave it out",
+        )
+        return _launched(config, backend)
     return DevicePlan(
         attention_backend=backend,
         graph_sizes=_graph_sizes(config, max_running),
@@ -125,6 +135,15 @@ def compiled_rows(config: ServeConfig, max_running: int) -> int:
         if is_so:
             raise ConfigError(f"engine.compile = true: {reason}")
     return min(engine.compile_max_rows, max_running)
+
+
+def _launched(config: ServeConfig, backend: Backend) -> DevicePlan:
+    """Return the plan of steps that are launched one by one."""
+    return DevicePlan(
+        attention_backend=backend,
+        splits=config.engine.attention_splits,
+        split_tokens=config.engine.attention_split_tokens,
+    )
 
 
 def _refuse_splits(config: ServeConfig) -> None:

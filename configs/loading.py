@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from remora.configs.model import ModelSection
 
@@ -17,12 +17,16 @@ class Loading:
     num_threads:       that fill the weights
     verify_checksums:  whether files are compared with the checksums beside them
     config_overrides:  entries in the place of config.json's
+    impl:              whose code runs it
+    trust_code:        whether code beside the weights may run
     """
 
     mmap: bool = True
     num_threads: int = 1
     verify_checksums: bool = False
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
+    impl: Literal["auto", "remora", "transformers"] = "auto"
+    trust_code: bool = False
 
     @classmethod
     def of(cls, model: ModelSection) -> Self:
@@ -32,6 +36,8 @@ class Loading:
             num_threads=model.load_threads,
             verify_checksums=model.verify_checksums,
             config_overrides=model.config_overrides,
+            impl=model.impl,
+            trust_code=model.trust_remote_code,
         )
 
 

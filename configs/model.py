@@ -26,6 +26,15 @@ class ModelSection(Section):
     """Format that the weights are rounded to at start-up, on a CPU with native kernels: int8 halves
     them (groups of 64), int4 makes them a third (groups of 32; the head stays int8)."""
 
+    impl: Literal["auto", "remora", "transformers"] = "auto"
+    """Whose code runs the model: remora = our own, for the families that it knows; transformers =
+    that of the package transformers on our KV cache, which knows more families and is slower;
+    auto = our own where it can, else transformers'."""
+
+    trust_remote_code: bool = False
+    """Whether Python code that lies beside the weights is run, where config.json or the tokenizer
+    names some. It can do all that the server can: read it first."""
+
     load_format: Literal["auto", "safetensors", "gguf", "pt", "dummy"] = "auto"
     """How weights are read; auto = safetensors or GGUF, as `path` is; pt = PyTorch's own files
     (pytorch_model.bin, *.pt), tensors alone; dummy = random numbers, for trials without weights."""

@@ -13,6 +13,7 @@ from typing import Literal
 
 from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, compiled_rows, plan_device
 from remora.configs.errors import ConfigError
+from remora.configs.fallback import check_fallback
 from remora.configs.kv_budget import max_replicas, ranks_on_machine
 from remora.configs.loading import PLAIN_LOADING, Loading
 from remora.configs.scheduling_plan import (
@@ -60,6 +61,8 @@ class ModelFacts:
     fingerprint:            which differs between checkpoints of one shape
     windows:                [num_layers] sliding window of each layer in tokens, None = all
                             positions; empty = no layer has one
+    implementation:         whose code runs it
+    indivisible:            why several ranks cannot share its layers; empty if they can
     """
 
     architecture: str
@@ -79,6 +82,8 @@ class ModelFacts:
     kv_vectors: int = 2
     fingerprint: str = ""
     windows: tuple[int | None, ...] = ()
+    implementation: Literal["remora", "transformers"] = "remora"
+    indivisible: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +223,8 @@ def make_plan(
     that was asked for is a rank's own. Raises ConfigError, with numbers and settings that work.
     """
     engine, parallel = config.engine, config.parallel
+    if model.implementation == "transformers":
+        check_fallback(config)
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     dtype, device = _pick_dtype(config, model), _pick_device(config, machine)
     _check_ranks(config, device)
@@ -225,10 +232,7 @@ def make_plan(
     adapter_bytes = _adapter_bytes(config, model, dtype, adapters)
     max_model_len = _pick_context(config, model)
     max_running, max_step, chunk = plan_limits(config, max_model_len)
-    on_device = replace(
-        plan_device(config, device, machine.has_triton, max_running, bool(adapters)),
-        compiled_rows=compiled_rows(config, max_running),
-    )
+    on_device = _plan_steps(config, model, device, machine.has_triton, max_running, bool(adapters))
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
@@ -268,6 +272,26 @@ def make_plan(
         scheduling=plan_scheduling(config),
         **{key: getattr(engine, key) for key in _AS_WRITTEN},
     )
+
+
+def _plan_steps(
+    config: ServeConfig,
+    model: ModelFacts,
+    device: str,
+    has_triton: bool,
+    max_running: int,
+    has_adapters: bool,
+) -> DevicePlan:
+    """Decide how a step runs on its device. Raises ConfigError."""
+    planned = plan_device(
+        config,
+        device,
+        has_triton,
+        max_running,
+        has_adapters,
+        is_recordable=model.implementation == "remora",
+    )
+    return replace(planned, compiled_rows=compiled_rows(config, max_running))
 
 
 def refit(

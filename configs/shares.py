@@ -127,6 +127,11 @@ def _blocks(outputs: int) -> int:
 
 def check_divisible(model: ModelFacts, *, tp_size: int, pp_size: int) -> None:
     """Raise ConfigError if the model cannot be divided so, with the sizes that would work."""
+    if tp_size > 1 and model.indivisible:
+        raise ConfigError(
+            f"parallel.tp_size = {tp_size}: {model.architecture} cannot be divided between ranks: "
+            f"{model.indivisible}; set it to 1"
+        )
     heads, kv_heads = model.num_heads, model.num_kv_heads
     sizes = [
         size

@@ -21,6 +21,7 @@ from remora.engine.attention import TorchAttention
 from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.device_memory import Meter, largest_step, measure_steps
 from remora.engine.eager import make_batch
+from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.device_choosing import DeviceChoosing
 from remora.engine.graphs.device_forward import DeviceForward, Limits
 from remora.engine.graphs.recording import Recorder, no_garbage_collection
@@ -41,13 +42,16 @@ logger = logging.getLogger(__name__)
 
 
 def make_attention(
-    model: DecoderModel, plan: EnginePlan, num_pages: int, num_window_pages: int | None = None
+    model: DecoderModel | FallbackModel,
+    plan: EnginePlan,
+    num_pages: int,
+    num_window_pages: int | None = None,
 ) -> AttentionBackend:
     """Make the plan's attention backend over KV pools of its own.
 
     num_window_pages:  of layers with a window, where they have their own; None = the plan's
     """
-    latent = model.config.attention.latent
+    latent = model.config.attention.latent if isinstance(model, DecoderModel) else None
     if latent is not None:
         return PagedLatents(
             num_layers=len(model.layers),
@@ -128,7 +132,7 @@ def describe_compiled(plan: EnginePlan) -> str:
 
 
 def make_forward(
-    model: DecoderModel,
+    model: DecoderModel | FallbackModel,
     plan: EnginePlan,
     num_pages: int,
     num_window_pages: int | None = None,
@@ -146,7 +150,7 @@ def make_forward(
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
         windowed=plan.windows is not None,
     )
-    if plan.on_device.deterministic:
+    if plan.on_device.deterministic and isinstance(model, DecoderModel):
         model.make_invariant()
     attention = make_attention(model, plan, num_pages, num_window_pages)
     steps: Model = model
@@ -155,7 +159,7 @@ def make_forward(
     return DeviceForward(steps, attention, limits, torch.device(plan.device))
 
 
-def measure(model: DecoderModel, plan: EnginePlan, meter: Meter) -> int:
+def measure(model: DecoderModel | FallbackModel, plan: EnginePlan, meter: Meter) -> int:
     """Return the bytes that the plan's largest steps need beside weights and KV."""
     choosing = make_choosing(plan)
     forward = make_forward(model, plan, 1, 1)

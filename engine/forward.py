@@ -15,6 +15,7 @@ from remora.configs.plan import EnginePlan
 from remora.engine import device
 from remora.engine.choosing import Choosing, HostChoosing
 from remora.engine.eager import EagerForward
+from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.recording import CudaRecorder
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
@@ -54,7 +55,7 @@ class BuiltForward:
 
 
 def build_forward(
-    model: DecoderModel,
+    model: DecoderModel | FallbackModel,
     plan: EnginePlan,
     table: RowTable,
     cache_dir: Path,
@@ -72,6 +73,8 @@ def build_forward(
         return _on_device(model, plan, show_progress=show_progress)
     if plan.device != "cpu":
         return _eager(model, plan, group, f"torch on {plan.device}")
+    if isinstance(model, FallbackModel):
+        return _eager(model, plan, group, f"torch, through transformers' {model.name}")
     if plan.on_device.compiled_rows:
         _refuse_quantization(plan, "engine.compile compiles torch's operations")
         return _compiled(model, plan, show_progress=show_progress)
@@ -154,7 +157,9 @@ def _native(
     )
 
 
-def _on_device(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> BuiltForward:
+def _on_device(
+    model: DecoderModel | FallbackModel, plan: EnginePlan, *, show_progress: bool
+) -> BuiltForward:
     weight_bytes = _step_weight_bytes(model)
     forward = device.make_forward(model, plan, plan.num_pages, compiling=True)
     device.warm_up(forward, plan)
@@ -190,15 +195,21 @@ def _compiled(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> 
     )
 
 
-def _step_weight_bytes(model: DecoderModel) -> int:
+def _step_weight_bytes(model: DecoderModel | FallbackModel) -> int:
+    """Return the bytes of weights that one step reads."""
+    if isinstance(model, FallbackModel):
+        return model.step_weight_bytes()
     weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
     weight_bytes -= sum(b.mlp.idle_bytes for b in model.blocks if isinstance(b.mlp, Experts))
     return weight_bytes if model.head.tied else weight_bytes - model.embedding.weight.nbytes
 
 
-def _eager(model: DecoderModel, plan: EnginePlan, group: Group, description: str) -> BuiltForward:
+def _eager(
+    model: DecoderModel | FallbackModel, plan: EnginePlan, group: Group, description: str
+) -> BuiltForward:
     weight_bytes = _step_weight_bytes(model)
-    model.pack()
+    if isinstance(model, DecoderModel):
+        model.pack()
     attention = device.make_attention(model, plan, plan.num_pages)
     forward: ForwardPass
     if group.layout.num_ranks == 1:

@@ -18,6 +18,7 @@ import torch
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
+from remora.configs.loading import Loading
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan, refit
 from remora.configs.schema import ServeConfig
@@ -26,13 +27,14 @@ from remora.engine.client import LocalEngineClient
 from remora.engine.device import measure
 from remora.engine.device_memory import CudaMeter, Meter
 from remora.engine.engine import Engine
+from remora.engine.fallback.model import FallbackModel
 from remora.engine.forward import DTYPES, build_forward
 from remora.engine.inputs import RowTable
 from remora.engine.inspection import Inspection, inspect
 from remora.engine.logit_processors import load_processors
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model, open_weights
+from remora.engine.models.registry import load_served_model, open_weights
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.layout import Layout
@@ -118,7 +120,7 @@ def build_engine(
     phases = Phases()
     with phases.timed("resolve model"):
         path = resolve_model(config.model.path, cache_dir())
-        facts = read_model_facts(path, config.model.config_overrides)
+        facts = read_model_facts(path, Loading.of(config.model))
         machine = others.machine(read_machine(config), facts)
         plan = make_plan(config, facts, machine, path, adapting.room)
     others.load(plan)
@@ -209,9 +211,10 @@ def build_follower(
     return Follower(forward.forward, table, channel, group, pool)
 
 
-def _dump_as_configured(model: DecoderModel, config: ServeConfig) -> None:
+def _dump_as_configured(model: DecoderModel | FallbackModel, config: ServeConfig) -> None:
     debug = config.debug
     if debug.tensor_dump_dir is not None:
+        assert isinstance(model, DecoderModel), "plans refuse dumps of others"
         folder = Path(debug.tensor_dump_dir)
         dump_tensors(model, folder, max_passes=debug.tensor_dump_passes)
 
@@ -261,7 +264,7 @@ def _fit(
     plan: EnginePlan,
     config: ServeConfig,
     facts: ModelFacts,
-    model: DecoderModel,
+    model: DecoderModel | FallbackModel,
     meter: Meter,
     total_bytes: int,
 ) -> EnginePlan:
@@ -283,9 +286,9 @@ def _layout(plan: EnginePlan, rank: int) -> Layout:
 
 def _load_share(
     plan: EnginePlan, layout: Layout, adapting: Adapting, show_progress: bool
-) -> DecoderModel:
+) -> DecoderModel | FallbackModel:
     torch.set_num_threads(plan.num_threads)
-    return load_model(
+    return load_served_model(
         plan.model_path,
         dtype=DTYPES[plan.dtype],
         load_format=plan.load_format,
@@ -297,10 +300,13 @@ def _load_share(
     )
 
 
-def _make_pool(plan: EnginePlan, model: DecoderModel, adapting: Adapting) -> AdapterPool | None:
+def _make_pool(
+    plan: EnginePlan, model: DecoderModel | FallbackModel, adapting: Adapting
+) -> AdapterPool | None:
     """Make room for adapters beside a loaded model, before its kernels are prepared."""
     if plan.adapters is None or adapting.make_pool is None:
         return None
+    assert isinstance(model, DecoderModel), "plans refuse adapters for others"
     source = open_weights(
         plan.model_path, plan.load_format, device=plan.device, loading=plan.loading
     )

@@ -18,7 +18,14 @@ from remora.configs.dialects.rules import (
     Sets,
     Settings,
 )
-from remora.configs.dialects.shared_rules import DTYPE, REASONING, TOOLS, WEIGHT_ONLY, memory_share
+from remora.configs.dialects.shared_rules import (
+    DTYPE,
+    REASONING,
+    TOOLS,
+    TRUST_CODE,
+    WEIGHT_ONLY,
+    memory_share,
+)
 
 _FIRST_TOKENS = "FIRST_ALLOWED_TOKENS"
 _MODES = {
@@ -135,6 +142,7 @@ RULES: Mapping[str, Rule] = {
     "--model_dir": Sets(key="model.path"),
     "--model_name": Sets(key="model.served_name"),
     "--data_type": DTYPE,
+    "--trust_remote_code": TRUST_CODE,
     "--chat_template": Sets(key="model.chat_template"),
     "--load_way": NoEffect(
         "Hugging Face folders are read, of every family",

@@ -110,10 +110,6 @@ REFUSALS: Mapping[str, Rule] = {
     "debug.tensor_dump.inject": Refused("outputs of another program cannot be fed to layers"),
     "model.embedding_mode": not_yet("embeddings"),
     "model.reward_mode": not_yet("reward models"),
-    "model.trust_remote_code": Refused(
-        "code that comes with a checkpoint is never run; "
-        "families that remora has are listed in docs/ARCHITECTURE.md"
-    ),
     "model.revision": Refused(
         "nothing is downloaded at start-up; fetch the revision with `hf download` and give its "
         "folder as the model"

@@ -24,6 +24,7 @@ from remora.configs.dialects.shared_rules import (
     LOG_LEVEL,
     REASONING,
     TOOLS,
+    TRUST_CODE,
     WEIGHT_ONLY,
     compiled_rows,
     edges,
@@ -65,11 +66,8 @@ RULES: Mapping[str, Rule] = {
     "--model-path": Sets(key="model.path"),
     "--served-model-name": Sets(key="model.served_name"),
     "--dtype": DTYPE,
-    "--model-impl": NoEffect(
-        "models run on code of our own",
-        only=("auto", "sglang"),
-        otherwise="not yet: models run by transformers; auto and sglang mean code of our own",
-    ),
+    "--model-impl": Sets(key="model.impl", table={"sglang": "remora"}),
+    "--trust-remote-code": TRUST_CODE,
     "--load-format": Sets(
         key="model.load_format",
         table=_LOAD_FORMATS,

@@ -32,6 +32,9 @@ DTYPE = Sets(
     },
     hows={"auto": "the checkpoint's own: one in float32 is not cut to float16"},
 )
+TRUST_CODE = Sets(
+    key="model.trust_remote_code", how="code that lies beside the weights; nothing is downloaded"
+)
 LEVELS = {
     "debug": "DEBUG",
     "info": "INFO",

@@ -11,6 +11,7 @@ from functools import partial
 from rich.console import Console
 
 from remora.configs.environment import cache_dir
+from remora.configs.loading import Loading
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import make_plan
 from remora.deployments.bench import compare, online
@@ -137,7 +138,7 @@ def work_of(target: Target) -> ModelWork:
     path = resolve_model(target.config.model.path, cache_dir())
     plan = make_plan(
         target.config,
-        read_model_facts(path, target.config.model.config_overrides),
+        read_model_facts(path, Loading.of(target.config.model)),
         read_machine_facts(),
         path,
     )

@@ -21,6 +21,7 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
 from remora.configs.kv_budget import human_bytes
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_args
+from remora.configs.loading import Loading
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import EnginePlan, MachineFacts, make_plan
 from remora.configs.schema import BUILTIN_MODEL
@@ -189,7 +190,7 @@ def _plan_for(model: str, machine: MachineFacts) -> EnginePlan:
 
     path = _locate(model)
     config = parse_args({"model": {"path": model}})
-    return make_plan(config, read_model_facts(path, config.model.config_overrides), machine, path)
+    return make_plan(config, read_model_facts(path, Loading.of(config.model)), machine, path)
 
 
 def _locate(model: str) -> Path:

@@ -38,6 +38,7 @@ def plan(
 ) -> None:
     """Say what weights, KV cache and steps take, and how many requests fit; loads nothing."""
     from remora.configs.environment import cache_dir
+    from remora.configs.loading import Loading
     from remora.configs.memory_report import lines, report
     from remora.configs.plan import make_plan
     from remora.engine.launch import read_machine
@@ -48,7 +49,7 @@ def plan(
     for model in read_models(target or (), dialect, overrides).values():
         config = model.config
         path = resolve_model(config.model.path, cache_dir())
-        facts = read_model_facts(path, config.model.config_overrides)
+        facts = read_model_facts(path, Loading.of(config.model))
         machine = read_machine(config)
         if memory is not None:
             size = _size(memory)

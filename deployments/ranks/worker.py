@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
+from remora.configs.loading import Loading
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.stats import RankStats
@@ -115,7 +116,7 @@ class EngineWorker:
             node_id=ray.get_runtime_context().get_node_id(),
             host=host,
             machine=read_machine(self._config),
-            model=read_model_facts(self._path, self._config.model.config_overrides),
+            model=read_model_facts(self._path, Loading.of(self._config.model)),
             adapters=adapters,
         )
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from remora.configs.errors import ConfigError
+from remora.configs.loading import PLAIN_LOADING, Loading
 from remora.configs.plan import ModelFacts
-from remora.engine.models.architectures import parse_config
-from remora.engine.models.checkpoint import NO_OVERRIDES, is_gguf, read_raw_config
+from remora.engine.models.checkpoint import is_gguf, read_raw_config
 from remora.engine.models.config import DecoderConfig, ExpertsConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.implementation import Theirs, implementation_of
 from remora.engine.parallel.shard import Shard
 from remora.engine.weights.fingerprint import fingerprint
 from remora.engine.weights.safetensors import stored_dtype
@@ -22,17 +22,21 @@ from remora.engine.weights.safetensors import stored_dtype
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-def read_model_facts(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> ModelFacts:
+def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts:
     """Gather the facts of a model folder or a GGUF file.
-
-    overrides:  entries in the place of config.json's
 
     The dtype is config.json's word, or where it has none the safetensors headers'. GGUF weights
     are dequantised on loading, to bfloat16 by default.
     Raises ConfigError for a missing path or config and for what we cannot run.
     """
-    raw = read_raw_config(path, overrides)
-    config = parse_config(raw)
+    raw = read_raw_config(path, loading.config_overrides)
+    dtype = "bfloat16" if is_gguf(path) else _stored_dtype(path, raw)
+    chosen = implementation_of(path, loading)
+    if isinstance(chosen, Theirs):
+        from remora.engine.fallback.load import fallback_facts
+
+        return fallback_facts(chosen.structure, dtype=dtype, fingerprint=fingerprint(path, raw))
+    config = chosen.config
     shape = DecoderModel(config, dtype=torch.bfloat16, device="meta")
     return ModelFacts(
         architecture=config.architecture,
@@ -44,7 +48,7 @@ def read_model_facts(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) ->
         head_dim=config.head_dim,
         vocab_size=config.vocab_size,
         max_position=config.max_position,
-        dtype="bfloat16" if is_gguf(path) else _stored_dtype(path, raw),
+        dtype=dtype,
         num_parameters=sum(_numbers_of(shape.tensors().items())),
         layer_parameters=tuple(sum(_numbers_of(block.tensors(""))) for block in shape.blocks),
         copied_parameters=_copied_parameters(config),

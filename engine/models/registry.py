@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +12,7 @@ from remora.configs.loading import PLAIN_LOADING, Loading
 from remora.engine.models.checkpoint import is_gguf, read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.protocols import WeightEdit, WeightSource
 from remora.engine.weights.dummy import DummyWeights
@@ -20,6 +22,9 @@ from remora.engine.weights.loader import fill, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
 from remora.engine.weights.renaming import RenamedWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
+
+if TYPE_CHECKING:  # it knows transformers, which our own families can do without
+    from remora.engine.fallback.model import FallbackModel
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
 TIED_HEAD = frozenset({"lm_head.weight"})
@@ -66,6 +71,50 @@ def load_model(
     return model
 
 
+def load_served_model(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    load_format: str,
+    device: str,
+    show_progress: bool,
+    layout: Layout,
+    edit: WeightEdit | None,
+    loading: Loading,
+) -> DecoderModel | FallbackModel:
+    """Do as `load_model`, for what transformers runs too."""
+    chosen = implementation_of(path, loading)
+    if isinstance(chosen, Ours):
+        return load_model(
+            path,
+            dtype=dtype,
+            load_format=load_format,
+            device=device,
+            show_progress=show_progress,
+            layout=layout,
+            edit=edit,
+            loading=loading,
+        )
+    from remora.engine.fallback.load import dummy_shapes, load_fallback
+
+    if loading.verify_checksums and load_format != "dummy":
+        check_hashes(weight_files(path, load_format))
+    source: WeightSource
+    if load_format == "dummy":
+        source = DummyWeights(dummy_shapes(chosen.structure), device=device)
+    else:
+        source = _open_files(path, load_format, loading, dtype)
+    return load_fallback(
+        chosen.structure,
+        source,
+        dtype=dtype,
+        device=device,
+        layout=layout,
+        show_progress=show_progress,
+        num_threads=loading.num_threads,
+    )
+
+
 def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the whole model."""
     whole = DecoderModel(config, dtype=torch.bfloat16, device="meta")
@@ -88,16 +137,21 @@ def open_weights(
     config = read_config(path, loading.config_overrides)
     if load_format == "dummy":
         return DummyWeights(_expected_shapes(config), device=device)
+    source = _open_files(path, load_format, loading, dtype)
+    return RenamedWeights(source, config.rules) if config.rules else source
+
+
+def _open_files(
+    path: Path, load_format: str, loading: Loading, dtype: torch.dtype
+) -> WeightSource:
+    """Open weights under the names that they have there."""
     if is_gguf(path) != (load_format == "gguf") and load_format != "auto":
         stored = "a GGUF file" if is_gguf(path) else "a folder"
         raise ConfigError(
             f"load_format is {load_format!r}, but {path} is {stored}; set load_format: auto."
         )
-    source: WeightSource
     if is_gguf(path):
-        source = GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
-    elif load_format == "pt":
-        source = PickledWeights(path, mmap=loading.mmap)
-    else:
-        source = SafetensorsWeights(path, mmap=loading.mmap)
-    return RenamedWeights(source, config.rules) if config.rules else source
+        return GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
+    if load_format == "pt":
+        return PickledWeights(path, mmap=loading.mmap)
+    return SafetensorsWeights(path, mmap=loading.mmap)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.eager import make_batch
+from remora.engine.fallback.model import FallbackModel
 from remora.engine.inputs import Int32Array, StepInputs
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.group import Group
@@ -26,7 +27,7 @@ class RankForward:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: DecoderModel | FallbackModel,
         attention: AttentionBackend,
         group: Group,
         *,

@@ -31,7 +31,9 @@ def configured_tokenizer(model: ModelSection, path: Path, *, vocab_size: int) ->
     place = path
     if model.tokenizer_path is not None:
         place = resolve_model(model.tokenizer_path, cache_dir())
-    tokenizer = Tokenizer.load(place, loader=model.tokenizer_loader)
+    tokenizer = Tokenizer.load(
+        place, loader=model.tokenizer_loader, trust_code=model.trust_remote_code
+    )
     if place != path:
         tokenizer.add_eos_token_ids(read_eos_token_ids(path))
     if model.chat_template is not None:

@@ -123,12 +123,18 @@ class FastTokenizer:
 
 
 def load_tokenizer(
-    folder: Path, loader: Literal["auto", "transformers"] = "auto"
+    folder: Path,
+    loader: Literal["auto", "transformers"] = "auto",
+    *,
+    trust_code: bool = False,
 ) -> TokenizerParts:
-    """Load the tokenizer of a checkpoint folder. Raises ConfigError; never downloads."""
+    """Load the tokenizer of a checkpoint folder. Raises ConfigError; never downloads.
+
+    trust_code:  whether code that lies in the folder may run
+    """
     try:
         own = read_fast_tokenizer(folder) if loader == "auto" else None
-        return own or _load_by_transformers(folder)
+        return own or _load_by_transformers(folder, trust_code=trust_code)
     except ConfigError:
         raise
     except Exception as error:  # a malformed file: they raise anything, bare Exceptions too
@@ -185,12 +191,24 @@ def _agrees(backend: Backend, special: Mapping[str, Any], named: Mapping[str, An
     )
 
 
-def _load_by_transformers(folder: Path) -> TokenizerParts:
+def _load_by_transformers(folder: Path, *, trust_code: bool) -> TokenizerParts:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True
-    )
+    code = _read_object(folder / "tokenizer_config.json").get("auto_map") or {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=trust_code, local_files_only=True
+        )
+    except ValueError as error:
+        if trust_code or "trust_remote_code" not in str(error):
+            raise
+        named = code.get("AutoTokenizer") if isinstance(code, Mapping) else code
+        raise ConfigError(
+            f"{folder}: its tokenizer needs code that comes with it "
+            f"({named or 'named in config.json'}), which is not run unless "
+            "model.trust_remote_code is true. Read it first: it runs with all that the server may "
+            "do. Or name another tokenizer by model.tokenizer_path."
+        ) from error
     if not tokenizer.is_fast:
         raise ConfigError(
             f"{folder} has a {type(tokenizer).__name__}, which runs in Python; one with a "

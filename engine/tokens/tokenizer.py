@@ -70,16 +70,26 @@ class Tokenizer:
         self.max_token_chars = max(map(len, vocabulary), default=1) if is_bounded else sys.maxsize
 
     @classmethod
-    def load(cls, path: Path, *, loader: Literal["auto", "transformers"] = "auto") -> Self:
+    def load(
+        cls,
+        path: Path,
+        *,
+        loader: Literal["auto", "transformers"] = "auto",
+        trust_code: bool = False,
+    ) -> Self:
         """Load from a checkpoint folder or a GGUF file. Raises ConfigError; never downloads.
 
         loader:  of folders: transformers, or only where we do not understand all that is there
+        trust_code:  whether code that lies in the folder may run
         """
         if path.is_file() and path.suffix == ".gguf":
             from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 
             return cls(load_gguf_tokenizer(path))
-        found = cls(load_tokenizer(path, loader), eos_token_ids=read_eos_token_ids(path))
+        found = cls(
+            load_tokenizer(path, loader, trust_code=trust_code),
+            eos_token_ids=read_eos_token_ids(path),
+        )
         if not found._templates and (path / OLD_FILE).is_file():
             found._templates = found._compiled(read_template_file(path / OLD_FILE))
         return found

@@ -290,9 +290,9 @@ def test_transformers_reads_the_tokenizer_where_it_is_asked_to(
     asked: list[Path] = []
     load = fast_tokenizer._load_by_transformers
 
-    def noted(folder: Path) -> Any:
+    def noted(folder: Path, *, trust_code: bool) -> Any:
         asked.append(folder)
-        return load(folder)
+        return load(folder, trust_code=trust_code)
 
     monkeypatch.setattr(fast_tokenizer, "_load_by_transformers", noted)
     text = "What is the capital of France? Grüße"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from remora.engine.batch import ForwardBatch
 from remora.engine.device import make_attention
+from remora.engine.fallback.model import FallbackModel
 from remora.engine.models.decoder import DecoderModel
 from tests.engine.fakes import make_plan
 
@@ -17,7 +18,9 @@ from tests.engine.fakes import make_plan
 class PagedModel:
     """Runs chunks of named sequences; pages come in random order, as after long use."""
 
-    def __init__(self, model: DecoderModel, *, page_size: int = 16, num_pages: int = 64) -> None:
+    def __init__(
+        self, model: DecoderModel | FallbackModel, *, page_size: int = 16, num_pages: int = 64
+    ) -> None:
         self.model = model
         plan = make_plan(page_size=page_size)
         self.attention = make_attention(model, plan, num_pages)
