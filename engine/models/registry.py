@@ -141,9 +141,7 @@ def open_weights(
     return RenamedWeights(source, config.rules) if config.rules else source
 
 
-def _open_files(
-    path: Path, load_format: str, loading: Loading, dtype: torch.dtype
-) -> WeightSource:
+def _open_files(path: Path, load_format: str, loading: Loading, dtype: torch.dtype) -> WeightSource:
     """Open weights under the names that they have there."""
     if is_gguf(path) != (load_format == "gguf") and load_format != "auto":
         stored = "a GGUF file" if is_gguf(path) else "a folder"
