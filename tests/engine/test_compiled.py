@@ -187,7 +187,7 @@ def test_rows_with_adapters_and_large_steps_run_uncompiled(batch: ForwardBatch) 
 
 def build(path: Path, sections: Any) -> None:
     machine = replace(MACHINE, available_bytes=2**33)
-    plan = make_plan(parse_args(sections), read_model_facts(path, {}), machine, path)
+    plan = make_plan(parse_args(sections), read_model_facts(path), machine, path)
     model = load_model(
         path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
     )
