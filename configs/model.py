@@ -54,6 +54,20 @@ class ModelSection(Section):
     """Whether the weight files are removed once the model is loaded, for want of space. A replica
     that starts again then finds none."""
 
+    weight_roots: list[Name] = Field(default_factory=list, max_length=64)
+    """Folders below which /update_weights_from_disk may read other weights of the same model while
+    it serves. A replica that starts again begins with `path`. On a CPU, with one replica of one
+    rank, no adapters, and memory for two copies. Default: none; the route is off."""
+
+    weight_loaders: list[Name] = Field(default_factory=list, max_length=64)
+    """Functions that /update_weights_from_disk may name as `load_format`: module:function on the
+    replica's Python path. Each takes what the request says as `model_path` and gives pairs of a
+    name, as in the checkpoint, and a tensor: all of the model's. Otherwise as weight_roots."""
+
+    weight_version: Name = "default"
+    """Label of the weights, told as `weight_version` in /model_info until an update brings
+    another."""
+
     config_overrides: dict[str, Any] = Field(default_factory=dict)
     """Entries of config.json, as JSON, in the place of the checkpoint's own."""
 

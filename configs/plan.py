@@ -228,6 +228,7 @@ def make_plan(
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
     dtype, device = _pick_dtype(config, model), _pick_device(config, machine)
     _check_ranks(config, device)
+    _check_new_weights(config, device)
     weight_bytes = _weight_bytes(config, model, dtype, device)
     adapter_bytes = _adapter_bytes(config, model, dtype, adapters)
     max_model_len = _pick_context(config, model)
@@ -445,6 +446,16 @@ def _check_ranks(config: ServeConfig, device: str) -> None:
             raise ConfigError(
                 f"{key} = {value}: native CPU kernels run a model on one rank, and "
                 f"parallel.tp_size * pp_size is {num_ranks}; set {key} to {plain}"
+            )
+
+
+def _check_new_weights(config: ServeConfig, device: str) -> None:
+    for key in ("weight_roots", "weight_loaders"):
+        if device != "cpu" and getattr(config.model, key):
+            raise ConfigError(
+                f"model.{key}: weights change while a model serves on a CPU only, and the device "
+                f"is {device}, where the KV cache has the memory that a second copy would take; "
+                "leave it out, or set engine.device to cpu"
             )
 
 

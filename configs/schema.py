@@ -106,6 +106,23 @@ class ServeConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_weights(self) -> Self:
+        for key in ("weight_roots", "weight_loaders"):
+            if not getattr(self.model, key):
+                continue
+            if self.autoscaling.is_on or self.parallel.num_replicas > 1:
+                raise conflict("model", f"{key}: each replica would have weights of its own")
+            if self.parallel.num_ranks > 1:
+                raise conflict("model", f"{key}: weights of several ranks cannot change together")
+            if self.lora.dynamic or self.lora.adapters:
+                raise conflict("model", f"{key}: adapters belong to the weights that they change")
+            if self.engine.compile:
+                raise conflict("model", f"{key}: engine.compile would compile anew amid requests")
+            if self.debug.tensor_dump_dir is not None:
+                raise conflict("model", f"{key}: debug.tensor_dump_dir listens at the first ones")
+        return self
+
+    @model_validator(mode="after")
     def _check_dump(self) -> Self:
         has_layers = self.engine.device == "cpu" and self.engine.cpu_kernels == "torch"
         if self.debug.tensor_dump_dir and not (has_layers and self.parallel.num_ranks == 1):

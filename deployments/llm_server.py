@@ -45,6 +45,7 @@ from remora.deployments.http.batches import BatchStore
 from remora.deployments.http.batches_runner import BatchRunner
 from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
 from remora.deployments.http.served import Served
+from remora.deployments.http.weights import Exchange
 from remora.deployments.in_place import InPlace
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
@@ -79,6 +80,7 @@ class LLMServer:
     plan: EnginePlan
     generation_defaults: Mapping[str, Any]
     inspection: Inspection
+    exchange: Exchange | None
 
     async def __init__(  # type: ignore[misc]
         self, args: Mapping[str, Any], manager: DeploymentHandle | None = None
@@ -96,6 +98,10 @@ class LLMServer:
         self.plan = launched.built.plan
         self.generation_defaults = launched.built.generation_defaults
         self.inspection = launched.built.inspection
+        self.exchange = None
+        if launched.built.new_weights is not None:
+            prepare = launched.built.new_weights.prepare
+            self.exchange = Exchange(prepare, launched.client.exchange)
         self.grammars = GrammarService(
             self.config.grammar,
             self.tokenizer,

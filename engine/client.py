@@ -163,6 +163,32 @@ class LocalEngineClient:
         """Let an adapter stay in its slot once it lies in one, or not."""
         self._loop.submit(lambda engine: engine.adapters.pin(instance, pinned=pinned))
 
+    async def exchange(self, install: Callable[[], object]) -> None:
+        """Change what computes between two requests, once all that are open have been answered.
+
+        Those that come meanwhile wait, and run on what `install` has brought about; the prefix
+        cache is dropped. What `install` raises ends the engine.
+        """
+        done: asyncio.Future[None] = self._asyncio.create_future()
+        self._questions.add(done)
+
+        def attempt(engine: Engine) -> None:
+            if engine.has_work:
+                self._loop.submit(attempt)  # again after the next step
+                return
+            install()
+            engine.flush_cache()
+            engine.go_on()
+            self._cross(self._on_answer, done)
+
+        self._loop.submit(Engine.hold)
+        self._loop.submit(attempt)
+        try:
+            self.check_health()
+            await done
+        finally:
+            self._questions.discard(done)
+
     async def ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
         """Let the engine's thread answer a question."""
         answers: list[AnswerT] = []

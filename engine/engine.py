@@ -81,6 +81,7 @@ class Engine:
         )
         self._open: dict[str, dict[int, Sequence]] = {}
         self._random = random.Random(plan.random_seed)
+        self._held: list[Sequence] | None = None
         self._num_arrived = 0
         self._num_steps = 0
         self._step_time_s = 0.0
@@ -122,7 +123,10 @@ class Engine:
             )
             if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
                 leader = sequences[0]  # the others borrow what it computes
-            self._scheduler.add(sequences[index])
+            if self._held is None:
+                self._scheduler.add(sequences[index])
+            else:
+                self._held.append(sequences[index])
         self._open[request.request_id] = sequences
 
     def _priority(self, request: Request) -> int:
@@ -163,7 +167,7 @@ class Engine:
     def is_waiting(self, request_id: str) -> bool:
         """Return whether an open request has no sequence that is running or has ended."""
         sequences = self._open.get(request_id, {})
-        waiting = self._scheduler.waiting
+        waiting = [*self._scheduler.waiting, *(self._held or ())]
         return bool(sequences) and all(seq in waiting for seq in sequences.values())
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
@@ -174,9 +178,24 @@ class Engine:
             for seq in sequences.values()
             if not seq.is_finished and (index is None or seq.index == index)
         ]
+        for seq in chosen:
+            if self._held and seq in self._held:
+                self._held.remove(seq)
+                self._scheduler.add(seq)
         outputs = [self._scheduler.abort(seq) for seq in chosen]
         self._forget_finished(request_id)
         return outputs
+
+    def hold(self) -> None:
+        """Let requests that come from now on wait until `go_on`; the others run to their ends."""
+        if self._held is None:
+            self._held = []
+
+    def go_on(self) -> None:
+        """Run what was held, in the order in which it came."""
+        held, self._held = self._held or (), None
+        for seq in held:
+            self._scheduler.add(seq)
 
     def abort_all(self) -> list[SequenceOutput]:
         """End every open request."""
@@ -252,7 +271,7 @@ class Engine:
         scheduler, kv = self._scheduler, self._kv
         return EngineStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(scheduler.waiting) + len(self._held or ()),
             num_queued_tokens=scheduler.num_queued_tokens,
             num_pages=kv.num_pages,
             num_free_pages=kv.num_free,

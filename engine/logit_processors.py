@@ -11,14 +11,13 @@ paths only.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from remora.configs.errors import ConfigError
+from remora.engine.importing import import_callable
 from remora.engine.types import RowFault, RowInit
 
 LogitProcessor = Callable[..., Any]  # (logits, token_ids, params), or a class of such objects
@@ -33,22 +32,7 @@ def load_processors(paths: Mapping[str, str]) -> dict[str, LogitProcessor]:
 
 
 def _load(name: str, path: str) -> LogitProcessor:
-    where = f"engine.logit_processors: {name} = {path}"
-    module, colon, attribute = path.partition(":")
-    if not colon or not module or not attribute:
-        raise ConfigError(f"{where}: expected module:attribute, such as my_package.edits:no_digits")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # the module is the operator's, and may raise anything
-        raise ConfigError(
-            f"{where}: cannot be imported: {error}; it must be on the Python path of the replica"
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"{where}: expected a function or a class, found {found!r}")
-    processor: LogitProcessor = found
-    return processor
+    return import_callable(f"engine.logit_processors: {name} = {path}", path)
 
 
 class RowProcessor:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remora.engine.choosing import Choosing
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.logprobs import concat_logprobs
 from remora.engine.parallel.followers import Followers, NoFollowers
@@ -128,6 +129,12 @@ class LocalRunner:
             forward_s=step.forward_s,
             sample_s=step.sample_s + time.perf_counter() - started,
         )
+
+    def exchange(self, forward: ForwardPass, choosing: Choosing) -> None:
+        """Take another forward pass in the place of this one, which ends. Only while no row is."""
+        self._forward.close()
+        self._forward = forward
+        self._sampler.choosing = choosing
 
     def close(self) -> None:
         """Stop what forward pass and sampler have started; their memory goes with the object."""

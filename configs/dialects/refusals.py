@@ -132,7 +132,6 @@ REFUSALS: Mapping[str, Rule] = {
     ),
     "http.completion_template": Refused("completions have no template"),
     "http.tool_server": Refused("tools are the client's to run"),
-    "model.weight_version": Refused("weights have no label; model.served_name is what clients see"),
     "rdma.": _EXPERT_PARALLEL,
     "grammar.outlines_disk_cache": NoEffect("tables of constraints are kept in memory only"),
     "scheduler.batch_decode.": Refused(

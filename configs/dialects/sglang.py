@@ -14,7 +14,6 @@ from remora.configs.dialects.rules import (
     Refused,
     Rule,
     Sets,
-    not_yet,
 )
 from remora.configs.dialects.shared_rules import (
     COMPILE,
@@ -202,7 +201,11 @@ RULES: Mapping[str, Rule] = {
     "--enable-return-hidden-states": Sets(
         key="api.hidden_states", how="of /generate, at the end of an answer"
     ),
-    "--custom-weight-loader": not_yet("weights that change while the model serves"),
+    "--custom-weight-loader": Sets(
+        key="model.weight_loaders",
+        how="functions from a text to names and tensors; see /update_weights_from_disk",
+    ),
+    "--weight-version": Sets(key="model.weight_version"),
     "--random-seed": Sets(key="engine.random_seed"),
     "--watchdog-timeout": Sets(
         key="engine.step_timeout_s", how="the replica is replaced by Ray Serve"

@@ -24,7 +24,7 @@ HEALTH_TOKEN_TIMEOUT_S = 20.0
 PREFERRED_NAMES = {"max_tokens": "max_new_tokens"}
 # Of the configuration: what says where things are on the server.
 _UNSHOWN: dict[str, Any] = {
-    "model": {"path", "tokenizer_path"},
+    "model": {"path", "tokenizer_path", "weight_roots"},
     "lora": {"adapters": {"__all__": {"path"}}, "repo": True, "roots": True, "store": True},
     "engine": {"kv_events_endpoint"},
     "metrics": {"log_config", "push_url", "push_auth", "trace_endpoint"},
@@ -55,7 +55,7 @@ def model_info(served: Served) -> dict[str, Any]:
         "tokenizer_path": plan.served_model_name,
         "served_model_name": plan.served_model_name,
         "is_generation": True,
-        "weight_version": "default",
+        "weight_version": served.weights.version,
         "max_model_len": plan.max_model_len,
         "vocab_size": served.tokenizer.vocab_size,
         "dtype": plan.dtype,
@@ -86,6 +86,8 @@ def server_info(served: Served) -> dict[str, Any]:
         "tp_size": plan.tp_size,
         "pp_size": plan.pp_size,
         "nnodes": served.config.parallel.num_nodes,
+        "weight_version": served.weights.version,
+        "weight_updates": served.weights.num_updates,
         "config": served.config.model_dump(mode="json", exclude=_UNSHOWN),
         "user_config_refused": served.settings.refused,
         "internal_states": [

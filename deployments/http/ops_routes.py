@@ -15,6 +15,7 @@ from remora.deployments.http.fields import parse
 from remora.deployments.http.handlers import read_body
 from remora.deployments.http.served import Served
 from remora.deployments.http.sse import while_connected
+from remora.deployments.http.weights import UpdateBody
 from remora.deployments.http.wire import JSONAnswer
 
 
@@ -107,6 +108,11 @@ def control_routes(served: Served) -> APIRouter:
     @router.post("/flush_cache", dependencies=ADMIN)
     async def flush_cache() -> Response:
         return JSONAnswer(await ops.flush_cache(served))
+
+    @router.post("/update_weights_from_disk", dependencies=ADMIN)
+    async def update_weights(request: Request) -> Response:
+        body = parse(UpdateBody, await read_body(served, request))
+        return JSONAnswer(await served.weights.update(body, served.client))
 
     @router.get("/step_records", dependencies=ADMIN)
     async def step_records() -> Response:

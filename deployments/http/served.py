@@ -18,6 +18,7 @@ from remora.deployments.http.metrics import Metrics
 from remora.deployments.http.responses_archive import Archive
 from remora.deployments.http.settings import Settings
 from remora.deployments.http.task_prompts import TaskPrompts
+from remora.deployments.http.weights import Exchange, Weights
 from remora.deployments.observing.request_log import RequestLog
 from remora.deployments.observing.trace import CallObservers
 from remora.deployments.parsers.replies import ReplyFormats
@@ -87,6 +88,11 @@ class ModelServer(Protocol):
         ...
 
     @property
+    def exchange(self) -> Exchange | None:
+        """How other weights come; None = they do not."""
+        ...
+
+    @property
     def inspection(self) -> Inspection | None:
         """What looks into the engine; None where there is none."""
         ...
@@ -118,6 +124,7 @@ class Served:
     calls: Calls
     responses: Archive
     inspection: Inspection | None
+    weights: Weights
     tasks: TaskPrompts
     created: int
 
@@ -153,6 +160,7 @@ class Served:
             calls=calls,
             responses=Archive.configured(server.config),
             inspection=server.inspection,
+            weights=Weights(server.config.model.weight_version, server.exchange),
             tasks=TaskPrompts.configured(api, server.tokenizer),
             created=int(time.time()),
         )

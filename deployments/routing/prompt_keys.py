@@ -173,6 +173,7 @@ class _Rehearsal:
         self.generation_defaults = read_generation_defaults(plan.model_path)
         self.adapters = FixedAdapters(config.lora)
         self.inspection = None
+        self.exchange = None
 
 
 def _rehearsal(config: ServeConfig) -> Served | None:

@@ -60,15 +60,25 @@ def load_model(
     # An edit adds to the weights, and is to round the sum alone.
     read_as = dtype if edit is None else torch.float32
     source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)
+    if edit is not None:
+        source = edit(source)
+    fill_model(model, source, show_progress=show_progress, num_threads=loading.num_threads)
+    return model
+
+
+def fill_model(
+    model: DecoderModel, source: WeightSource, *, show_progress: bool, num_threads: int = 1
+) -> None:
+    """Fill a rank's share of a model. Raises ConfigError if names or shapes do not agree."""
+    config = model.config
     fill(
         model.tensors(),
-        source if edit is None else edit(source),
+        source,
         expected=_expected_shapes(config),
         unused=TIED_HEAD if config.head.tied else frozenset(),
         show_progress=show_progress,
-        num_threads=loading.num_threads,
+        num_threads=num_threads,
     )
-    return model
 
 
 def load_served_model(

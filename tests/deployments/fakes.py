@@ -27,6 +27,7 @@ from remora.deployments.adapters.present import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access
 from remora.deployments.http.served import Served
+from remora.deployments.http.weights import Exchange
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats
 from remora.engine.inspection import Inspection
@@ -312,6 +313,7 @@ class FakeServer:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     grammars: FakeGrammars = field(default_factory=FakeGrammars)
     inspection: Inspection = field(default_factory=Inspection)
+    exchange: Exchange | None = None
 
     served_adapters: Adapters | None = None
 
