@@ -82,6 +82,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/v1/detokenize": DetokenizeBody,
     "/abort_request": ops.AbortBody,
     "/start_profile": ops.ProfileBody,
+    "/update_weights_from_disk": UpdateBody,
     **GENERATE_BODIES,
     **OLLAMA_BODIES,
     **PARSE_BODIES,
