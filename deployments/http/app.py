@@ -51,6 +51,7 @@ from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.scoring import ScoreBody
 from remora.deployments.http.served import Served
+from remora.deployments.http.weights import UpdateBody
 from remora.deployments.observing.spans import note_parent
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
