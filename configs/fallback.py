@@ -34,6 +34,16 @@ def check_fallback(config: ServeConfig) -> None:
             "whose layers are not listened at",
             "null",
         ),
+        "model.weight_roots": (
+            bool(config.model.weight_roots),
+            "whose weights do not change while it serves",
+            "[]",
+        ),
+        "model.weight_loaders": (
+            bool(config.model.weight_loaders),
+            "whose weights do not change while it serves",
+            "[]",
+        ),
         "lora.adapters": (bool(lora.adapters), "whose layers have no room for adapters", "[]"),
         "lora.dynamic": (lora.dynamic, "whose layers have no room for adapters", "false"),
     }

@@ -35,6 +35,7 @@ from remora.engine.logit_processors import load_processors
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_served_model, open_weights
+from remora.engine.new_weights import NewWeights
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.layout import Layout
@@ -79,6 +80,7 @@ class BuiltEngine:
     followers:            the other ranks
     adapters:             this rank's copies of adapters; None = there is no room for any
     inspection:           what looks into it
+    new_weights:          what gives it other weights; None = nothing may
     """
 
     engine: Engine
@@ -94,6 +96,7 @@ class BuiltEngine:
     followers: Followers
     adapters: AdapterPool | None
     inspection: Inspection
+    new_weights: NewWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ def build_engine(
         forward.forward, sampler, table, followers, group, pool, newest=forward.newest
     )
     engine = _make_engine(plan, facts, tokenizer, runner)
+    new_weights = _new_weights(config, plan, model, table, runner)
     return BuiltEngine(
         engine=engine,
         tokenizer=tokenizer,
@@ -167,6 +171,7 @@ def build_engine(
         followers=followers,
         adapters=pool,
         inspection=inspect(engine, config),
+        new_weights=new_weights,
     )
 
 
@@ -209,6 +214,24 @@ def build_follower(
     forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
     torch.set_num_threads(forward.torch_threads)
     return Follower(forward.forward, table, channel, group, pool)
+
+
+def _new_weights(
+    config: ServeConfig,
+    plan: EnginePlan,
+    model: DecoderModel | FallbackModel,
+    table: RowTable,
+    runner: LocalRunner,
+) -> NewWeights | None:
+    keys = config.model
+    if not keys.weight_roots and not keys.weight_loaders:
+        return None
+    assert isinstance(model, DecoderModel), "plans refuse others"
+
+    def free_bytes() -> int:
+        return read_machine(config).available_bytes
+
+    return NewWeights(config, plan, model.config, table, runner, free_bytes=free_bytes)
 
 
 def _dump_as_configured(model: DecoderModel | FallbackModel, config: ServeConfig) -> None:
