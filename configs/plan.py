@@ -57,6 +57,7 @@ class ModelFacts:
     layer_parameters:       of each layer; () = they are alike
     copied_parameters:      of a layer, at most: those that every rank which shares it holds, beside
                             norms and projections to K and V
+    gated:                  whether feed-forward layers have a gate beside what they project up
     kv_vectors:             what each KV head keeps of a token: K and V, or 1 latent that is both
     fingerprint:            which differs between checkpoints of one shape
     windows:                [num_layers] sliding window of each layer in tokens, None = all
@@ -79,6 +80,7 @@ class ModelFacts:
     tied_embeddings: bool = False
     layer_parameters: tuple[int, ...] = ()
     copied_parameters: int = 0
+    gated: bool = True
     kv_vectors: int = 2
     fingerprint: str = ""
     windows: tuple[int | None, ...] = ()

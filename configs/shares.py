@@ -103,11 +103,12 @@ def update_elements(
     kv = len(kv_heads_of(model.num_kv_heads, 0, tp_size)) * model.head_dim
     inner = -(-model.intermediate_size // tp_size)
     hidden, wanted = model.hidden_size, set(targets)
+    up = frozenset({"gate_proj", "up_proj"}) if model.gated else frozenset({"up_proj"})
     # What is fused has room for all of its parts, or for none.
     of_layer = {
         frozenset({"q_proj", "k_proj", "v_proj"}): _blocks(query + 2 * kv) + 3 * hidden,
         frozenset({"o_proj"}): query + _blocks(hidden),
-        frozenset({"gate_proj", "up_proj"}): _blocks(2 * inner) + 2 * hidden,
+        up: _blocks(len(up) * inner) + len(up) * hidden,
         frozenset({"down_proj"}): inner + _blocks(hidden),
     }
     in_layer = sum(size for parts, size in of_layer.items() if parts & wanted)

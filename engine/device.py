@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from remora.configs.device_plan import DevicePlan
+from remora.configs.errors import ConfigError
 from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
 from remora.engine.choosing import Choosing, HostChoosing
@@ -64,6 +65,11 @@ def make_attention(
         )
     backend: Callable[..., AttentionBackend] = TorchAttention
     if plan.on_device.attention_backend == "triton":
+        if model.config.attention.alibi is not None:
+            raise ConfigError(
+                "triton's kernels of attention do not know ALiBi, which "
+                f"{model.config.architecture} has; set engine.attention_backend to torch"
+            )
         backend = partial(TritonAttention, **split_options(plan.on_device))
 
     def make(num_layers: int, pages: int) -> AttentionBackend:

@@ -11,7 +11,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.loading import PLAIN_LOADING, Loading
 from remora.configs.plan import ModelFacts
 from remora.engine.models.checkpoint import is_gguf, read_raw_config
-from remora.engine.models.config import DecoderConfig, ExpertsConfig
+from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.families.reading import RawConfig
 from remora.engine.models.implementation import Theirs, implementation_of
@@ -52,6 +52,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
         num_parameters=sum(_numbers_of(shape.tensors().items())),
         layer_parameters=tuple(sum(_numbers_of(block.tensors(""))) for block in shape.blocks),
         copied_parameters=_copied_parameters(config),
+        gated=any(not isinstance(each.mlp, MLPConfig) or each.mlp.gated for each in config.layers),
         kv_vectors=1 if config.attention.latent is not None else 2,
         tied_embeddings=config.head.tied,
         fingerprint=fingerprint(path, raw),

@@ -44,15 +44,11 @@ def no_change(tensors: Tensors, raw: dict[str, Any]) -> tuple[Tensors, dict[str,
 
 @dataclass(frozen=True)
 class Case:
-    """A model class of transformers with settings, and what its checkpoint is turned into.
-
-    tp2:  whether two ranks can share it
-    """
+    """A model class of transformers with settings, and what its checkpoint is turned into."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     respell: Callable[[Tensors, dict[str, Any]], tuple[Tensors, dict[str, Any]]] = no_change
-    tp2: bool = True
 
 
 def fuse(tensors: Tensors, fused: str, parts: tuple[str, ...]) -> Tensors:
@@ -173,7 +169,6 @@ def without_prefix(tensors: Tensors, raw: dict[str, Any]) -> tuple[Tensors, dict
 
 
 GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256}
-FACTORS = [1.0 + 0.2 * pair for pair in range(8)]
 CASES: Mapping[str, Case] = {
     "ministral": Case(
         "Ministral", {"head_dim": 16, "sliding_window": 24, "layer_types": LAYER_KINDS}
@@ -293,11 +288,11 @@ def classes(case: Case) -> tuple[type, type]:
     return getattr(transformers, config), getattr(transformers, model)
 
 
-def make_family(folder: Path, family: str) -> tuple[Path, Any]:
+def make_family(folder: Path, family: str, **overrides: Any) -> tuple[Path, Any]:
     """Write the checkpoint of a key of CASES; returns its folder and transformers' model."""
     case = CASES[family]
     config_class, model_class = classes(case)
-    config = config_class(**{**COMMON, **case.settings})
+    config = config_class(**{**COMMON, **case.settings, **overrides})
     # The others do not cap scores; of Falcon's, eager adds ALiBi twice.
     config._attn_implementation = "sdpa" if case.name == "Falcon" else "eager"
     model = model_class(config).eval()

@@ -93,7 +93,11 @@ def models(draw: st.DrawFn) -> tuple[DecoderConfig, int, int]:
         out_bias=draw(st.booleans()),
         head_norm=HeadNorm(norm=norm) if draw(st.booleans()) else None,
     )
-    mlp = MLPConfig(size=draw(st.integers(tp_size, 41)), bias=draw(st.booleans()))
+    mlp = MLPConfig(
+        size=draw(st.integers(tp_size, 41)),
+        bias=draw(st.booleans()),
+        gated=draw(st.booleans()),
+    )
     config = DecoderConfig(
         architecture="Any",
         vocab_size=draw(st.integers(tp_size, 67)),
@@ -150,7 +154,11 @@ def test_a_plan_says_what_the_fullest_rank_holds(drawn: tuple[DecoderConfig, int
         for share in shares
     )
     # Biases and norms of such small models are many, beside what is divided.
-    norms_and_biases = 4 * (8 * config.hidden_size + 8 * config.head_dim * config.num_heads)
+    norms_and_biases = 4 * (
+        8 * config.hidden_size
+        + 8 * config.head_dim * config.num_heads
+        + 2 * config.intermediate_size
+    )
     assert fullest <= plan.weight_bytes + config.num_layers * norms_and_biases
     kv_heads = max(len(share.layout.kv_heads(config.num_kv_heads)) for share in shares)
     layers = max(len(share.layers) for share in shares)
@@ -199,6 +207,7 @@ def make_plan_of(
         dtype="float32",
         num_parameters=count_bytes(whole) // 4,
         tied_embeddings=config.head.tied,
+        gated=isinstance(config.layers[0].mlp, MLPConfig) and config.layers[0].mlp.gated,
     )
     parallel = {"tp_size": tp_size, "pp_size": pp_size}
     sections = {"model": {"path": "x"}, "engine": {"kv_tokens": 64}, "parallel": parallel}
