@@ -65,7 +65,7 @@ def make_attention(
         )
     backend: Callable[..., AttentionBackend] = TorchAttention
     if plan.on_device.attention_backend == "triton":
-        if model.config.attention.alibi is not None:
+        if isinstance(model, DecoderModel) and model.config.attention.alibi is not None:
             raise ConfigError(
                 "triton's kernels of attention do not know ALiBi, which "
                 f"{model.config.architecture} has; set engine.attention_backend to torch"

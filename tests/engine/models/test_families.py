@@ -10,11 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from remora.configs.device_plan import DevicePlan
 from remora.configs.errors import ConfigError
+from remora.engine.device import make_attention
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.registry import load_model
+from tests.engine.fakes import make_plan
 from tests.engine.models.families import CASES, make_family
 from tests.engine.models.paged_model import PagedModel
 from tests.tiny_models import VOCAB_SIZE
@@ -170,3 +173,11 @@ def test_what_native_kernels_lack_of_a_family_is_said(
     gaps = ", ".join(not_covered(config))
 
     assert gap in gaps if gap else gaps == ""
+
+
+def test_triton_refuses_alibi_and_says_what_to_do(tmp_path: Path) -> None:
+    model = load(make_family(tmp_path, "falcon-1b-alibi")[0]).model
+    plan = make_plan(on_device=DevicePlan(attention_backend="triton"))
+
+    with pytest.raises(ConfigError, match=r"ALiBi.* set engine\.attention_backend to torch"):
+        make_attention(model, plan, 4)
