@@ -1,0 +1,122 @@
+"""Whole engines with experts or latents: against transformers, and on two ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from remora.configs.plan import MachineFacts, kv_bytes_per_token, make_plan
+from remora.engine.layers.experts import Experts
+from remora.engine.llm import LLM
+from remora.engine.models.checkpoint import read_config
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.facts import read_model_facts
+from remora.engine.parallel.layout import Layout
+from remora.engine.types import SamplingParams
+from tests.conftest import TinyCheckpoints
+from tests.engine.oracle import Oracle
+from tests.engine.parallel.runs import run
+from tests.engine.test_parity import make_prompts
+from tests.tiny_experts import EXPERT_FAMILIES
+
+TOLERANCE = 2e-4  # of logits of about 2; what differs is the order of sums
+PROMPTS = make_prompts([3, 60, 31])
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+MACHINE = MachineFacts(
+    num_cores=1,
+    total_bytes=2**50,
+    available_bytes=2**50,
+    cpu_name="test",
+    cpu_features=(),
+    devices=("cpu",),
+)
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_one_rank_and_two_generate_what_transformers_does(
+    family: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    """Prompts come in chunks, beside sequences that decode."""
+    path = tiny_checkpoints(family)
+    requests = {str(number): (prompt, GREEDY) for number, prompt in enumerate(PROMPTS)}
+
+    alone, together = run(path, requests), run(path, requests, tp_size=2)
+
+    oracle = Oracle(path)
+    for name, (prompt, _) in requests.items():
+        oracle.assert_greedy(prompt, alone.token_ids[name])
+    assert alone.margin() > TOLERANCE
+    assert together.token_ids == alone.token_ids
+    for logits, exact in zip(together.steps, alone.steps, strict=True):
+        torch.testing.assert_close(logits, exact, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "deepseek-v3"])
+def test_a_cached_prefix_changes_nothing(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
+    path = tiny_checkpoints(family)
+    llm = LLM(str(path), dtype="float32", kv_tokens=1024, num_threads=1, show_progress=False)
+
+    first = llm.generate(PROMPTS, GREEDY)
+    again = llm.generate(PROMPTS, GREEDY)
+
+    assert [each.token_ids for each in again] == [each.token_ids for each in first]
+    assert [each.num_cached_tokens for each in again] == [0, 48, 16]
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"), [("mixtral", "experts"), ("deepseek-v3", "latent attention, experts")]
+)
+def test_native_kernels_say_what_they_do_not_know(
+    family: str, reason: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    with pytest.raises(ConfigError, match=f"native kernels do not know {reason}"):
+        LLM(str(tiny_checkpoints(family)), cpu_kernels="native", show_progress=False)
+
+
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(1, 1), (2, 1), (1, 2), (2, 3)])
+def test_a_plan_says_what_the_fullest_rank_holds(
+    family: str, tp_size: int, pp_size: int, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints(family)
+    config, facts = read_config(path), read_model_facts(path)
+    parallel = {"tp_size": tp_size, "pp_size": pp_size}
+    args = {"model": {"path": str(path), "dtype": "float32"}, "parallel": parallel}
+
+    plan = make_plan(parse_args(args), facts, MACHINE, path)
+
+    shares = [
+        DecoderModel(
+            config,
+            dtype=torch.float32,
+            device="meta",
+            layout=Layout(rank=rank, tp_size=tp_size, pp_size=pp_size),
+        )
+        for rank in range(tp_size * pp_size)
+    ]
+    fullest = max(
+        sum(shard.memory.nbytes for shard in share.tensors().values()) for share in shares
+    )
+    if facts.tied_embeddings and len(shares) == 1:
+        fullest += shares[0].embedding.weight.nbytes  # packed, it becomes a copy
+    assert 0.98 * fullest <= plan.weight_bytes <= 1.1 * fullest
+
+
+def test_latents_are_counted_once_and_on_every_rank(tiny_checkpoints: TinyCheckpoints) -> None:
+    facts = read_model_facts(tiny_checkpoints("deepseek-v3"))
+    each_layer = 32 + 8  # a latent and a rotated key
+
+    assert kv_bytes_per_token(facts, "bfloat16") == 3 * each_layer * 2
+    assert kv_bytes_per_token(facts, "bfloat16", tp_size=2) == 3 * each_layer * 2
+    assert kv_bytes_per_token(facts, "bfloat16", pp_size=3) == each_layer * 2
+
+
+def test_a_token_reads_the_experts_that_it_goes_through(tiny_checkpoints: TinyCheckpoints) -> None:
+    config = read_config(tiny_checkpoints("mixtral"))
+    model = DecoderModel(config, dtype=torch.bfloat16, device="meta")
+    mlp = model.blocks[0].mlp
+
+    assert isinstance(mlp, Experts)
+    assert mlp.idle_bytes == (mlp.gate_up.nbytes + mlp.down.nbytes) // 2  # 2 of 4
