@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from remora.configs.dialects.rules import NoEffect, Refused, Rule, not_yet
 
 _SPECULATION = not_yet("speculative decoding")
-_EXPERTS = not_yet("models with experts")
 _EXPERT_PARALLEL = not_yet("expert parallelism")
 _DISAGGREGATED = not_yet("prefill/decode disaggregation", "parallel.num_replicas adds capacity")
 _TIERS = not_yet("KV tiers beyond the device's memory", "engine.kv_memory sizes the one there is")
@@ -35,11 +34,13 @@ _NVTX = Refused("no NVTX ranges are written; profile with debug.profile_dir")
 REFUSALS: Mapping[str, Rule] = {
     "spec.": _SPECULATION,
     "moe.": _EXPERT_PARALLEL,
-    "moe.runner_backend": _EXPERTS,
-    "moe.shared_expert_fusion": NoEffect("no model with experts is served yet"),
-    "moe.fp4_allgather": NoEffect("no model with experts is served yet"),
-    "moe.mxfp4_precision": _EXPERTS,
-    "deprecated.": _EXPERTS,
+    "moe.runner_backend": NoEffect("experts have kernels of their own here; outputs agree"),
+    "moe.shared_expert_fusion": NoEffect("shared experts run beside the others; outputs agree"),
+    "moe.fp4_allgather": NoEffect("experts of four bits are dequantised when they load"),
+    "moe.mxfp4_precision": NoEffect("experts of four bits are dequantised when they load"),
+    "deprecated.": Refused(
+        "an old way to choose how experts run, of which there is one here; leave it out"
+    ),
     "parallel.ep_size": Refused("not yet: expert parallelism", off=(1,)),
     "parallel.ffn_disaggregate": _DISAGGREGATED,
     "parallel.dp_attention": not_yet("attention that is data parallel within tensor parallelism"),
@@ -118,7 +119,9 @@ REFUSALS: Mapping[str, Rule] = {
         "nothing is downloaded at start-up; give the folder of the model"
     ),
     "weights.remote_seed.": Refused("weights are read from files, not from another server"),
-    "moe.dense_tp_size": _EXPERTS,
+    "moe.dense_tp_size": Refused(
+        "dense layers are divided as those of experts are: parallel.tp_size divides both"
+    ),
     "lora.chunk_size": NoEffect("the kernel of adapters chooses its own sizes; outputs agree"),
     "routing.wrr_available_ratio": Refused("replicas have no weights; see routing.policy"),
     "sampling.backend": NoEffect("sampling has one implementation for each device"),

@@ -6,7 +6,8 @@ per family, in `families/`, turns its own words into ours.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.config import DecoderConfig
@@ -21,6 +22,8 @@ from remora.engine.models.families import (
     qwen,
 )
 from remora.engine.models.families.reading import RawConfig
+
+FP8_BLOCK = [128, 128]
 
 Parse = Callable[[str, RawConfig], DecoderConfig]
 
@@ -73,12 +76,21 @@ ARCHITECTURES: dict[str, Parse] = {
 def parse_config(raw: RawConfig) -> DecoderConfig:
     """Understand a config.json. Raises ConfigError naming the key."""
     architecture = _architecture(raw)
-    if raw.get("quantization_config"):
-        raise ConfigError(
-            "config.json has a quantization_config; only unquantised checkpoints and GGUF files "
-            "can be loaded. Use the original checkpoint."
-        )
+    check_quantization(raw.get("quantization_config") or {})
     return ARCHITECTURES[architecture](architecture, raw)
+
+
+def check_quantization(settings: Mapping[str, Any]) -> None:
+    """Refuse a quantization_config that cannot be undone in loading. Raises ConfigError."""
+    method, size = settings.get("quant_method"), settings.get("weight_block_size")
+    if not settings or method == "mxfp4" or (method == "fp8" and size == FP8_BLOCK):
+        return
+    found = f"fp8 with weight_block_size {size}" if method == "fp8" else str(method)
+    raise ConfigError(
+        f"config.json has a quantization_config of {found}; only mxfp4, fp8 with weight_block_size "
+        f"{FP8_BLOCK}, unquantised checkpoints and GGUF files can be loaded. Use the original "
+        "checkpoint."
+    )
 
 
 def _architecture(raw: RawConfig) -> str:

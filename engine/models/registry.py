@@ -15,6 +15,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.protocols import WeightEdit, WeightSource
+from remora.engine.weights.dequantised import dequantised
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.gguf import GGUFWeights
@@ -161,5 +162,5 @@ def _open_files(path: Path, load_format: str, loading: Loading, dtype: torch.dty
     if is_gguf(path):
         return GGUFWeights(path, dtype=dtype, num_threads=loading.num_threads)
     if load_format == "pt":
-        return PickledWeights(path, mmap=loading.mmap)
-    return SafetensorsWeights(path, mmap=loading.mmap)
+        return dequantised(PickledWeights(path, mmap=loading.mmap), dtype)
+    return dequantised(SafetensorsWeights(path, mmap=loading.mmap), dtype)

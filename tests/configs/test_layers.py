@@ -82,7 +82,7 @@ def test_several_models_have_no_overrides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("moe", "not yet: models with experts"), ("gup", "must be one of cpu, gpu, multi-gpu")],
+    [("embedding", "not yet: embeddings"), ("gup", "must be one of cpu, gpu, multi-gpu, moe")],
 )
 def test_a_profile_that_is_not_there_is_refused(tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"a.yaml:4:16: profile = '{name}': .*{message}"):

@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from remora.engine.attention import TorchAttention
 from remora.engine.latent_pages import PagedLatents
-from remora.engine.models.decoder import DecoderModel
+from remora.engine.layers.experts import Experts
+from remora.engine.models.config import ExpertsConfig
 from remora.engine.protocols import AttentionBackend
 from remora.engine.types import SamplingParams
+from remora.kernels.moe_rules import Routing
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import Rerun, run
 from tests.engine.test_parity import make_prompts
@@ -38,7 +41,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
 
     quicken(monkeypatch)
     few = latent_kernels.Launch(queries=32, keys=32, num_warps=4, num_stages=2, programs=4)
-    monkeypatch.setattr(latent_kernels, "WIDE", few)
+    monkeypatch.setattr(latent_kernels, "launch_of", lambda *shape: few)
     for module in ("moe", "moe_routing", "attention_mla"):
         monkeypatch.setattr(f"remora.kernels.{module}.by_triton", lambda device: True)
     with np.errstate(all="ignore"):
@@ -74,16 +77,17 @@ def test_recorded_steps_and_chunks(
 
 
 @pytest.mark.slow
-def test_a_row_is_the_same_bits_in_any_company(
-    tiny_checkpoints: TinyCheckpoints, interpreted: pytest.MonkeyPatch
-) -> None:
-    """With what `engine.deterministic` brings about, but for attention."""
-    path = tiny_checkpoints("qwen2-moe", num_hidden_layers=1, mlp_only_layers=[])
+def test_a_row_is_the_same_bits_in_any_company(interpreted: pytest.MonkeyPatch) -> None:
+    """With what `engine.deterministic` brings about."""
     interpreted.setattr("remora.kernels.linear_invariant.by_triton", lambda device: True)
+    config = ExpertsConfig(num_experts=2, size=24, routing=Routing(top_k=1), correction=True)
+    layer = Experts(config, 40, dtype=torch.bfloat16, device="cpu")
+    for shard in dict(layer.tensors("")).values():
+        shard.memory.normal_(0.0, 0.2)
+    layer.make_invariant()
+    rows = torch.randn(70, 40).to(torch.bfloat16)
 
-    def logprobs(names: list[str]) -> list[float]:
-        asked = {name: REQUESTS[name] for name in names}
-        made = run(path, asked, make_attention=TorchAttention, adapt=DecoderModel.make_invariant)
-        return made.logprobs()["1", 0]
+    beside = layer(rows)
 
-    assert logprobs(["1"]) == logprobs(["0", "1", "2"])
+    assert torch.equal(beside[:1], layer(rows[:1]))
+    assert torch.equal(beside[5:9], layer(rows[5:9]))
