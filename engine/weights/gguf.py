@@ -1,86 +1,67 @@
 """Weights and config in GGUF files, under Hugging Face names and in Hugging Face order.
 
-Quantised blocks are dequantised one tensor at a time. Three things differ from a Hugging
-Face folder: names; the rows of Llama's q and k, which GGUF keeps in the order of interleaved
-rotation; and the config, which is metadata.
+Quantised blocks are dequantised one tensor at a time. What else differs from a Hugging Face folder
+stands in `gguf_families.py`: names; the config, which is metadata; rows of q and k, which some
+kinds keep in the order of interleaved rotation; and experts, which lie in one tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.gguf_file import GGUFFile, read_gguf
+from remora.engine.weights.gguf_families import (
+    EMBEDDING,
+    GGUFFamily,
+    family_of,
+    hugging_face_name,
+    shortest,
+)
+from remora.engine.weights.gguf_file import GGUFFile, GGUFTensor, read_gguf
 
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-BLOCK_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-EMBEDDING = "token_embd.weight"
 ROPE_DIVISORS = "rope_freqs.weight"
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
     """Return the config.json that a GGUF file's metadata amounts to. Raises ConfigError."""
     file = read_gguf(path)
-    if file.architecture not in ARCHITECTURES:
-        raise ConfigError(
-            f"{path} holds a model of GGUF architecture {file.architecture!r}; "
-            f"known are {', '.join(ARCHITECTURES)}."
-        )
+    family = family_of(file)
     shapes = {tensor.name: tensor.shape for tensor in file.tensors}
     if EMBEDDING not in shapes:
         raise ConfigError(f"{path} has no tensor {EMBEDDING}, so it is no language model.")
     num_heads = file.setting("attention.head_count")
+    head_dim = file.setting("attention.key_length")
     return {
-        "architectures": [ARCHITECTURES[file.architecture]],
-        "model_type": file.architecture,
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "vocab_size": shapes[EMBEDDING][0],
         "hidden_size": file.setting("embedding_length"),
         "intermediate_size": file.setting("feed_forward_length"),
         "num_hidden_layers": file.setting("block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": file.setting("attention.head_count_kv", num_heads),
-        "head_dim": file.setting("attention.key_length"),
         "hidden_act": "silu",
         "max_position_embeddings": file.setting("context_length"),
-        "rms_norm_eps": _shortest(file.setting("attention.layer_norm_rms_epsilon", 1e-5)),
+        "rms_norm_eps": shortest(file.setting("attention.layer_norm_rms_epsilon", 1e-5)),
         "rope_parameters": _rope(file),
         "tie_word_embeddings": "output.weight" not in shapes,
         "attention_bias": "blk.0.attn_output.bias" in shapes,
         "bos_token_id": file.token_setting("bos_token_id"),
         "eos_token_id": file.token_setting("eos_token_id"),
         "pad_token_id": file.token_setting("padding_token_id"),
+        **({} if head_dim is None else {"head_dim": head_dim}),
+        **family.settings(file),
     }
 
 
 def _rope(file: GGUFFile) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": _shortest(file.setting("rope.freq_base", 10_000.0))}
+    rope: dict[str, Any] = {"rope_theta": shortest(file.setting("rope.freq_base", 10_000.0))}
     divisors = [tensor for tensor in file.tensors if tensor.name == ROPE_DIVISORS]
     kind = file.setting("rope.scaling.type", "none")
     if divisors:
@@ -92,11 +73,6 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
         original = file.setting("rope.scaling.original_context_length")
         rope["original_max_position_embeddings"] = original
     return rope
-
-
-def _shortest(number: float) -> float:
-    """Undo what float32 did to a decimal: 9.999999747378752e-06 was 1e-05."""
-    return float(str(np.float32(number)))
 
 
 class GGUFWeights:
@@ -112,15 +88,17 @@ class GGUFWeights:
         self.label = path.name
         self._dtype, self._num_threads = dtype, num_threads
         file = read_gguf(path)
+        self._family = family_of(file)
         self._permuted_heads: dict[str, int] = {}
-        if file.architecture == "llama":  # Mistral among them; the others keep their rows
+        if self._family.is_permuted:
             num_heads = file.setting("attention.head_count")
             num_kv_heads = file.setting("attention.head_count_kv", num_heads)
             self._permuted_heads = {"q_proj": num_heads, "k_proj": num_kv_heads}
         self._tensors = {
-            hugging_face_name(tensor.name): tensor
-            for tensor in file.tensors
-            if tensor.name != ROPE_DIVISORS
+            name: tensor
+            for stored in file.tensors
+            if stored.name != ROPE_DIVISORS
+            for name, tensor in _named(stored, self._family)
         }
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -134,18 +112,32 @@ class GGUFWeights:
                 continue
             values = tensor.read(self._dtype, num_threads=self._num_threads)
             num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
-            yield name, half_split_rows(values, num_heads) if num_heads else values
+            if num_heads:
+                values = half_split_rows(values, num_heads)
+            elif self._family.norm_offset and name.endswith("norm.weight"):
+                values = values - self._family.norm_offset
+            yield name, values
 
 
-def hugging_face_name(name: str) -> str:
-    """Translate a GGUF tensor name; one that we do not know stays as it is."""
-    stem, _, suffix = name.rpartition(".")
-    if stem in TOP_NAMES:
-        return f"{TOP_NAMES[stem]}.{suffix}"
-    parts = stem.split(".")
-    if len(parts) == 3 and parts[0] == "blk" and parts[2] in BLOCK_NAMES:
-        return f"model.layers.{parts[1]}.{BLOCK_NAMES[parts[2]]}.{suffix}"
-    return name
+def _named(tensor: GGUFTensor, family: GGUFFamily) -> Iterator[tuple[str, GGUFTensor]]:
+    """Yield a tensor under its Hugging Face name, or those of experts that lie in it."""
+    name = hugging_face_name(tensor.name, family)
+    if name.endswith("shared_expert_gate.weight"):
+        yield name, replace(tensor, shape=(1, tensor.shape[-1]))
+    elif "{}" in name:
+        num_experts, num_bytes = tensor.shape[0], tensor.num_bytes // tensor.shape[0]
+        for expert in range(num_experts):
+            yield (
+                name.format(expert),
+                replace(
+                    tensor,
+                    shape=tensor.shape[1:],
+                    offset=tensor.offset + expert * num_bytes,
+                    num_bytes=num_bytes,
+                ),
+            )
+    else:
+        yield name, tensor
 
 
 def half_split_rows(values: Tensor, num_heads: int) -> Tensor:

@@ -213,7 +213,7 @@ def write_gguf(
     """Write a GGUF file; norms are float32."""
     import gguf
 
-    from remora.engine.weights.gguf import BLOCK_NAMES, TOP_NAMES
+    from remora.engine.weights.gguf_families import BLOCK_NAMES, TOP_NAMES
 
     names = {hf: name for name, hf in (TOP_NAMES | BLOCK_NAMES).items()}
     writer = gguf.GGUFWriter(file, "llama", use_temp_file=True)

@@ -9,7 +9,8 @@ from remora.configs.errors import ConfigError
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
-from remora.engine.weights.gguf import GGUFWeights, hugging_face_name
+from remora.engine.weights.gguf import GGUFWeights
+from remora.engine.weights.gguf_families import FAMILIES, hugging_face_name
 from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 from tests.conftest import TinyCheckpoints
 from tests.engine.models.paged_model import PagedModel
@@ -108,8 +109,10 @@ def test_llama3_rope_comes_as_a_tensor_of_divisors(
 
 
 def test_unknown_tensor_names_stay_as_they_are() -> None:
-    assert hugging_face_name("blk.7.attn_q.bias") == "model.layers.7.self_attn.q_proj.bias"
-    assert hugging_face_name("blk.7.ssm_in.weight") == "blk.7.ssm_in.weight"
+    llama = FAMILIES["llama"]
+    attention = hugging_face_name("blk.7.attn_q.bias", llama)
+    assert attention == "model.layers.7.self_attn.q_proj.bias"
+    assert hugging_face_name("blk.7.ssm_in.weight", llama) == "blk.7.ssm_in.weight"
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_an_unknown_gguf_architecture_is_refused(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
 
-    with pytest.raises(ConfigError, match="'mamba'; known are llama, qwen2, qwen3"):
+    with pytest.raises(ConfigError, match="'mamba'; known are llama, qwen2, qwen2moe"):
         read_config(file)
 
 

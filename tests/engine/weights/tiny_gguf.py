@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from remora.engine.weights.gguf import BLOCK_NAMES, TOP_NAMES
+from remora.engine.weights.gguf_families import BLOCK_NAMES, TOP_NAMES
 
 KINDS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
