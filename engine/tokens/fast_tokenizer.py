@@ -95,7 +95,7 @@ class FastTokenizer:
 
     backend_tokenizer: Backend
     special_tokens_map: Mapping[str, str]
-    chat_template: str | None
+    chat_template: str | Mapping[str, str] | None
     response_template: Mapping[str, Any] | None = None
 
     @property
@@ -118,8 +118,13 @@ class FastTokenizer:
             settings["response_template"] = self.response_template
         text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False)
         (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
-        if self.chat_template is not None:
-            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        given = self.chat_template or {}
+        for name, source in ({"default": given} if isinstance(given, str) else given).items():
+            file = folder / "chat_template.jinja"
+            if name != "default":
+                file = folder / OTHER_TEMPLATES[0] / f"{name}.jinja"
+                file.parent.mkdir(exist_ok=True)
+            file.write_text(source, encoding="utf-8")
 
 
 def load_tokenizer(

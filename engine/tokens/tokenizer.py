@@ -83,9 +83,9 @@ class Tokenizer:
         trust_code:  whether code that lies in the folder may run
         """
         if path.is_file() and path.suffix == ".gguf":
-            from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
+            from remora.engine.weights.gguf_tokenizer import gguf_eos_token_ids, load_gguf_tokenizer
 
-            return cls(load_gguf_tokenizer(path))
+            return cls(load_gguf_tokenizer(path), eos_token_ids=gguf_eos_token_ids(path))
         found = cls(
             load_tokenizer(path, loader, trust_code=trust_code),
             eos_token_ids=read_eos_token_ids(path),

@@ -7,11 +7,20 @@ rule gives a tokenizer that is right on most texts and wrong on some.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from remora.configs.errors import ConfigError
 from remora.engine.tokens.fast_tokenizer import FastTokenizer
@@ -29,6 +38,18 @@ LLAMA3_SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+# Words end where a capital follows a small letter.
+_HEAD, _TAIL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+TEKKEN_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_HEAD}*{_TAIL}+|[^\r\n\p{{L}}\p{{N}}]?{_HEAD}+{_TAIL}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT4O_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_HEAD}*{_TAIL}+{_CONTRACTION}"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_HEAD}+{_TAIL}*{_CONTRACTION}|\p{{N}}{{1,3}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _byte_level(split: str | None = None) -> Any:
@@ -47,11 +68,20 @@ def _digits_apart() -> Any:
 
 
 PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    "gpt-2": _byte_level,
-    "smollm": _digits_apart,
-    "llama-bpe": lambda: _byte_level(LLAMA3_SPLIT),
-    "qwen2": lambda: _byte_level(QWEN2_SPLIT),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jais"), _byte_level),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_apart),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "glm4", "chatglm-bpe", "dbrx", "smaug-bpe"),
+        lambda: _byte_level(LLAMA3_SPLIT),
+    ),
+    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen"), lambda: _byte_level(QWEN2_SPLIT)),
+    "tekken": lambda: _byte_level(TEKKEN_SPLIT),
+    **dict.fromkeys(("gpt-4o", "llama4"), lambda: _byte_level(GPT4O_SPLIT)),
 }
+# Kinds whose texts begin with the first token where the file does not say.
+BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
+ENDS = ("eos", "eot", "eom")
+TEMPLATE = "tokenizer.chat_template"
 
 
 def load_gguf_tokenizer(path: Path) -> FastTokenizer:
@@ -76,10 +106,50 @@ def load_gguf_tokenizer(path: Path) -> FastTokenizer:
             for token in dict.fromkeys((*controls, *special.values()))
         ]
     )
+    _add_ends_of_texts(tokenizer, file, special)
     return FastTokenizer(
         backend_tokenizer=tokenizer,
         special_tokens_map=special,
-        chat_template=file.metadata.get("tokenizer.chat_template"),
+        chat_template=_templates(file),
+    )
+
+
+def gguf_eos_token_ids(path: Path) -> tuple[int, ...]:
+    """Return the ids that end an output: of a text, a turn or a message."""
+    file = read_gguf(path)
+    ids = (file.token_setting(f"{name}_token_id") for name in ENDS)
+    return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+
+
+def _templates(file: GGUFFile) -> str | dict[str, str] | None:
+    """Return the chat template, or several by name."""
+    default: str | None = file.metadata.get(TEMPLATE)
+    named = {
+        key.removeprefix(f"{TEMPLATE}."): text
+        for key, text in file.metadata.items()
+        if key.startswith(f"{TEMPLATE}.")
+    }
+    if not named:
+        return default
+    return named if default is None else {"default": default, **named}
+
+
+def _add_ends_of_texts(tokenizer: Tokenizer, file: GGUFFile, special: Mapping[str, str]) -> None:
+    """Have texts begin and end with the special tokens that the file says."""
+    begins = file.token_setting("model") == "llama" or file.token_setting("pre") in BEGINS
+    ends = {
+        "bos_token": file.token_setting("add_bos_token", begins),
+        "eos_token": file.token_setting("add_eos_token", False),
+    }
+    added = [special[role] for role, is_added in ends.items() if is_added and role in special]
+    if not added:
+        return
+    first = [special["bos_token"]] if ends["bos_token"] and "bos_token" in special else []
+    last = added[len(first) :]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*first, "$A", *last],
+        pair=[*first, "$A", *last, *(f"{token}:1" for token in first), "$B:1", *last],
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in dict.fromkeys(added)],
     )
 
 

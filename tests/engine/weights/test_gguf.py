@@ -9,6 +9,7 @@ from remora.configs.errors import ConfigError
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
+from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.gguf import GGUFWeights
 from remora.engine.weights.gguf_families import FAMILIES, hugging_face_name
 from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
@@ -158,6 +159,9 @@ def test_the_tokenizer_in_the_file_cuts_text_like_the_original(
         ("llama-bpe", ["x", "123", "45"]),
         ("qwen2", ["x", "1", "2", "3", "4", "5"]),
         ("gpt-2", ["x", "12345"]),
+        ("starcoder", ["x", "1", "2", "3", "4", "5"]),
+        ("tekken", ["x", "1", "2", "3", "4", "5"]),
+        ("gpt-4o", ["x", "123", "45"]),
     ],
 )
 def test_the_pre_tokenizer_decides_how_digits_are_cut(
@@ -170,12 +174,80 @@ def test_the_pre_tokenizer_decides_how_digits_are_cut(
     assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str("x12345")] == pieces
 
 
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("tekken", ["camel", "Case", "'s", "ĠXYz", "/Ċ"]),
+        ("gpt-4o", ["camel", "Case's", "ĠXYz", "/Ċ"]),
+        ("qwen2", ["camelCase", "'s", "ĠXYz", "/Ċ"]),
+    ],
+)
+def test_some_pre_tokenizers_cut_before_capitals(
+    pre: str, pieces: list[str], tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", pre=pre)
+
+    pre_tokenizer = load_gguf_tokenizer(file).backend_tokenizer.pre_tokenizer
+
+    found = [piece for piece, _ in pre_tokenizer.pre_tokenize_str("camelCase's XYz/\n")]
+    assert found == pieces
+
+
+def test_the_file_says_where_texts_begin_and_what_ends_an_output(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoints("llama")
+    plain = Tokenizer.load(make_gguf(checkpoint, tmp_path / "plain.gguf"))
+    said = {"add_bos_token": True, "add_eos_token": True, "eot_token_id": 7}
+    file = make_gguf(checkpoint, tmp_path / "model.gguf", token_metadata=said)
+
+    tokenizer = Tokenizer.load(file)
+
+    ids = plain.encode("Hello", add_special_tokens=True)
+    assert ids[0] != 1
+    assert tokenizer.encode("Hello", add_special_tokens=True) == [1, *ids, 2]
+    assert tokenizer.encode("Hello", add_special_tokens=False) == ids
+    assert (plain.eos_token_ids, tokenizer.eos_token_ids) == ((2,), (2, 7))
+
+
+def test_templates_in_the_file_are_known_by_name(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    said = {"tokenizer.chat_template.tool_use": "with tools"}
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", general=said)
+    folder = tmp_path / "saved"
+    folder.mkdir()
+
+    tokenizer = load_gguf_tokenizer(file)
+    tokenizer.save(folder)
+
+    assert isinstance(tokenizer.chat_template, dict)
+    assert tokenizer.chat_template["tool_use"] == "with tools"
+    assert AutoTokenizer.from_pretrained(folder).chat_template == tokenizer.chat_template
+
+
+def test_a_model_may_lie_in_several_files(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    checkpoint = tiny_checkpoints("llama")
+    whole = make_gguf(checkpoint, tmp_path / "whole.gguf")
+    first = make_gguf(checkpoint, tmp_path / "model.gguf", max_tensors=10)
+    assert first.name == "model-00001-of-00003.gguf"
+
+    assert torch.equal(logits_of(first), logits_of(whole))
+    with pytest.raises(ConfigError, match=r"part 2 of 3: give the path of model-00001-of-00003"):
+        read_config(tmp_path / "model-00002-of-00003.gguf")
+    (tmp_path / "model-00003-of-00003.gguf").unlink()
+    with pytest.raises(ConfigError, match=r"1 of the 3 parts of .* model-00003-of-00003\.gguf"):
+        read_config(first)
+
+
 def test_an_unknown_pre_tokenizer_is_refused(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
-    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", pre="tekken")
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "model.gguf", pre="some-bpe")
 
-    with pytest.raises(ConfigError, match="pre-tokenizer 'tekken'; known are gpt-2, smollm"):
+    with pytest.raises(ConfigError, match="pre-tokenizer 'some-bpe'; known are gpt-2, olmo"):
         load_gguf_tokenizer(file)
 
 

@@ -25,11 +25,14 @@ def make_gguf(
     metadata: dict[str, Any] | None = None,
     divisors: list[float] | None = None,
     has_tokenizer: bool = True,
+    token_metadata: dict[str, Any] | None = None,
+    general: dict[str, Any] | None = None,
+    max_tensors: int = 0,
 ) -> Path:
     """Convert a Hugging Face folder. Matrices are stored in `quantisation`, the rest in float32."""
     raw = json.loads((checkpoint / "config.json").read_text())
     kind = KINDS[raw["model_type"]]
-    writer = gguf.GGUFWriter(file, kind)
+    writer = gguf.GGUFWriter(file, kind, split_max_tensors=max_tensors)
     writer.add_block_count(raw["num_hidden_layers"])
     writer.add_context_length(raw["max_position_embeddings"])
     writer.add_embedding_length(raw["hidden_size"])
@@ -39,8 +42,10 @@ def make_gguf(
     writer.add_key_length(raw["head_dim"])
     writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
     writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
-    for key, value in (metadata or {}).items():
-        writer.add_key_value(f"{kind}.{key}", value, gguf.GGUFValueType.get_type(value))
+    said = {f"{kind}.{key}": value for key, value in (metadata or {}).items()}
+    said |= {f"tokenizer.ggml.{key}": value for key, value in (token_metadata or {}).items()}
+    for key, value in (said | (general or {})).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     if has_tokenizer:
         _add_tokenizer(writer, checkpoint, pre)
     if divisors:
@@ -57,7 +62,9 @@ def make_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    if not max_tensors:
+        return file
+    return min(file.parent.glob(f"{file.stem}-00001-of-*.gguf"))
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, pre: str) -> None:
