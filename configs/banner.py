@@ -108,8 +108,13 @@ def _describe_kv(plan: EnginePlan) -> str:
     else:
         room = f"{full:.1f} sequences of full length ({plan.max_model_len:,})"
     reuse = "on" if plan.prefix_cache else "off"
+    windows = ""
+    if plan.windows is not None:
+        tokens = plan.windows.num_pages * plan.page_size
+        windows = f" ({tokens:,} in layers with a window of {plan.windows.window:,})"
     return (
-        f"{plan.kv_tokens:,} tokens in {plan.num_pages:,} pages, {human_bytes(plan.kv_bytes)}"
+        f"{plan.kv_tokens:,} tokens{windows} in {plan.num_pages:,} pages, "
+        f"{human_bytes(plan.kv_bytes)}"
         f"{_of_rank(plan).rstrip(',')}; "
         f"{room}; prefix cache {reuse}"
     )

@@ -46,6 +46,8 @@ def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryRep
     is_native:  whether native kernels of a CPU compute
     """
     token_bytes = kv_bytes_per_token(model, plan.dtype, tp_size=plan.tp_size, pp_size=plan.pp_size)
+    if plan.windows is not None:  # its part of what layers with a window share
+        token_bytes = max(1, plan.kv_bytes // (plan.kv_tokens + plan.page_size))
     lengths = sorted({*(n for n in _LENGTHS if n < plan.max_model_len), plan.max_model_len})
     return MemoryReport(
         weight_bytes=plan.weight_bytes,
@@ -96,6 +98,7 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
     text += [
         f"KV cache   {human_bytes(found.kv_bytes)}{of_rank}: {plan.kv_tokens:,} tokens of "
         f"{human_bytes(found.kv_token_bytes)}",
+        *_of_windows(plan),
         f"steps      {human_bytes(found.step_bytes)}{of_rank}",
         f"together   {human_bytes(found.total_bytes)}{of_rank}",
         "at a time  "
@@ -111,6 +114,17 @@ def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> l
     return text
 
 
+def _of_windows(plan: EnginePlan) -> list[str]:
+    room = plan.windows
+    if room is None:
+        return []
+    tokens = room.num_pages * plan.page_size
+    return [
+        f"windows    {tokens:,} of these tokens are kept in the {sum(room.layers)} of "
+        f"{len(room.layers)} layers that look back {room.window:,} at most"
+    ]
+
+
 def _tokens_in(found: MemoryReport, size: int) -> int:
     fixed = found.weight_bytes + found.adapter_bytes + found.step_bytes
     return max(0, size - fixed) // found.kv_token_bytes
@@ -118,7 +132,11 @@ def _tokens_in(found: MemoryReport, size: int) -> int:
 
 def _sequences(plan: EnginePlan, length: int) -> int:
     pages = -(-length // plan.page_size)
-    return min(plan.num_pages // pages, plan.max_running_requests)
+    room = plan.windows
+    most = plan.num_pages // pages
+    if room is not None:  # a page more, since windows begin amid one
+        most = min(most, room.num_pages // min(pages, -(-room.window // plan.page_size) + 1))
+    return min(most, plan.max_running_requests)
 
 
 def _operand_bytes(plan: EnginePlan) -> tuple[float, float]:

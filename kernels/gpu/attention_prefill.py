@@ -239,6 +239,7 @@ def extend_kernel(
         is_seen_MN = at_N[None, :] <= position_M[:, None]
         if window is not None:
             is_seen_MN = is_seen_MN & (at_N[None, :] > (position_M - window)[:, None])
+            is_key_N = is_key_N & (at_N > lowest - window)  # pages before may be another's by now
         top_M, total_M, sum_MH = attend_block(
             query_MH, keys, values, key_scales, value_scales, slot_N, is_key_N, is_seen_MN,
             kv_head, num_kv_heads, inner, outer, top_M, total_M, sum_MH, HEAD_DIM, H, True, FACTOR,

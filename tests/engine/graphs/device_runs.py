@@ -28,6 +28,7 @@ from remora.engine.protocols import AttentionBackend
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
 from remora.engine.types import Request, SamplingParams, SequenceOutput
+from remora.engine.windowed_attention import WindowedAttention
 from tests.engine.fakes import make_plan
 
 T = TypeVar("T")
@@ -130,17 +131,34 @@ def run(
     )
     pool = adapt(model)
     config = model.config
-    attention = make_attention(
-        num_layers=len(model.layers),
-        num_pages=plan.num_pages,
-        page_size=plan.page_size,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float32,
-        device=str(device),
+
+    def attend_with(num_layers: int, num_pages: int) -> AttentionBackend:
+        return make_attention(
+            num_layers=num_layers,
+            num_pages=num_pages,
+            page_size=plan.page_size,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=torch.float32,
+            device=str(device),
+        )
+
+    windows = plan.windows
+    attention = (
+        attend_with(len(model.layers), plan.num_pages)
+        if windows is None
+        else WindowedAttention(
+            windows.layers,
+            lambda count, apart: attend_with(count, windows.num_pages if apart else plan.num_pages),
+        )
     )
     rows = plan.max_running_requests
-    table = RowTable(max_rows=rows, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
+    table = RowTable(
+        max_rows=rows,
+        max_tokens=plan.max_sequence_tokens,
+        page_size=plan.page_size,
+        windowed=windows is not None,
+    )
     choosing = DeviceChoosing(device, rows) if forward == "device" else None
     sampler = Sampler(
         max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), choosing=choosing
@@ -153,6 +171,7 @@ def run(
             max_rows=rows,
             max_tokens=plan.max_step_tokens,
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
+            windowed=windows is not None,
         )
         by_itself = DeviceForward(model, attention, limits, device)
         if recorder is not None:

@@ -23,6 +23,7 @@ def make_steps(draw: st.DrawFn) -> Step:
     """A step with any numbers in it: the wire does not ask whether they make sense."""
     places = draw(st.lists(st.tuples(INT32, INT32, INT32, st.booleans()), max_size=9))
     pages = draw(st.lists(st.tuples(INT32, INT32), max_size=9))
+    windows = draw(st.one_of(st.just([]), st.just([page for page, _ in pages])))
     sampled = draw(st.lists(st.tuples(INT32, TOKENS), max_size=9))
     prompts = draw(st.lists(st.lists(TOKENS, max_size=20), max_size=4))
     added = tuple(
@@ -42,6 +43,7 @@ def make_steps(draw: st.DrawFn) -> Step:
         dropped=_int32(draw(st.lists(INT32, max_size=3))),
         page_rows=_int32([page[0] for page in pages]),
         page_ids=_int32([page[1] for page in pages]),
+        window_ids=_int32(windows),
         rows=_int32([place[0] for place in places]),
         starts=_int32([place[1] for place in places]),
         num_tokens=_int32([place[2] for place in places]),
@@ -59,7 +61,15 @@ def make_steps(draw: st.DrawFn) -> Step:
 def as_sent(step: Step) -> Any:
     """What a follower needs of a step, as something that can be compared."""
     plan = step.plan
-    arrays = (plan.page_rows, plan.page_ids, plan.rows, plan.starts, plan.num_tokens, plan.samples)
+    arrays = (
+        plan.page_rows,
+        plan.page_ids,
+        plan.window_ids,
+        plan.rows,
+        plan.starts,
+        plan.num_tokens,
+        plan.samples,
+    )
     return (
         plan.step_id,
         plan.loads,

@@ -70,7 +70,12 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
         **plan_changes,
     )
     rows, vocab_size = plan.max_running_requests, read_config(path).vocab_size
-    table = RowTable(max_rows=rows, max_tokens=plan.max_sequence_tokens, page_size=16)
+    table = RowTable(
+        max_rows=rows,
+        max_tokens=plan.max_sequence_tokens,
+        page_size=16,
+        windowed=plan.windows is not None,
+    )
     token_ids: dict[str, list[int]] = {name: [] for name in requests}
     scored: dict[str, list[float]] = {name: [] for name in requests}
     shown: dict[str, Any] = {}

@@ -190,6 +190,26 @@ def test_a_prompt_is_the_same_bits_however_it_is_cut(
 
 
 @on_devices
+@pytest.mark.parametrize("window", [1, 7, 20, 64])
+def test_pages_that_lie_behind_the_window_are_not_read(window: int, device: str) -> None:
+    torch.manual_seed(window)
+    count, length = 9, 150
+    paged = make_paged(
+        [length], page_size=4, num_kv_heads=1, head_dim=16, dtype=torch.float32, device=device
+    )
+    query, starts = (
+        torch.randn(count, 2, 16, device=device),
+        starts_of([(count, length)], 0, device),
+    )
+    expected = attend(query, paged, starts, window=window)
+
+    first = (length - count - window + 1) // 4
+    paged.kv_pages[:, paged.tables[0, :first].long()] = torch.nan
+
+    assert torch.equal(attend(query, paged, starts, window=window), expected)
+
+
+@on_devices
 def test_more_rows_than_the_shortest_vector_of_them_holds(device: str) -> None:
     check([(2, 5)] * 11 + [(0, 0), (40, 41)] + [(1, 3)] * 7, device=device)
 
