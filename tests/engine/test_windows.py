@@ -16,9 +16,11 @@ from remora.engine.llm import LLM
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import Rerun, run
+from tests.engine.models.families import CASES, make_family
 from tests.engine.oracle import Oracle
 from tests.engine.parallel.runs import run as run_ranks
 from tests.engine.test_parity import ENDLESS, GREEDY, ids, make_llm, make_prompts
+from tests.tiny_models import make_tiny_tokenizer
 
 WINDOW = 24
 LAYERS = {"mistral": (True, True, True), "qwen2": (False, True, True)}
@@ -90,6 +92,23 @@ def test_where_pages_are_gone_a_prompt_is_computed_anew(
             oracle.assert_greedy(asked, found.token_ids)
         assert llm.generate([prompt], GREEDY)[0].token_ids == expected
     assert llm.stats().evicted_window_pages_total > 0
+    llm.close()
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "cohere2", "gpt-oss"])
+def test_families_with_layers_of_both_kinds(
+    family: str, tmp_path: Path, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    if family in CASES:
+        path, _ = make_family(tmp_path, family)
+        make_tiny_tokenizer().save_pretrained(path)
+    else:
+        path = tiny_checkpoints(family)
+    prompts = make_prompts([5, 70, 200])
+    oracle, llm = Oracle(path), make_windowed(path)
+
+    for prompt, output in zip(prompts, ids(llm, prompts), strict=True):
+        oracle.assert_greedy(prompt, output)
     llm.close()
 
 
