@@ -218,7 +218,6 @@ def extend_kernel(
     from_MH = query + (token_M.to(tl.int64) * query_stride)[:, None] + in_token_MH
     query_MH = tl.load(from_MH, mask=is_query_MH, other=0.0)
     table = tables + row.to(tl.int64) * table_stride
-
     # Keys [begin, whole) are seen by all queries, some of [whole, end) by some.
     lowest, end = tl.min(position_M, 0), tl.minimum(tl.max(position_M, 0) + 1, length)
     begin, whole = 0, (lowest + 1) // N * N
@@ -238,8 +237,8 @@ def extend_kernel(
         slot_N, is_key_N = find_slots(table, at_N, end, PAGE)
         is_seen_MN = at_N[None, :] <= position_M[:, None]
         if window is not None:
-            is_seen_MN = is_seen_MN & (at_N[None, :] > (position_M - window)[:, None])
-            is_key_N = is_key_N & (at_N > lowest - window)  # pages before may be another's by now
+            is_seen_MN &= at_N[None, :] > (position_M - window)[:, None]
+            is_key_N &= at_N > lowest - window  # pages before may be another's by now
         top_M, total_M, sum_MH = attend_block(
             query_MH, keys, values, key_scales, value_scales, slot_N, is_key_N, is_seen_MN,
             kv_head, num_kv_heads, inner, outer, top_M, total_M, sum_MH, HEAD_DIM, H, True, FACTOR,

@@ -9,6 +9,7 @@ Mistral 7B v0.1 (4096 in every layer) on a GPU with 24 GB; nothing is loaded or 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from remora.configs.load import parse_args
 from remora.configs.memory_report import report
@@ -53,7 +54,7 @@ GPU = MachineFacts(
     devices=("cuda:0", "cpu"),
     has_triton=True,
 )
-WAYS = (
+WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("together (window_pages off)", {"window_pages": "off"}),
     ("apart, as without a word", {}),
     ("apart, window_ratio 0.8", {"window_ratio": 0.8}),
@@ -61,7 +62,7 @@ WAYS = (
 )
 
 
-def sequences(model: ModelFacts, engine: dict[str, object]) -> list[int]:
+def sequences(model: ModelFacts, engine: dict[str, Any]) -> list[int]:
     """Return how many sequences of each length fit at a time."""
     keys = {"device": "cuda", "max_running_requests": 4096, "max_step_tokens": 4096} | engine
     config = parse_args({"model": {"path": "x"}, "engine": keys})
