@@ -98,10 +98,14 @@ def build_forward(
 
 def _check_covered(model: DecoderModel, plan: EnginePlan, num_ranks: int) -> None:
     """Raise NativeUnavailable if step programs do not cover what is asked for."""
-    gaps = not_covered(model.config)
+    config = model.config
+    gaps = not_covered(config)
+    is_scaled = config.embedding.scale != config.block.residual_scale
+    if is_scaled and model.embedding.adapters is not None:
+        gaps.append("adapters of scaled embeddings")
     if gaps:
         raise NativeUnavailable(
-            f"native kernels do not know {', '.join(gaps)}, which {model.config.architecture} has"
+            f"native kernels do not know {', '.join(gaps)}, which {config.architecture} has"
         )
     if num_ranks > 1:
         raise NativeUnavailable(

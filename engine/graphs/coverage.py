@@ -22,10 +22,6 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
         yield "blocks without a norm at their beginning"
     if block.attention_out_norm is not None or block.mlp_out_norm is not None:
         yield "norms of what a block adds"
-    if block.residual_scale != 1.0:
-        yield "a factor on what a block adds"
-    if config.embedding.scale != 1.0:
-        yield "scaled embeddings"
     if config.embedding.num_positions:
         yield "learned positions"
     if attention.head_norm is not None and not attention.head_norm.is_plain:
@@ -47,5 +43,5 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
         yield "experts"
     if any(mlp.activation != "silu" or not mlp.gated for mlp in dense):
         yield "feed-forward layers without SiLU and gate"
-    if head.scale != 1.0 or head.soft_cap is not None:
-        yield "scaled or capped logits"
+    if head.soft_cap is not None:
+        yield "capped logits"

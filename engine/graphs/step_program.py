@@ -19,7 +19,7 @@ from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
-from remora.engine.layers.norm import RMSNorm
+from remora.engine.layers.norm import Norm, RMSNorm
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
@@ -203,12 +203,16 @@ class StepProgramBuilder:
             self._layer(layer, block)
         head_start = len(program)
         logits = self._head()
+        # After the head, which may be packed from the same weight.
+        scale = config.embedding.scale / config.block.residual_scale
+        if scale != 1.0:
+            model.embedding.weight.mul_(scale)
         return StepProgram(
             program,
             head_start=head_start,
             logits=logits[:, : model.vocab_size],
             stream=self._stream[:, : config.hidden_size],
-            norm=(model.norm.weight.float(), model.norm.eps),
+            norm=(model.norm.weight.float(), self._epsilon(model.norm)),
             weight_bytes=self._weight_bytes,
         )
 
@@ -260,8 +264,8 @@ class StepProgramBuilder:
         logits = self._floats(self._model.vocab_size, on_logits=True)
         self._program.norm(
             self._stream,
-            self._model.norm.weight.float(),
-            self._model.norm.eps,
+            self._model.norm.weight.float() * config.head.scale,
+            self._epsilon(self._model.norm),
             normal.written,
             on_logits=True,
         )
@@ -272,8 +276,15 @@ class StepProgramBuilder:
         """Add a norm of the stream; returns what `linear` reads."""
         normal = self._normal if linear.adapters is None else self._normal_in_floats
         weight = norm.weight.float()
-        self._program.norm(self._stream, weight, norm.eps, normal.written)
+        self._program.norm(self._stream, weight, self._epsilon(norm), normal.written)
         return normal
+
+    def _epsilon(self, norm: Norm) -> float:
+        """Return a norm's epsilon for the stream as it is kept: divided by the residual scale.
+
+        What blocks add needs no factor then, and norms do not care for one on all of their input.
+        """
+        return norm.eps / self._config.block.residual_scale**2
 
     def _multiply(
         self, x: _Operand, linear: Linear, out: Tensor, epilogue: Epilogue = Epilogue.STORE

@@ -14,6 +14,7 @@ from remora.engine.llm import LLM, SamplingParams
 from remora.kernels.cpu.library import Library
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.stepping import make_eager, make_native
+from tests.engine.models.families import make_family
 from tests.engine.test_parity import make_prompts
 
 MODES = ("none", *QUANTIZED_FORMATS)
@@ -35,6 +36,23 @@ def test_logits_are_close_to_those_of_torch_with_the_same_weights(
         expected = exact.step(counts)
         error = (native.step(counts) - expected).norm() / expected.norm()
         assert error < ERRORS[mode]
+    native.forward.close()
+
+
+@pytest.mark.parametrize("family", ["granite", "minicpm", "smollm3", "internlm2"])
+def test_factors_layers_without_rotation_and_fused_tensors_are_covered(
+    family: str, library: Library, tmp_path: Path
+) -> None:
+    path, _ = make_family(tmp_path, family)
+    native, exact = make_native(path, library), make_eager(path, library, "none")
+
+    for counts in ({0: 30, 1: 50}, {0: 1, 1: 1}):
+        expected = exact.step(counts)
+        error = (native.step(counts) - expected).norm() / expected.norm()
+        assert error < ERRORS["none"]
+    expected = exact.forward.hidden(0, 2)
+    error = (native.forward.hidden(0, 2) - expected).norm() / expected.norm()
+    assert error < ERRORS["none"]
     native.forward.close()
 
 

@@ -156,11 +156,12 @@ def test_a_fused_tensor_of_another_size_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "gap"),
     [
-        ("gemma2", "norms of what a block adds, scaled embeddings, capped scores"),
+        ("gemma2", "norms of what a block adds, capped scores"),
         ("gpt2", "layer norms, learned positions"),
         ("falcon-1b-alibi", "ALiBi"),
         ("cohere", "attention and feed-forward side by side"),
         ("smollm3", None),
+        ("granite", None),
         ("internlm2", None),
         ("phi3", None),
     ],
