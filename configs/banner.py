@@ -42,7 +42,7 @@ def banner(
         *([_line("ranks", _describe_ranks(plan))] if plan.num_ranks > 1 else []),
         _line("weights", _describe_weights(plan)),
         *([_line("adapters", _describe_adapters(plan, plan.adapters))] if plan.adapters else []),
-        _line("KV cache", _describe_kv(plan)),
+        *([_line("KV cache", _describe_kv(plan))] if plan.task == "generate" else []),
         _line("batch", _describe_batch(plan)),
         *(_line("note", note) for note in notes),
         _line("start-up", _describe_phases(phases)),
@@ -128,6 +128,11 @@ def _describe_adapters(plan: EnginePlan, room: AdapterRoom) -> str:
 
 
 def _describe_batch(plan: EnginePlan) -> str:
+    if plan.task != "generate":
+        return (
+            f"task {plan.task}: up to {plan.max_step_tokens:,} tokens a step, texts of "
+            f"{plan.max_model_len:,} at most; {plan.max_queued_requests:,} may wait"
+        )
     return (
         f"up to {plan.max_running_requests} sequences and {plan.max_step_tokens:,} tokens a step, "
         f"prompts in chunks of {plan.prefill_chunk_tokens:,}; {plan.max_queued_requests} may wait"

@@ -66,6 +66,9 @@ class LimitsSection(Section):
     max_prompts: Annotated[int, Field(ge=1, le=_MANY)] = 256
     """Most prompts of one request."""
 
+    max_inputs: Annotated[int, Field(ge=1, le=_MANY)] = 2048
+    """Most texts of one request for embeddings or scores."""
+
     max_n: Annotated[int, Field(ge=1, le=16)] = 16
     """Most outputs for one prompt: n and best_of."""
 

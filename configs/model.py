@@ -19,6 +19,11 @@ class ModelSection(Section):
     served_name: Name | None = None
     """Name that clients put into `model`. Default: the last part of `path`, without .gguf."""
 
+    task: Literal["auto", "generate", "embed", "classify", "rerank", "reward"] = "auto"
+    """What the model is for: text, embeddings, or scores of classes, of pairs of a query and a
+    document, or of answers. Decides which routes answer. auto = what the checkpoint was made for;
+    embed serves a model that generates as an embedder, rerank as one that says yes or no."""
+
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Number format of weights, activations and KV cache; auto = the checkpoint's own."""
 

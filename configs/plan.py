@@ -16,6 +16,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.fallback import check_fallback
 from remora.configs.kv_budget import max_replicas, ranks_on_machine
 from remora.configs.loading import PLAIN_LOADING, Loading
+from remora.configs.pooling import Task
 from remora.configs.scheduling_plan import (
     BY_ARRIVAL,
     SchedulingPlan,
@@ -151,6 +152,7 @@ class EnginePlan:
     loading:                 how the checkpoint is read
     scheduling:              order and pace of sequences, and what is reserved for them
     windows:                 pages of layers with a sliding window; None = all layers share pages
+    task:                    what the model is for; only those that generate have a KV cache
     """
 
     model_path: Path
@@ -188,6 +190,7 @@ class EnginePlan:
     loading: Loading = PLAIN_LOADING
     scheduling: SchedulingPlan = BY_ARRIVAL
     windows: WindowRoom | None = None
+    task: Task = "generate"
 
     @property
     def num_ranks(self) -> int:
@@ -207,6 +210,8 @@ class EnginePlan:
     @property
     def max_sequence_tokens(self) -> int:
         """Most tokens one sequence can have: the context, or the KV pool if that is smaller."""
+        if self.task != "generate":
+            return self.max_model_len
         return min(self.max_model_len, self.kv_tokens)
 
 
@@ -228,12 +233,12 @@ def make_plan(
     if model.implementation == "transformers":
         check_fallback(config)
     check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
-    dtype, device = _pick_dtype(config, model), _pick_device(config, machine)
+    dtype, device = pick_dtype(config, model), pick_device(config, machine)
     _check_ranks(config, device)
     _check_new_weights(config, device)
     weight_bytes = _weight_bytes(config, model, dtype, device)
     adapter_bytes = _adapter_bytes(config, model, dtype, adapters)
-    max_model_len = _pick_context(config, model)
+    max_model_len = pick_context(config, model)
     max_running, max_step, chunk = plan_limits(config, max_model_len)
     on_device = _plan_steps(config, model, device, machine.has_triton, max_running, bool(adapters))
     budget = Budget(
@@ -371,13 +376,19 @@ def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_si
     return elements * _DTYPE_BYTES[dtype]
 
 
+def bytes_of(dtype: str) -> int:
+    """Return the bytes of a number."""
+    return _DTYPE_BYTES[dtype]
+
+
 def served_name(config: ServeConfig, model_path: Path) -> str:
     """Return the name that clients use for the model."""
     written = Path(config.model.path).name or model_path.name
     return config.model.served_name or written.removesuffix(".gguf") or "model"
 
 
-def _pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
+def pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
+    """Return the number format of weights and activations. Raises ConfigError."""
     dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
     if dtype not in _DTYPE_BYTES:
         raise ConfigError(
@@ -461,7 +472,8 @@ def _check_new_weights(config: ServeConfig, device: str) -> None:
             )
 
 
-def _pick_device(config: ServeConfig, machine: MachineFacts) -> str:
+def pick_device(config: ServeConfig, machine: MachineFacts) -> str:
+    """Return the kind of device that computes. Raises ConfigError."""
     kinds = {device.split(":")[0] for device in machine.devices}
     if config.engine.device == "auto":
         return "cuda" if "cuda" in kinds else "cpu"
@@ -473,7 +485,8 @@ def _pick_device(config: ServeConfig, machine: MachineFacts) -> str:
     return config.engine.device
 
 
-def _pick_context(config: ServeConfig, model: ModelFacts) -> int:
+def pick_context(config: ServeConfig, model: ModelFacts) -> int:
+    """Return the most tokens of one sequence. Raises ConfigError."""
     wanted = config.model.context_length
     if wanted is not None and wanted > model.max_position:
         raise ConfigError(

@@ -17,6 +17,10 @@ PROFILES: Mapping[str, Sections] = MappingProxyType(
             "engine": {"device": "cpu", "max_running_requests": 32},
             "parallel": {"cpus_per_rank": 2.0},
         },
+        "embedding": {
+            "model": {"task": "embed"},
+            "api": {"prompt_truncation": "tail"},
+        },
         "gpu": {
             "engine": {
                 "device": "cuda",
@@ -48,4 +52,3 @@ PROFILES: Mapping[str, Sections] = MappingProxyType(
         },
     }
 )
-NOT_YET: Mapping[str, str] = MappingProxyType({"embedding": "embeddings"})

@@ -11,6 +11,7 @@ to come; a key written into them is refused like any other unknown key. Where th
     grammar      constrained output (`grammar.py`)
     spec         speculative decoding
     parallel     replicas and ranks (`parallel.py`): data, tensor, pipeline, expert
+    pooling      embeddings and scores (`pooling.py`)
     routing      which replica answers a request (`routing.py`)
     autoscaling  how many replicas, by which signal (`autoscaling.py`)
     api          HTTP: timeouts, strictness, parsers of tools and reasoning (`api.py`)
@@ -42,6 +43,7 @@ from remora.configs.lora import LoraSection
 from remora.configs.metrics import MetricsSection
 from remora.configs.model import ModelSection
 from remora.configs.parallel import ParallelSection
+from remora.configs.pooling import PoolingSection
 from remora.configs.routing import RoutingSection
 from remora.configs.sampling import SamplingSection
 from remora.configs.warmup import WarmupSection
@@ -64,6 +66,9 @@ class ServeConfig(Section):
 
     sampling: SamplingSection = SamplingSection()
     """How tokens are chosen where a request says nothing."""
+
+    pooling: PoolingSection = PoolingSection()
+    """What is made of hidden states where no text is made."""
 
     lora: LoraSection = LoraSection()
     """Adapters."""

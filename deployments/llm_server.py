@@ -7,6 +7,8 @@ code through methods of the handle:
     handle.chat.remote(body)                                 a whole answer, as a dict
     handle.options(stream=True).chat_stream.remote(body)     its chunks
     handle.options(stream=True).generate.remote(body)        chunks of /generate
+    handle.embed.remote(body)                                of /v1/embeddings; likewise rerank,
+                                                             score, classify
     handle.load_adapter.remote(name, path)                   an adapter, at all replicas
 
 Torch and the model are imported during construction, so that importing this module stays cheap.
@@ -43,7 +45,18 @@ from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access
 from remora.deployments.http.batches import BatchStore
 from remora.deployments.http.batches_runner import BatchRunner
-from remora.deployments.http.jobs import CHAT, COMPLETIONS, GENERATE, Endpoint, run, stream
+from remora.deployments.http.jobs import (
+    CHAT,
+    CLASSIFY,
+    COMPLETIONS,
+    EMBEDDINGS,
+    GENERATE,
+    RERANK,
+    SCORE,
+    Endpoint,
+    run,
+    stream,
+)
 from remora.deployments.http.served import Served
 from remora.deployments.http.weights import Exchange
 from remora.deployments.in_place import InPlace
@@ -64,6 +77,8 @@ from remora.engine.protocols import EngineClient
 if TYPE_CHECKING:
     from remora.engine.inspection import Inspection
     from remora.engine.launch import BuiltEngine, LaunchedEngine
+    from remora.engine.pooling.facts import PoolingFacts
+    from remora.engine.pooling.launch import BuiltPooling
     from remora.engine.tokens.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -81,6 +96,7 @@ class LLMServer:
     generation_defaults: Mapping[str, Any]
     inspection: Inspection
     exchange: Exchange | None
+    pooling: PoolingFacts | None
 
     async def __init__(  # type: ignore[misc]
         self, args: Mapping[str, Any], manager: DeploymentHandle | None = None
@@ -102,6 +118,7 @@ class LLMServer:
         if launched.built.new_weights is not None:
             prepare = launched.built.new_weights.prepare
             self.exchange = Exchange(prepare, launched.client.exchange)
+        self.pooling = getattr(launched.built, "pooling", None)
         self.grammars = GrammarService(
             self.config.grammar,
             self.tokenizer,
@@ -122,7 +139,8 @@ class LLMServer:
         self._load = LoadReporter.of(self._served)
         await self._warm_up(launched.built, self._engine.import_s)
         await replay(self.client, self.config.debug.tensor_dump_input)
-        self.grammars.start()
+        if self.pooling is None:
+            self.grammars.start()
         if self._coming is not None:
             await self._coming.begin()
         self._in_place = InPlace(args, self._served, access)
@@ -153,7 +171,7 @@ class LLMServer:
             self._engine.replica_id or uuid.uuid4().hex,
         )
 
-    async def _warm_up(self, built: BuiltEngine, import_s: float) -> None:
+    async def _warm_up(self, built: BuiltEngine | BuiltPooling, import_s: float) -> None:
         """Run what is to be run before we are ready, and say what is served."""
         phases = {"import engine": import_s, **built.phases}
         started = time.perf_counter()
@@ -241,6 +259,22 @@ class LLMServer:
         """Answer a body of /v1/completions."""
         return await self._answer(COMPLETIONS, body)
 
+    async def embed(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /v1/embeddings."""
+        return await self._answer(EMBEDDINGS, body)
+
+    async def rerank(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /v1/rerank."""
+        return await self._answer(RERANK, body)
+
+    async def score(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /v1/score."""
+        return await self._answer(SCORE, body)
+
+    async def classify(self, body: Mapping[str, Any]) -> Any:
+        """Answer a body of /classify."""
+        return await self._answer(CLASSIFY, body)
+
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks that answer a body of /v1/chat/completions."""
         async with aclosing(self._chunks(CHAT, body)) as chunks:
@@ -272,7 +306,8 @@ class LLMServer:
         return await self.adapters.told()
 
     async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
-        job, _ = await endpoint.job(self._served, {**body, "stream": False}, uuid.uuid4().hex)
+        whole = dict(body) if endpoint.kind == "pooling" else {**body, "stream": False}
+        job, _ = await endpoint.job(self._served, whole, uuid.uuid4().hex)
         return await run(self._served, job)
 
     async def _chunks(

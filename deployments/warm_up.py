@@ -32,6 +32,8 @@ async def warm_up(served: Served, section: WarmupSection) -> float | None:
     Texts of tasks are computed in any case: they are not for practice, and stay.
     Raises ConfigError for a routine, an input or a text that this model cannot run.
     """
+    if served.pooling is not None:  # its kernels have run already
+        return None
     first_token_s = await _practise(served, section) if section.enabled else None
     await served.tasks.compute(served.client, served.plan.max_sequence_tokens)
     return first_token_s

@@ -23,8 +23,7 @@ from remora.configs.errors import (
     Unavailable,
 )
 from remora.configs.plan import EnginePlan
-from remora.engine.engine import Engine
-from remora.engine.loop import EngineLoop
+from remora.engine.loop import EngineLoop, Stepping
 from remora.engine.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import NOT_FINITE, EngineStats, Output, Request, RowFault, SequenceOutput
@@ -78,7 +77,7 @@ class LocalEngineClient:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Stepping,
         tokenizer: Tokenizer | None,
         *,
         on_start: Callable[[], None] = lambda: None,
@@ -145,7 +144,7 @@ class LocalEngineClient:
 
     async def flush_cache(self) -> bool:
         """Drop the prefix cache; False while requests are running."""
-        return await self.ask(Engine.flush_cache)
+        return await self.ask(lambda engine: engine.flush_cache())
 
     async def page_hashes(self, limit: int) -> bytes:
         """Return hashes of cached pages; see EngineClient.page_hashes."""
@@ -172,7 +171,7 @@ class LocalEngineClient:
         done: asyncio.Future[None] = self._asyncio.create_future()
         self._questions.add(done)
 
-        def attempt(engine: Engine) -> None:
+        def attempt(engine: Stepping) -> None:
             if engine.has_work:
                 self._loop.submit(attempt)  # again after the next step
                 return
@@ -181,7 +180,7 @@ class LocalEngineClient:
             engine.go_on()
             self._cross(self._on_answer, done)
 
-        self._loop.submit(Engine.hold)
+        self._loop.submit(lambda engine: engine.hold())
         self._loop.submit(attempt)
         try:
             self.check_health()
@@ -189,7 +188,7 @@ class LocalEngineClient:
         finally:
             self._questions.discard(done)
 
-    async def ask(self, question: Callable[[Engine], AnswerT]) -> AnswerT:
+    async def ask(self, question: Callable[[Stepping], AnswerT]) -> AnswerT:
         """Let the engine's thread answer a question."""
         answers: list[AnswerT] = []
         done: asyncio.Future[None] = self._asyncio.create_future()
@@ -325,7 +324,7 @@ class LocalEngineClient:
             self._ahead.release()
         self._on_outputs(outputs)
 
-    def _add(self, engine: Engine, stream: _Stream) -> None:
+    def _add(self, engine: Stepping, stream: _Stream) -> None:
         """Runs on the engine's thread: a refusal there is this request's, not the loop's end."""
         try:
             engine.add(stream.request)

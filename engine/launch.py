@@ -21,6 +21,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.loading import Loading
 from remora.configs.machine import read_machine_facts
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan, refit
+from remora.configs.pooling import Task
 from remora.configs.schema import ServeConfig
 from remora.engine.choosing import Choosing
 from remora.engine.client import LocalEngineClient
@@ -40,6 +41,8 @@ from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
+from remora.engine.pooling.facts import pooling_task
+from remora.engine.pooling.launch import BuiltPooling, build_pooling
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
@@ -103,7 +106,7 @@ class BuiltEngine:
 class LaunchedEngine:
     """A BuiltEngine running in its own thread, behind a client."""
 
-    built: BuiltEngine
+    built: BuiltEngine | BuiltPooling
     client: LocalEngineClient
 
 
@@ -119,7 +122,7 @@ def build_engine(
     adapting:  what is to be done about adapters
     team:      the other ranks, when the configuration asks for several
     """
-    others = _check_team(config, team)
+    others = _check_kind(config, team)
     phases = Phases()
     with phases.timed("resolve model"):
         path = resolve_model(config.model.path, cache_dir())
@@ -183,6 +186,9 @@ async def start_engine(
     show_progress: bool = True,
 ) -> LaunchedEngine:
     """Build the engine and start its thread; the client belongs to the running event loop."""
+    task = await asyncio.to_thread(task_of, config)
+    if task is not None:
+        return await _start_pooling(config, task, show_progress)
     built = await asyncio.to_thread(
         build_engine, config, adapting=adapting, team=team, show_progress=show_progress
     )
@@ -196,6 +202,21 @@ async def start_engine(
     if built.inspection.profiler is not None:
         built.inspection.profiler.ask = client.ask
     return LaunchedEngine(built, client)
+
+
+async def _start_pooling(config: ServeConfig, task: Task, show_progress: bool) -> LaunchedEngine:
+    path = resolve_model(config.model.path, cache_dir())
+    built = await asyncio.to_thread(build_pooling, config, path, task, show_progress=show_progress)
+    client = LocalEngineClient(
+        built.engine, None, on_start=lambda: torch.set_num_threads(built.torch_threads)
+    )
+    return LaunchedEngine(built, client)
+
+
+def task_of(config: ServeConfig) -> Task | None:
+    """Return what the configured model is for; None = for making text. Raises ConfigError."""
+    path = resolve_model(config.model.path, cache_dir())
+    return pooling_task(path, config.model.task, config.model.config_overrides)
 
 
 def build_follower(
@@ -242,7 +263,12 @@ def _dump_as_configured(model: DecoderModel | FallbackModel, config: ServeConfig
         dump_tensors(model, folder, max_passes=debug.tensor_dump_passes)
 
 
-def _check_team(config: ServeConfig, team: Team | None) -> Team:
+def _check_kind(config: ServeConfig, team: Team | None) -> Team:
+    if (task := task_of(config)) is not None:
+        raise ConfigError(
+            f"{config.model.path} makes no text (model.task is {task}): `remora serve` serves it, "
+            "and remora.engine.pooling.embedder.Embedder runs it in a script"
+        )
     if team is None and config.parallel.num_ranks > 1:
         raise ConfigError(
             f"parallel.tp_size * parallel.pp_size is {config.parallel.num_ranks}: several ranks "

@@ -12,23 +12,87 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from remora.configs.errors import EngineError, StepTimeout
-from remora.engine.engine import Engine
-from remora.engine.types import EngineStats, SequenceOutput
+from remora.configs.plan import EnginePlan
+from remora.engine.adapter_slots import AdapterSlots
+from remora.engine.types import EngineStats, Request, SequenceOutput
 
 logger = logging.getLogger(__name__)
 
-Command = Callable[[Engine], object]
 WATCHDOG_PERIOD_S = 0.5
 
 
+class Stepping(Protocol):
+    """What a loop drives: an `Engine`, which says what is promised, or a `PoolingEngine`."""
+
+    plan: EnginePlan
+
+    @property
+    def adapters(self) -> AdapterSlots:
+        """Which adapter lies in which slot."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do something."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError if the request can never run. From any thread."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises what `check` raises."""
+        ...
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        """End a request, or one of its sequences."""
+        ...
+
+    def is_waiting(self, request_id: str) -> bool:
+        """Return whether an open request waits, with all of its sequences."""
+        ...
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one step."""
+        ...
+
+    def flush_cache(self) -> bool:
+        """Drop the prefix cache; False, and nothing done, while sequences are open."""
+        ...
+
+    def page_hashes(self, limit: int) -> bytes:
+        """Return the hashes of up to `limit` cached pages."""
+        ...
+
+    def hold(self) -> None:
+        """Let requests that come from now on wait until `go_on`."""
+        ...
+
+    def go_on(self) -> None:
+        """Run what was held."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the counters as of the last step."""
+        ...
+
+    def close(self) -> None:
+        """Stop what was started."""
+        ...
+
+
+Command = Callable[[Stepping], object]
+
+
 class EngineLoop:
-    """Runs an Engine until closed or broken."""
+    """Runs an engine until closed or broken."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Stepping,
         *,
         deliver: Callable[[list[SequenceOutput]], None],
         on_failure: Callable[[EngineError], None],

@@ -90,6 +90,7 @@ class _SequenceText:
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._hidden_states: FloatArray | None = None
+        self._pooled: FloatArray | None = None
 
     def take(self, event: SequenceOutput) -> bool:
         """Take in one event, but nothing after a stop string; return whether it was the last."""
@@ -100,6 +101,7 @@ class _SequenceText:
             self._prompt_logprobs = _prompt_lines(event)
         if event.hidden_states is not None:
             self._hidden_states = event.hidden_states
+        self._pooled = event.pooled
         num_taken = self._take_tokens(event)
         if event.logprobs is not None:
             self._logprobs += to_token_logprobs(event.logprobs)[:num_taken]
@@ -116,6 +118,7 @@ class _SequenceText:
             logprobs=None if self._sampling.logprobs is None else tuple(self._logprobs),
             prompt_logprobs=self._prompt_logprobs,
             hidden_states=self._hidden_states,
+            pooled=self._pooled,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
             num_output_tokens=self._num_tokens,

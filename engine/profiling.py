@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from remora.configs.errors import ConfigError, InvalidRequest
-from remora.engine.engine import Engine
+from remora.engine.loop import Stepping
 from remora.engine.types import StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Ask(Protocol):
     """Lets the engine's thread do something between two steps, and waits for it."""
 
-    def __call__(self, question: Callable[[Engine], str | None], /) -> Awaitable[str | None]:
+    def __call__(self, question: Callable[[Stepping], str | None], /) -> Awaitable[str | None]:
         """Return what `question` returns."""
         ...
 
@@ -58,7 +58,7 @@ class Profiler:
             raise InvalidRequest("No profile is being recorded.", code="no_profile")
         return name
 
-    def _asked(self, question: Callable[[Engine], str | None]) -> Awaitable[str | None]:
+    def _asked(self, question: Callable[[Stepping], str | None]) -> Awaitable[str | None]:
         assert self.ask is not None, "the engine runs in no thread of its own"
         return self.ask(question)
 

@@ -103,6 +103,18 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """What is asked of a model that makes no text.
+
+    per_token:  the hidden states of all tokens, in the place of what the head makes of them
+    second:     where the second text of a pair begins; None = there is one text
+    """
+
+    per_token: bool = False
+    second: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One call from outside, tokenised: `sampling.n` sequences are made of it.
 
@@ -116,6 +128,7 @@ class Request:
                  together with `grammar`, `thinking` or prompt log-probabilities.
     resumption:  set when the output may have to go on elsewhere, or has begun elsewhere
     kept_tokens: leading tokens of the prompt whose pages leave the prefix cache after all others
+    pooling:     of a model that makes no text; None = text is asked for
     """
 
     request_id: str
@@ -129,6 +142,7 @@ class Request:
     heal: bool = False
     resumption: Resumption | None = None
     kept_tokens: int = 0
+    pooling: PoolingParams | None = None
 
     @property
     def given_ids(self) -> SequenceABC[int]:
@@ -315,6 +329,7 @@ class SequenceOutput:
     prompt_logprobs:  parts that together hold a line for each prompt token but the first; with the
                       first token only
     hidden_states:    [num_tokens - 1, hidden_size] of prompt and output; with the last token only
+    pooled:           what a model that makes no text gives: [size], or [num_tokens, hidden_size]
     stop_token_id:    the id that ended the sequence, when one did
     error:            why the engine had to give the sequence up; its finish_reason is `abort`
     queue_s:          seconds that it waited for its first step
@@ -326,6 +341,7 @@ class SequenceOutput:
     logprobs: LogprobRows | None = None
     prompt_logprobs: tuple[LogprobRows, ...] = ()
     hidden_states: FloatArray | None = field(default=None, compare=False)
+    pooled: FloatArray | None = field(default=None, compare=False)
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
@@ -354,6 +370,7 @@ class Output:
     prompt_logprobs:  on the first Output of index 0, when asked for; entry 0 is None
     hidden_states:    [num_tokens - 1, hidden_size] float32 of prompt and output; on the last Output
                       when asked for
+    pooled:           what a model that makes no text gives, float32
     finish_reason:    set on the last Output of this index, and only there
     stop_reason:      the stop string or token id that ended it; None for the model's own end
     num_output_tokens, num_cached_tokens:  totals so far
@@ -366,6 +383,7 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     hidden_states: FloatArray | None = field(default=None, compare=False)
+    pooled: FloatArray | None = field(default=None, compare=False)
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_output_tokens: int = 0

@@ -128,6 +128,21 @@ def _of_inputs(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     return {"warmup.inputs": value}
 
 
+def _of_mode(value: Any, given: Mapping[str, Any]) -> Settings:
+    if value == "embedding":
+        return {"model.task": "embed"}
+    if value not in ("chat", "completion"):
+        raise Refusal("not offered; what works here: chat, completion, embedding")
+    return {"api.generation": value}
+
+
+def _to_mode(settings: Settings) -> Any:
+    if settings.get("model.task") == "embed":
+        return "embedding"
+    generation = settings.get("api.generation")
+    return generation if generation in ("chat", "completion") else UNSAID
+
+
 RULES: Mapping[str, Rule] = {
     "backend.name": Means(keys=(), reads=_of_version, why="which parameters and values there are"),
     "backend.version": Means(keys=(), reads=_of_release, why="latest; others are refused"),
@@ -140,11 +155,11 @@ RULES: Mapping[str, Rule] = {
     f"{_EXTRA}reasoning_parser": REASONING,
     f"{_EXTRA}tool_call_parser": TOOLS,
     f"{_EXTRA}gpu_memory_utilization": memory_share(f"{_EXTRA}max_total_tokens"),
-    "mode": Sets(
-        key="api.generation",
-        table={"chat": "chat", "completion": "completion"},
-        strict=True,
-        refuse={"embedding": "not yet: embeddings"},
+    "mode": Means(
+        keys=("api.generation", "model.task"),
+        reads=_of_mode,
+        writes=_to_mode,
+        how="chat and completion close the routes of the other; embedding serves /v1/embeddings",
     ),
     f"{_EXTRA}cuda_graph_max_bs": Sets(key="engine.graph_max_rows"),
     f"{_EXTRA}enable_torch_compile": COMPILE,

@@ -214,6 +214,13 @@ RULES: Mapping[str, Rule] = {
         reads=_of_chunk,
         writes=lambda settings: settings.get("engine.prefill_chunk_tokens", UNSAID),
     ),
+    "--use_reward_model": Sets(
+        key="model.task",
+        table={True: "reward"},
+        strict=True,
+        unset={False: "what the checkpoint was made for decides"},
+        how="/classify, /pooling and /encode answer with the score",
+    ),
     "--disable_chunked_prefill": Sets(key="engine.chunked_prefill", invert=True),
     "--disable_dynamic_prompt_cache": Sets(key="engine.prefix_cache", invert=True),
     "--tp": Sets(key="parallel.tp_size"),

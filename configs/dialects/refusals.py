@@ -109,8 +109,6 @@ REFUSALS: Mapping[str, Rule] = {
         "debug.log_step_times those of steps"
     ),
     "debug.tensor_dump.inject": Refused("outputs of another program cannot be fed to layers"),
-    "model.embedding_mode": not_yet("embeddings"),
-    "model.reward_mode": not_yet("reward models"),
     "model.revision": Refused(
         "nothing is downloaded at start-up; fetch the revision with `hf download` and give its "
         "folder as the model"

@@ -20,7 +20,7 @@ from remora.configs.dialects.translate import Line, translate
 from remora.configs.errors import ConfigError
 from remora.configs.layers import over_sections
 from remora.configs.messages import KeyPath, Locate, nearest, shown
-from remora.configs.profiles import NOT_YET, PROFILES
+from remora.configs.profiles import PROFILES
 
 DIALECT, ARGS, MODELS, PROFILE = "dialect", "args", "models", "profile"
 
@@ -113,9 +113,8 @@ def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Res
     name = args[PROFILE]
     text = name if isinstance(name, str) else ""
     if text not in PROFILES:
-        why = f"not yet: {NOT_YET[text]}; " if text in NOT_YET else ""
         raise ConfigError(
-            f"{locate((*prefix, PROFILE), False)}profile = {shown(name)}: {why}must be one of "
+            f"{locate((*prefix, PROFILE), False)}profile = {shown(name)}: must be one of "
             f"{', '.join(PROFILES)}"
         )
     above = _resolve_one({k: v for k, v in args.items() if k != PROFILE}, locate, prefix)

@@ -124,6 +124,13 @@ RULES: Mapping[str, Rule] = {
         strict=True,
         how="slow = the checkpoint's own class, as transformers has it",
     ),
+    "--is-embedding": Sets(
+        key="model.task",
+        table={True: "embed"},
+        strict=True,
+        unset={False: "what the checkpoint was made for decides"},
+        how="also of models that generate; those with a head for scores need no flag",
+    ),
     "--skip-tokenizer-init": Sets(key="model.skip_tokenizer"),
     "--tokenizer-worker-num": Sets(
         key="api.tokenizer_threads", how="threads of each replica, which leave Python's lock"

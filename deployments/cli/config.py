@@ -134,12 +134,11 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented configuration file with every key there is."""
-    from remora.configs.profiles import NOT_YET, PROFILES
+    from remora.configs.profiles import PROFILES
     from remora.configs.template import SCHEMA_FILE, schema_page, template
 
     if profile not in PROFILES:
-        why = f"not yet: {NOT_YET[profile]}; " if profile in NOT_YET else ""
-        raise Failure(f"--profile {profile}: {why}must be one of {', '.join(PROFILES)}")
+        raise Failure(f"--profile {profile}: must be one of {', '.join(PROFILES)}")
     text = template(profile, model)
     if file is None:
         answer(text, end="")

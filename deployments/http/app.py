@@ -23,12 +23,25 @@ from remora.deployments.http.anthropic import anthropic_routes
 from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBody
 from remora.deployments.http.auth import Access, Gate
 from remora.deployments.http.batches_routes import BatchBody, batch_routes
+from remora.deployments.http.classifying import ClassifyBody, EncodeBody, PoolingBody
 from remora.deployments.http.dialects import dialect_of
 from remora.deployments.http.edge import Edge, RawHeaders, error_answer, refused
+from remora.deployments.http.embeddings import EmbeddingsBody
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.fields import Body
 from remora.deployments.http.handlers import Route, generation_routes
-from remora.deployments.http.jobs import CHAT, COMPLETIONS, MESSAGES, RESPONSES, SCORE
+from remora.deployments.http.jobs import (
+    CHAT,
+    CLASSIFY,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ENCODE,
+    MESSAGES,
+    POOLING,
+    RERANK,
+    RESPONSES,
+    SCORE,
+)
 from remora.deployments.http.lora_routes import LORA_BODIES, lora_routes
 from remora.deployments.http.native_routes import GENERATE_BODIES, generate_routes
 from remora.deployments.http.ollama_routes import OLLAMA_BODIES, ollama_routes
@@ -47,6 +60,7 @@ from remora.deployments.http.ops_routes import (
 )
 from remora.deployments.http.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.request_labels import RequestLabels
+from remora.deployments.http.reranking import PairScoreBody, RerankBody
 from remora.deployments.http.responses import responses_routes
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.scoring import ScoreBody
@@ -61,6 +75,15 @@ GENERATION: tuple[Route, ...] = (
     Route("/v1/responses", RESPONSES, ResponsesBody),
     Route("/v1/messages", MESSAGES, MessagesBody),
     Route("/v1/score", SCORE, ScoreBody),
+    Route("/v1/embeddings", EMBEDDINGS, EmbeddingsBody),
+    Route("/v1/rerank", RERANK, RerankBody),
+    Route("/v2/rerank", RERANK, RerankBody),
+    Route("/rerank", RERANK, RerankBody),
+    Route("/score", SCORE, PairScoreBody),
+    Route("/classify", CLASSIFY, ClassifyBody),
+    Route("/v1/classify", CLASSIFY, ClassifyBody),
+    Route("/pooling", POOLING, PoolingBody),
+    Route("/encode", ENCODE, EncodeBody),
 )
 ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
     token_routes,

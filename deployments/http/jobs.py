@@ -12,18 +12,34 @@ from functools import partial
 from typing import Any, Generic, Literal, Protocol
 
 from remora.configs.errors import InvalidRequest
+from remora.configs.pooling import Task
 from remora.deployments.http.anthropic import prepare_message
 from remora.deployments.http.anthropic_bodies import MessagesBody
 from remora.deployments.http.calls import OpenCall
 from remora.deployments.http.chat import prepare_chat
+from remora.deployments.http.classifying import (
+    EncodeBody,
+    PoolingBody,
+    parse_classify,
+    prepare_classify,
+    prepare_encode,
+    prepare_pooling,
+)
 from remora.deployments.http.completions import prepare_completion
 from remora.deployments.http.dialects import Dialect
+from remora.deployments.http.embeddings import EmbeddingsBody, prepare_embeddings
 from remora.deployments.http.fields import Body, BodyT, check_ignored, ignored_fields, parse
 from remora.deployments.http.intervals import in_intervals
 from remora.deployments.http.limits import apply
 from remora.deployments.http.native import prepare_generate
 from remora.deployments.http.native_bodies import parse_generate
 from remora.deployments.http.openai_bodies import ChatBody, CompletionBody
+from remora.deployments.http.reranking import (
+    PairScoreBody,
+    RerankBody,
+    prepare_pair_score,
+    prepare_rerank,
+)
 from remora.deployments.http.responses import prepare_response
 from remora.deployments.http.responses_bodies import ResponsesBody
 from remora.deployments.http.scoring import ScoreBody, prepare_score
@@ -63,27 +79,33 @@ class Endpoint(Generic[BodyT]):
     """A way to ask for text: how a body is read, and how it becomes a job.
 
     dialect:  in which a body is answered; None = in that of its path
-    kind:     what is asked: how a conversation goes on, or a bare prompt
+    kind:     what is asked: how a conversation goes on, or a bare prompt, or no text; any = the
+              endpoint finds out and refuses what is not open
     """
 
     parse: Callable[[Any], BodyT]
     prepare: Callable[[Served, BodyT, str], Awaitable[Job]]
     dialect: Callable[[Any], Dialect] | None = None
-    kind: Literal["chat", "completion"] = "chat"
+    kind: Literal["chat", "completion", "pooling", "any"] = "chat"
 
     async def job(self, served: Served, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
         """Return the job of a body, and headers that report fields left out of it.
 
         Raises RequestError.
         """
-        self._check_open(served.config.api.generation)
+        self._check_open(served)
         apply(served.config.limits)
         parsed = self.parse(body)
         headers = check_ignored(ignored_fields(parsed), reject=served.rejects_unknown_fields)
         return await self.prepare(served, parsed, _own_name(parsed) or rid), headers
 
-    def _check_open(self, generation: str) -> None:
-        if generation not in ("all", self.kind):
+    def _check_open(self, served: Served) -> None:
+        generation = served.config.api.generation
+        if self.kind == "any":
+            return
+        if (served.pooling is not None) != (self.kind == "pooling"):
+            raise InvalidRequest(_other_task(served.plan.task), code="not_offered")
+        if self.kind != "pooling" and generation not in ("all", self.kind):
             message = f"This server answers {generation}s only (api.generation)."
             raise InvalidRequest(message, code="not_offered")
 
@@ -93,12 +115,51 @@ def _own_name(body: Body) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def _other_task(task: Task) -> str:
+    if task == "generate":
+        return (
+            "This server's model generates text. Embeddings and scores come from a server whose "
+            "model.task is embed, classify, rerank or reward."
+        )
+    return (
+        f"This server's model makes no text: its task is {task} (model.task). Ask /v1/models for "
+        "what it is called, and /v1/embeddings, /v1/rerank, /v1/score, /classify, /pooling or "
+        "/encode for what it gives."
+    )
+
+
+def parse_score(body: Any) -> ScoreBody | PairScoreBody:
+    """Read a body of /v1/score: pairs of texts, or a query, items and labels."""
+    is_pairs = isinstance(body, dict) and not body.keys().isdisjoint(
+        ("text_1", "text_2", "queries", "documents")
+    )
+    return parse(PairScoreBody, body) if is_pairs else parse(ScoreBody, body)
+
+
+async def prepare_any_score(served: Served, body: ScoreBody | PairScoreBody, rid: str) -> Job:
+    """Ask the kind of model that the body is for. Raises RequestError."""
+    if isinstance(body, PairScoreBody):
+        return await prepare_pair_score(served, body, rid)
+    if served.pooling is not None:
+        raise InvalidRequest(
+            "This server's model scores pairs of texts: send text_1 and text_2.", code="not_offered"
+        )
+    if served.config.api.generation == "chat":
+        raise InvalidRequest("This server answers chats only (api.generation).", code="not_offered")
+    return await prepare_score(served, body, rid)
+
+
 CHAT = Endpoint(partial(parse, ChatBody), prepare_chat)
 COMPLETIONS = Endpoint(partial(parse, CompletionBody), prepare_completion, kind="completion")
 GENERATE = Endpoint(parse_generate, prepare_generate, kind="completion")
 RESPONSES = Endpoint(partial(parse, ResponsesBody), prepare_response)
 MESSAGES = Endpoint(partial(parse, MessagesBody), prepare_message)
-SCORE = Endpoint(partial(parse, ScoreBody), prepare_score, kind="completion")
+SCORE = Endpoint(parse_score, prepare_any_score, kind="any")
+EMBEDDINGS = Endpoint(partial(parse, EmbeddingsBody), prepare_embeddings, kind="pooling")
+RERANK = Endpoint(partial(parse, RerankBody), prepare_rerank, kind="pooling")
+CLASSIFY = Endpoint(parse_classify, prepare_classify, kind="pooling")
+POOLING = Endpoint(partial(parse, PoolingBody), prepare_pooling, kind="pooling")
+ENCODE = Endpoint(partial(parse, EncodeBody), prepare_encode, kind="pooling")
 
 
 async def run(served: Served, job: Job) -> Any:

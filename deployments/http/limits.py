@@ -62,6 +62,7 @@ _UNITS = {
     "max_stop_chars": "characters",
     "max_logit_biases": "entries",
     "max_prompts": "prompts",
+    "max_inputs": "texts",
 }
 
 

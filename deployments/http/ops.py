@@ -15,7 +15,7 @@ from remora.deployments.http.openai_bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.prompts import encode, render
 from remora.deployments.http.sampling import check_vocabulary
 from remora.deployments.http.served import Served
-from remora.engine.types import Request, SamplingParams
+from remora.engine.types import PoolingParams, Request, SamplingParams
 
 if TYPE_CHECKING:
     from remora.engine.profiling import Profiler
@@ -54,7 +54,8 @@ def model_info(served: Served) -> dict[str, Any]:
         "model_path": plan.served_model_name,
         "tokenizer_path": plan.served_model_name,
         "served_model_name": plan.served_model_name,
-        "is_generation": True,
+        "is_generation": served.pooling is None,
+        "task": plan.task,
         "weight_version": served.weights.version,
         "max_model_len": plan.max_model_len,
         "vocab_size": served.tokenizer.vocab_size,
@@ -123,6 +124,7 @@ async def check_token(served: Served) -> None:
         request_id="health",
         prompt_ids=[eos[0] if eos else 0],
         sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+        pooling=None if served.pooling is None else PoolingParams(),
     )
     try:
         async with asyncio.timeout(HEALTH_TOKEN_TIMEOUT_S):

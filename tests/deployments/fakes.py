@@ -314,6 +314,7 @@ class FakeServer:
     grammars: FakeGrammars = field(default_factory=FakeGrammars)
     inspection: Inspection = field(default_factory=Inspection)
     exchange: Exchange | None = None
+    pooling: Any = None
 
     served_adapters: Adapters | None = None
 

@@ -10,7 +10,7 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.engine.engine import Engine
-from remora.engine.loop import EngineLoop
+from remora.engine.loop import EngineLoop, Stepping
 from remora.engine.order import MAX_PASSED
 from remora.engine.types import Request, SamplingParams
 from tests.engine.configured import configured, plan_for
@@ -333,7 +333,7 @@ def test_a_busy_engine_takes_in_what_arrives_every_so_many_steps(interval: int) 
     seen: list[int] = []
     done = threading.Event()
 
-    def note(engine: Engine) -> None:
+    def note(engine: Stepping) -> None:
         seen.append(engine.stats().steps_total)
         if len(seen) < 4:
             loop.submit(note)

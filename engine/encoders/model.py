@@ -1,0 +1,205 @@
+"""The encoder: BERT, RoBERTa, Nomic and ModernBERT differ only in their `EncoderConfig`.
+
+Knows layers and the order of their parts. Knows nothing of files, nor of what becomes of the hidden
+states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remora.engine.encoders.attention import attend_rows
+from remora.engine.encoders.config import EncoderConfig
+from remora.engine.layers.linear import Linear
+from remora.engine.parallel.shard import Axis, Shard
+from remora.engine.pooling.rows import RowBatch
+from remora.kernels.rope import apply_rope
+
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class LayerNorm:
+    """Norm over the last dimension, with a weight and perhaps a bias."""
+
+    def __init__(
+        self, dim: int, *, eps: float, bias: bool, dtype: torch.dtype, device: str
+    ) -> None:
+        self.weight = torch.empty(dim, dtype=dtype, device=device)
+        self.bias = torch.empty(dim, dtype=dtype, device=device) if bias else None
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Normalise [..., dim]."""
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+    def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the memory that it fills."""
+        yield f"{name}.weight", whole(self.weight)
+        if self.bias is not None:
+            yield f"{name}.bias", whole(self.bias)
+
+
+class EncoderLayer:
+    """Attention and feed-forward, each added to the stream, with a norm before it or after."""
+
+    def __init__(
+        self, config: EncoderConfig, layer: int, *, dtype: torch.dtype, device: str
+    ) -> None:
+        size, inner, names = config.hidden_size, config.intermediate_size, config.names
+        self.config = config
+        self.window = config.windows[layer] if config.windows else None
+        self.theta = config.rope_thetas[layer] if config.rope_thetas else None
+        self.activate = ACTIVATE[config.activation]
+
+        def linear(inputs: int, parts: tuple[str, ...], outputs: int, bias: bool) -> Linear:
+            each = Axis.whole(outputs // len(parts))
+            axes = dict.fromkeys(parts, each)
+            return Linear(Axis.whole(inputs), axes, bias=bias, dtype=dtype, device=device)
+
+        def norm() -> LayerNorm:
+            eps, bias = config.norm_eps, config.norm_bias
+            return LayerNorm(size, eps=eps, bias=bias, dtype=dtype, device=device)
+
+        self.qkv = linear(size, names.qkv, 3 * size, config.attention_bias)
+        self.out = linear(size, (names.out,), size, config.attention_bias)
+        self.up = linear(size, names.up, inner * (1 + config.is_gated), config.mlp_bias)
+        self.down = linear(inner, (names.down,), size, config.mlp_bias)
+        has_norm = layer > 0 or not config.skips_first_norm
+        self.attention_norm = norm() if has_norm else None
+        self.mlp_norm = norm()
+
+    def __call__(
+        self, stream: Tensor, rows: RowBatch, turns: dict[float, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Return the stream [T, hidden_size] after this layer."""
+        if self.config.norms_first:
+            normed = stream if self.attention_norm is None else self.attention_norm(stream)
+            stream = self._attend(normed, rows, turns).add_(stream)
+            return self._feed(self.mlp_norm(stream)).add_(stream)
+        assert self.attention_norm is not None
+        stream = self.attention_norm(self._attend(stream, rows, turns).add_(stream))
+        return self.mlp_norm(self._feed(stream).add_(stream))
+
+    def _attend(
+        self, hidden: Tensor, rows: RowBatch, turns: dict[float, tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        num_heads, head_dim = self.config.num_heads, self.config.head_dim
+        heads = self.qkv(hidden).view(len(hidden), 3 * num_heads, head_dim)
+        if self.theta is not None:
+            cos, sin = turns[self.theta]
+            turned = apply_rope(heads[:, : 2 * num_heads], cos, sin)
+            heads = torch.cat((turned, heads[:, 2 * num_heads :]), dim=1)
+        return self.out(attend_rows(heads.view(-1, 3, num_heads, head_dim), rows, self.window))
+
+    def _feed(self, hidden: Tensor) -> Tensor:
+        inner = self.up(hidden)
+        if not self.config.is_gated:
+            return self.down(self.activate(inner))
+        shown, gate = inner.chunk(2, dim=-1)
+        return self.down(self.activate(shown).mul_(gate))
+
+    def pack(self) -> None:
+        """Pack the linears; see `Linear.pack`."""
+        for linear in (self.qkv, self.out, self.up, self.down):
+            linear.pack()
+
+    def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the memory that it fills."""
+        names = self.config.names
+        for linear in (self.qkv, self.out, self.up, self.down):
+            yield from linear.tensors(prefix)
+        if self.attention_norm is not None:
+            yield from self.attention_norm.tensors(prefix + names.attention_norm)
+        yield from self.mlp_norm.tensors(prefix + names.mlp_norm)
+
+
+class EncoderModel:
+    """A whole encoder; its weights are whatever was written to `tensors`."""
+
+    def __init__(self, config: EncoderConfig, *, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.hidden_size = config.hidden_size
+
+        def table(entries: int) -> Tensor:
+            return torch.empty(entries, config.hidden_size, dtype=dtype, device=device)
+
+        def norm() -> LayerNorm:
+            eps, bias = config.norm_eps, config.norm_bias
+            return LayerNorm(config.hidden_size, eps=eps, bias=bias, dtype=dtype, device=device)
+
+        names = config.names
+        self.words = table(config.vocab_size)
+        self.positions = None
+        if names.positions is not None:
+            self.positions = table(config.max_position + config.position_offset)
+        self.types = (
+            None if names.types is None or not config.num_types else table(config.num_types)
+        )
+        self.embedding_norm = norm()
+        self.layers = [
+            EncoderLayer(config, layer, dtype=dtype, device=device)
+            for layer in range(config.num_layers)
+        ]
+        self.final_norm = None if names.final_norm is None else norm()
+
+    @torch.inference_mode()
+    def forward(self, rows: RowBatch) -> Tensor:
+        """Return the final hidden states [T, hidden_size]."""
+        stream = F.embedding(rows.token_ids, self.words)
+        if self.positions is not None:
+            stream = stream + F.embedding(
+                rows.positions + self.config.position_offset, self.positions
+            )
+        if self.types is not None:
+            types = rows.types.clamp(max=self.config.num_types - 1)
+            stream = stream + F.embedding(types, self.types)
+        stream = self.embedding_norm(stream)
+        turns = {theta: self._turns(rows, theta) for theta in set(self.config.rope_thetas)}
+        for layer in self.layers:
+            stream = layer(stream, rows, turns)
+        return stream if self.final_norm is None else self.final_norm(stream)
+
+    def pack(self) -> None:
+        """Put all linears into the layout that is multiplied fastest."""
+        for layer in self.layers:
+            layer.pack()
+
+    def tensors(self) -> dict[str, Shard]:
+        """Return checkpoint names, without a prefix, and the memory that they fill."""
+        names = self.config.names
+        found = {f"{names.words}.weight": whole(self.words)}
+        if self.positions is not None:
+            found[f"{names.positions}.weight"] = whole(self.positions)
+        if self.types is not None:
+            found[f"{names.types}.weight"] = whole(self.types)
+        found.update(self.embedding_norm.tensors(names.embedding_norm))
+        for number, layer in enumerate(self.layers):
+            found.update(layer.tensors(names.layer.format(number)))
+        if self.final_norm is not None and names.final_norm is not None:
+            found.update(self.final_norm.tensors(names.final_norm))
+        return found
+
+    def _turns(self, rows: RowBatch, theta: float) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [T, head_dim / 2]."""
+        dim = self.config.head_dim
+        exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=rows.positions.device) / dim
+        angles = rows.positions.float().unsqueeze(1) / theta**exponents
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def whole(memory: Tensor) -> Shard:
+    """Return a tensor as what a whole tensor of the checkpoint fills."""
+    return Shard(memory=memory, axes=tuple(Axis.whole(size) for size in memory.shape))

@@ -1,0 +1,72 @@
+"""Attention of whole rows, each token to those before it; nothing is kept."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from remora.engine.attention import turned
+from remora.engine.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.pooling.rows import RowBatch
+
+
+class CausalRows:
+    """AttentionBackend of one batch of rows."""
+
+    def __init__(self, rows: RowBatch, *, num_heads: int) -> None:
+        self._rows = rows
+        self._num_heads = num_heads
+
+    def attend(
+        self,
+        layer: int,
+        heads: Tensor,
+        turn: Turn,
+        batch: ForwardBatch,
+        rule: AttentionRule,
+    ) -> Tensor:
+        """Turn and attend; see `protocols.AttentionBackend`."""
+        turned_heads, value = turned(heads, self._num_heads, turn)
+        query, key = turned_heads[:, : self._num_heads], turned_heads[:, self._num_heads :]
+        out = torch.empty_like(query)
+        for start, count, length in self._rows.groups:
+            part = slice(start, start + count * length)
+            q, k, v = (
+                each[part].view(count, length, *each.shape[1:]).transpose(1, 2)
+                for each in (query, key, value)
+            )
+            attended = _attend(q, k, v, rule)
+            out[part].view(count, length, *out.shape[1:]).transpose(1, 2).copy_(attended)
+        return out
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+    """Attend within rows: [rows, heads, length, head_dim]."""
+    length = query.shape[2]
+    is_near = rule.window is None or rule.window >= length
+    is_plain = rule.soft_cap is None and rule.sinks is None and rule.slopes is None
+    if is_plain and is_near:
+        return F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=rule.scale, enable_gqa=True
+        )
+    distance = torch.arange(length, device=query.device)
+    distance = distance.unsqueeze(1) - distance
+    sees = (distance >= 0) & (distance < (length if rule.window is None else rule.window))
+    if is_plain:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=sees, scale=rule.scale, enable_gqa=True
+        )
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = (query @ key.transpose(2, 3)).float() * rule.scale
+    if rule.soft_cap is not None:
+        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
+    if rule.slopes is not None:
+        scores = scores - rule.slopes.view(-1, 1, 1) * distance
+    scores = scores.masked_fill(~sees, -torch.inf)
+    if rule.sinks is not None:
+        sinks = rule.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat((scores, sinks), dim=3)
+    shares = scores.softmax(3)[..., :length]
+    return shares.to(value.dtype) @ value

@@ -1,0 +1,72 @@
+"""Embeddings in a plain script, with no Ray and no HTTP.
+
+embedder = Embedder(model="all-minilm-l6-v2")
+vectors = embedder.embed(["Paris is in France.", "Rome is in Italy."])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from remora.configs.environment import cache_dir
+from remora.configs.errors import ConfigError, EngineError
+from remora.configs.load import parse_args
+from remora.engine.pooling.facts import pooling_task
+from remora.engine.pooling.launch import build_pooling
+from remora.engine.pooling.texts import Framer
+from remora.engine.pooling.vectors import vector_of
+from remora.engine.types import FloatArray, PoolingParams, Request, SamplingParams
+from remora.engine.weights.source import resolve_model
+
+
+class Embedder:
+    """A loaded model; `sections` are those of a configuration. Raises ConfigError.
+
+    Use it from one thread.
+    """
+
+    def __init__(self, model: str, **sections: Any) -> None:
+        given = {**sections, "model": {"path": model, **sections.get("model", {})}}
+        config = parse_args(given)
+        path = resolve_model(config.model.path, cache_dir())
+        task = pooling_task(path, config.model.task, config.model.config_overrides)
+        if task != "embed":
+            raise ConfigError(f"{model} is for the task {task or 'generate'}, not for embeddings.")
+        built = build_pooling(config, path, task, show_progress=False)
+        self.plan, self.facts = built.plan, built.pooling
+        self._engine = built.engine
+        self._framer = Framer(built.tokenizer)
+
+    def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> FloatArray:
+        """Return a vector for each text [num_texts, size]; texts that are too long are cut.
+
+        prompt:  name of the prompt in front of them. Default: the model's
+        """
+        name = self.facts.default_prompt if prompt is None else prompt
+        before = "" if name is None else self.facts.prompts[name]
+        rows = self._framer.rows(
+            [before + text for text in texts], max_tokens=self.plan.max_sequence_tokens
+        )
+        for index, row in enumerate(rows):
+            request = Request(
+                request_id=str(index),
+                prompt_ids=row.token_ids,
+                sampling=SamplingParams(max_tokens=1),
+                pooling=PoolingParams(),
+            )
+            self._engine.add(request)
+        found: dict[int, FloatArray] = {}
+        while self._engine.has_work:
+            for output in self._engine.step():
+                if output.pooled is None:
+                    raise EngineError(f"Text {output.request_id} failed: {output.error}.")
+                found[int(output.request_id)] = output.pooled
+        vectors = np.stack([found[index] for index in range(len(rows))])
+        return vector_of(vectors, normalize=self.facts.normalize)
+
+    def close(self) -> None:
+        """Stop the threads; the memory goes with the object."""
+        self._engine.close()

@@ -1,0 +1,399 @@
+"""What becomes of a model's hidden states, as its checkpoint says: found without loading weights.
+
+Understands folders of sentence-transformers (modules.json and what it names), and heads for
+classification, rewards and reranking by their architectures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from remora.configs.errors import ConfigError
+from remora.configs.pooling import Method, PoolingSection, Task
+from remora.engine.encoders.config import ACTIVATIONS, CLASSIFIER, encoder_architecture
+from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config
+
+RawConfig = Mapping[str, Any]
+REWARD_HEADS = ("ForRewardModel",)
+BASE_HEADS = ("Model",)
+CAUSAL = "ForCausalLM"
+YES_NO = "yes_no"  # made of two rows of the head for text
+# In the order in which sentence-transformers puts them together.
+_OLD_METHODS: Mapping[str, Method | None] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": None,
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last",
+}
+_METHODS: Mapping[str, Method] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+_TORCH_ACTIVATIONS = {
+    "Identity": "none",
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A layer after pooling.
+
+    name:      of its tensors, without `.weight`
+    folder:    under the checkpoint's, where its own file is; None = they are with the model's
+    is_norm:   a norm, and no product; `outputs` are its size then
+    activation: of ACTIVATIONS, or none
+    """
+
+    name: str
+    outputs: int
+    inputs: int
+    bias: bool = True
+    activation: str = "none"
+    folder: str | None = None
+    is_norm: bool = False
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingFacts:
+    """What becomes of hidden states.
+
+    methods:      whose results stand side by side
+    normalize:    whether vectors have length 1, as the model means it
+    activation:   none, sigmoid or softmax: what makes scores of numbers
+    labels:       names of the numbers that come out; () = a vector comes out
+    max_tokens:   of a row; None = as many as the model takes
+    prompts:      texts in front of inputs, by name
+    size:         of the vector, or numbers that come out
+    dimensions:   sizes that vectors may be cut to; () = any, None = they may not be cut
+    """
+
+    task: Task
+    methods: tuple[Method, ...]
+    stages: tuple[Stage, ...] = ()
+    normalize: bool = True
+    activation: str = "none"
+    labels: tuple[str, ...] = ()
+    max_tokens: int | None = None
+    prompts: Mapping[str, str]
+    default_prompt: str | None = None
+    size: int = 0
+    dimensions: tuple[int, ...] | None = None
+
+
+def pooling_task(
+    path: Path, wanted: str, overrides: Mapping[str, Any] = NO_OVERRIDES
+) -> Task | None:
+    """Return what a model is for, if it is not for making text.
+
+    wanted:  model.task. Raises ConfigError for what the checkpoint cannot do.
+    """
+    if wanted == "generate" or path.is_file():
+        if wanted not in ("generate", "auto"):
+            raise ConfigError(f"model.task = {wanted}: GGUF files are served for generating only.")
+        return None
+    raw = read_raw_config(path, overrides)
+    architecture = _architecture(raw)
+    says = _says(path, raw, architecture)
+    if wanted == "auto":
+        return says
+    task: Task = wanted  # type: ignore[assignment]
+    scores = ("classify", "rerank", "reward")
+    if task in scores and says not in scores and not (task == "rerank" and _is_causal(raw)):
+        raise ConfigError(
+            f"model.task = {task}: {architecture} has no head that gives scores; it can be served "
+            f"with model.task = {'embed' if says else 'generate or embed'}."
+        )
+    if task == "embed" and says in scores:
+        raise ConfigError(
+            f"model.task = embed: {architecture} gives scores; set model.task to {says} or auto."
+        )
+    return task
+
+
+def _says(path: Path, raw: RawConfig, architecture: str) -> Task | None:
+    if architecture.endswith(CLASSIFIER):
+        if len(_labels(raw)) > 1:
+            return "classify"
+        return "rerank" if encoder_architecture(raw) else "reward"
+    if architecture.endswith(REWARD_HEADS):
+        return "reward"
+    is_sentence_folder = (path / "modules.json").is_file()
+    if is_sentence_folder or encoder_architecture(raw) or not architecture.endswith(CAUSAL):
+        is_known = architecture.endswith(BASE_HEADS) or encoder_architecture(raw)
+        return "embed" if is_sentence_folder or is_known else None
+    return None
+
+
+def read_pooling_facts(
+    path: Path,
+    task: Task,
+    section: PoolingSection,
+    *,
+    hidden_size: int,
+    overrides: Mapping[str, Any] = NO_OVERRIDES,
+) -> PoolingFacts:
+    """Gather what becomes of hidden states. Raises ConfigError for what is not understood."""
+    raw = read_raw_config(path, overrides)
+    if task == "embed":
+        facts = _sentence_facts(path, raw, hidden_size)
+    elif _is_causal(raw):
+        stage = Stage(name=YES_NO, inputs=hidden_size, outputs=1, bias=False)
+        facts = PoolingFacts(
+            task=task,
+            methods=("last",),
+            stages=(stage,),
+            labels=("yes",),
+            activation="sigmoid",  # of the difference of two logits: their softmax
+            prompts={},
+        )
+    else:
+        facts = _scoring_facts(raw, task, hidden_size)
+    facts = replace(
+        facts,
+        prompts={**facts.prompts, **section.prompts},
+        dimensions=_dimensions(raw, section),
+    )
+    if section.method != "auto":
+        facts = replace(facts, methods=(section.method,))
+    if section.normalize is not None:
+        facts = replace(facts, normalize=section.normalize)
+    if section.activation != "auto":
+        facts = replace(facts, activation=section.activation)
+    if section.default_prompt is not None:
+        facts = replace(facts, default_prompt=section.default_prompt)
+    pooled = hidden_size * len(facts.methods)
+    if facts.stages and facts.stages[0].inputs != pooled:
+        raise ConfigError(
+            f"pooling.method gives {pooled} numbers, and the layer behind it takes "
+            f"{facts.stages[0].inputs}; leave it to the checkpoint."
+        )
+    facts = replace(facts, size=facts.stages[-1].outputs if facts.stages else pooled)
+    if facts.default_prompt is not None and facts.default_prompt not in facts.prompts:
+        raise ConfigError(
+            f"pooling.default_prompt is {facts.default_prompt!r}; there are: "
+            f"{', '.join(facts.prompts) or 'none'}."
+        )
+    return facts
+
+
+def _dimensions(raw: RawConfig, section: PoolingSection) -> tuple[int, ...] | None:
+    named = section.dimensions
+    if named is None:
+        named = raw.get("matryoshka_dimensions") or ([] if raw.get("is_matryoshka") else None)
+    return None if named is None else tuple(named)
+
+
+# -- folders of sentence-transformers --------------------------------------------------------
+
+
+def _sentence_facts(path: Path, raw: RawConfig, hidden_size: int) -> PoolingFacts:
+    usual: Method = "mean" if encoder_architecture(raw) else "last"
+    if not (path / "modules.json").is_file():
+        return PoolingFacts(task="embed", methods=(usual,), prompts={})
+    methods: tuple[Method, ...] = (usual,)
+    stages: list[Stage] = []
+    normalize, size = False, hidden_size
+    for module in _read(path / "modules.json"):
+        kind, folder = str(module.get("type", "")).rsplit(".", 1)[-1], str(module.get("path", ""))
+        settings = _read(path / folder / "config.json") if folder else {}
+        match kind:
+            case "Transformer":
+                if folder:
+                    raise ConfigError(f"{path} keeps its transformer in {folder}: give that path.")
+            case "Pooling":
+                methods = _methods(path / folder, settings)
+                size = hidden_size * len(methods)
+            case "Dense":
+                stages.append(_dense(path, folder, settings, size))
+                size = stages[-1].outputs
+            case "Normalize":
+                normalize = True
+            case "Dropout":
+                pass
+            case _:
+                raise ConfigError(
+                    f"{path / 'modules.json'} names a module of the type {kind}; known are "
+                    "Transformer, Pooling, Dense, Normalize and Dropout."
+                )
+    said = _read(path / "config_sentence_transformers.json")
+    length = _read(path / "sentence_bert_config.json").get("max_seq_length")
+    prompts = {name: text for name, text in (said.get("prompts") or {}).items() if text is not None}
+    return PoolingFacts(
+        task="embed",
+        methods=methods,
+        stages=tuple(stages),
+        normalize=normalize,
+        max_tokens=length,
+        prompts=prompts,
+        default_prompt=said.get("default_prompt_name"),
+    )
+
+
+def _methods(folder: Path, settings: Mapping[str, Any]) -> tuple[Method, ...]:
+    if settings.get("include_prompt", True) is False:
+        raise ConfigError(f"{folder} leaves prompts out of the mean (include_prompt), not known.")
+    named = settings.get("pooling_mode")
+    if named is None:
+        named = [key for key in _OLD_METHODS if settings.get(key)]
+        found = [_OLD_METHODS[key] for key in named]
+    else:
+        named = [named] if isinstance(named, str) else list(named)
+        found = [_METHODS.get(name) for name in named]
+    if not found or None in found:
+        raise ConfigError(
+            f"{folder / 'config.json'} asks for the pooling {', '.join(named) or 'of nothing'}; "
+            f"known are {', '.join(_METHODS)}."
+        )
+    return tuple(method for method in found if method is not None)
+
+
+def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) -> Stage:
+    if settings.get("use_residual") or settings.get("in_features") != inputs:
+        raise ConfigError(
+            f"{path / folder} must take the {inputs} numbers that come before it, without a "
+            f"residual; it takes {settings.get('in_features')}."
+        )
+    name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = _torch_activation(name, str(path / folder))
+    if activation == "softmax":
+        raise ConfigError(f"{path / folder} ends in a softmax, which makes no embedding.")
+    return Stage(
+        name="linear",
+        folder=folder,
+        inputs=inputs,
+        outputs=int(settings["out_features"]),
+        bias=bool(settings.get("bias", True)),
+        activation=activation,
+    )
+
+
+def _torch_activation(name: str, where: str) -> str:
+    found = _TORCH_ACTIVATIONS.get(name.rsplit(".", 1)[-1].removesuffix("()"))
+    if found is None:
+        raise ConfigError(
+            f"{where} has the activation {name}; known are {', '.join(_TORCH_ACTIVATIONS)}."
+        )
+    return found
+
+
+# -- heads that give scores ------------------------------------------------------------------
+
+
+def _scoring_facts(raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts:
+    architecture, labels = _architecture(raw), _labels(raw)
+    methods: tuple[Method, ...] = ("cls",)
+    size, count = hidden_size, len(labels)
+    out = Stage(name="classifier", inputs=size, outputs=count)
+    dense = Stage(name="pooler.dense", inputs=size, outputs=size, activation="tanh")
+    stages: tuple[Stage, ...]
+    if architecture.startswith("Bert"):
+        stages = (dense, out)
+    elif architecture.startswith(("Roberta", "XLMRoberta", "Camembert")):
+        stages = (
+            replace(dense, name="classifier.dense"),
+            replace(out, name="classifier.out_proj"),
+        )
+    elif architecture.startswith("NomicBert"):
+        stages = (dense, out)
+    elif architecture.startswith("ModernBert"):
+        methods = (_modern_method(raw),)
+        bias = bool(raw.get("classifier_bias", False))
+        activation = str(raw.get("classifier_activation", "gelu"))
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"classifier_activation in config.json is {activation!r}, not known.")
+        first = Stage(
+            name="head.dense", inputs=size, outputs=size, bias=bias, activation=activation
+        )
+        norm = Stage(
+            name="head.norm",
+            inputs=size,
+            outputs=size,
+            bias=bool(raw.get("norm_bias", False)),
+            is_norm=True,
+            eps=float(raw.get("norm_eps", 1e-5)),
+        )
+        stages = (first, norm, out)
+    else:
+        methods, stages = ("last",), _decoder_stages(architecture, size, count)
+        if architecture.endswith(REWARD_HEADS):
+            labels = labels[:1]
+    return PoolingFacts(
+        task=task,
+        methods=methods,
+        stages=stages,
+        normalize=False,
+        activation=_score_activation(raw, task, len(labels)),
+        labels=labels,
+        prompts={},
+    )
+
+
+def _decoder_stages(architecture: str, size: int, count: int) -> tuple[Stage, ...]:
+    if architecture.startswith("InternLM2"):
+        return (Stage(name="v_head", inputs=size, outputs=1, bias=False),)
+    if architecture.endswith(REWARD_HEADS):
+        return (
+            Stage(name="score.0", inputs=size, outputs=size, activation="relu"),
+            Stage(name="score.2", inputs=size, outputs=1),
+        )
+    return (Stage(name="score", inputs=size, outputs=count, bias=False),)
+
+
+def _modern_method(raw: RawConfig) -> Method:
+    said = raw.get("classifier_pooling", "cls")
+    if said not in ("cls", "mean"):
+        raise ConfigError(f"classifier_pooling in config.json is {said!r}; known are cls and mean.")
+    return "mean" if said == "mean" else "cls"
+
+
+def _score_activation(raw: RawConfig, task: Task, num_labels: int) -> str:
+    said = (raw.get("sentence_transformers") or {}).get("activation_fn")
+    said = said or raw.get("sbert_ce_default_activation_function")
+    if said is not None:
+        return _torch_activation(str(said), "config.json")
+    if task == "reward":
+        return "none"
+    is_several = num_labels > 1 and raw.get("problem_type") != "multi_label_classification"
+    return "softmax" if is_several else "sigmoid"
+
+
+def _labels(raw: RawConfig) -> tuple[str, ...]:
+    named = raw.get("id2label")
+    if named:
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+    count = raw.get("num_labels", 2)
+    return tuple(f"LABEL_{number}" for number in range(count))
+
+
+def _architecture(raw: RawConfig) -> str:
+    named = raw.get("architectures") or ["none at all"]
+    return str(named[0])
+
+
+def _is_causal(raw: RawConfig) -> bool:
+    return _architecture(raw).endswith(CAUSAL)
+
+
+def _read(file: Path) -> Any:
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}.") from error

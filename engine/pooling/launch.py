@@ -1,0 +1,118 @@
+"""From a configuration to a running engine that gives embeddings or scores.
+
+The counterpart of `engine/launch.py`. Knows no Ray and no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.configs.machine import read_machine_facts
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.pooling import Task
+from remora.configs.pooling_plan import make_pooling_plan
+from remora.configs.schema import ServeConfig
+from remora.engine.inspection import Inspection
+from remora.engine.pooling.engine import PoolingEngine
+from remora.engine.pooling.facts import YES_NO, PoolingFacts, read_pooling_facts
+from remora.engine.pooling.load import load_pooling_model, pooling_model_facts
+from remora.engine.pooling.model import PoolingModel
+from remora.engine.pooling.row import Row
+from remora.engine.tokens.configured import configured_tokenizer
+from remora.engine.tokens.tokenizer import Tokenizer
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltPooling:
+    """A pooling engine that is ready, and what was learned on the way; as in BuiltEngine."""
+
+    engine: PoolingEngine
+    tokenizer: Tokenizer
+    plan: EnginePlan
+    facts: ModelFacts
+    machine: MachineFacts
+    pooling: PoolingFacts
+    phases: dict[str, float]
+    kernels: str
+    torch_threads: int
+    generation_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    inspection: Inspection = field(default_factory=Inspection)
+    adapters: None = None
+    new_weights: None = None
+
+
+def build_pooling(
+    config: ServeConfig, path: Path, task: Task, *, show_progress: bool = True
+) -> BuiltPooling:
+    """Load the model. Raises ConfigError with what to change."""
+    started = time.perf_counter()
+    overrides = config.model.config_overrides
+    facts = pooling_model_facts(path, overrides)
+    pooling = read_pooling_facts(
+        path, task, config.pooling, hidden_size=facts.hidden_size, overrides=overrides
+    )
+    machine = read_machine_facts(
+        devices=(*(f"cuda:{n}" for n in range(torch.cuda.device_count())), "cpu")
+    )
+    plan = make_pooling_plan(config, facts, machine, path, task=task, max_tokens=pooling.max_tokens)
+    tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
+    phases = {"read facts and tokenizer": time.perf_counter() - started}
+    started = time.perf_counter()
+    torch.set_num_threads(plan.num_threads)
+    model = load_pooling_model(
+        path,
+        pooling,
+        dtype=DTYPES[plan.dtype],
+        device=plan.device,
+        load_format=plan.load_format,
+        loading=plan.loading,
+        yes_no=_yes_no(config, pooling, tokenizer),
+        show_progress=show_progress,
+    )
+    phases["load weights"] = time.perf_counter() - started
+    started = time.perf_counter()
+    _warm_up(model, plan)
+    phases["warm up kernels"] = time.perf_counter() - started
+    return BuiltPooling(
+        engine=PoolingEngine(plan, model, vocab_size=facts.vocab_size),
+        tokenizer=tokenizer,
+        plan=plan,
+        facts=facts,
+        machine=machine,
+        pooling=pooling,
+        phases=phases,
+        kernels=f"torch on {plan.device}, whole rows without padding",
+        torch_threads=plan.num_threads,
+    )
+
+
+def _yes_no(
+    config: ServeConfig, pooling: PoolingFacts, tokenizer: Tokenizer
+) -> tuple[int, int] | None:
+    """Return the tokens that a generating reranker says. Raises ConfigError."""
+    if not any(stage.name == YES_NO for stage in pooling.stages):
+        return None
+    found = []
+    for key in ("yes_token", "no_token"):
+        text = getattr(config.pooling, key)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) != 1:
+            raise ConfigError(
+                f"pooling.{key} is {text!r}, which is {len(ids)} tokens of this model; it must be "
+                "one."
+            )
+        found += ids
+    return found[0], found[1]
+
+
+def _warm_up(model: PoolingModel, plan: EnginePlan) -> None:
+    """Compute one row, so that no request waits for what happens only once."""
+    model([Row([0] * min(8, plan.max_model_len))])

@@ -1,0 +1,197 @@
+"""From a checkpoint to a pooling model with its weights: an encoder or a decoder, and the head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remora.configs.errors import ConfigError
+from remora.configs.loading import Loading
+from remora.configs.plan import ModelFacts
+from remora.engine.encoders.config import CLASSIFIER, RawConfig, encoder_architecture, parse_encoder
+from remora.engine.encoders.model import EncoderModel
+from remora.engine.models.architectures import ARCHITECTURES, parse_config
+from remora.engine.models.checkpoint import read_raw_config
+from remora.engine.models.config import DecoderConfig
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.facts import dtype_of
+from remora.engine.parallel.shard import Shard
+from remora.engine.pooling.facts import (
+    BASE_HEADS,
+    CAUSAL,
+    REWARD_HEADS,
+    YES_NO,
+    PoolingFacts,
+)
+from remora.engine.pooling.heads import Head
+from remora.engine.pooling.model import DecoderStates, PoolingModel
+from remora.engine.protocols import WeightSource
+from remora.engine.weights import renaming
+from remora.engine.weights.dummy import DummyWeights
+from remora.engine.weights.files import check_hashes, weight_files
+from remora.engine.weights.fingerprint import fingerprint
+from remora.engine.weights.loader import fill, whole_shapes
+from remora.engine.weights.pickled import PickledWeights
+from remora.engine.weights.safetensors import SafetensorsWeights
+
+# What other uses of a checkpoint need: heads of pretraining, and buffers that follow from sizes.
+UNUSED = re.compile(
+    r"^(\w+\.)?(pooler\.|embeddings\.position_ids)|^(cls|lm_head|decoder|head|predictions)\."
+)
+DECODER = "model."
+OUTPUT = "lm_head.weight"
+BARE_TABLE = "embed_tokens.weight"  # of checkpoints without a head
+
+
+class RenamedWeights:
+    """WeightSource whose tensors have other names."""
+
+    def __init__(self, source: WeightSource, rename: Callable[[str], str]) -> None:
+        self.label = source.label
+        self._source = source
+        self._names = {rename(name): name for name in source.shapes()}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shape of every tensor."""
+        shapes = self._source.shapes()
+        return {ours: shapes[theirs] for ours, theirs in self._names.items()}
+
+    def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        """Yield each of these tensors."""
+        ours = {self._names[name]: name for name in names if name in self._names}
+        for theirs, tensor in self._source.read(ours.keys()):
+            yield ours[theirs], tensor
+
+
+def pooling_model_facts(path: Path, overrides: Mapping[str, Any]) -> ModelFacts:
+    """Gather the facts of a model folder that is served for embeddings or scores."""
+    raw = read_raw_config(path, overrides)
+    shape: EncoderModel | DecoderModel
+    if encoder_architecture(raw):
+        config = parse_encoder(raw)
+        shape = EncoderModel(config, dtype=torch.bfloat16, device="meta")
+        num_kv_heads, max_position = config.num_heads, config.max_position
+        sizes: Any = config
+    else:
+        sizes = parse_decoder(raw)
+        shape = DecoderModel(sizes, dtype=torch.bfloat16, device="meta")
+        num_kv_heads, max_position = sizes.num_kv_heads, sizes.max_position
+    return ModelFacts(
+        architecture=str((raw.get("architectures") or [sizes.architecture])[0]),
+        num_layers=sizes.num_layers,
+        hidden_size=sizes.hidden_size,
+        intermediate_size=sizes.intermediate_size,
+        num_heads=sizes.num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=sizes.head_dim,
+        vocab_size=sizes.vocab_size,
+        max_position=max_position,
+        dtype=dtype_of(path, raw),
+        num_parameters=sum(shard.memory.numel() for shard in shape.tensors().values()),
+        tied_embeddings=True,
+        fingerprint=fingerprint(path, dict(raw)),
+    )
+
+
+def parse_decoder(raw: RawConfig) -> DecoderConfig:
+    """Understand a decoder's config whatever head stands on it; the head for text is left out."""
+    architecture = str((raw.get("architectures") or ["none"])[0])
+    base = architecture
+    for head in (*REWARD_HEADS, CLASSIFIER, *BASE_HEADS):
+        base = base.removesuffix(head)
+    known = base if base.endswith(CAUSAL) else base + CAUSAL
+    if known not in ARCHITECTURES:
+        raise ConfigError(
+            f"config.json names the architecture {architecture}, which is known neither as an "
+            "encoder nor as a decoder that gives embeddings or scores."
+        )
+    config = parse_config({**raw, "architectures": [known]})
+    return replace(config, head=replace(config.head, tied=True, bias=False))
+
+
+def load_pooling_model(
+    path: Path,
+    facts: PoolingFacts,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    load_format: str,
+    loading: Loading,
+    yes_no: tuple[int, int] | None = None,
+    show_progress: bool = False,
+) -> PoolingModel:
+    """Load what gives hidden states, and what becomes of them. Raises ConfigError.
+
+    yes_no:  tokens whose logits a generating reranker compares
+    """
+    raw = read_raw_config(path, loading.config_overrides)
+    head = Head(facts.methods, facts.stages, device=device)
+    states = _build_states(raw, dtype, device)
+    wanted = {**states.tensors(), **dict(head.tensors(None))}
+    compared = wanted.pop(f"{YES_NO}.weight", None)
+    encoder = states.config if isinstance(states, EncoderModel) else None
+    if encoder is not None:
+        wanted = {_bare(name, encoder.names.prefixes): shard for name, shard in wanted.items()}
+    source = _open(path, load_format, loading, wanted, device)
+    if encoder is not None:
+        source = RenamedWeights(source, lambda name: _bare(name, encoder.names.prefixes))
+    elif BARE_TABLE in source.shapes():
+        source = RenamedWeights(source, DECODER.__add__)
+    if isinstance(states, DecoderStates) and states.model.config.rules:
+        source = renaming.RenamedWeights(source, states.model.config.rules)
+    unused = frozenset(name for name in source.shapes() if UNUSED.search(name))
+    fill(
+        wanted,
+        source,
+        unused=unused - wanted.keys(),
+        show_progress=show_progress,
+        num_threads=loading.num_threads,
+    )
+    for folder in dict.fromkeys(stage.folder for stage in facts.stages if stage.folder):
+        own = dict(head.tensors(folder))
+        fill(own, _open(path / folder, load_format, loading, own, device), show_progress=False)
+    if compared is not None and yes_no is not None and isinstance(states, DecoderStates):
+        rows = _output_rows(states, source, is_tied=bool(raw.get("tie_word_embeddings")))
+        compared.fill((rows[yes_no[0]].float() - rows[yes_no[1]].float()).unsqueeze(0))
+    states.pack()
+    return PoolingModel(states, head, device=device)
+
+
+def _build_states(raw: RawConfig, dtype: torch.dtype, device: str) -> EncoderModel | DecoderStates:
+    if encoder_architecture(raw):
+        return EncoderModel(parse_encoder(raw), dtype=dtype, device=device)
+    return DecoderStates(parse_decoder(raw), dtype=dtype, device=device)
+
+
+def _bare(name: str, prefixes: tuple[str, ...]) -> str:
+    for prefix in prefixes:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _output_rows(states: DecoderStates, source: WeightSource, *, is_tied: bool) -> Tensor:
+    """Return the weight [vocab_size, hidden_size] that would give logits."""
+    if is_tied or OUTPUT not in source.shapes():
+        return states.model.embedding.weight
+    ((_, rows),) = source.read([OUTPUT])
+    return rows
+
+
+def _open(
+    path: Path, load_format: str, loading: Loading, tensors: Mapping[str, Shard], device: str
+) -> WeightSource:
+    if load_format == "dummy":
+        return DummyWeights(whole_shapes(tensors), device=device)
+    if load_format == "gguf":
+        raise ConfigError("model.load_format is gguf; embeddings and scores need a folder.")
+    if loading.verify_checksums:
+        check_hashes(weight_files(path, load_format))
+    if load_format == "pt":
+        return PickledWeights(path, mmap=loading.mmap)
+    return SafetensorsWeights(path, mmap=loading.mmap)

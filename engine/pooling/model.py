@@ -1,0 +1,90 @@
+"""A model that gives a vector or numbers for each row of tokens: hidden states, then a head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from remora.engine.batch import ForwardBatch
+from remora.engine.models.config import DecoderConfig
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.parallel.shard import Shard
+from remora.engine.pooling.causal import CausalRows
+from remora.engine.pooling.heads import Head
+from remora.engine.pooling.row import Row
+from remora.engine.pooling.rows import RowBatch, make_rows
+from remora.engine.types import FloatArray
+
+
+class States(Protocol):
+    """Gives hidden states."""
+
+    def forward(self, rows: RowBatch) -> Tensor:
+        """Return the final hidden states [T, hidden_size]."""
+        ...
+
+
+class DecoderStates:
+    """A decoder without its head for text, whose rows are computed whole and keep nothing."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: str) -> None:
+        self.model = DecoderModel(config, dtype=dtype, device=device)
+        self._num_heads = config.num_heads
+
+    def forward(self, rows: RowBatch) -> Tensor:
+        """Return the final hidden states [T, hidden_size]."""
+        starts = torch.tensor([*rows.starts, sum(rows.lengths)], dtype=torch.int32)
+        lengths = torch.tensor(rows.lengths, dtype=torch.int32)
+        nothing = rows.token_ids.new_zeros(0)
+        batch = ForwardBatch(
+            token_ids=rows.token_ids,
+            positions=rows.positions,
+            slots=nothing,
+            num_decodes=0,
+            tables=nothing.view(0, 0).int(),
+            starts=starts.to(rows.token_ids.device),
+            lengths=lengths.to(rows.token_ids.device),
+            extend_starts=tuple(starts.tolist()),
+            extend_lens=rows.lengths,
+            logit_index=nothing,
+        )
+        return self.model.forward(batch, CausalRows(rows, num_heads=self._num_heads))
+
+    def tensors(self) -> dict[str, Shard]:
+        """Return checkpoint names and the memory that they fill."""
+        return self.model.tensors()
+
+    def pack(self) -> None:
+        """Put the linears of all layers into the layout that is multiplied fastest."""
+        for block in self.model.blocks:
+            for _, linear in block.linears(""):
+                linear.pack()
+
+
+class PoolingModel:
+    """Hidden states and what becomes of them. Several threads may use it.
+
+    device:  where it computes
+    """
+
+    def __init__(self, states: States, head: Head, *, device: str) -> None:
+        self._states = states
+        self._head = head
+        self._device = device
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[Row]) -> FloatArray:
+        """Return the numbers [num_rows, size] of each row, in float32."""
+        batch = make_rows(rows, device=self._device)
+        numbers: FloatArray = self._head(self._states.forward(batch), batch).cpu().numpy()
+        return numbers
+
+    @torch.inference_mode()
+    def hidden(self, row: Row) -> FloatArray:
+        """Return the final hidden states [num_tokens, hidden_size] of one row, in float32."""
+        batch = make_rows([row], device=self._device)
+        states: FloatArray = self._states.forward(batch).float().cpu().numpy()
+        return states

@@ -1,0 +1,150 @@
+"""From texts to rows of ids: framed as the model expects, and cut to what it takes if wanted.
+
+A text is cut before its frame (BOS, separators) is put around it, so that the frame stays whole. Of
+a pair the longer text gives way, token by token. Safe to use from several threads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenizers import Encoding
+
+from remora.configs.pooling import PoolingSection
+from remora.engine.pooling.facts import YES_NO, PoolingFacts
+from remora.engine.pooling.row import Row
+from remora.engine.tokens.tokenizer import Tokenizer
+
+Side = Literal["head", "tail"]
+
+
+QWEN_RERANKER = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+QWEN_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """A text around a query and a document.
+
+    before, after:  what stands around the document, with the other parts' names in it
+    instruction:    where a request has none of its own
+    """
+
+    before: str
+    after: str
+    instruction: str
+
+    @classmethod
+    def of(cls, facts: PoolingFacts, section: PoolingSection) -> PairTemplate | None:
+        """Return what the configuration asks for, or the model needs; None = nothing."""
+        is_generating = any(stage.name == YES_NO for stage in facts.stages)
+        source = section.pair_template or (QWEN_RERANKER if is_generating else None)
+        if source is None:
+            return None
+        before, _, after = source.partition("{document}")
+        instruction = section.instruction
+        return cls(before, after, QWEN_INSTRUCTION if instruction is None else instruction)
+
+    def parts(self, query: str, instruction: str | None) -> tuple[str, str]:
+        """Return what stands before the document and after it."""
+        values = {
+            "{query}": query,
+            "{instruction}": self.instruction if instruction is None else instruction,
+        }
+        # In one pass: what is put in is not looked at again.
+        before, after = (
+            re.sub(r"\{(query|instruction)\}", lambda found: values[found[0]], part)
+            for part in (self.before, self.after)
+        )
+        return before, after
+
+
+class Framer:
+    """Turns texts into rows."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._backend = tokenizer.backend
+        self._frame = self._backend.num_special_tokens_to_add(False)
+        self._pair_frame = self._backend.num_special_tokens_to_add(True)
+
+    def rows(
+        self, texts: Sequence[str], *, max_tokens: int | None = None, drops: Side = "tail"
+    ) -> list[Row]:
+        """Return a row for each text.
+
+        max_tokens:  cut what is longer; None = keep everything
+        drops:       which side is cut off
+        """
+        room = None if max_tokens is None else max(1, max_tokens - self._frame)
+        rows = []
+        for encoding in self._encode(texts):
+            if room is not None and len(encoding) > room:
+                encoding.truncate(room, direction="right" if drops == "tail" else "left")
+            rows.append(Row(self._backend.post_process(encoding, None, True).ids))
+        return rows
+
+    def pairs(
+        self, pairs: Sequence[tuple[str, str]], *, max_tokens: int | None = None
+    ) -> list[Row]:
+        """Return a row for each pair of texts; `max_tokens` as in `rows`."""
+        first = self._encode([one for one, _ in pairs])
+        second = self._encode([other for _, other in pairs])
+        rows = []
+        for one, other in zip(first, second, strict=True):
+            if max_tokens is not None:
+                kept = _shares(len(one), len(other), max(2, max_tokens - self._pair_frame))
+                one.truncate(kept[0])
+                other.truncate(kept[1])
+            framed = self._backend.post_process(one, other, True)
+            types = framed.type_ids
+            rows.append(Row(framed.ids, types.index(1) if 1 in types else None))
+        return rows
+
+    def written(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        template: PairTemplate,
+        instruction: str | None,
+        *,
+        max_tokens: int | None = None,
+    ) -> list[Row]:
+        """Return a row for each pair, as a template writes it; documents that are too long are cut.
+
+        What a template writes has its control tokens in it, and gets no frame.
+        """
+        around = [template.parts(query, instruction) for query, _ in pairs]
+        texts = [b + text + a for (b, a), (_, text) in zip(around, pairs, strict=True)]
+        rows = []
+        for encoding, (before, after), (_, text) in zip(
+            self._encode(texts), around, pairs, strict=True
+        ):
+            ids = encoding.ids
+            if max_tokens is not None and len(ids) > max_tokens:
+                first, middle, last = (one.ids for one in self._encode([before, text, after]))
+                room = max(0, max_tokens - len(first) - len(last))
+                ids = (first + middle[:room] + last)[-max_tokens:]
+            rows.append(Row(ids))
+        return rows
+
+    def _encode(self, texts: Sequence[str]) -> list[Encoding]:
+        encodings: list[Encoding] = self._backend.encode_batch(
+            list(texts), add_special_tokens=False
+        )
+        return encodings
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how much of two lengths is kept, when the longer one always gives way."""
+    if first + second <= room:
+        return first, second
+    if min(first, second) > room // 2:
+        return room - room // 2, room // 2
+    return (first, room - first) if first < second else (room - second, second)

@@ -1,0 +1,130 @@
+"""Encoders give the hidden states and scores that transformers gives, in any company."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.configs.loading import Loading
+from remora.configs.model import ModelSection
+from remora.configs.pooling import PoolingSection
+from remora.engine.pooling.facts import pooling_task, read_pooling_facts
+from remora.engine.pooling.load import load_pooling_model
+from remora.engine.pooling.model import PoolingModel
+from remora.engine.pooling.row import Row
+from tests.tiny_encoders import CLASSIFIERS, ENCODERS, make_tiny_encoder
+from tests.tiny_models import VOCAB_SIZE
+
+LENGTHS = (3, 20, 20, 1, 300, 57)
+HIDDEN_SIZE = 48
+
+
+def rows_of(lengths: tuple[int, ...] = LENGTHS) -> list[Row]:
+    generator = np.random.default_rng(0)
+    return [Row(generator.integers(3, VOCAB_SIZE, length).tolist()) for length in lengths]
+
+
+def load(path: Path, section: PoolingSection | None = None) -> PoolingModel:
+    task = pooling_task(path, "auto")
+    assert task is not None
+    facts = read_pooling_facts(path, task, section or PoolingSection(), hidden_size=HIDDEN_SIZE)
+    return load_pooling_model(
+        path,
+        facts,
+        dtype=torch.float32,
+        device="cpu",
+        load_format="auto",
+        loading=Loading.of(ModelSection(path=str(path))),
+    )
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    oracle = make_tiny_encoder(tmp_path, family)
+    model = load(tmp_path)
+    for row in rows_of():
+        with torch.inference_mode():
+            wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
+        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-4)
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_a_row_is_the_same_alone_and_among_others(tmp_path: Path, family: str) -> None:
+    make_tiny_encoder(tmp_path, family)
+    model = load(tmp_path)
+    rows = rows_of()
+    together = model(rows)
+    for row, vector in zip(rows, together, strict=True):
+        assert vector == pytest.approx(model([row])[0], abs=1e-5)
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_scores_are_those_of_transformers(tmp_path: Path, family: str, num_labels: int) -> None:
+    oracle = make_tiny_encoder(tmp_path, family, classifies=True, num_labels=num_labels)
+    assert pooling_task(tmp_path, "auto") == ("rerank" if num_labels == 1 else "classify")
+    rows = rows_of()
+    with torch.inference_mode():
+        wanted = torch.cat([oracle(torch.tensor([row.token_ids])).logits for row in rows])
+    assert load(tmp_path)(rows) == pytest.approx(wanted.numpy(), abs=2e-4)
+
+
+def test_the_second_text_of_a_pair_has_its_own_type(tmp_path: Path) -> None:
+    oracle = make_tiny_encoder(tmp_path, "bert")
+    (row,) = rows_of((9,))
+    types = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
+    with torch.inference_mode():
+        wanted = oracle(torch.tensor([row.token_ids]), token_type_ids=types).last_hidden_state[0]
+    found = load(tmp_path).hidden(Row(row.token_ids, second=4))
+    assert found == pytest.approx(wanted.numpy(), abs=2e-4)
+
+
+@pytest.mark.parametrize("method", ["cls", "last", "mean", "weighted_mean", "max"])
+def test_pooling(tmp_path: Path, method: str) -> None:
+    oracle = make_tiny_encoder(tmp_path, "bert")
+    rows = rows_of((5, 9, 9))
+    section = PoolingSection.model_validate({"method": method})
+    for row, found in zip(rows, load(tmp_path, section)(rows), strict=True):
+        with torch.inference_mode():
+            states = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
+        weights = torch.arange(1.0, len(states) + 1)
+        wanted = {
+            "cls": states[0],
+            "last": states[-1],
+            "mean": states.mean(0),
+            "max": states.max(0).values,
+            "weighted_mean": (weights[:, None] * states).sum(0) / weights.sum(),
+        }[method]
+        assert found == pytest.approx(wanted.numpy(), abs=1e-5)
+
+
+def test_what_changes_the_numbers_and_is_not_known_is_refused(tmp_path: Path) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text())
+    for key, value in (
+        ("hidden_act", "swish9"),
+        ("position_embedding_type", "relative_key"),
+        ("is_decoder", True),
+        ("num_attention_heads", 7),
+    ):
+        file.write_text(json.dumps({**raw, key: value}))
+        with pytest.raises(ConfigError, match=key if key != "is_decoder" else "decoder"):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("classifies", "task", "message"),
+    [(False, "classify", "has no head"), (True, "embed", "gives scores")],
+)
+def test_a_task_that_a_checkpoint_cannot_do_is_refused(
+    tmp_path: Path, classifies: bool, task: str, message: str
+) -> None:
+    make_tiny_encoder(tmp_path, "bert", classifies=classifies)
+    with pytest.raises(ConfigError, match=message):
+        pooling_task(tmp_path, task)

@@ -1,0 +1,100 @@
+"""Tiny random encoders, saved the way a user would find them on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ModernBertModel,
+    NomicBertConfig,
+    NomicBertModel,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
+)
+
+from tests.tiny_models import VOCAB_SIZE, make_tiny_tokenizer
+
+COMMON: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 640,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MODERN = {"local_attention": 16, "cls_token_id": 1, "sep_token_id": 2, "norm_eps": 1e-5}
+ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
+ENCODERS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
+    "bert": (BertConfig, BertModel, {}),
+    "roberta": (RobertaConfig, RobertaModel, ROBERTA),
+    "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel, ROBERTA),
+    "nomic": (NomicBertConfig, NomicBertModel, {}),
+    "modernbert": (ModernBertConfig, ModernBertModel, MODERN),
+}
+CLASSIFIERS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
+    "bert": (BertConfig, BertForSequenceClassification, {}),
+    "roberta": (RobertaConfig, RobertaForSequenceClassification, ROBERTA),
+    "xlm-roberta": (XLMRobertaConfig, XLMRobertaForSequenceClassification, ROBERTA),
+    "modernbert": (ModernBertConfig, ModernBertForSequenceClassification, MODERN),
+    "modernbert-mean": (
+        ModernBertConfig,
+        ModernBertForSequenceClassification,
+        {**MODERN, "classifier_pooling": "mean", "classifier_bias": True, "norm_bias": True},
+    ),
+}
+
+
+def make_tiny_encoder(
+    folder: Path,
+    family: str,
+    *,
+    classifies: bool = False,
+    dtype: torch.dtype = torch.float32,
+    **overrides: Any,
+) -> PreTrainedModel:
+    """Write an encoder with its tokenizer; returns it. `overrides`: settings of its config."""
+    config_class, model_class, settings = (CLASSIFIERS if classifies else ENCODERS)[family]
+    model = model_class(config_class(**{**COMMON, **settings, **overrides})).eval()
+    randomise(model)
+    model.to(dtype).save_pretrained(folder)
+    make_framing_tokenizer().save_pretrained(folder)
+    found: PreTrainedModel = model
+    return found
+
+
+def randomise(model: torch.nn.Module) -> None:
+    """Let weights be so large that what a model says depends on what it reads."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            is_norm = "norm" in name.lower() and name.endswith("weight")
+            parameter.normal_(float(is_norm), 0.2, generator=generator)
+
+
+def make_framing_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer that puts tokens around texts and between those of a pair."""
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        pair="<|im_start|> $A <|im_end|> $B:1 <|im_end|>:1",
+        special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
+    )
+    return tokenizer
