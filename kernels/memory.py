@@ -40,10 +40,10 @@ class Arena:
         return taken
 
 
-def buffer(shape: tuple[int, ...], dtype: torch.dtype, *, large_pages: bool = False) -> Tensor:
-    """Allocate zeroed memory that costs nothing until used; `large_pages` as in `allocate`."""
+def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Allocate zeroed memory that costs nothing until it is used."""
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
-    return allocate(num_bytes, large_pages=large_pages).view(dtype).view(shape)
+    return allocate(num_bytes).view(dtype).view(shape)
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:

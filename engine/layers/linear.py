@@ -21,12 +21,9 @@ from remora.kernels.memory import buffer
 
 
 def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Allocate a weight; on a CPU from the system itself, which gets it back once it is packed.
-
-    In large pages it is filled four times as fast.
-    """
+    """Allocate a weight; on a CPU from the system itself, which gets it back once it is packed."""
     if device == "cpu":
-        return buffer(shape, dtype, large_pages=True)
+        return buffer(shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 

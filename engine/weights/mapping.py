@@ -25,8 +25,6 @@ def map_range(file: BinaryIO, offset: int, num_bytes: int) -> memoryview:
     mapped = mmap.mmap(
         file.fileno(), num_bytes + slack, offset=offset - slack, access=mmap.ACCESS_COPY
     )
-    if hasattr(mmap, "MADV_WILLNEED"):  # fetch it in large pieces, before it is looked at
-        mapped.madvise(mmap.MADV_WILLNEED)
     return memoryview(mapped)[slack:]
 
 

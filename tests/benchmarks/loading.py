@@ -112,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=1.5)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--only", default="", help="of the cases those whose title has this")
     parser.add_argument("--load", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
@@ -120,13 +121,13 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        table = measure_all(folder, options.gigabytes)
+        table = measure_all(folder, options.gigabytes, options.only)
     sys.stdout.write(table)
     if options.markdown:
         options.markdown.write_text(table)
 
 
-def measure_all(folder: Path, gigabytes: float) -> str:
+def measure_all(folder: Path, gigabytes: float, only: str) -> str:
     """Write the models, load each cold and warm, and return a table."""
     subprocess.run(
         [
@@ -143,7 +144,7 @@ def measure_all(folder: Path, gigabytes: float) -> str:
         "| peak / weights | growth / weights |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for case in CASES:
+    for case in (case for case in CASES if only in case.title):
         files = weight_files(folder / case.model, case.load_format)
         size = sum(file.stat().st_size for file in files) / MB
         drop(files)
@@ -178,7 +179,7 @@ def write_models(folder: Path, gigabytes: float) -> None:
         ("pt", "bin", torch.save),
     ):
         single = {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[ending]
-        places = {}
+        places: dict[str, str] = {}
         for number, names in enumerate(shards(shapes)):
             file = f"part-{number}.{ending}"
             save({one: values_of(one, shapes[one]) for one in names}, folder / name / file)
