@@ -15,6 +15,7 @@ from typing import Any
 from remora.configs.errors import ConfigError
 from remora.configs.pooling import Method, PoolingSection, Task
 from remora.engine.encoders.config import ACTIVATIONS, CLASSIFIER, encoder_architecture
+from remora.engine.models.architectures import ARCHITECTURES
 from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config
 
 RawConfig = Mapping[str, Any]
@@ -134,6 +135,8 @@ def _says(path: Path, raw: RawConfig, architecture: str) -> Task | None:
     if architecture.endswith(REWARD_HEADS):
         return "reward"
     is_sentence_folder = (path / "modules.json").is_file()
+    if architecture in ARCHITECTURES and not is_sentence_folder:
+        return None  # for text, also GPT2LMHeadModel and ChatGLMModel
     if is_sentence_folder or encoder_architecture(raw) or not architecture.endswith(CAUSAL):
         is_known = architecture.endswith(BASE_HEADS) or encoder_architecture(raw)
         return "embed" if is_sentence_folder or is_known else None
@@ -387,7 +390,8 @@ def _architecture(raw: RawConfig) -> str:
 
 
 def _is_causal(raw: RawConfig) -> bool:
-    return _architecture(raw).endswith(CAUSAL)
+    architecture = _architecture(raw)
+    return architecture.endswith(CAUSAL) or architecture in ARCHITECTURES
 
 
 def _read(file: Path) -> Any:

@@ -106,6 +106,8 @@ def parse_decoder(raw: RawConfig) -> DecoderConfig:
     for head in (*REWARD_HEADS, CLASSIFIER, *BASE_HEADS):
         base = base.removesuffix(head)
     known = base if base.endswith(CAUSAL) else base + CAUSAL
+    if architecture in ARCHITECTURES:
+        known = architecture
     if known not in ARCHITECTURES:
         raise ConfigError(
             f"config.json names the architecture {architecture}, which is known neither as an "
