@@ -39,8 +39,7 @@ NUM_SLOTS = 8
 def linears(model: DecoderModel) -> Iterator[Linear]:
     """Yield what PEFT calls all-linear."""
     for block in model.blocks:
-        yield from (block.attention.qkv_proj, block.attention.o_proj)
-        yield from (block.mlp.gate_up_proj, block.mlp.down_proj)
+        yield from (linear for _, linear in block.linears(""))
 
 
 def add_adapters(model: DecoderModel, rank: int, max_rank: int) -> list[LowRankSlots]:

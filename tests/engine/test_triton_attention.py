@@ -147,8 +147,7 @@ class Updates:
     def of(cls, model: DecoderModel) -> Updates:
         layers: list[Linear | Embedding] = [model.embedding, model.head.linear]
         for block in model.blocks:
-            layers += [block.attention.qkv_proj, block.attention.o_proj]
-            layers += [block.mlp.gate_up_proj, block.mlp.down_proj]
+            layers += [linear for _, linear in block.linears("")]
         return cls([layer.make_room(ROOM.num_slots, ROOM.max_rank) for layer in layers])
 
     def install(self, slot: int, instance: int) -> None:

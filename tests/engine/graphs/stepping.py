@@ -148,8 +148,7 @@ def make_eager(
     layer_format, head_format = MODES[mode]
     team = Team(library, 1)
     for block in model.blocks:
-        heads, mlp = block.attention, block.mlp
-        for linear in (heads.qkv_proj, heads.o_proj, mlp.gate_up_proj, mlp.down_proj):
+        for _, linear in block.linears(""):
             linear.weight = rounded(team, linear.weight, layer_format)
     model.head.linear.weight = rounded(team, model.head.linear.weight, head_format)
     team.close()

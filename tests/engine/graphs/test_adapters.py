@@ -27,8 +27,7 @@ ERRORS = {"none": 0.08, "int8": 0.2, "int4": 0.2, "float32": 1e-4}
 def layers(model: DecoderModel) -> Iterator[Linear | Embedding]:
     yield model.embedding
     for block in model.blocks:
-        yield from (block.attention.qkv_proj, block.attention.o_proj)
-        yield from (block.mlp.gate_up_proj, block.mlp.down_proj)
+        yield from (linear for _, linear in block.linears(""))
     yield model.head.linear
 
 
