@@ -64,9 +64,9 @@ class CompiledModel:
         except Exception as error:  # of many kinds, all of torch's own
             said = str(getattr(error, "inner_exception", error)).strip().partition("\n\n")[0]
             raise ConfigError(
-                "engine.compile = true: torch.compile has failed. It does not take models with experts "
-                "or latent attention, and on a CPU it needs a C++ compiler (CXX names it). Leave "
-                f"engine.compile out to serve without. It said: {said}"
+                "engine.compile = true: torch.compile has failed. It does not take models with "
+                "experts or latent attention, and on a CPU it needs a C++ compiler (CXX names it). "
+                f"Leave engine.compile out to serve without. It said: {said}"
             ) from error
         self._pass = compiled
 
