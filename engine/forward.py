@@ -21,6 +21,7 @@ from remora.engine.graphs.recording import CudaRecorder
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.layers.experts import Experts
+from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.forward import RankForward
 from remora.engine.parallel.group import ALONE, Group
@@ -82,7 +83,7 @@ def build_forward(
         _refuse_quantization(plan, "engine.cpu_kernels is torch")
         return _eager(model, plan, group, "torch (as engine.cpu_kernels says)")
     try:
-        _check_covered(model, plan, group.layout.num_ranks)
+        check_covered(model.config, plan, group.layout.num_ranks)
         library = Library(load_library(cache_dir))
     except NativeUnavailable as reason:
         _refuse_quantization(plan, str(reason))
@@ -96,12 +97,12 @@ def build_forward(
     return _native(model, plan, table, library)
 
 
-def _check_covered(model: DecoderModel, plan: EnginePlan, num_ranks: int) -> None:
+def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> None:
     """Raise NativeUnavailable if step programs do not cover what is asked for."""
-    config = model.config
     gaps = not_covered(config)
     is_scaled = config.embedding.scale != config.block.residual_scale
-    if is_scaled and model.embedding.adapters is not None:
+    room = plan.adapters
+    if is_scaled and room is not None and "embed_tokens" in room.targets:
         gaps.append("adapters of scaled embeddings")
     if gaps:
         raise NativeUnavailable(

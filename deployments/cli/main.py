@@ -25,10 +25,10 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(chat.chat)
 app.command()(generate.generate)
-app.command()(doctor.doctor)
 app.command()(plan.plan)
 app.command("compile")(compile.compile_kernels)
 app.add_typer(bench.app, name="bench")
+app.add_typer(doctor.app, name="doctor")
 app.add_typer(config.app, name="config")
 app.add_typer(lora.app, name="lora")
 

@@ -112,13 +112,18 @@ def _plan(model: Any) -> Mapping[str, str]:
 
 
 def _matches(model: Any, plan: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield modules and parameters that the plan names, each with how it is divided."""
+    """Yield modules and parameters that the plan names, each with how it is divided.
+
+    Tables of embeddings are left out: every rank has them whole, whatever the plan says.
+    """
     rules = [
         (re.compile(re.escape(pattern).replace(r"\*", r"\d+")), style)
         for pattern, style in plan.items()
     ]
     for named in (model.named_modules(), model.named_parameters()):
         for name, part in named:
+            if isinstance(part, nn.Embedding):
+                continue
             for pattern, style in rules:
                 if pattern.fullmatch(name):
                     yield name, style, part

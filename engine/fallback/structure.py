@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from remora.engine.fallback.head import Ends, split_ends
 
 CAUSAL, CONFIG = "AutoModelForCausalLM", "AutoConfig"
 # Angles that depend on how long the longest sequence is: no cache could follow.
+_BUILDING = RLock()  # default dtypes, and what stands for functions of torch, hold in all threads
 CHANGING_ROPES = ("dynamic", "longrope")
 
 
@@ -210,7 +212,10 @@ def _rope_kinds(config: Any) -> Iterator[str]:
 
 def _make(model_class: Any, config: Any, dtype: torch.dtype, attention: str) -> Any:
     """Build a model; what it says on the way is not for operators."""
-    model = model_class._from_config(deepcopy(config), dtype=dtype, attn_implementation=attention)
+    with _BUILDING:
+        model = model_class._from_config(
+            deepcopy(config), dtype=dtype, attn_implementation=attention
+        )
     return model.train(False).requires_grad_(False)
 
 
@@ -219,14 +224,13 @@ def _weights_on_meta() -> Iterator[None]:
     """Let parameters that modules make for themselves have no memory, while buffers have."""
     from transformers.initialization import no_init_weights
 
-    plain = nn.Module.register_parameter
-
     def without_memory(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
         if param is not None and not param.is_meta:
             param = nn.Parameter(param.to("meta"), requires_grad=False)
         plain(module, name, param)
 
-    with ExitStack() as stack:
+    with _BUILDING, ExitStack() as stack:
+        plain = nn.Module.register_parameter
         stack.enter_context(no_init_weights())
         nn.Module.register_parameter = without_memory  # type: ignore[method-assign, assignment]
         stack.callback(setattr, nn.Module, "register_parameter", plain)

@@ -152,6 +152,17 @@ def open_weights(
     return RenamedWeights(source, config.rules) if config.rules else source
 
 
+def check_files(path: Path, load_format: str, loading: Loading) -> str:
+    """Read the headers of weight files; return how many tensors there are, in words.
+
+    Raises ConfigError for files that are missing or damaged.
+    """
+    if load_format == "dummy":
+        return "made up (model.load_format is dummy)"
+    source = _open_files(path, load_format, loading, torch.float32)
+    return f"{len(source.shapes())} tensors"
+
+
 def _open_files(path: Path, load_format: str, loading: Loading, dtype: torch.dtype) -> WeightSource:
     """Open weights under the names that they have there."""
     if is_gguf(path) != (load_format == "gguf") and load_format != "auto":

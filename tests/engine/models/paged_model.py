@@ -12,6 +12,7 @@ from remora.engine.batch import ForwardBatch
 from remora.engine.device import make_attention
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.parallel.group import ALONE, Group
 from tests.engine.fakes import make_plan
 
 
@@ -19,9 +20,15 @@ class PagedModel:
     """Runs chunks of named sequences; pages come in random order, as after long use."""
 
     def __init__(
-        self, model: DecoderModel | FallbackModel, *, page_size: int = 16, num_pages: int = 64
+        self,
+        model: DecoderModel | FallbackModel,
+        *,
+        page_size: int = 16,
+        num_pages: int = 64,
+        group: Group = ALONE,
     ) -> None:
         self.model = model
+        self._group = group
         plan = make_plan(page_size=page_size)
         self.attention = make_attention(model, plan, num_pages)
         self._page_size = page_size
@@ -36,7 +43,7 @@ class PagedModel:
         for name in order:
             self._grow(name, len(chunks[name]))
         batch = self._batch(order, chunks, starts)
-        logits = self.model.logits(self.model.forward(batch, self.attention))
+        logits = self.model.logits(self.model.forward(batch, self.attention, group=self._group))
         ends = itertools.accumulate(len(chunks[name]) for name in order)
         return {
             name: logits[end - len(chunks[name]) : end]
