@@ -32,19 +32,22 @@ def test_two_ranks_give_what_transformers_gives(tied: bool, checkpoints: Checkpo
     path = checkpoints("helium", tie_word_embeddings=tied)
     ids = make_prompts([30])[0]
 
-    def run(rank: int) -> torch.Tensor:
-        layout = Layout(rank=rank, tp_size=2)
-        model = load_served_model(
+    models = [
+        load_served_model(
             path,
             dtype=torch.float32,
             load_format="auto",
             device="cpu",
             show_progress=False,
-            layout=layout,
+            layout=Layout(rank=rank, tp_size=2),
             edit=None,
             loading=Loading(),
         )
-        paged = PagedModel(model, group=groups[rank])
+        for rank in range(2)
+    ]
+
+    def run(rank: int) -> torch.Tensor:
+        paged = PagedModel(models[rank], group=groups[rank])
         return torch.cat([paged.step(a=ids[:20])["a"], paged.step(a=ids[20:])["a"]])
 
     with connected(2, 1) as (threads, groups):
