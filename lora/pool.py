@@ -7,6 +7,7 @@ anew is another instance. Knows neither names nor who uses what.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from remora.lora.adapter import Adapter, LowRank, read_adapter
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _MAX_SHOWN = 8
+# What no layer has slots for, though the last words of the names may be among those with room.
+_PLACELESS = re.compile(r"\.mlp\.experts\.\d+\.|\.mlp\.gate\.weight$|\.kv_b_proj\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,12 @@ class HostAdapters:
             faults.append(
                 f"it changes {_some(strange)}, and there is room for changes of "
                 f"{', '.join(room.targets)} only"
+            )
+        placeless = [name for name in adapter.updates if _PLACELESS.search(name)]
+        if placeless:
+            faults.append(
+                f"it changes {_some(placeless)}, of routed experts or of latent attention, which "
+                "only an adapter that is served alone, merged into the weights, may do"
             )
         if adapter.max_rank > room.max_rank:
             faults.append(

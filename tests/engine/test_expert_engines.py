@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from remora.configs.errors import ConfigError
+from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.configs.load import parse_args
-from remora.configs.plan import MachineFacts, kv_bytes_per_token, make_plan
+from remora.configs.plan import AdapterRoom, MachineFacts, kv_bytes_per_token, make_plan
 from remora.engine.layers.experts import Experts
 from remora.engine.llm import LLM
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
+from remora.engine.models.registry import open_weights
 from remora.engine.parallel.layout import Layout
 from remora.engine.types import SamplingParams
+from remora.lora.pool import HostAdapters
 from tests.conftest import TinyCheckpoints
 from tests.engine.oracle import Oracle
 from tests.engine.parallel.runs import run
@@ -120,3 +126,31 @@ def test_a_token_reads_the_experts_that_it_goes_through(tiny_checkpoints: TinyCh
 
     assert isinstance(mlp, Experts)
     assert mlp.idle_bytes == (mlp.gate_up.nbytes + mlp.down.nbytes) // 2  # 2 of 4
+
+
+@pytest.mark.parametrize(
+    ("family", "module"),
+    [("qwen3-moe", "mlp.experts.3.gate_proj"), ("deepseek-v3", "self_attn.kv_b_proj")],
+)
+def test_adapters_of_what_has_no_slots_are_refused(
+    family: str, module: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints(family)
+    name = f"model.layers.1.{module}"
+    base = open_weights(path, "auto")
+    outputs, inputs = base.shapes()[f"{name}.weight"]
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [module]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    named = f"base_model.model.{name}.lora_"
+    tensors = {
+        f"{named}A.weight": torch.zeros(4, inputs),
+        f"{named}B.weight": torch.zeros(outputs, 4),
+    }
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    room = AdapterRoom(num_slots=1, max_rank=8, targets=("gate_proj", "kv_b_proj"))
+    model = DecoderModel(read_config(path), dtype=torch.float32, device="cpu")
+
+    pool = HostAdapters(room, model.make_room(room), base)
+
+    with pytest.raises(InvalidAdapter, match="of routed experts or of latent attention"):
+        pool.prepare(1, tmp_path)
