@@ -13,7 +13,7 @@ def test_progress_is_logged_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr("remora.engine.progress.time.monotonic", lambda: now)
     with (
         caplog.at_level(logging.INFO, progress.__name__),
         progress.progress_bar("Loading it", 200, show=True) as advance,
