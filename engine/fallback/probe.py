@@ -147,6 +147,8 @@ def look(decoder: Any, *, num_layers: int, num_positions: int) -> tuple[Attended
 
 
 def _check(found: list[Attended], num_layers: int) -> None:
+    if not found:
+        raise ConfigError("nothing in it attends")
     if len(found) < num_layers:
         raise ConfigError(
             f"of its {num_layers} layers only {len(found)} attend; others keep other state"
