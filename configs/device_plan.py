@@ -121,7 +121,7 @@ def compiled_rows(config: ServeConfig, max_running: int) -> int:
         "sums between ranks are not compiled; set parallel.tp_size and pp_size to 1": (
             config.parallel.num_ranks > 1
         ),
-        "it compiles torch's operations, and engine.cpu_kernels is native; leave one out": (
+        "native kernels are compiled already; leave it or engine.cpu_kernels = native out": (
             engine.cpu_kernels == "native"
         ),
         "compiled sums depend on the number of rows; leave engine.deterministic out": (

@@ -416,7 +416,7 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
     layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
     by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
     is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
-    is_packed = is_packed and not config.engine.compile
+    is_packed = is_packed and not (by_torch and config.engine.compile)
     if not is_packed and model.tied_embeddings and parallel.pp_size == 1:
         head_bytes = 0.0
     stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)

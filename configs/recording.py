@@ -47,9 +47,9 @@ class RecordingKeys(Section):
     """See graph_split."""
 
     compile: bool = False
-    """Whether decode steps run through torch.compile, which takes torch's operations in the place
-    of native kernels, a C++ compiler on a CPU, and seconds to minutes at each start. Prompts and
-    rows with adapters run uncompiled."""
+    """Whether decode steps of torch's operations run through torch.compile, which takes seconds to
+    minutes at each start, and a C++ compiler on a CPU. Prompts and rows with adapters run
+    uncompiled. Native CPU kernels come first: they are compiled already, and faster."""
 
     compile_max_rows: Annotated[int, Field(ge=1, le=65_536)] = 32
     """Most sequences of a decode step that is compiled; larger ones run uncompiled."""

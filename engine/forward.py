@@ -76,11 +76,10 @@ def build_forward(
         return _eager(model, plan, group, f"torch on {plan.device}")
     if isinstance(model, FallbackModel):
         return _eager(model, plan, group, f"torch, through transformers' {model.name}")
-    if plan.on_device.compiled_rows:
-        _refuse_quantization(plan, "engine.compile compiles torch's operations")
-        return _compiled(model, plan, show_progress=show_progress)
     if plan.cpu_kernels == "torch":
         _refuse_quantization(plan, "engine.cpu_kernels is torch")
+        if plan.on_device.compiled_rows:
+            return _compiled(model, plan, show_progress=show_progress)
         return _eager(model, plan, group, "torch (as engine.cpu_kernels says)")
     try:
         check_covered(model.config, plan, group.layout.num_ranks)
@@ -93,6 +92,8 @@ def build_forward(
             ) from reason
         if plan.on_device.deterministic:
             raise ConfigError(f"engine.deterministic needs native kernels: {reason}") from reason
+        if plan.on_device.compiled_rows:
+            return _compiled(model, plan, show_progress=show_progress)
         return _eager(model, plan, group, f"torch, which is slower, because {reason}")
     return _native(model, plan, table, library)
 
@@ -144,6 +145,7 @@ def _native(
         max_positions=plan.max_sequence_tokens,
         windows=plan.windows,
     )
+    already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
     team = Team(library, plan.num_threads)
     program = StepProgramBuilder(
         model,
@@ -156,7 +158,7 @@ def _native(
     return BuiltForward(
         forward=program,
         choosing=HostChoosing(NativeSampling(team)),
-        description=f"native step program ({library.instructions})",
+        description=f"native step program ({library.instructions}{already_compiled})",
         step_weight_bytes=program.weight_bytes,
         torch_threads=1,
     )

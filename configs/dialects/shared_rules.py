@@ -19,7 +19,10 @@ TOOLS = Sets(
         "glm": "glm45",
     },
 )
-COMPILE = Sets(key="engine.compile", how="decode steps, and on a CPU torch's operations")
+COMPILE = Sets(
+    key="engine.compile",
+    how="decode steps of torch's operations; native CPU kernels are compiled as they are",
+)
 WEIGHT_ONLY = "weights are rounded in groups of our kernels: 64 (int8) or 32 (int4); CPU only"
 DTYPE = Sets(
     key="model.dtype",

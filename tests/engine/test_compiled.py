@@ -56,7 +56,8 @@ def eager(path: Path) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def compiling(path: Path) -> Iterator[LLM]:
-    llm = LLM(str(path), compile=True, compile_max_rows=MAX_ROWS, show_progress=False, **KEYS)
+    keys: Any = {**KEYS, "compile": True, "compile_max_rows": MAX_ROWS, "cpu_kernels": "torch"}
+    llm = LLM(str(path), show_progress=False, **keys)
     yield llm
     llm.close()
 
@@ -197,10 +198,13 @@ def build(path: Path, sections: Any) -> None:
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"engine": {"cpu_kernels": "native"}}, "engine.cpu_kernels is native"),
+        ({"engine": {"cpu_kernels": "native"}}, "native kernels are compiled already"),
         ({"engine": {"deterministic": True}}, "engine.deterministic"),
         ({"parallel": {"tp_size": 2}}, "between ranks"),
-        ({"model": {"quantization": "int8"}}, "needs the native CPU kernels"),
+        (
+            {"engine": {"cpu_kernels": "torch"}, "model": {"quantization": "int8"}},
+            "needs the native CPU kernels",
+        ),
     ],
 )
 def test_what_contradicts_it_is_refused(path: Path, sections: Any, reason: str) -> None:
@@ -209,6 +213,15 @@ def test_what_contradicts_it_is_refused(path: Path, sections: Any, reason: str) 
 
     with pytest.raises(ConfigError, match=reason):
         build(path, sections)
+
+
+def test_native_kernels_come_first(path: Path, rows: list[int]) -> None:
+    llm = LLM(str(path), compile=True, cpu_kernels="auto", show_progress=False, **KEYS)
+    try:
+        llm.generate(PROMPTS[:1], greedy(2))
+    finally:
+        llm.close()
+    assert rows == []
 
 
 def test_a_limit_without_compiling_is_refused() -> None:
