@@ -7,6 +7,7 @@ per family, in `families/`, turns its own words into ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from remora.configs.errors import ConfigError
@@ -98,7 +99,14 @@ def _architecture(raw: RawConfig) -> str:
     for name in named:
         if name in ARCHITECTURES:
             return str(name)
-    found = ", ".join(map(str, named)) or "none at all"
+    if not named:
+        raise ConfigError(
+            "config.json names no architecture, as in architectures: [LlamaForCausalLM]."
+        )
+    found = ", ".join(map(str, named))
+    near = get_close_matches(str(named[0]), ARCHITECTURES, n=3, cutoff=0.9)
+    nearest = f" (the nearest: {', '.join(near)})" if near else ""
     raise ConfigError(
-        f"config.json names the architecture {found}; known are {', '.join(ARCHITECTURES)}."
+        f"config.json names the architecture {found}, and none of the {len(ARCHITECTURES)} of "
+        f"remora's own{nearest}; docs/models.md has them all."
     )
