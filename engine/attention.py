@@ -49,7 +49,7 @@ class TorchAttention:
         self.page_size = page_size
         self._slot_bytes = 2 * num_kv_heads * head_dim * dtype.itemsize
         self._planned_batch: ForwardBatch | None = None
-        self._plans: dict[int | None, DecodePlan] = {}
+        self._plans: dict[tuple[int | None, bool], DecodePlan] = {}
 
     def attend(
         self,
@@ -66,7 +66,7 @@ class TorchAttention:
         query = qk[:, :num_heads]
         store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
         num_decodes = batch.num_decodes
-        plan = self._plan(batch, rule.window) if num_decodes else NO_DECODES
+        plan = self._plan(batch, rule) if num_decodes else NO_DECODES
         if num_decodes == len(query):
             return _decode(query, kv_pages, plan, rule)
 
@@ -81,27 +81,30 @@ class TorchAttention:
                 context_len=batch.extend_lens[row],
                 scale=rule.scale,
                 window=rule.window,
+                chunked=rule.chunked,
                 soft_cap=rule.soft_cap,
                 sinks=rule.sinks,
                 slopes=rule.slopes,
             )
         return out
 
-    def _plan(self, batch: ForwardBatch, window: int | None) -> DecodePlan:
+    def _plan(self, batch: ForwardBatch, rule: AttentionRule) -> DecodePlan:
         """Plan the decode rows once per batch and window; every layer uses the same plan."""
         if batch is not self._planned_batch:
             self._planned_batch = batch
             self._plans.clear()
-        plan = self._plans.get(window)
+        key = (rule.window, rule.chunked)
+        plan = self._plans.get(key)
         if plan is None:
             plan = plan_decode(
                 batch.tables[: batch.num_decodes],
                 batch.lengths[: batch.num_decodes],
                 page_size=self.page_size,
-                window=window,
+                window=rule.window,
+                chunked=rule.chunked,
                 max_slots=GATHER_BYTES // self._slot_bytes,
             )
-            self._plans[window] = plan
+            self._plans[key] = plan
         return plan
 
 

@@ -37,6 +37,7 @@ class AttentionRule:
 
     scale:     factor on q.k before softmax
     window:    a query sees the last `window` positions, its own included; None = all
+    chunked:   of these only those since the last multiple of `window`
     soft_cap:  c, if scores s are to be c * tanh(s / c); after the scale, before anything else
     sinks:     [num_heads] float32, a score of each head beside those of its keys, which takes part
                in softmax and brings no value; None = there is none
@@ -46,6 +47,7 @@ class AttentionRule:
 
     scale: float
     window: int | None = None
+    chunked: bool = False
     soft_cap: float | None = None
     sinks: Tensor | None = None
     slopes: Tensor | None = None

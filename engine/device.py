@@ -29,6 +29,7 @@ from remora.engine.graphs.recording import Recorder, no_garbage_collection
 from remora.engine.inputs import on_dump_page
 from remora.engine.kv.pages import pages_needed
 from remora.engine.latent_pages import PagedLatents
+from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.progress import progress_bar
 from remora.engine.protocols import AttentionBackend, Model
@@ -65,11 +66,8 @@ def make_attention(
         )
     backend: Callable[..., AttentionBackend] = TorchAttention
     if plan.on_device.attention_backend == "triton":
-        if isinstance(model, DecoderModel) and model.config.attention.alibi is not None:
-            raise ConfigError(
-                "triton's kernels of attention do not know ALiBi, which "
-                f"{model.config.architecture} has; set engine.attention_backend to torch"
-            )
+        if isinstance(model, DecoderModel):
+            _check_triton_knows(model.config)
         backend = partial(TritonAttention, **split_options(plan.on_device))
 
     def make(num_layers: int, pages: int) -> AttentionBackend:
@@ -91,6 +89,19 @@ def make_attention(
         [room.layers[layer] for layer in model.layers],
         lambda num_layers, windowed: make(num_layers, apart if windowed else num_pages),
     )
+
+
+def _check_triton_knows(config: DecoderConfig) -> None:
+    unknown = None
+    if config.attention.alibi is not None:
+        unknown = "ALiBi"
+    elif any(layer.chunked for layer in config.layers):
+        unknown = "chunks"
+    if unknown is not None:
+        raise ConfigError(
+            f"triton's kernels of attention do not know {unknown}, which {config.architecture} has;"
+            " set engine.attention_backend to torch"
+        )
 
 
 def split_options(how: DevicePlan) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remora.kernels.attention_rows import attend_row, check_pages, weigh
+from remora.kernels.attention_rows import attend_row, check_pages, first_seen, weigh
 from remora.kernels.dispatch import by_triton
 
 FIXED_SPLITS, FIXED_SPLIT_TOKENS = 32, 512
@@ -158,6 +158,7 @@ def plan_decode(
     *,
     page_size: int,
     window: int | None,
+    chunked: bool = False,
     max_slots: int,
 ) -> DecodePlan:
     """Group the decode rows by length.
@@ -165,16 +166,18 @@ def plan_decode(
     block_tables:  [D, max_pages] int32; entries past a row's last page are not looked at
     context_lens:  [D] int32, counted in tokens, the query's own included
     window:        a query sees the last `window` positions, its own included; None = all
+    chunked:       of these only those since the last multiple of `window`
     max_slots:     most slots that are gathered at a time; a single row may have more
     """
     lens = context_lens.tolist()
-    firsts = [0 if window is None else max(0, length - window) // page_size for length in lens]
+    seen = [first_seen(length - 1, window, chunked) for length in lens]
+    firsts = [begin // page_size for begin in seen]
     num_pages = [
         -(-length // page_size) - first for length, first in zip(lens, firsts, strict=True)
     ]
     return DecodePlan(
         tuple(
-            _plan_bucket(rows, lens, firsts, block_tables, page_size, window)
+            _plan_bucket(rows, lens, seen, block_tables, page_size)
             for rows in _group_rows(num_pages, max_slots // page_size)
         )
     )
@@ -195,12 +198,12 @@ def _group_rows(num_pages: list[int], max_pages: int) -> list[list[int]]:
 def _plan_bucket(
     rows: list[int],
     lens: list[int],
-    firsts: list[int],
+    seen: list[int],
     block_tables: Tensor,
     page_size: int,
-    window: int | None,
 ) -> DecodeBucket:
     device = block_tables.device
+    firsts = [begin // page_size for begin in seen]
     num_slots = max(lens[row] - firsts[row] * page_size for row in rows)
     num_pages = -(-num_slots // page_size)
     index = None
@@ -216,8 +219,8 @@ def _plan_bucket(
     length = torch.tensor([lens[row] for row in rows], device=device).unsqueeze(1)
     position = first * page_size + torch.arange(num_slots, device=device)
     hidden = position >= length
-    if window is not None:
-        hidden |= position < length - window
+    if any(seen):
+        hidden |= position < torch.tensor([seen[row] for row in rows], device=device).unsqueeze(1)
     if hidden.any():
         bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
         bias = bias[:, None, None, :]

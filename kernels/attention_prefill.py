@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remora.kernels.attention_rows import attend_row, check_pages, weigh
+from remora.kernels.attention_rows import attend_row, check_pages, first_seen, weigh
 from remora.kernels.dispatch import by_triton
 
 SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, which a core's cache holds
@@ -115,6 +115,7 @@ def attend_prefill(
     context_len: int,
     scale: float,
     window: int | None,
+    chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
@@ -127,6 +128,7 @@ def attend_prefill(
     block_table:  [pages of the sequence, or more] int32
     context_len:  tokens of the sequence, the new ones included
     window:       a query sees the last `window` positions, its own included; None = all
+    chunked:      of these only those since the last multiple of `window`
     soft_cap, sinks:  as in `attend_extend`
     slopes:       [num_heads] float32, what scores fall by with each position that a key lies behind
     Returns [T, num_heads, head_dim] in the dtype of `query`.
@@ -138,6 +140,7 @@ def attend_prefill(
         context_len=context_len,
         scale=scale,
         window=window,
+        chunked=chunked,
         soft_cap=soft_cap,
         sinks=sinks,
         slopes=slopes,
@@ -152,6 +155,7 @@ def attend_prefill_reference(
     context_len: int,
     scale: float,
     window: int | None,
+    chunked: bool = False,
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
@@ -160,14 +164,13 @@ def attend_prefill_reference(
     num_tokens, num_heads, head_dim = query.shape
     page_size, num_kv_heads = kv_pages.shape[2:4]
     start = context_len - num_tokens
-    first_page = 0 if window is None else max(0, start + 1 - window) // page_size
+    first_page = first_seen(start, window, chunked) // page_size
     offset = first_page * page_size
     pages = block_table[first_page : -(-context_len // page_size)]
     gathered = kv_pages.index_select(1, pages).view(2, -1, num_kv_heads, head_dim)
     key_KSH, value_KSH = gathered[:, : context_len - offset].transpose(1, 2).contiguous()
     query_KTGH = (query * scale).view(num_tokens, num_kv_heads, -1, head_dim).transpose(0, 1)
     options: dict[str, Any] = {
-        "window": window,
         "soft_cap": soft_cap,
         "sinks_K1G1": None if sinks is None else sinks.view(num_kv_heads, 1, -1, 1),
         "slopes_K1G1": None if slopes is None else slopes.view(num_kv_heads, 1, -1, 1),
@@ -180,10 +183,14 @@ def attend_prefill_reference(
         stop = min(block + step, num_tokens)
         # Positions of this block's queries are [low, high); it sees keys [seen, high).
         low, high = start + block, start + stop
-        seen = offset if window is None else max(offset, low + 1 - window)
+        seen = max(offset, first_seen(low, window, chunked))
         keys = slice(seen - offset, high - offset)
+        begins = None
+        if window is not None:
+            at = torch.arange(low, high, device=query.device)
+            begins = (at // window * window if chunked else at + 1 - window) - seen
         attended_KNGH = _attend_block(
-            query_KTGH[:, block:stop], key_KSH[:, keys], value_KSH[:, keys], **options
+            query_KTGH[:, block:stop], key_KSH[:, keys], value_KSH[:, keys], begins, **options
         )
         out_TKGH[block:stop] = attended_KNGH.transpose(0, 1)
     return out
@@ -193,13 +200,16 @@ def _attend_block(
     query_KNGH: Tensor,
     key_KSH: Tensor,
     value_KSH: Tensor,
+    begins: Tensor | None,
     *,
-    window: int | None,
     soft_cap: float | None,
     sinks_K1G1: Tensor | None,
     slopes_K1G1: Tensor | None,
 ) -> Tensor:
-    """Attend a block whose last query sits at the position of the last key."""
+    """Attend a block whose last query sits at the position of the last key.
+
+    begins:  [N] the first key that each query sees; None = all see the first one
+    """
     num_kv_heads, num_queries, group, head_dim = query_KNGH.shape
     num_keys = key_KSH.shape[1]
     rows_KRH = query_KNGH.reshape(num_kv_heads, num_queries * group, head_dim)
@@ -215,8 +225,8 @@ def _attend_block(
     first = num_keys - num_queries
     ahead = torch.ones(num_queries, num_queries, dtype=torch.bool, device=key_KSH.device).triu_(1)
     scores_KNGS[..., first:].masked_fill_(ahead[:, None, :], float("-inf"))
-    if window is not None:
-        behind = at_S <= at_S[first:].unsqueeze(1) - window
+    if begins is not None:
+        behind = at_S < begins.unsqueeze(1)
         scores_KNGS.masked_fill_(behind[:, None, :], float("-inf"))
 
     weights_KNGS = weigh(scores_KNGS, sinks_K1G1).to(value_KSH.dtype)

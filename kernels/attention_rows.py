@@ -90,6 +90,16 @@ def attend_row(
     return attended_KGnH.permute(2, 0, 1, 3).reshape(query.shape).to(query.dtype)
 
 
+def first_seen(position: int, window: int | None, chunked: bool) -> int:
+    """Return the first position that the query at a position sees.
+
+    chunked:  whether the window begins at multiples of its length, and does not slide
+    """
+    if window is None:
+        return 0
+    return position // window * window if chunked else max(0, position + 1 - window)
+
+
 def weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Return softmax of the last dimension.
 

@@ -28,6 +28,8 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
         yield "norms of heads other than Qwen3's"
     if attention.growth is not None:
         yield "queries that grow with their position"
+    if any(layer.chunked for layer in config.layers):
+        yield "attention in chunks"
     if attention.soft_cap is not None:
         yield "capped scores"
     if attention.sinks:

@@ -26,6 +26,7 @@ class SelfAttention:
     layer:        counted from the first one that this rank holds
     head_norms:   of queries and keys, that the backend applies
     other_norms:  of queries and keys, that it does not
+    norm_names:   of either in checkpoints; None = there they are not
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class SelfAttention:
             dtype=dtype,
             device=device,
         )
-        self._growth = shape.growth
+        self._rotates = config.layers[layer].rope.kind != "none"
+        growth = shape.growth
+        self._growth = None if growth and growth.unrotated_only and self._rotates else growth
         self.rule = self._make_rule(config, layer, device)
         self._make_norms(config, layout, dtype, device)
 
@@ -74,6 +77,7 @@ class SelfAttention:
         return AttentionRule(
             scale=shape.scale,
             window=config.layers[layer].window,
+            chunked=config.layers[layer].chunked,
             soft_cap=shape.soft_cap,
             sinks=sinks,
             slopes=slopes,
@@ -82,13 +86,13 @@ class SelfAttention:
     def _make_norms(
         self, config: DecoderConfig, layout: Layout, dtype: torch.dtype, device: str
     ) -> None:
-        self.norm_names = ("", "")
+        self.norm_names: tuple[str, str] | None = None
         self.head_norms: tuple[RMSNorm, RMSNorm] | None = None
         self.other_norms: tuple[HeadsNorm, HeadsNorm] | None = None
         chosen = config.attention.head_norm
-        if chosen is None:
+        if chosen is None or (chosen.rotated_only and not self._rotates):
             return
-        self.norm_names = (chosen.query, chosen.key)
+        self.norm_names = (chosen.query, chosen.key) if chosen.weighted else None
         if chosen.is_plain:
             eps, offset = chosen.norm.eps, chosen.norm.offset
             query, key = (
@@ -96,6 +100,9 @@ class SelfAttention:
                 for _ in range(2)
             )
             self.head_norms = query, key
+            if not chosen.weighted:
+                query.weight.fill_(1.0)
+                key.weight.fill_(1.0)
             return
         copies = max(1, layout.tp_size // config.num_kv_heads)
         of_query, of_key = (
@@ -133,9 +140,8 @@ class SelfAttention:
     @staticmethod
     def _grow(query: Tensor, positions: Tensor, growth: QueryGrowth) -> None:
         """Multiply queries, in place; rotation does not care whether before it or after it."""
-        factors = 1 + growth.rate * torch.log(
-            1 + positions.div(growth.period, rounding_mode="floor")
-        )
+        periods = (positions + growth.offset).div(growth.period, rounding_mode="floor")
+        factors = 1 + growth.rate * torch.log(1 + periods)
         query *= factors.to(query.dtype)[:, None, None]
 
     def _normalize(self, heads: Tensor, norms: tuple[HeadsNorm, HeadsNorm], group: Group) -> Tensor:
@@ -158,7 +164,7 @@ class SelfAttention:
         yield from self.qkv_proj.tensors(prefix)
         yield from self.o_proj.tensors(prefix)
         for norms in (self.head_norms, self.other_norms):
-            if norms is not None:
+            if norms is not None and self.norm_names is not None:
                 yield from norms[0].tensors(f"{prefix}{self.norm_names[0]}")
                 yield from norms[1].tensors(f"{prefix}{self.norm_names[1]}")
         if self.rule.sinks is not None:

@@ -20,6 +20,7 @@ from remora.engine.models.families import (
     gpt,
     layernorm,
     llama,
+    llama4,
     qwen,
 )
 from remora.engine.models.families.reading import RawConfig
@@ -39,6 +40,8 @@ ARCHITECTURES: dict[str, Parse] = {
     "OlmoeForCausalLM": experts.parse_olmoe,
     "GraniteMoeForCausalLM": experts.parse_granite_moe,
     "GraniteMoeSharedForCausalLM": experts.parse_granite_moe,
+    "Llama4ForCausalLM": llama4.parse_llama4,
+    "Llama4ForConditionalGeneration": llama4.parse_llama4,
     "GptOssForCausalLM": experts.parse_gpt_oss,
     "DeepseekV2ForCausalLM": deepseek.parse_deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.parse_deepseek_v3,

@@ -43,6 +43,8 @@ class HeadNorm:
            weight of its own; all: all heads of a token together
     query, key:  names of the two
     is_list:     whether the checkpoint has a tensor for each head, where the span is each
+    weighted:    whether there is a weight; without one the span is head
+    rotated_only:  whether layers without rotation have no such norms
     """
 
     norm: NormConfig
@@ -50,6 +52,8 @@ class HeadNorm:
     query: str = "q_norm"
     key: str = "k_norm"
     is_list: bool = False
+    weighted: bool = True
+    rotated_only: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -77,10 +81,15 @@ class LatentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryGrowth:
-    """A factor 1 + rate * log(1 + position // period) on queries."""
+    """A factor 1 + rate * log(1 + (position + offset) // period) on queries.
+
+    unrotated_only:  whether it is for layers without rotation alone
+    """
 
     rate: float
     period: int
+    offset: int = 0
+    unrotated_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +144,8 @@ class ExpertsConfig:
     correction:     whether there is a bias that counts in the choice alone
     shared:         what all tokens go through beside them; None = nothing
     shared_gate:    whether a sigmoid decides how much of that counts
-    weighs_inputs:  an expert's weight is a factor on what it reads, not on what it gives; for a
-                    token with one expert
+    weighs_inputs:  an expert's weight is a factor on what it reads, not on what it gives; for
+                    tokens of one expert each
     """
 
     num_experts: int
@@ -161,13 +170,16 @@ class ExpertsConfig:
 class LayerConfig:
     """What may differ between layers.
 
-    window:  sliding window in tokens; None = all positions
-    rope:    how its queries and keys are rotated
+    window:   sliding window in tokens; None = all positions
+    chunked:  whether the window does not slide: it begins at multiples of its length, so that a
+              query sees of the last `window` positions those of its own chunk
+    rope:     how its queries and keys are rotated
     """
 
     rope: RopeConfig
     mlp: MLPConfig | ExpertsConfig
     window: int | None = None
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

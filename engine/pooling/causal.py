@@ -50,9 +50,12 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> T
         return F.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=rule.scale, enable_gqa=True
         )
-    distance = torch.arange(length, device=query.device)
-    distance = distance.unsqueeze(1) - distance
+    at = torch.arange(length, device=query.device)
+    distance = at.unsqueeze(1) - at
     sees = (distance >= 0) & (distance < (length if rule.window is None else rule.window))
+    if rule.chunked and rule.window is not None:
+        chunk = at // rule.window
+        sees &= chunk.unsqueeze(1) == chunk
     if is_plain:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=sees, scale=rule.scale, enable_gqa=True

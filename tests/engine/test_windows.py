@@ -95,7 +95,7 @@ def test_where_pages_are_gone_a_prompt_is_computed_anew(
     llm.close()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", "cohere2", "gpt-oss"])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "cohere2", "gpt-oss", "llama4"])
 def test_families_with_layers_of_both_kinds(
     family: str, tmp_path: Path, tiny_checkpoints: TinyCheckpoints
 ) -> None:

@@ -51,6 +51,23 @@ def test_decode_agrees_with_naive_attention_on_ragged_rows(
         )
 
 
+@pytest.mark.parametrize("chunk", [1, 8, 15, 32])
+def test_decode_in_chunks_agrees_with_naive_attention(chunk: int) -> None:
+    lens = [1, 15, 16, 17, 32, 33, 64]
+    query, pages, tables, padded = make_rows(lens, 16, 4, 2, torch.float32)
+
+    plan = plan_decode(
+        padded, torch.tensor(lens), page_size=16, window=chunk, chunked=True, max_slots=4096
+    )
+    attended = attend_decode(query, pages, plan, scale=0.25)
+
+    for row, length in enumerate(lens):
+        expected = attend_naively(
+            query[row], pages, tables[row], length - 1, scale=0.25, window=chunk, chunked=True
+        )
+        torch.testing.assert_close(attended[row].double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_rows_of_like_length_share_a_bucket_and_a_long_one_does_not_join_them() -> None:
     lens = torch.tensor([20, 1000, 25, 30])
     table = torch.arange(4 * 63).view(4, 63)

@@ -17,6 +17,7 @@ def attend_and_compare(
     heads: tuple[int, int],
     window: int | None,
     dtype: torch.dtype,
+    chunked: bool = False,
 ) -> None:
     torch.manual_seed(num_tokens)
     num_pages = -(-context_len // page_size)
@@ -25,13 +26,21 @@ def attend_and_compare(
     query = torch.randn(num_tokens, heads[0], 16).to(dtype)
 
     attended = attend_prefill(
-        query, pages, torch.tensor(table), context_len=context_len, scale=0.25, window=window
+        query,
+        pages,
+        torch.tensor(table),
+        context_len=context_len,
+        scale=0.25,
+        window=window,
+        chunked=chunked,
     )
 
     assert attended.dtype == dtype
     for token in range(num_tokens):
         at = context_len - num_tokens + token
-        expected = attend_naively(query[token], pages, table, at, scale=0.25, window=window)
+        expected = attend_naively(
+            query[token], pages, table, at, scale=0.25, window=window, chunked=chunked
+        )
         torch.testing.assert_close(
             attended[token].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
         )
@@ -60,9 +69,9 @@ def test_prefill_agrees_with_naive_attention(
     )
 
 
-@pytest.mark.parametrize("window", [None, 9, 30])
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (9, False), (30, False), (9, True)])
 def test_prefill_in_several_query_blocks_agrees_too(
-    monkeypatch: pytest.MonkeyPatch, window: int | None
+    monkeypatch: pytest.MonkeyPatch, window: int | None, chunked: bool
 ) -> None:
     monkeypatch.setattr(attention_prefill, "SCORE_BUDGET", 1)
 
@@ -73,4 +82,5 @@ def test_prefill_in_several_query_blocks_agrees_too(
         heads=(6, 2),
         window=window,
         dtype=torch.float32,
+        chunked=chunked,
     )

@@ -140,8 +140,8 @@ def parse_granite_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
     ours, gate_up = r"\1mlp.shared_experts.", ("gate_proj", "up_proj")
     rules = (
         TensorRule(rf"{inside}router\.layer\.weight", (r"\1mlp.gate.weight",)),
-        _of_all(rf"{inside}input_linear\.weight", experts, *gate_up, split=gates_then_ups),
-        _of_all(rf"{inside}output_linear\.weight", experts, "down_proj", split=one_by_one),
+        of_all_experts(rf"{inside}input_linear\.weight", experts, *gate_up, split=gates_then_ups),
+        of_all_experts(rf"{inside}output_linear\.weight", experts, "down_proj", split=one_by_one),
         TensorRule(
             rf"{shared}input_linear\.weight",
             tuple(f"{ours}{name}.weight" for name in gate_up),
@@ -181,10 +181,14 @@ def parse_gpt_oss(architecture: str, raw: RawConfig) -> DecoderConfig:
     inside, gate_up = LAYER + r"mlp\.experts\.", ("gate_proj", "up_proj")
     rules = (
         TensorRule(LAYER + r"mlp\.router\.(weight|bias)", (r"\1mlp.gate.\2",)),
-        _of_all(rf"{inside}gate_up_proj", experts, *gate_up, split=taking_turns_transposed),
-        _of_all(rf"{inside}down_proj", experts, "down_proj", split=transposed),
-        _of_all(rf"{inside}gate_up_proj_bias", experts, *gate_up, kind="bias", split=taking_turns),
-        _of_all(rf"{inside}down_proj_bias", experts, "down_proj", kind="bias", split=one_by_one),
+        of_all_experts(rf"{inside}gate_up_proj", experts, *gate_up, split=taking_turns_transposed),
+        of_all_experts(rf"{inside}down_proj", experts, "down_proj", split=transposed),
+        of_all_experts(
+            rf"{inside}gate_up_proj_bias", experts, *gate_up, kind="bias", split=taking_turns
+        ),
+        of_all_experts(
+            rf"{inside}down_proj_bias", experts, "down_proj", kind="bias", split=one_by_one
+        ),
     )
     return with_experts(replace(config, rules=rules), experts)
 
@@ -236,7 +240,7 @@ def with_experts(
     )
 
 
-def _of_all(
+def of_all_experts(
     pattern: str, experts: ExpertsConfig, *parts: str, split: Any, kind: str = "weight"
 ) -> TensorRule:
     """Return the rule of a tensor with some parts of all experts of a layer."""
@@ -264,6 +268,11 @@ def transposed(whole: Tensor) -> tuple[Tensor, ...]:
 def gates_then_ups(whole: Tensor) -> tuple[Tensor, ...]:
     """Take [E, 2 * I, H] apart, gates before ups."""
     return tuple(half for one in whole for half in one.chunk(2))
+
+
+def gates_then_ups_transposed(whole: Tensor) -> tuple[Tensor, ...]:
+    """Take [E, H, 2 * I] apart, gates before ups."""
+    return gates_then_ups(whole.transpose(1, 2))
 
 
 def taking_turns(whole: Tensor) -> tuple[Tensor, ...]:

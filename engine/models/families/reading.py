@@ -163,19 +163,20 @@ def alike(
     )
 
 
-def kinds_of_layers(raw: RawConfig, default: Sequence[str]) -> list[str]:
+def kinds_of_layers(raw: RawConfig, default: Sequence[str], windowed: str = WINDOWED) -> list[str]:
     """Return for each layer whether it looks at a window or at everything.
 
-    default:  what they are where config.json has no layer_types
+    default:   what they are where config.json has no layer_types
+    windowed:  the family's word for layers with a window
     """
     num_layers = positive(raw, "num_hidden_layers")
     kinds = raw.get("layer_types")
     if kinds is None:
         return list(default)
-    unknown = sorted(set(kinds) - {WINDOWED, FULL})
+    unknown = sorted(set(kinds) - {windowed, FULL})
     if unknown or len(kinds) != num_layers:
         raise ConfigError(
-            f"layer_types in config.json must hold {num_layers} entries out of {WINDOWED}, {FULL}; "
+            f"layer_types in config.json must hold {num_layers} entries out of {windowed}, {FULL}; "
             f"it has {len(kinds)}{', with ' + ', '.join(unknown) if unknown else ''}."
         )
     return list(kinds)

@@ -9,14 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from remora.configs.device_plan import DevicePlan
 from remora.configs.errors import ConfigError
+from remora.engine.device import make_attention
+from remora.engine.graphs.coverage import not_covered
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import ExpertsConfig
 from tests.conftest import TinyCheckpoints
+from tests.engine.fakes import make_plan
 from tests.engine.models.paged_model import PagedModel
-from tests.engine.models.test_decoder import assert_same, load, load_oracle, make_ids
+from tests.engine.models.test_decoder import assert_same, load, load_oracle, make_ids, oracle_logits
 from tests.tiny_experts import EXPERT_FAMILIES
 
 NUM_TOKENS = 60  # more than two windows and three pages
@@ -60,6 +65,43 @@ def test_packed_weights_stay_near_float32(family: str, tiny_checkpoints: TinyChe
     assert (packed - exact).abs().median() < 0.05 * exact.std()
 
 
+def test_llama4_of_a_checkpoint_with_images_is_its_text(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path, ids = tiny_checkpoints("llama4"), make_ids(NUM_TOKENS)
+    tensors = load_file(path / "model.safetensors")
+    tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    seeing = ("vision_model.class_embedding", "multi_modal_projector.linear_1.weight")
+    save_file(
+        {**tensors, **{name: torch.ones(2) for name in seeing}}, tmp_path / "model.safetensors"
+    )
+    raw = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": read_raw(path)}
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "vision_config": {"hidden_size": 4}}))
+
+    assert_same(
+        PagedModel(load(tmp_path)).step(a=ids)["a"], PagedModel(load(path)).step(a=ids)["a"]
+    )
+
+
+def test_llama4_without_norms_of_heads_still_grows_in_some_layers_alone(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    path, ids = tiny_checkpoints("llama4", use_qk_norm=False), make_ids(NUM_TOKENS)
+
+    assert_same(PagedModel(load(path)).step(a=ids)["a"], oracle_logits(path, ids))
+
+
+def test_what_is_in_no_kernel_of_chunked_attention_is_said(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    model = load(tiny_checkpoints("llama4"))
+    plan = make_plan(on_device=DevicePlan(attention_backend="triton"))
+
+    assert "attention in chunks" in not_covered(model.config)
+    with pytest.raises(ConfigError, match=r"chunks.* set engine\.attention_backend to torch"):
+        make_attention(model, plan, 4)
+
+
 def read_raw(path: Path) -> dict[str, Any]:
     raw: dict[str, Any] = json.loads((path / "config.json").read_text())
     return raw
@@ -73,6 +115,7 @@ def test_dense_layers_stand_where_the_config_says(tiny_checkpoints: TinyCheckpoi
     assert sparse("mixtral") == [True, True, True]
     assert sparse("qwen2-moe") == [True, False, True]
     assert sparse("qwen3-moe") == [False, True, False]
+    assert sparse("llama4") == [False, True, False]
     assert sparse("deepseek-v3") == [False, True, True]
 
 
@@ -101,6 +144,10 @@ def test_yarn_scales_scores_of_latent_attention(tiny_checkpoints: TinyCheckpoint
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob in config.json is true"),
         ("deepseek-v2-lite", {"attention_bias": True}, "attention_bias .* q_lora_rank"),
         ("glm4-moe-lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types .* must hold 3"),
+        ("llama4", {"num_experts_per_tok": 2}, "num_experts_per_tok .* is 2; .* known for one"),
+        ("llama4", {"no_rope_layers": [1, 0]}, "no_rope_layers .* has 2 entries for 3 layers"),
+        ("llama4", {"attention_chunk_size": None}, "attention_chunk_size .* is missing"),
+        ("llama4", {"layer_types": ["sliding_attention"] * 3}, "out of chunked_attention, full_"),
     ],
 )
 def test_what_is_not_known_is_refused(

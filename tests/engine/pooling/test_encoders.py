@@ -8,15 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from remora.configs.errors import ConfigError
 from remora.configs.loading import Loading
 from remora.configs.model import ModelSection
-from remora.configs.pooling import PoolingSection
+from remora.configs.pooling import PoolingSection, Task
 from remora.engine.pooling.facts import pooling_task, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model
 from remora.engine.pooling.model import PoolingModel
 from remora.engine.pooling.row import Row
+from tests.conftest import TinyCheckpoints
 from tests.tiny_encoders import CLASSIFIERS, ENCODERS, make_tiny_encoder
 from tests.tiny_models import VOCAB_SIZE
 
@@ -29,8 +31,10 @@ def rows_of(lengths: tuple[int, ...] = LENGTHS) -> list[Row]:
     return [Row(generator.integers(3, VOCAB_SIZE, length).tolist()) for length in lengths]
 
 
-def load(path: Path, section: PoolingSection | None = None) -> PoolingModel:
-    task = pooling_task(path, "auto")
+def load(
+    path: Path, section: PoolingSection | None = None, task: Task | None = None
+) -> PoolingModel:
+    task = task or pooling_task(path, "auto")
     assert task is not None
     facts = read_pooling_facts(path, task, section or PoolingSection(), hidden_size=HIDDEN_SIZE)
     return load_pooling_model(
@@ -48,6 +52,19 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str) ->
     oracle = make_tiny_encoder(tmp_path, family)
     model = load(tmp_path)
     for row in rows_of():
+        with torch.inference_mode():
+            wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
+        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-4)
+
+
+@pytest.mark.parametrize("family", ["mistral", "llama4"])
+def test_hidden_states_of_decoders_with_windows_and_chunks_are_those_of_transformers(
+    family: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints(family)
+    oracle = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).model
+    model = load(path, task="embed")
+    for row in rows_of((1, 24, 90)):
         with torch.inference_mode():
             wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
         assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-4)
