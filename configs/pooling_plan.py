@@ -24,7 +24,7 @@ from remora.configs.schema import ServeConfig
 
 MAX_ROWS = 1024
 MAX_QUEUED_ROWS = 8192  # one request is often hundreds of texts
-STEP_TOKENS_EACH = 512  # of each thread: what lies between two products stays in its cache
+STEP_TOKENS_EACH = 1024  # of each thread: fewer, and whole rows no longer divide evenly
 DEVICE_STEP_TOKENS = 16_384
 
 

@@ -23,7 +23,8 @@ class WarmupSection(Section):
 
     routines: list[Routine] = Field(default=["generate"], min_length=1, max_length=16)
     """What is run: generate = the likeliest tokens; sample = drawn ones, with penalties; logprobs =
-    with log-probabilities; grammar = held to a constraint; chat = by the model's chat template."""
+    with log-probabilities; grammar = held to a constraint; chat = by the model's chat template.
+    Not for models that give embeddings or scores: they compute the inputs."""
 
     inputs: list[Name | TokenIds] = Field(default_factory=list, max_length=256)
     """Prompts, as texts or lists of token ids. Default: one short sentence."""

@@ -1,6 +1,7 @@
 """Requests that a replica runs before it is ready, so that no caller pays for first-time work.
 
 Each routine makes a request of a prompt; it goes to the engine as it is, and no metric counts it.
+A model that makes no text has no routines: its inputs are embedded or scored.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from remora.configs.warmup import WarmupSection
 from remora.deployments.http.chat import prepare_chat
 from remora.deployments.http.fields import parse
 from remora.deployments.http.openai_bodies import ChatBody
+from remora.deployments.http.pooling import NO_TEXT, framer_of
 from remora.deployments.http.sampling import check_vocabulary
 from remora.deployments.http.served import Served
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
-from remora.engine.types import Request, SamplingParams
+from remora.engine.types import PoolingParams, Request, SamplingParams
 
 OUTPUT_TOKENS = 8
 SENTENCE = "The capital of France is"
@@ -32,7 +34,8 @@ async def warm_up(served: Served, section: WarmupSection) -> float | None:
     Texts of tasks are computed in any case: they are not for practice, and stay.
     Raises ConfigError for a routine, an input or a text that this model cannot run.
     """
-    if served.pooling is not None:  # its kernels have run already
+    if served.pooling is not None:
+        await _compute_rows(served, section)
         return None
     first_token_s = await _practise(served, section) if section.enabled else None
     await served.tasks.compute(served.client, served.plan.max_sequence_tokens)
@@ -52,6 +55,35 @@ async def _practise(served: Served, section: WarmupSection) -> float:
                     raise ConfigError(message) from error
     await served.client.flush_cache()
     return first_token_s
+
+
+async def _compute_rows(served: Served, section: WarmupSection) -> None:
+    """Embed or score the inputs. Raises ConfigError."""
+    if not section.enabled:
+        return
+    if section.routines != ["generate"]:
+        raise ConfigError(
+            f"warmup.routines are of models that make text; this one is for {served.plan.task}, "
+            "and computes warmup.inputs whatever they are: leave routines out."
+        )
+    usual: list[Prompt] = [SENTENCE] if served.tokenizer.takes_text else [[0]]
+    for _ in range(section.iterations):
+        for given in section.inputs or usual:
+            try:
+                await _run(served, _row(served, given))
+            except RequestError as error:
+                raise ConfigError(f"warmup: an input cannot be computed: {error}") from error
+
+
+def _row(served: Served, given: Prompt) -> Request:
+    if isinstance(given, str):
+        framer = framer_of(served, "warmup.inputs")
+        (row,) = framer.rows([given], max_tokens=served.plan.max_sequence_tokens)
+        ids = row.token_ids
+    else:
+        ids = given[: served.plan.max_sequence_tokens]
+        check_vocabulary(list(ids), served.tokenizer.vocab_size, "warmup.inputs")
+    return Request(request_id=_name(), prompt_ids=ids, sampling=NO_TEXT, pooling=PoolingParams())
 
 
 async def _run(served: Served, request: Request) -> float:

@@ -15,6 +15,7 @@ from remora.configs.memory_report import report
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.configs.schema import ServeConfig
 from remora.deployments.cli.findings import Finding, Level
+from remora.deployments.cli.pooling_findings import pooling_findings
 
 
 def examine_model(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:
@@ -29,9 +30,15 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
     from remora.engine.models.facts import read_model_facts
     from remora.engine.models.implementation import Ours, implementation_of
     from remora.engine.models.registry import check_files
+    from remora.engine.pooling.facts import pooling_task
 
     loading = Loading.of(config.model)
     yield Finding(Level.OK, "model", f"{path}, {'a folder' if path.is_dir() else 'a GGUF file'}")
+    task = pooling_task(path, config.model.task, config.model.config_overrides)
+    if task is not None:
+        for subject, text in pooling_findings(config, path, task, machine):
+            yield Finding(Level.OK, subject, text)
+        return
     chosen = implementation_of(path, loading)
     facts = read_model_facts(path, loading)
     whose = (

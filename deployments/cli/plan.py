@@ -41,20 +41,27 @@ def plan(
     from remora.configs.loading import Loading
     from remora.configs.memory_report import lines, report
     from remora.configs.plan import make_plan
+    from remora.deployments.cli.pooling_findings import pooling_findings
     from remora.engine.launch import read_machine
     from remora.engine.models.facts import read_model_facts
+    from remora.engine.pooling.facts import pooling_task
     from remora.engine.weights.source import resolve_model
 
     overrides = [*of_environment(os.environ), *of_options(settings or ())]
     for model in read_models(target or (), dialect, overrides).values():
         config = model.config
         path = resolve_model(config.model.path, cache_dir())
-        facts = read_model_facts(path, Loading.of(config.model))
         machine = read_machine(config)
         if memory is not None:
             size = _size(memory)
             devices = ("cuda:0", "cpu") if config.engine.device == "cuda" else machine.devices
             machine = replace(machine, available_bytes=size, total_bytes=size, devices=devices)
+        task = pooling_task(path, config.model.task, config.model.config_overrides)
+        if task is not None:
+            for subject, text in pooling_findings(config, path, task, machine):
+                answer(f"{subject:<10} {text}")
+            continue
+        facts = read_model_facts(path, Loading.of(config.model))
         planned = make_plan(config, facts, machine, path)
         is_native = planned.device == "cpu" and _runs_native(planned.cpu_kernels, planned.num_ranks)
         for line in lines(report(planned, facts, is_native=is_native), planned, _SIZES):

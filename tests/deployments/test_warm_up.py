@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from remora.deployments.http.served import Served
 from remora.deployments.warm_up import warm_up
 from remora.engine.types import Request
 from tests.deployments.fakes import FakeServer
+from tests.deployments.pooling_replica import replica
+from tests.tiny_encoders import make_tiny_encoder
 
 
 def config(**warmup: Any) -> ServeConfig:
@@ -66,3 +69,17 @@ async def test_a_routine_that_nobody_knows_is_refused() -> None:
 async def test_an_input_that_the_model_does_not_know_ends_the_start() -> None:
     with pytest.raises(ConfigError, match=r"warmup.*99999"):
         await requests_of(inputs=[[99999]])
+
+
+async def test_models_that_make_no_text_compute_the_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    warmup: dict[str, Any] = {"inputs": ["fox", [5, 6, 7]], "iterations": 3}
+    for given, num_rows in ((warmup, 6), ({}, 2), ({"enabled": False}, 0)):
+        async with replica(tmp_path, monkeypatch, warmup=given) as (_, server):
+            assert server.client.stats().finished_total == num_rows
+    for given, message in (({"routines": ["chat"]}, "routines"), ({"inputs": [[99999]]}, "99999")):
+        with pytest.raises(ConfigError, match=f"warmup.*{message}"):
+            async with replica(tmp_path, monkeypatch, warmup=given):
+                pass

@@ -12,6 +12,7 @@ from remora.deployments.cli.main import app
 from tests.conftest import TinyCheckpoints
 from tests.engine.fallback.checkpoints import make_checkpoint
 from tests.engine.weights.tiny_gguf import make_gguf
+from tests.tiny_encoders import make_tiny_encoder
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +69,18 @@ def test_missing_weights_are_the_last_word(helium: Path, tmp_path: Path) -> None
     assert result.exit_code == 2
     assert "holds no weights" in said
     assert "context" not in said
+
+
+def test_models_that_make_no_text_are_looked_at_alike(tmp_path: Path) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    result, said = ask(tmp_path)
+
+    assert result.exit_code == 0
+    for each in ("family BertModel", "task embed", "pooling mean", "gives 48 dimensions"):
+        assert each in said
+
+    planned = CliRunner().invoke(app, ["plan", str(tmp_path), "--set", "engine.device=cpu"])
+    assert planned.exit_code == 0
+    assert "gives      48 dimensions" in planned.output
+    (tmp_path / "model.safetensors").unlink()
+    assert ask(tmp_path)[0].exit_code == 2

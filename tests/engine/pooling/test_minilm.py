@@ -25,7 +25,7 @@ schedulers of every size; naïve cafés in Zürich 你好 serve 1,024 embeddings
 WORDS = SENTENCE.split()
 
 
-def texts(count: int, max_words: int) -> list[str]:
+def make_texts(count: int, max_words: int) -> list[str]:
     choose = random.Random(0)
     return [" ".join(choose.choices(WORDS, k=choose.randint(1, max_words))) for _ in range(count)]
 
@@ -44,7 +44,7 @@ def oracle(path: Path, given: list[str]) -> FloatArray:
 
 @needs_minilm
 def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
-    given = texts(16, 400)
+    given = make_texts(16, 40)
     embedder = Embedder(source.MINILM, engine={"num_threads": 1})
     assert embedder.plan.max_model_len == 256
     found = embedder.embed(given)

@@ -1,0 +1,64 @@
+"""What a checkpoint is for, by what its folder says: text, embeddings or scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from remora.engine.encoders.config import ENCODERS
+from remora.engine.models.architectures import ARCHITECTURES
+from remora.engine.pooling.facts import pooling_task
+
+
+def folder(
+    path: Path, architecture: str, *, num_labels: int = 2, is_sentences: bool = False
+) -> Path:
+    raw = {"architectures": [architecture], "num_labels": num_labels}
+    (path / "config.json").write_text(json.dumps(raw))
+    if is_sentences:
+        (path / "modules.json").write_text("[]")
+    return path
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_families_of_generators_generate(tmp_path: Path, architecture: str) -> None:
+    assert pooling_task(folder(tmp_path, architecture), "auto") is None
+
+
+@pytest.mark.parametrize(
+    "architecture", [name for name in ENCODERS if "Classification" not in name]
+)
+def test_encoders_embed(tmp_path: Path, architecture: str) -> None:
+    assert pooling_task(folder(tmp_path, architecture), "auto") == "embed"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_labels", "task"),
+    [
+        ("GPT2LMHeadModel", 2, None),
+        ("ChatGLMModel", 2, None),
+        ("ChatGLMForConditionalGeneration", 2, None),
+        ("HeliumForCausalLM", 2, None),  # transformers' code runs it
+        ("Qwen3Model", 2, "embed"),
+        ("MistralModel", 2, "embed"),
+        ("BertForSequenceClassification", 1, "rerank"),
+        ("XLMRobertaForSequenceClassification", 3, "classify"),
+        ("Qwen2ForSequenceClassification", 1, "reward"),
+        ("LlamaForSequenceClassification", 4, "classify"),
+        ("Qwen2ForRewardModel", 2, "reward"),
+        ("InternLM2ForRewardModel", 2, "reward"),
+    ],
+)
+def test_heads_say_what_a_model_is_for(
+    tmp_path: Path, architecture: str, num_labels: int, task: str | None
+) -> None:
+    assert pooling_task(folder(tmp_path, architecture, num_labels=num_labels), "auto") == task
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "BertModel", "MistralModel"])
+def test_folders_of_sentence_transformers_embed(tmp_path: Path, architecture: str) -> None:
+    path = folder(tmp_path, architecture, is_sentences=True)
+    assert pooling_task(path, "auto") == "embed"
+    assert pooling_task(path, "generate") is None
