@@ -117,8 +117,7 @@ def _texts(config: ServeConfig, path: Path, facts: ModelFacts) -> Iterator[Findi
             Level.WARN, "chat template", "none: chats get HTTP 400; model.chat_template names one"
         )
     else:
-        place = config.model.chat_template or "the checkpoint"
-        yield Finding(Level.OK, "chat template", f"from {place}")
+        yield Finding(Level.OK, "chat template", f"from {tokenizer.template_place}")
     chosen = choose_formats(tokenizer, config.api.tool_parser, config.api.reasoning_parser)
     both = None if chosen.checkpoint is None else type(chosen.checkpoint).__name__
     tools = chosen.tools.name if chosen.tools else both or "none"

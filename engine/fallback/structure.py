@@ -144,7 +144,8 @@ def _config(path: Path, raw: Mapping[str, Any], *, trust_code: bool) -> Any:
     try:
         return found.from_dict(dict(raw))
     except Exception as error:
-        raise ConfigError(f"transformers does not accept config.json: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"transformers does not accept config.json: {reason}") from error
 
 
 def _untrusted(path: Path, raw: Mapping[str, Any], code: Mapping[str, str]) -> ConfigError:

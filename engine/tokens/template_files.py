@@ -8,6 +8,8 @@ from pathlib import Path
 
 from remora.configs.errors import ConfigError
 
+FILES = ("chat_template.jinja", "additional_chat_templates")  # go before any of SETTINGS
+SETTINGS = "tokenizer_config.json"
 OLD_FILE = "chat_template.json"  # beside tokenizers from before there was chat_template.jinja
 
 
@@ -23,6 +25,14 @@ def read_template_file(file: Path) -> str:
     if not isinstance(source, str):
         raise ConfigError(f"{file}: chat_template is a {type(source).__name__}; a text is expected")
     return source
+
+
+def template_place(path: Path) -> str:
+    """Say where in a folder or a GGUF file chat templates come from, given that there are some."""
+    if path.is_file():
+        return f"metadata of {path}"
+    found = [name for name in FILES if (path / name).exists()]
+    return f"{' and '.join(found) or SETTINGS} in {path}"
 
 
 def find_template_file(wanted: str, names: Collection[str]) -> Path:

@@ -26,6 +26,7 @@ from remora.engine.tokens.template_files import (
     OLD_FILE,
     find_template_file,
     read_template_file,
+    template_place,
 )
 from remora.engine.tokens.token_bytes import Spelling, entry_bytes, spelling_of
 
@@ -40,11 +41,13 @@ class Tokenizer:
     eos_token_ids:    ids that end a sequence: the tokenizer's own first, then the checkpoint's
     max_token_chars:  no token stands for more characters of a text than this
     added_tokens:     text of each token that is found in texts as it stands, control or not
+    template_place:   where the chat template comes from, if there is one, for people
     response_template: how the checkpoint says its replies are to be read, in transformers' terms
     """
 
     takes_text: bool = True
     """Whether there is a tokenizer at all."""
+    template_place: str = "the tokenizer"
 
     def __init__(self, tokenizer: TokenizerParts, *, eos_token_ids: Sequence[int] = ()) -> None:
         """Wrap a fast tokenizer, ours or transformers'; `eos_token_ids` come beside its own."""
@@ -91,13 +94,14 @@ class Tokenizer:
         if path.is_file() and path.suffix == ".gguf":
             from remora.engine.weights.gguf_tokenizer import gguf_eos_token_ids, load_gguf_tokenizer
 
-            return cls(load_gguf_tokenizer(path), eos_token_ids=gguf_eos_token_ids(path))
-        found = cls(
-            load_tokenizer(path, loader, trust_code=trust_code),
-            eos_token_ids=read_eos_token_ids(path),
-        )
+            found = cls(load_gguf_tokenizer(path), eos_token_ids=gguf_eos_token_ids(path))
+        else:
+            parts = load_tokenizer(path, loader, trust_code=trust_code)
+            found = cls(parts, eos_token_ids=read_eos_token_ids(path))
+        found.template_place = template_place(path)
         if not found._templates and (path / OLD_FILE).is_file():
             found._templates = found._compiled(read_template_file(path / OLD_FILE))
+            found.template_place = f"{OLD_FILE} in {path}"
         return found
 
     def add_eos_token_ids(self, ids: Sequence[int]) -> None:
@@ -141,14 +145,17 @@ class Tokenizer:
         Raises ConfigError.
         """
         chosen = self._templates.get(wanted)
+        place = f"{wanted!r} of {self.template_place}"
         if chosen is None:
             file = find_template_file(wanted, self._templates.keys())
             chosen = self._compiled(read_template_file(file))["default"]
+            place = str(file)
         try:
             chosen.variables  # noqa: B018 - parses it
         except TemplateError as error:
             raise ConfigError(f"model.chat_template: {wanted} is malformed: {error}") from error
         self._templates = {"default": chosen}
+        self.template_place = f"{place}, as model.chat_template says"
 
     def _compiled(self, given: str | Mapping[str, str]) -> dict[str, ChatTemplate]:
         """Return chat templates by name; the only one is `default`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -30,14 +31,15 @@ def ask(path: Path, *options: str) -> tuple[Result, str]:
 
 
 def test_a_family_of_ours_runs_on_our_kernels(tiny_checkpoints: TinyCheckpoints) -> None:
-    result, said = ask(tiny_checkpoints("llama"))
+    path = tiny_checkpoints("llama")
+    result, said = ask(path)
 
     assert result.exit_code == 0
     assert "LlamaForCausalLM" in said
     assert "remora's own code" in said
     assert "native step program" in said
     assert "768 B of KV cache per token" in said
-    assert "chat template from the checkpoint" in said
+    assert f"chat template from chat_template.jinja in {path} ok" in said
     assert "tool calls: none; reasoning: none" in said
 
 
@@ -53,10 +55,44 @@ def test_another_family_is_left_to_transformers_which_is_said(helium: Path) -> N
 
 
 def test_a_gguf_file_is_looked_at_alike(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
-    result, said = ask(make_gguf(tiny_checkpoints("llama"), tmp_path / "tiny.gguf"))
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "tiny.gguf")
+    result, said = ask(file)
 
     assert result.exit_code == 0
     assert "a GGUF file" in said
+    assert f"chat template from metadata of {file} ok" in said
+
+
+def test_a_template_of_one_s_own_is_named(helium: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages[0].content }}")
+
+    _, said = ask(helium, "--set", f"model.chat_template={own}")
+
+    assert f"chat template from {own}, as model.chat_template says" in said
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 0), ("hidden_size", "x")])
+@pytest.mark.parametrize("family", ["llama", "helium"])
+def test_a_broken_value_is_refused_in_one_line(
+    family: str,
+    key: str,
+    value: object,
+    helium: Path,
+    tiny_checkpoints: TinyCheckpoints,
+    tmp_path: Path,
+) -> None:
+    sound = helium if family == "helium" else tiny_checkpoints(family)
+    config = json.loads((sound / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+
+    result, _ = ask(tmp_path)
+
+    lines = result.output.splitlines()
+    assert result.exit_code == 2
+    assert [line.split()[0] for line in lines] == ["ok", "fix"]
+    if family == "llama":
+        assert f"{key} in config.json is" in lines[-1]
 
 
 def test_missing_weights_are_the_last_word(helium: Path, tmp_path: Path) -> None:

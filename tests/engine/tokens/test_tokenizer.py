@@ -282,7 +282,9 @@ def test_the_file_of_older_checkpoints_has_a_template_too(folder: Path) -> None:
 
     assert Tokenizer.load(folder).render_chat([USER]) != "old"
     (folder / "chat_template.jinja").unlink()
-    assert Tokenizer.load(folder).render_chat([USER]) == "old"
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.render_chat([USER]) == "old"
+    assert tokenizer.template_place == f"chat_template.json in {folder}"
     old.write_text(json.dumps({"chat_template": 3}))
     with pytest.raises(ConfigError, match="is a int; a text is expected"):
         Tokenizer.load(folder)
@@ -297,6 +299,10 @@ def test_templates_of_their_own_files_are_known_by_name(folder: Path) -> None:
 
     assert tokenizer.render_chat([USER], tools=[ADD]) == "with tools"
     assert tokenizer.render_chat([USER]) != "with tools"
+    both = f"chat_template.jinja and additional_chat_templates in {folder}"
+    assert tokenizer.template_place == both
+    tokenizer.choose_template("tool_use")
+    assert tokenizer.template_place == f"'tool_use' of {both}, as model.chat_template says"
 
 
 def test_a_model_without_template_says_so() -> None:
