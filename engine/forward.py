@@ -42,7 +42,7 @@ class BuiltForward:
 
     choosing:           what chooses tokens from its logits
     description:        for people
-    step_weight_bytes:  bytes of weights that one step reads
+    step_weight_bytes:  bytes of weights that a step of one token reads
     torch_threads:      threads that torch may use; a step program's own threads need the cores
     newest:             the pass again, where it may begin with tokens that the host does not know
     """
@@ -167,7 +167,7 @@ def _native(
 def _on_device(
     model: DecoderModel | FallbackModel, plan: EnginePlan, *, show_progress: bool
 ) -> BuiltForward:
-    weight_bytes = _step_weight_bytes(model)
+    weight_bytes = step_weight_bytes(model)
     forward = device.make_forward(model, plan, plan.num_pages, compiling=True)
     device.warm_up(forward, plan)
     choosing = device.make_choosing(plan)
@@ -190,7 +190,7 @@ def _on_device(
 
 def _compiled(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> BuiltForward:
     """Build torch's pass with compiled decode steps; weights stay unpacked for it."""
-    weight_bytes = _step_weight_bytes(model)
+    weight_bytes = step_weight_bytes(model)
     attention = device.make_attention(model, plan, plan.num_pages)
     compiled = device.compile_model(model, attention, plan, show_progress=show_progress)
     return BuiltForward(
@@ -202,19 +202,20 @@ def _compiled(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> 
     )
 
 
-def _step_weight_bytes(model: DecoderModel | FallbackModel) -> int:
-    """Return the bytes of weights that one step reads."""
+def step_weight_bytes(model: DecoderModel | FallbackModel, num_tokens: int = 1) -> int:
+    """Return the bytes of weights that a step of so many tokens reads, before they are packed."""
     if isinstance(model, FallbackModel):
         return model.step_weight_bytes()
     weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
-    weight_bytes -= sum(b.mlp.idle_bytes for b in model.blocks if isinstance(b.mlp, Experts))
+    experts = (block.mlp for block in model.blocks if isinstance(block.mlp, Experts))
+    weight_bytes -= sum(layer.idle_bytes(num_tokens) for layer in experts)
     return weight_bytes if model.head.tied else weight_bytes - model.embedding.weight.nbytes
 
 
 def _eager(
     model: DecoderModel | FallbackModel, plan: EnginePlan, group: Group, description: str
 ) -> BuiltForward:
-    weight_bytes = _step_weight_bytes(model)
+    weight_bytes = step_weight_bytes(model)
     if isinstance(model, DecoderModel):
         model.pack()
     attention = device.make_attention(model, plan, plan.num_pages)

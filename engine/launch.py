@@ -78,7 +78,7 @@ class BuiltEngine:
     generation_defaults:  sampling values that the checkpoint recommends, by SamplingParams' names
     phases:               seconds per phase of start-up
     kernels:              what computes, in words
-    step_weight_bytes:    bytes of weights that one step reads
+    step_weight_bytes:    bytes of weights that a step of one token reads
     torch_threads:        threads that torch may use beside them
     followers:            the other ranks
     adapters:             this rank's copies of adapters; None = there is no room for any

@@ -11,7 +11,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from remora.configs.errors import ConfigError
+from remora.configs.loading import Loading
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.bench.record import Result
@@ -25,7 +28,8 @@ from remora.deployments.bench.stats import (
 )
 from remora.deployments.bench.workloads import Kind, Workload, token_prompts
 from remora.engine.launch import BuiltEngine, build_engine
-from remora.engine.models.checkpoint import read_config
+from remora.engine.models.config import DecoderConfig
+from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
 from remora.lora.adapting import configured
 
@@ -87,10 +91,21 @@ def work_of_plan(plan: EnginePlan, step_bytes: float | None = None) -> ModelWork
     step_bytes:  weights that a step reads, as the built engine says
     """
     return model_work(
-        read_config(plan.model_path, plan.loading.config_overrides),
+        own_config(plan.model_path, plan.loading),
         dtype=plan.dtype,
         quantization=plan.quantization,
         step_bytes=step_bytes,
+    )
+
+
+def own_config(path: Path, loading: Loading) -> DecoderConfig:
+    """Return the shape of a model that our own code runs. Raises ConfigError for any other."""
+    chosen = implementation_of(path, loading)
+    if isinstance(chosen, Ours):
+        return chosen.config
+    raise ConfigError(
+        f"{path} is run by transformers' code, of which remora bench knows no bound: it measures "
+        "families of our own (`remora doctor model` says why this is none)"
     )
 
 
@@ -105,7 +120,11 @@ class OfflineEngine:
         self._done: list[tuple[StepPlan, StepResult]] = []
         self._engine.watch(lambda plan, result: self._done.append((plan, result)))
         self._numbers = itertools.count()
-        self.work: ModelWork = work_of_plan(self.built.plan, self.built.step_weight_bytes)
+        try:
+            self.work: ModelWork = work_of_plan(self.built.plan, self.built.step_weight_bytes)
+        except ConfigError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop what the engine has started."""

@@ -1,8 +1,8 @@
 """How fast a model could be on a machine: bytes and operations against what the machine does.
 
 Pure arithmetic on a model's shape. Decoding one token reads every weight once, so it is bound by
-the memory; many tokens together are bound by products. Both are upper bounds: KV reads, norms and
-sampling come on top.
+the memory; many tokens together are bound by products. Of experts those count that a token goes
+through. Both are upper bounds: KV reads, norms and sampling come on top.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class ModelWork:
     """What a model has to do for a token.
 
     block_parameters, head_parameters:  weights of matrices that tokens are multiplied with
-    step_bytes:                         weights read for one token, in the mode that runs
+    step_bytes:                         weights read for one token, in the mode that runs; of
+                                        experts those that it goes through
     is_int8:                            whether products run on int8 matrices; those of int4 do too
     attention_flops_per_position:       operations of one query for each position that it sees
     windows:                            [num_layers] most positions that a query sees; None = all
@@ -84,11 +85,8 @@ def model_work(
 
     step_bytes:  weights that a step reads, where the engine can tell; None = worked out
     """
-    query = config.num_heads * config.head_dim
-    key_value = 2 * config.num_kv_heads * config.head_dim
-    attention = config.hidden_size * (query + key_value) + query * config.hidden_size
     inner = sum(layer.mlp.weights_per_input for layer in config.layers)
-    blocks = config.num_layers * attention + config.hidden_size * inner
+    blocks = config.num_layers * _attention_weights(config) + config.hidden_size * inner
     head = config.vocab_size * config.hidden_size
     each = _FLOAT_BYTES[dtype]
     of_layers, of_head = _QUANTIZED_BYTES.get(quantization, (each, each))
@@ -97,9 +95,32 @@ def model_work(
         head_parameters=head,
         step_bytes=step_bytes or blocks * of_layers + head * of_head,
         is_int8=quantization != "none",
-        attention_flops_per_position=4 * query,
+        attention_flops_per_position=_attention_flops(config),
         windows=config.windows,
     )
+
+
+def _attention_weights(config: DecoderConfig) -> int:
+    """Return the weights of a layer's attention."""
+    heads, hidden, latent = config.num_heads, config.hidden_size, config.attention.latent
+    if latent is None:
+        return 2 * hidden * config.head_dim * (heads + config.num_kv_heads)
+    queries = heads * (latent.key_size + latent.rotary_size)
+    rank = latent.query_rank
+    made_of_stream = queries if rank is None else rank
+    made_of_rank = 0 if rank is None else rank * queries
+    kept = latent.size + latent.rotary_size
+    of_latent = latent.size * heads * (latent.key_size + latent.value_size)
+    out = heads * latent.value_size
+    return hidden * (made_of_stream + kept + out) + made_of_rank + of_latent
+
+
+def _attention_flops(config: DecoderConfig) -> int:
+    """Return a query's operations for a position that it sees, in the way that takes fewest."""
+    latent = config.attention.latent
+    if latent is None:
+        return 4 * config.num_heads * config.head_dim
+    return 2 * config.num_heads * (latent.key_size + latent.rotary_size + latent.value_size)
 
 
 def decode_bound(work: ModelWork, bounds: Bounds) -> float:

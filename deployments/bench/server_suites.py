@@ -78,6 +78,7 @@ def online_suite(
     num_threads = read_machine_facts().num_cores
     is_local = running.endpoint.is_local
     before = note_bounds(report, "before", num_threads) if is_local else None
+    work = None if before is None or target is None else work_of(target)
     measured = []
     for workload in workloads:
         with progress_bar(workload.name, workload.num_requests * repeats) as advance:
@@ -89,8 +90,7 @@ def online_suite(
         measured.append((workload, with_memory(result, running.pid)))
     if before is not None:
         best = before.best(note_bounds(report, "after", num_threads))
-        if target is not None:
-            work = work_of(target)
+        if work is not None:
             measured = [(w, with_bound(result, w, work, best)) for w, result in measured]
     report.results += [result for _, result in measured]
     report.plots += charts(report.results)

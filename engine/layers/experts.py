@@ -109,11 +109,10 @@ class Experts:
             invariant=self._invariant,
         )
 
-    @property
-    def idle_bytes(self) -> int:
-        """Bytes of the experts that a single token does not go through."""
-        idle = self.config.num_experts - self.config.routing.top_k
-        return (self.gate_up.nbytes + self.down.nbytes) // self.config.num_experts * idle
+    def idle_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the experts that so many tokens do not go through, on average."""
+        share = 1 - self.config.experts_read(num_tokens) / self.config.num_experts
+        return round((self.gate_up.nbytes + self.down.nbytes) * share)
 
     def make_invariant(self) -> None:
         """Give a row the same bits whichever rows are beside it, where kernels can."""

@@ -163,7 +163,12 @@ class ExpertsConfig:
     def weights_per_input(self) -> int:
         """Return how many weights an element of a token meets on its way in and out."""
         shared = self.shared.weights_per_input if self.shared else 0
-        return 3 * self.size * self.routing.top_k + shared
+        return self.num_experts + 3 * self.size * self.routing.top_k + shared
+
+    def experts_read(self, num_tokens: int) -> float:
+        """Return how many experts so many tokens go through together, if chosen at random."""
+        left_out = (1 - self.routing.top_k / self.num_experts) ** num_tokens
+        return self.num_experts * (1 - left_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ def make_inputs(num_rows: int, first: int, count: int, adapters: list[int]) -> S
         num_decodes=num_rows if count == 1 else 0,
         logit_index=starts[1:] - 1,
         adapters=np.repeat(adapters, count).astype(np.int32),
-        grown=np.empty((3, 0), np.int32),
+        grown=np.empty((4, 0), np.int32),
     )
 
 

@@ -119,13 +119,17 @@ def test_latents_are_counted_once_and_on_every_rank(tiny_checkpoints: TinyCheckp
     assert kv_bytes_per_token(facts, "bfloat16", pp_size=3) == each_layer * 2
 
 
-def test_a_token_reads_the_experts_that_it_goes_through(tiny_checkpoints: TinyCheckpoints) -> None:
+@pytest.mark.parametrize(("num_tokens", "share"), [(1, 1 / 2), (2, 1 / 4), (3, 1 / 8), (64, 0)])
+def test_of_experts_those_are_read_that_tokens_go_through(
+    num_tokens: int, share: float, tiny_checkpoints: TinyCheckpoints
+) -> None:
     config = read_config(tiny_checkpoints("mixtral"))
     model = DecoderModel(config, dtype=torch.bfloat16, device="meta")
     mlp = model.blocks[0].mlp
 
     assert isinstance(mlp, Experts)
-    assert mlp.idle_bytes == (mlp.gate_up.nbytes + mlp.down.nbytes) // 2  # 2 of 4
+    # A token goes through 2 of 4.
+    assert mlp.idle_bytes(num_tokens) == (mlp.gate_up.nbytes + mlp.down.nbytes) * share
 
 
 @pytest.mark.parametrize(

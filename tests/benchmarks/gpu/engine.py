@@ -4,10 +4,10 @@
         --bounds BYTES_PER_S,FLOPS_PER_S [--first N]
 
 Weights are random and made on the device. Of a decode step the bound is reading weights and KV once
-at the speed of a copy; of a prompt, its multiplications at the speed of a large product. The gap is
-what a step of the whole engine takes beyond the same step launched back to back. Transformers
-answers prompts of the same lengths with continuous batching, in a process of its own. A worker of
-`run.py`, which tells what it finds.
+at the speed of a copy, of experts those that so many rows choose on average; of a prompt, its
+multiplications at the speed of a large product. The gap is what a step of the whole engine takes
+beyond the same step launched back to back. Transformers answers prompts of the same lengths with
+continuous batching, in a process of its own. A worker of `run.py`, which tells what it finds.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from remora.configs.load import parse_args
 from remora.configs.plan import EnginePlan, kv_bytes_per_token, make_plan, refit
+from remora.deployments.bench.roofline import model_work
 from remora.engine import device as gpu
 from remora.engine.choosing import Choosing
 from remora.engine.device_memory import CudaMeter
 from remora.engine.engine import Engine
+from remora.engine.forward import step_weight_bytes
 from remora.engine.graphs.device_forward import DeviceForward
 from remora.engine.graphs.recording import CudaRecorder
 from remora.engine.inputs import RowTable, StepInputs
@@ -76,9 +78,15 @@ class Built:
     model: DecoderModel
     forward: DeviceForward
     choosing: Choosing
-    weight_bytes: int
     kv_bytes: int
-    num_parameters: int
+
+    def decode_bytes(self, rows: int, context: float) -> float:
+        """Return what a decode step reads: weights, and the KV of so many tokens of each row."""
+        return step_weight_bytes(self.model, rows) + rows * context * self.kv_bytes
+
+    def prefill_flops(self, num_tokens: int) -> float:
+        """Return the operations of a prompt that is computed in one step."""
+        return model_work(self.model.config, dtype=self.plan.dtype).flops(num_tokens, 1)
 
     def engine(self) -> Engine:
         rows = self.plan.max_running_requests
@@ -167,17 +175,12 @@ def build(path: Path, *, tiny: bool) -> Built:
         started = time.perf_counter()
         gpu.record(forward, plan, CudaRecorder(), show_progress=False)
         sys.stderr.write(f"recorded in {time.perf_counter() - started:.1f} s\n")
-    weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
-    if not model.head.tied:
-        weight_bytes -= model.embedding.weight.nbytes
     return Built(
         plan=plan,
         model=model,
         forward=forward,
         choosing=gpu.make_choosing(plan),
-        weight_bytes=weight_bytes,
         kv_bytes=kv_bytes_per_token(facts, plan.dtype),
-        num_parameters=weight_bytes // model.dtype.itemsize,
     )
 
 
@@ -190,7 +193,9 @@ def step_inputs(rows: int, first: int, count: int, *, grown: bool) -> StepInputs
     token_rows = np.repeat(np.arange(rows), count)
     starts = np.arange(rows + 1, dtype=np.int64) * count
     lines, columns = np.divmod(np.arange(rows * widest), widest)
-    new = np.stack([lines, columns, tables.ravel()]).astype(np.int32)
+    pages_of_rows = tables.ravel()
+    no_windows = np.zeros_like(pages_of_rows)
+    new = np.stack([lines, columns, pages_of_rows, no_windows]).astype(np.int32)
     assert pages <= widest
     return StepInputs(
         token_ids=np.random.default_rng(0).integers(0, 500, rows * count),
@@ -211,8 +216,7 @@ def decode(name: str, built: Built, rows: int, context: int, bounds: Bounds) -> 
     """Time decode steps launched back to back, tokens chosen in each."""
     steps = [step_inputs(rows, context + at, 1, grown=at == 0) for at in range(STEPS)]
     seconds = launched(built, steps)
-    num_bytes = built.weight_bytes + rows * (context + STEPS / 2) * built.kv_bytes
-    bound_s = num_bytes / bounds.bytes_per_s
+    bound_s = built.decode_bytes(rows, context + STEPS / 2) / bounds.bytes_per_s
     what = f"decode {rows} x {context}"
     yield Found(name, what, seconds * 1e3, "ms/step", bound_s / seconds)
 
@@ -244,11 +248,7 @@ def prefill(name: str, built: Built, num_tokens: int, bounds: Bounds) -> Iterato
     seconds = statistics.median(
         launched(built, [step_inputs(1, 0, num_tokens, grown=True)]) for _ in range(4)
     )
-    config = built.model.config
-    attention = 2 * 2 * num_tokens**2 / 2 * config.num_heads * config.head_dim * config.num_layers
-    head = config.vocab_size * config.hidden_size
-    flops = 2 * (built.num_parameters - head) * num_tokens + attention
-    bound_s = flops / bounds.flops_per_s
+    bound_s = built.prefill_flops(num_tokens) / bounds.flops_per_s
     yield Found(name, f"prefill {num_tokens}", seconds * 1e3, "ms", bound_s / seconds)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from remora.engine.models.config import ExpertsConfig
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight, linear_quant
 from remora.kernels.moe import moe
@@ -86,8 +87,8 @@ def routing(model: str, config: dict[str, Any], rows: int) -> Case:
 def experts(model: str, config: dict[str, Any], rows: int, *, is_fp8: bool = False) -> Case:
     hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
     num_experts, top_k = config["num_experts"], config["num_experts_per_tok"]
-    # Experts that rows choose at random, on average.
-    used = num_experts * (1 - (1 - top_k / num_experts) ** rows)
+    chosen = ExpertsConfig(num_experts=num_experts, size=inner, routing=Routing(top_k=top_k))
+    used = chosen.experts_read(rows)
 
     def make(device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
         def weight(outputs: int, inputs: int) -> torch.Tensor | Fp8BlockWeight:

@@ -13,6 +13,7 @@ each kernel once on tiny inputs, and the engine, where there is no GPU, and time
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -40,6 +41,8 @@ ENGINE_PARTS = (
     ("llama-3.1-8b", "transformers"),
     ("qwen3-0.6b", "engine"),
     ("qwen3-0.6b", "transformers"),
+    ("qwen3-30b-a3b", "engine"),
+    ("qwen3-30b-a3b", "transformers"),
 )
 SILENCE_S = 120  # a kernel compiles in seconds, a model is loaded and recorded in tens of them
 Rows = dict[str, list[dict[str, Any]]]
@@ -114,8 +117,8 @@ def interpreted(part: str, bounds: Bounds) -> Iterator[dict[str, Any]]:
         return
     from tests.benchmarks.gpu import engine
 
-    for whose in engine.WHOSE:
-        for place in engine.places("tiny", whose, bounds, tiny=True):
+    for name, whose in itertools.product(("tiny", "tiny-moe"), engine.WHOSE):
+        for place in engine.places(name, whose, bounds, tiny=True):
             for found in place.measure():
                 yield asdict(found)
 

@@ -50,8 +50,6 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "torch_dtype": "float32",
 }
-BY_NAME = {"llama-3.1-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_06B, "tiny": TINY}
-# Of the kernels alone.
 QWEN3_30B: dict[str, Any] = {
     **QWEN3_06B,
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -69,7 +67,17 @@ QWEN3_30B: dict[str, Any] = {
 }
 TINY_MOE: dict[str, Any] = {
     **TINY,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+BY_NAME = {
+    "llama-3.1-8b": LLAMA_8B,
+    "qwen3-0.6b": QWEN3_06B,
+    "qwen3-30b-a3b": QWEN3_30B,
+    "tiny": TINY,
+    "tiny-moe": TINY_MOE,
 }

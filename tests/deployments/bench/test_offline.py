@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from remora.configs.errors import ConfigError
 from remora.deployments.bench.offline import (
     OfflineEngine,
     StepTime,
@@ -46,6 +47,13 @@ def test_the_arithmetic_agrees_with_the_engine_on_the_bytes_of_a_step(
 
     # Norms are read too, and packed matrices are padded.
     assert worked_out <= engine.work.step_bytes < 1.3 * worked_out
+
+
+def test_models_that_transformers_code_runs_are_refused(tiny_checkpoints: TinyCheckpoints) -> None:
+    target = read_target(str(tiny_checkpoints("llama")), ["model.impl=transformers"])
+
+    with pytest.raises(ConfigError, match="is run by transformers' code, of which remora bench"):
+        OfflineEngine(target.config, show_progress=False)
 
 
 def test_every_request_gets_exactly_its_tokens(engine: OfflineEngine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,9 @@ from remora.deployments.bench.roofline import (
     decode_bound,
     model_work,
 )
+from remora.engine.forward import step_weight_bytes
 from remora.engine.models.checkpoint import read_config
+from remora.engine.models.decoder import DecoderModel
 from tests.conftest import TinyCheckpoints
 
 BOUNDS = Bounds(
@@ -49,6 +52,26 @@ def test_the_built_in_model_reads_as_much_as_it_weighs(smollm2_path: Path) -> No
     work = model_work(read_config(smollm2_path), dtype="bfloat16")
 
     assert work.step_bytes == pytest.approx(269e6, rel=0.01)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "qwen2-moe", "deepseek-v2-lite", "deepseek-v3"])
+def test_a_token_s_own_experts_count_alone(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
+    config = read_config(tiny_checkpoints(family))
+    model = DecoderModel(config, dtype=torch.float32, device="meta")
+
+    worked_out = model_work(config, dtype="float32").step_bytes
+
+    # Norms and biases are read too.
+    assert worked_out <= step_weight_bytes(model) < 1.05 * worked_out
+
+
+def test_keys_and_values_of_latents_are_multiplied_as_heads(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    work = model_work(read_config(tiny_checkpoints("deepseek-v3")), dtype="float32")
+
+    # 6 heads; keys of 16 and 8 that are rotated, values of 20.
+    assert work.attention_flops_per_position == 2 * 6 * (16 + 8 + 20)
 
 
 def test_quantised_weights_are_fewer_bytes(tiny_checkpoints: TinyCheckpoints) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.benchmarks.gpu import engine
+from tests.benchmarks.gpu.shapes import TINY_MOE
 from tests.benchmarks.gpu.workers import findings
 from tests.kernels.gpu.devices import interpreted_only
 
@@ -93,13 +95,35 @@ def test_workers_that_only_die_are_given_up() -> None:
     assert found == 4 * [{"failure": "FAILED: the process ended with 3"}]
 
 
+def test_a_decode_step_is_held_against_the_experts_that_its_rows_choose() -> None:
+    with engine.checkpoint(TINY_MOE) as path:
+        built = engine.build(path, tiny=True)
+
+    norms = 2 * 64 + 2 * 16
+    attention = 64 * (4 + 2 * 2) * 16 + 4 * 16 * 64
+    outside = 2 * (norms + attention + 4 * 64) + 64 + 512 * 64
+    expert = 3 * 64 * 32
+    of_token = 2 * 2 * 2 * 16
+    for rows, read in ((1, 2.0), (2, 3.0), (3, 3.5)):
+        weights = outside + 2 * read * expert
+        assert built.decode_bytes(rows, 100) == 4 * (weights + rows * 100 * of_token)
+    products = attention + 4 * 64 + 2 * expert
+    seen = 2 * 10 * 11 / 2
+    assert built.prefill_flops(10) == 2 * (10 * 2 * products + 512 * 64) + 4 * 4 * 16 * seen
+
+
 @pytest.mark.slow
 @interpreted_only
 def test_the_engine_and_transformers_answer_and_are_written_down(tmp_path: Path) -> None:
     found = measure("engine", tmp_path)
 
     rates = [each for each in found["engine"] if each["unit"] == "tokens/s"]
-    assert [each["what"].split()[0] for each in rates] == ["engine", "transformers,"]
+    assert [(each["model"], each["what"].split()[0]) for each in rates] == [
+        ("tiny", "engine"),
+        ("tiny", "transformers,"),
+        ("tiny-moe", "engine"),
+        ("tiny-moe", "transformers,"),
+    ]
     assert min(each["value"] for each in rates) > 0
     assert [each["failure"] for each in found["engine"]] == len(found["engine"]) * [""]
 
