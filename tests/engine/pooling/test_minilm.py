@@ -26,8 +26,10 @@ WORDS = SENTENCE.split()
 
 
 def make_texts(count: int, max_words: int) -> list[str]:
+    """Texts of one to so many words, the shortest and the longest first; most are short."""
     choose = random.Random(0)
-    return [" ".join(choose.choices(WORDS, k=choose.randint(1, max_words))) for _ in range(count)]
+    lengths = [1, max_words, *(round(max_words ** choose.random()) for _ in range(count - 2))]
+    return [" ".join(choose.choices(WORDS, k=length)) for length in lengths]
 
 
 @torch.inference_mode()
@@ -44,7 +46,7 @@ def oracle(path: Path, given: list[str]) -> FloatArray:
 
 @needs_minilm
 def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
-    given = make_texts(16, 40)
+    given = make_texts(16, 400)
     embedder = Embedder(source.MINILM, engine={"num_threads": 1})
     assert embedder.plan.max_model_len == 256
     found = embedder.embed(given)
