@@ -149,16 +149,14 @@ def test_a_plan_says_what_the_fullest_rank_holds(drawn: tuple[DecoderConfig, int
     shares = make_shares(config, tp_size, pp_size)
     plan = make_plan_of(config, tp_size, pp_size)
 
+    # A rank that is alone packs a tied head apart; of several, whose products are torch's, none does.
     fullest = max(
-        count_bytes(share) + (share.embedding.weight.nbytes if share.head.tied else 0)
+        count_bytes(share)
+        + (share.embedding.weight.nbytes if share.head.tied and len(shares) == 1 else 0)
         for share in shares
     )
     # Biases and norms of such small models are many, beside what is divided.
-    norms_and_biases = 4 * (
-        8 * config.hidden_size
-        + 8 * config.head_dim * config.num_heads
-        + 2 * config.intermediate_size
-    )
+    norms_and_biases = 4 * (8 * config.hidden_size + 8 * config.head_dim * config.num_heads)
     assert fullest <= plan.weight_bytes + config.num_layers * norms_and_biases
     kv_heads = max(len(share.layout.kv_heads(config.num_kv_heads)) for share in shares)
     layers = max(len(share.layers) for share in shares)
