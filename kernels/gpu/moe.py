@@ -48,6 +48,7 @@ FP8_LAUNCHES = table(
     Launch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=5),
     Launch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
     Launch(rows=64, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
+    but={Arch.SMALL: (Launch(rows=64, columns=32, inputs=BLOCK, num_warps=8, num_stages=4),)},
 )
 WIDE_LAUNCH = Launch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)  # of float32
 INVARIANT_PAIRS = 24  # of an expert, as it were, when blocks must be the same for any number

@@ -80,10 +80,7 @@ def test_several_models_have_no_overrides(tmp_path: Path) -> None:
         load(tmp_path, body, ["engine.page_size=32"], {})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("embedding", "not yet: embeddings"), ("gup", "must be one of cpu, gpu, multi-gpu, moe")],
-)
-def test_a_profile_that_is_not_there_is_refused(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=f"a.yaml:4:16: profile = '{name}': .*{message}"):
-        load(tmp_path, f"      profile: {name}\n      model: {{path: m}}\n", [], {})
+def test_a_profile_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    names = "must be one of cpu, embedding, gpu, multi-gpu, moe"
+    with pytest.raises(ConfigError, match=f"a.yaml:4:16: profile = 'gup': {names}"):
+        load(tmp_path, "      profile: gup\n      model: {path: m}\n", [], {})

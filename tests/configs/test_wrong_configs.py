@@ -166,7 +166,7 @@ FAULTS = [
     sglang("--quantization", "awq", says=("--quantization = 'awq': refused: not yet: quantised",)),
     sglang("--attention-backend", "fa3", says=("--attention-backend = 'fa3': refused: not", "triton")),
     sglang("--schedule-policy", "lmp", says=("--schedule-policy = 'lmp': must be one of", "mean lpm?")),
-    sglang("--model-impl", "vllm", says=("--model-impl = 'vllm': must be one of",)),
+    sglang("--model-impl", "vllm", says=("--model-impl: model.impl = 'vllm': must be one of",)),
     sglang("--nnodes", "2", says=("--nnodes = 2: refused: Ray", "parallel.num_nodes")),
     sglang("--api-key", "abc", says=("--api-key = ***: refused: a secret", "env:NAME")),
     sglang("--lora-paths", "{", says=("--lora-paths = ", "not valid JSON")),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 from remora.configs.load import parse_args
 from remora.configs.memory_report import report
@@ -31,7 +32,8 @@ def live_bytes() -> int:
     storages = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+        # Tensors of other types are descriptions of tensors, which compilers leave behind.
+        tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, Parameter)]
     for tensor in tensors:
         if tensor.device.type == "cpu" and not tensor.is_sparse:
             storage = tensor.untyped_storage()

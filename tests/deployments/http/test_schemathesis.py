@@ -33,6 +33,20 @@ GENERATED = settings(
 JSON = "application/json"
 # Bodies that are tried at another path already.
 ALIKE = {"/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/api/embeddings"}
+# What a model that makes text refuses, whatever the body.
+REFUSED = {
+    "/v1/embeddings",
+    "/api/embed",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/classify",
+    "/v1/classify",
+    "/pooling",
+    "/encode",
+    "/update_weights_from_disk",
+}
 
 
 def examples() -> dict[str, Any]:
@@ -79,13 +93,14 @@ def test_no_generated_case_is_a_server_error(tmp_path: Path) -> None:
     schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(server))
     operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
     assert len(operations) == sum(1 for _ in schema.get_all_operations())
-    with_bodies = sum(bool(operation.body) for operation in operations)
+    with_bodies = sum(bool(each.body) and each.path not in REFUSED for each in operations)
     asked: Counter[int] = Counter()
     answered: set[str] = set()
     faults: list[str] = []
 
     for operation in operations:
-        num_cases = NUM_CASES // with_bodies + 12 if operation.body else 10
+        has_many = operation.body and operation.path not in REFUSED
+        num_cases = NUM_CASES // with_bodies + 12 if has_many else 10
         num_cases //= 3 if operation.path in ALIKE else 1
         for strategy, num in strategies(operation, num_cases):
 

@@ -96,7 +96,7 @@ def begin(threads: ThreadPoolExecutor, process: CompilerProcess, text: str) -> F
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_fault_costs_its_source_and_one_child(backend: str, make_process: MakeProcess) -> None:
-    process = make_process(backend, compile_timeout_s=0.5)
+    process = make_process(backend, compile_timeout_s=2.0)
     pid = pid_of(process)
 
     for fault, said in FAULTS.items():
