@@ -149,7 +149,7 @@ def test_a_plan_says_what_the_fullest_rank_holds(drawn: tuple[DecoderConfig, int
     shares = make_shares(config, tp_size, pp_size)
     plan = make_plan_of(config, tp_size, pp_size)
 
-    # A rank that is alone packs a tied head apart; of several none does, whose products are torch's.
+    # A rank that is alone packs a tied head apart; several, whose products are torch's, do not.
     fullest = max(
         count_bytes(share)
         + (share.embedding.weight.nbytes if share.head.tied and len(shares) == 1 else 0)
