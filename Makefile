@@ -5,16 +5,21 @@ CONFIG ?= configs/smollm2.yaml
 BIN := .venv/bin
 STAMP := .venv/.installed
 FOLDERS := configs kernels engine lora deployments
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-clients check bench bench-peers gpu gpu-here setup clean
+.PHONY: serve test test-slow test-clients check bench bench-peers gpu gpu-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
 
 # A Ray keeps all cores busy by itself; tests without one run side by side.
-test: $(STAMP)  ## Run the tests
-	$(BIN)/python -m pytest -m "not ray" --numprocesses logical --maxprocesses 8 --dist loadscope
-	$(BIN)/python -m pytest -m ray
+test: $(STAMP)  ## Run the tests, less the slow ones
+	$(BIN)/python -m pytest -m "not ray and not slow" $(SIDE_BY_SIDE) --dist loadscope
+	$(BIN)/python -m pytest -m "ray and not slow"
+
+test-slow: $(STAMP)  ## Run what `test` leaves out: more cases of the same, servers under fire
+	$(BIN)/python -m pytest -m "slow and not ray" $(SIDE_BY_SIDE) --dist worksteal
+	$(BIN)/python -m pytest -m "slow and ray"
 
 test-clients: $(STAMP)  ## Try all clients (openai's own is part of `test`) on a real server
 	$(BIN)/python tests/deployments/clients/run.py

@@ -326,7 +326,6 @@ app(["serve", sys.argv[1], "--port", sys.argv[2], "--proxy", "python"])
 """
 
 
-@pytest.mark.slow
 def test_who_reaches_rays_ports_needs_a_token_and_its_dashboard_stays_here(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

@@ -17,7 +17,7 @@ import pytest
 from remora.configs.errors import PromptTooLong, RequestError
 from tests.deployments.conftest import SMOL, TINY, Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 FRANCE = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],

@@ -24,8 +24,6 @@ from remora.deployments.llm_server import LLMServer
 from tests.conftest import NUM_THREADS, TinyCheckpoints
 from tests.engine.grammar.schemas import SCHEMAS
 
-pytestmark = pytest.mark.slow
-
 MODELS = ("random", "smollm2")
 BACKENDS = ("xgrammar", "outlines")
 FREE = [f"Tell me about the number {number}." for number in range(4)]

@@ -80,7 +80,6 @@ def greedy(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, temperature=0.0, logprobs=3, ignore_eos=True)
 
 
-@pytest.mark.slow
 @pytest.mark.observes("engine.compile", "engine.compile_max_rows")
 def test_tokens_are_those_of_the_plain_pass_whatever_the_number_of_rows(
     eager: LLM, compiling: LLM, rows: list[int]
@@ -102,7 +101,6 @@ def test_tokens_are_those_of_the_plain_pass_whatever_the_number_of_rows(
     assert not torch._dynamo.utils.counters["stats"], "something was compiled amid requests"
 
 
-@pytest.mark.slow
 def test_nothing_is_left_for_the_slower_way_unseen(compiling: LLM, rows: list[int]) -> None:
     with torch.compiler.set_stance("fail_on_recompile"):
         compiling.generate(PROMPTS[:2], greedy(4))
@@ -146,7 +144,6 @@ class Adding:
         return made
 
 
-@pytest.mark.slow
 def test_models_of_one_process_do_not_run_each_others_code(batch: ForwardBatch) -> None:
     models = [CompiledModel(Adding(weight), None, 4) for weight in (1.0, 2.0)]  # type: ignore[arg-type]
     for model in models:

@@ -23,7 +23,6 @@ def check(took_s: list[float]) -> None:
     assert took_s[2] <= max(took_s[1], FLOOR_S) * GROWTH * SLACK, took_s
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stops", "patterns", "unit"),
     [
@@ -51,7 +50,6 @@ def test_stop_texts_are_looked_for_in_linear_time(
     check(took_s)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("text", ["a", "\ud7ff", "🙂", " ", "\n", "�"])
 def test_tokens_become_text_in_linear_time(text: str) -> None:
     tokenizer = Tokenizer(make_tiny_tokenizer())

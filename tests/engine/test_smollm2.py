@@ -8,7 +8,7 @@ from remora.engine.llm import LLM, Generation, SamplingParams
 from tests.conftest import NUM_THREADS
 from tests.engine.oracle import Oracle
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
 QUESTIONS = (

@@ -90,7 +90,6 @@ def compare(path: Path, requests: Requests, patch: pytest.MonkeyPatch, **options
     return got
 
 
-@pytest.mark.slow
 def test_a_prompt_and_what_follows(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> None:
     """In one chunk, then a token at a time."""
     requests = make_requests([9], max_tokens=3)
@@ -98,7 +97,6 @@ def test_a_prompt_and_what_follows(tiny: Path, all_interpreted: pytest.MonkeyPat
     compare(tiny, requests, all_interpreted, max_step_tokens=64, prefill_chunk_tokens=64)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
 def test_chunks_beside_rows_that_decode(
     family: str, tiny_checkpoints: TinyCheckpoints, interpreted: pytest.MonkeyPatch
@@ -110,7 +108,6 @@ def test_chunks_beside_rows_that_decode(
     compare(path, requests, interpreted, max_running_requests=3, max_step_tokens=12)
 
 
-@pytest.mark.slow
 def test_steps_that_are_recorded_and_overlap(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
     """Padded to sizes that were recorded; what a step's tokens are, only the device knows."""
     recorder = Rerun()
@@ -120,7 +117,6 @@ def test_steps_that_are_recorded_and_overlap(tiny: Path, interpreted: pytest.Mon
     assert recorder.num_replayed > 0
 
 
-@pytest.mark.slow
 def test_rows_that_are_preempted(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
     requests = make_requests([7, 8, 6], max_tokens=9, ignore_eos=False, temperature=0.9, seed=11)
     few_pages = {"num_pages": 9, "conservativeness": 0.02, "max_model_len": 32}
@@ -130,7 +126,6 @@ def test_rows_that_are_preempted(tiny: Path, interpreted: pytest.MonkeyPatch) ->
     assert got.num_preemptions > 0
 
 
-@pytest.mark.slow
 def test_logprobs(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
     got = compare(tiny, make_requests([6, 11], logprobs=3, prompt_logprobs=2), interpreted)
 
@@ -164,7 +159,6 @@ class Updates:
 ROOM = AdapterRoom(num_slots=2, max_rank=4, targets=("q_proj",))
 
 
-@pytest.mark.slow
 def test_rows_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> None:
     """Beside a row without."""
     requests = make_requests([3, 4, 2], max_tokens=2)
@@ -178,7 +172,6 @@ def test_rows_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> 
     assert changed == {("r0", 0), ("r2", 0)}
 
 
-@pytest.mark.slow
 def test_a_row_is_the_same_bits_in_any_company(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
     """With what `engine.deterministic` brings about."""
     interpreted.setattr("remora.kernels.linear_invariant.by_triton", lambda device: True)

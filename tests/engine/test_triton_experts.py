@@ -56,7 +56,6 @@ def make_pages(**shape: Any) -> AttentionBackend:
     return TorchAttention(num_kv_heads=2, **shape)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss", "deepseek-v3"])
 def test_recorded_steps_and_chunks(
     family: str, tiny_checkpoints: TinyCheckpoints, interpreted: pytest.MonkeyPatch
@@ -76,7 +75,6 @@ def test_recorded_steps_and_chunks(
         assert got.logprobs()[key] == pytest.approx(values, abs=1e-4)
 
 
-@pytest.mark.slow
 def test_a_row_is_the_same_bits_in_any_company(interpreted: pytest.MonkeyPatch) -> None:
     """With what `engine.deterministic` brings about."""
     interpreted.setattr("remora.kernels.linear_invariant.by_triton", lambda device: True)

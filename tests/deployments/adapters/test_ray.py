@@ -25,7 +25,7 @@ from tests.deployments.conftest import Cluster
 from tests.lora.adapters import greedy_ids, make_adapter
 from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 NAME = "adapters"
 WAIT = httpx.Timeout(120)

@@ -16,7 +16,7 @@ from remora.deployments.autoscaling.explain import explain
 from tests.conftest import TinyCheckpoints
 from tests.deployments.conftest import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 DEADLINE_S = 90.0
 

@@ -229,7 +229,6 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
         read_text(path)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("native_kernels")
 def test_quantised_weights_of_the_built_in_model_keep_its_quality(smollm2_path: Path) -> None:

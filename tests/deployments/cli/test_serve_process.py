@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import TinyCheckpoints
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 
 def free_port() -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 GREEDY = {"temperature": 0}  # the client has no argument for it
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]

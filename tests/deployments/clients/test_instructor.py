@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 
 class City(BaseModel):

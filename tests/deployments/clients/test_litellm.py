@@ -8,7 +8,7 @@ from typing import Any
 import litellm
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 

@@ -10,7 +10,7 @@ import lm_eval
 import pytest
 from lm_eval.tasks import TaskManager
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 # The last: the word that the model goes on with, right or not (as it does in transformers).
 QUESTIONS = [

@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: Any = {

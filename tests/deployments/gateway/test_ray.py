@@ -18,7 +18,7 @@ from tests.conftest import TinyCheckpoints
 from tests.deployments.conftest import TINY, Cluster, wait_until_running
 from tests.lora.adapters import make_adapter
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 GATE = "gate"
 WAIT = httpx.Timeout(120)

@@ -13,7 +13,6 @@ from tests.engine.pooling.test_minilm import make_texts, needs_minilm, oracle
 
 
 @needs_minilm
-@pytest.mark.slow
 async def test_200_texts_are_embedded_as_transformers_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 
@@ -25,6 +26,7 @@ from remora.deployments.parsers.reasoning import (
 from remora.deployments.parsers.tools import ToolUse
 from tests.deployments.parsers import test_replies, test_response_template
 from tests.deployments.parsers.test_tool_chunking import FORCED, FORMATS, make_id, make_parser
+from tests.thinned import thinned
 
 SIZES = (20_000, 400_000)
 LONGEST = (50_000, 1_000_000)
@@ -90,7 +92,6 @@ def hostile(name: str) -> Iterator[tuple[str, str]]:
         yield opening, marker[:-1] or marker
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "opening", "unit"),
     [(name, opening, unit) for name in FORMATS for opening, unit in hostile(name)],
@@ -99,14 +100,12 @@ def test_a_tool_format_reads_in_linear_time(name: str, opening: str, unit: str) 
     check_growth(lambda: make_parser(name), opening, unit)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_tool_format_reads_a_million_characters_in_linear_time(name: str) -> None:
     opening = OPENINGS.get(name, TOOL_FORMATS[name].markers[0])
     check_growth(lambda: make_parser(name), opening, UNITS["braces"], LONGEST)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("unit", ["word < {[( ", "\n ", "[{", "\"'", "\\", "x"])
 def test_a_tool_format_reads_single_characters_in_linear_time(name: str, unit: str) -> None:
@@ -116,12 +115,12 @@ def test_a_tool_format_reads_single_characters_in_linear_time(name: str, unit: s
 
 
 FORCED_OPENINGS = ("", "{", '{"a": "', '[{"name": "add", "parameters": {"s": "')
+FORCED_UNITS = (*UNITS.values(), '[{"name": "add", "parameters": {')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("use", FORCED, ids=["named", "required"])
-@pytest.mark.parametrize("opening", FORCED_OPENINGS)
-@pytest.mark.parametrize("unit", [*UNITS.values(), '[{"name": "add", "parameters": {'])
+@pytest.mark.parametrize(
+    ("use", "opening", "unit"), thinned(product(FORCED, FORCED_OPENINGS, FORCED_UNITS), 5)
+)
 def test_forced_calls_are_read_in_linear_time(use: ToolUse, opening: str, unit: str) -> None:
     check_growth(lambda: forced_parser(use, make_id), opening, unit)
 
@@ -129,7 +128,6 @@ def test_forced_calls_are_read_in_linear_time(use: ToolUse, opening: str, unit: 
 THOUGHTS = (*UNITS.values(), "<think>", "<think", "</think", "\n<tool_call", "\n<tool_call>", "a ")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", REASONING_FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize("start", [ThoughtStart.WITHIN, ThoughtStart.OPEN])
 @pytest.mark.parametrize("unit", THOUGHTS)
@@ -142,7 +140,6 @@ def test_thought_is_read_in_linear_time(
 REPLIES = (*THOUGHTS, test_replies.CALL, "<tool_call>\n{", "</tool_call>", "<think>a</think>")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("use", [test_replies.AUTO, *FORCED], ids=["auto", "named", "required"])
 @pytest.mark.parametrize("unit", REPLIES)
 def test_a_whole_reply_is_read_in_linear_time(use: ToolUse, unit: str) -> None:
@@ -156,10 +153,14 @@ def test_a_whole_reply_is_read_in_linear_time(use: ToolUse, unit: str) -> None:
     check_growth(parser, "", unit)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["TAGGED", "NAMED"])
-@pytest.mark.parametrize("opening", ["", "<think>", "<tool_call>", "[T]", "<f=add>"])
-@pytest.mark.parametrize("unit", [*REPLIES, "[T]", "<f=add>", "<p=a>", "<p=a>1</p>", "</f>"])
+SOURCES = ("TAGGED", "NAMED")
+MARKS = ("", "<think>", "<tool_call>", "[T]", "<f=add>")
+OWN_UNITS = (*REPLIES, "[T]", "<f=add>", "<p=a>", "<p=a>1</p>", "</f>")
+
+
+@pytest.mark.parametrize(
+    ("source", "opening", "unit"), thinned(product(SOURCES, MARKS, OWN_UNITS), 8)
+)
 def test_a_checkpoints_own_format_reads_in_linear_time(
     source: str, opening: str, unit: str
 ) -> None:

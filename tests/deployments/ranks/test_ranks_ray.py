@@ -23,7 +23,7 @@ from tests.deployments.applications import deployed
 from tests.deployments.conftest import TINY, Cluster
 from tests.deployments.lifecycle.leftovers import in_ray, until_gone
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 NAME = "ranks"
 WAIT = httpx.Timeout(120)

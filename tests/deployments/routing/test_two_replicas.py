@@ -12,7 +12,7 @@ from tests.conftest import TinyCheckpoints
 from tests.deployments.conftest import Cluster, wait_until_running
 from tests.lora.adapters import make_adapter
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 SESSIONS, PREFIXES, ADAPTERS = "routed-by-session", "routed-by-prefix", "routed-by-adapter"
 ROUTING = {

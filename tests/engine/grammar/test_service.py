@@ -192,7 +192,6 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_hostile_constraints_are_compiled_or_refused(
     backend: str, make_service: MakeService

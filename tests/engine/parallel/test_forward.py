@@ -81,7 +81,6 @@ def test_ranks_together_give_what_one_rank_gives(
     assert len(expected.prompt_logprobs["scored"]) == len(REQUESTS["scored"][0]) - 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["tp2", "tp4"])
 def test_ranks_that_share_layers_have_the_hidden_states_of_one(
     layout: str, tiny_checkpoints: TinyCheckpoints

@@ -247,7 +247,6 @@ def test_code_that_the_cpu_cannot_run_is_not_loaded(
         )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("instruction_set", InstructionSet)
 def test_the_kernels_compile_for(instruction_set: InstructionSet) -> None:
     # In the user's cache: what compiled once need not be compiled for every run of the tests.

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.benchmarks.gpu import engine
 from tests.benchmarks.gpu.shapes import TINY_MOE
 from tests.benchmarks.gpu.workers import findings
@@ -112,7 +110,6 @@ def test_a_decode_step_is_held_against_the_experts_that_its_rows_choose() -> Non
     assert built.prefill_flops(10) == 2 * (10 * 2 * products + 512 * 64) + 4 * 4 * 16 * seen
 
 
-@pytest.mark.slow
 @interpreted_only
 def test_the_engine_and_transformers_answer_and_are_written_down(tmp_path: Path) -> None:
     found = measure("engine", tmp_path)
@@ -128,7 +125,6 @@ def test_the_engine_and_transformers_answer_and_are_written_down(tmp_path: Path)
     assert [each["failure"] for each in found["engine"]] == len(found["engine"]) * [""]
 
 
-@pytest.mark.slow
 @interpreted_only
 def test_every_kernel_is_called_and_written_down(tmp_path: Path) -> None:
     found = measure("kernels", tmp_path)
