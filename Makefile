@@ -14,7 +14,7 @@ serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 
 # A Ray keeps all cores busy by itself; tests without one run side by side.
 test: $(STAMP)  ## Run the tests, less the slow ones
-	$(BIN)/python -m pytest -m "not ray and not slow" $(SIDE_BY_SIDE) --dist loadscope
+	$(BIN)/python -m pytest -m "not ray and not slow" $(SIDE_BY_SIDE) --dist loadscope --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "ray and not slow"
 
 test-slow: $(STAMP)  ## Run what `test` leaves out: more cases of the same, servers under fire

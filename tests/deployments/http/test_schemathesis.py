@@ -86,6 +86,7 @@ def strategies(operation: Any, num: int) -> Iterator[tuple[st.SearchStrategy[Any
     yield wrong, num - num // 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_no_generated_case_is_a_server_error(tmp_path: Path) -> None:
     server = FakeServer(FakeEngine(text="ok"), config=make_config(batch_dir=str(tmp_path)))
