@@ -25,7 +25,7 @@ from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.forward import RankForward
 from remora.engine.parallel.group import ALONE, Group
-from remora.engine.protocols import ForwardPass, TakesNewest
+from remora.engine.protocols import Fill, ForwardPass, TakesNewest, nothing_left
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from remora.kernels.cpu.library import Format, Library, Team
@@ -62,25 +62,28 @@ def build_forward(
     cache_dir: Path,
     group: Group = ALONE,
     *,
+    fill: Fill = nothing_left,
     show_progress: bool = False,
 ) -> BuiltForward:
-    """Build the plan's forward pass from a loaded model, which belongs to it from now on.
+    """Build the plan's forward pass from a model, which belongs to it from now on.
 
     cache_dir:  where compiled kernels are kept
     group:      of the rank whose share the model is; the pass uses it and does not close it
+    fill:       loads the model's weights, unless they are there
     Raises ConfigError when the configuration insists on what this machine or model cannot do.
     """
     if plan.device != "cpu" and group.layout.num_ranks == 1:
+        fill(None)
         return _on_device(model, plan, show_progress=show_progress)
     if plan.device != "cpu":
-        return _eager(model, plan, group, f"torch on {plan.device}")
+        return _eager(model, plan, group, fill, f"torch on {plan.device}")
     if isinstance(model, FallbackModel):
-        return _eager(model, plan, group, f"torch, through transformers' {model.name}")
+        return _eager(model, plan, group, fill, f"torch, through transformers' {model.name}")
     if plan.cpu_kernels == "torch":
         _refuse_quantization(plan, "engine.cpu_kernels is torch")
         if plan.on_device.compiled_rows:
-            return _compiled(model, plan, show_progress=show_progress)
-        return _eager(model, plan, group, "torch (as engine.cpu_kernels says)")
+            return _compiled(model, plan, fill, show_progress=show_progress)
+        return _eager(model, plan, group, fill, "torch (as engine.cpu_kernels says)")
     try:
         check_covered(model.config, plan, group.layout.num_ranks)
         library = Library(load_library(cache_dir))
@@ -93,9 +96,9 @@ def build_forward(
         if plan.on_device.deterministic:
             raise ConfigError(f"engine.deterministic needs native kernels: {reason}") from reason
         if plan.on_device.compiled_rows:
-            return _compiled(model, plan, show_progress=show_progress)
-        return _eager(model, plan, group, f"torch, which is slower, because {reason}")
-    return _native(model, plan, table, library)
+            return _compiled(model, plan, fill, show_progress=show_progress)
+        return _eager(model, plan, group, fill, f"torch, which is slower, because {reason}")
+    return _native(model, plan, table, library, fill)
 
 
 def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> None:
@@ -133,7 +136,7 @@ def _refuse_quantization(plan: EnginePlan, reason: str) -> None:
 
 
 def _native(
-    model: DecoderModel, plan: EnginePlan, table: RowTable, library: Library
+    model: DecoderModel, plan: EnginePlan, table: RowTable, library: Library, fill: Fill
 ) -> BuiltForward:
     plain = FORMATS[plan.dtype]
     layer_format, head_format = QUANTIZED_FORMATS.get(plan.quantization, (plain, plain))
@@ -154,7 +157,7 @@ def _native(
         table,
         layer_format=layer_format,
         head_format=head_format,
-    ).build()
+    ).build(fill)
     return BuiltForward(
         forward=program,
         choosing=HostChoosing(NativeSampling(team)),
@@ -188,8 +191,11 @@ def _on_device(
     )
 
 
-def _compiled(model: DecoderModel, plan: EnginePlan, *, show_progress: bool) -> BuiltForward:
+def _compiled(
+    model: DecoderModel, plan: EnginePlan, fill: Fill, *, show_progress: bool
+) -> BuiltForward:
     """Build torch's pass with compiled decode steps; weights stay unpacked for it."""
+    fill(None)
     weight_bytes = step_weight_bytes(model)
     attention = device.make_attention(model, plan, plan.num_pages)
     compiled = device.compile_model(model, attention, plan, show_progress=show_progress)
@@ -213,11 +219,15 @@ def step_weight_bytes(model: DecoderModel | FallbackModel, num_tokens: int = 1) 
 
 
 def _eager(
-    model: DecoderModel | FallbackModel, plan: EnginePlan, group: Group, description: str
+    model: DecoderModel | FallbackModel,
+    plan: EnginePlan,
+    group: Group,
+    fill: Fill,
+    description: str,
 ) -> BuiltForward:
     weight_bytes = step_weight_bytes(model)
     if isinstance(model, DecoderModel):
-        model.pack()
+        model.pack(fill)
     attention = device.make_attention(model, plan, plan.num_pages)
     forward: ForwardPass
     if group.layout.num_ranks == 1:

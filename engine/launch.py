@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from remora.engine.inspection import Inspection, inspect
 from remora.engine.logit_processors import load_processors
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_served_model, open_weights
+from remora.engine.models.registry import open_served_model, open_weights
 from remora.engine.new_weights import NewWeights
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
@@ -43,7 +43,7 @@ from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
 from remora.engine.pooling.facts import pooling_task
 from remora.engine.pooling.launch import BuiltPooling, build_pooling
-from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting
+from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, Fill
 from remora.engine.runner import LocalRunner
 from remora.engine.sampling import Sampler
 from remora.engine.tensor_dump import dump_tensors
@@ -65,10 +65,21 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Time the block as phase `name`."""
-        started = time.perf_counter()
+        """Time the block as (more of) phase `name`; phases within it count by themselves."""
+        started, before = time.perf_counter(), sum(self.seconds.values())
         yield
-        self.seconds[name] = time.perf_counter() - started
+        within = sum(self.seconds.values()) - before
+        seconds = time.perf_counter() - started - within
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def timing(self, name: str, load: Fill) -> Fill:
+        """Return `load` whose calls are timed as phase `name`."""
+
+        def timed(names: Collection[str] | None) -> None:
+            with self.timed(name):
+                load(names)
+
+        return timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,22 +144,26 @@ def build_engine(
     with phases.timed("load tokenizer"):
         tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
     layout = _layout(plan, 0)
-    with phases.timed("load weights"):
-        model = _load_share(plan, layout, adapting, show_progress)
-        pool = _make_pool(plan, model, adapting)
-    if plan.device == "cuda" and plan.num_ranks == 1:
-        with phases.timed("measure memory"):
-            plan = _fit(plan, config, facts, model, CudaMeter(), machine.total_bytes)
-    with ExitStack() as opened:
+    with ExitStack() as opened, ExitStack() as loading:
+        with phases.timed("load weights"):
+            model, fill = loading.enter_context(_open_share(plan, layout, adapting, show_progress))
+            if plan.device != "cpu" or plan.num_ranks > 1:
+                fill(None)  # on one CPU each layer is loaded when it is packed
+            pool = _make_pool(plan, model, adapting)
+        fill = phases.timing("load weights", fill)
+        if plan.device == "cuda" and plan.num_ranks == 1:
+            with phases.timed("measure memory"):
+                plan = _fit(plan, config, facts, model, CudaMeter(), machine.total_bytes)
         with phases.timed("gather ranks"):
             followers, group = others.gather(layout, plan.device)
         opened.callback(group.close)
         opened.callback(followers.close)
         table = _make_table(plan)
         with phases.timed("prepare kernels and KV cache"):
-            kernels = cache_dir() / "kernels"
             _dump_as_configured(model, config)
-            forward = build_forward(model, plan, table, kernels, group, show_progress=show_progress)
+            forward = build_forward(
+                model, plan, table, _kernels(), group, fill=fill, show_progress=show_progress
+            )
             others.ready()
         if config.model.delete_after_load:
             delete_weights(path, plan.load_format)
@@ -228,11 +243,12 @@ def build_follower(
     adapting:  as at rank 0, whose room for adapters is in the plan
     """
     layout = _layout(plan, rank)
-    model = _load_share(plan, layout, adapting, show_progress=False)
+    with _open_share(plan, layout, adapting, show_progress=False) as (model, fill):
+        fill(None)
     pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
     table = _make_table(plan)
-    forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
+    forward = build_forward(model, plan, table, _kernels(), group)
     torch.set_num_threads(forward.torch_threads)
     return Follower(forward.forward, table, channel, group, pool)
 
@@ -329,15 +345,19 @@ def _fit(
     )
 
 
+def _kernels() -> Path:
+    return cache_dir() / "kernels"
+
+
 def _layout(plan: EnginePlan, rank: int) -> Layout:
     return Layout(rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size)
 
 
-def _load_share(
+def _open_share(
     plan: EnginePlan, layout: Layout, adapting: Adapting, show_progress: bool
-) -> DecoderModel | FallbackModel:
+) -> AbstractContextManager[tuple[DecoderModel | FallbackModel, Fill]]:
     torch.set_num_threads(plan.num_threads)
-    return load_served_model(
+    return open_served_model(
         plan.model_path,
         dtype=DTYPES[plan.dtype],
         load_format=plan.load_format,

@@ -65,6 +65,14 @@ class WeightSource(Protocol):
 WeightEdit = Callable[[WeightSource], WeightSource]
 """What stands between a checkpoint and the model: it may change tensors, not names or shapes."""
 
+Fill = Callable[[Collection[str] | None], None]
+"""Loads what a model has under these names, where that was not done; None = everything."""
+
+
+def nothing_left(names: Collection[str] | None = None) -> None:
+    """Be the `Fill` of a model whose weights are there."""
+
+
 MakePool = Callable[[AdapterRoom, Mapping[str, "UpdatePlace"], WeightSource], "AdapterPool"]
 
 

@@ -1,8 +1,9 @@
 """The forward pass as a native step program: one call a step, the CPU's counterpart of a graph.
 
-Built once from a decoder whose weights are loaded. The residual stream is float32; what products
-read is rounded to the program's format. Which models it covers is said in `coverage.py`; what a
-layer does stands in `StepProgramBuilder._layer`, operation by operation.
+Built once from a decoder; layers whose weights are not loaded yet are loaded when they are packed.
+The residual stream is float32; what products read is rounded to the program's format. Which models
+it covers is said in `coverage.py`; what a layer does stands in `StepProgramBuilder._layer`,
+operation by operation.
 
 Legend: T tokens of a step, R rows of logits.
 """
@@ -21,10 +22,10 @@ from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
 from remora.engine.layers.norm import Norm, RMSNorm
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
-from remora.engine.protocols import PROMPT_LOGPROB_ROWS
+from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
 from remora.kernels.cpu.library import PANEL, Epilogue, Format, Team
-from remora.kernels.cpu.packing import pack
+from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.lora import LowRankSlots
 from remora.kernels.memory import Arena, buffer
@@ -185,9 +186,14 @@ class StepProgramBuilder:
             for layer, is_apart in enumerate(apart)
         ]
 
-    def build(self) -> StepProgram:
-        """Pack everything; call it once."""
+    def build(self, fill: Fill = nothing_left) -> StepProgram:
+        """Pack everything; call it once.
+
+        fill:  loads the model's weights, a block when it is packed, unless they are there
+        """
         model, program, config = self._model, self._program, self._config
+        fill(model.outer_tensors().keys())
+        head = self._pack(model.head.linear, self._head_format)  # before blocks fill the memory
         self._stream = self._floats(config.hidden_size)
         self._normal = self._operand(config.hidden_size, in_floats=False)
         self._normal_in_floats = self._operand(config.hidden_size)
@@ -200,9 +206,10 @@ class StepProgramBuilder:
         if model.embedding.adapters is not None:
             program.update_embedded(self._updates(model.embedding.adapters), self._stream)
         for layer, block in enumerate(model.blocks):
+            fill(model.block_tensors(layer).keys())
             self._layer(layer, block)
         head_start = len(program)
-        logits = self._head()
+        logits = self._head(head)
         # After the head, which may be packed from the same weight.
         scale = config.embedding.scale / config.block.residual_scale
         if scale != 1.0:
@@ -256,11 +263,11 @@ class StepProgramBuilder:
         self._multiply(normal, mlp.gate_up_proj, self._gated.written.values, Epilogue.GATED)
         self._multiply(self._gated, mlp.down_proj, self._stream, Epilogue.ADD)
 
-    def _head(self) -> Tensor:
+    def _head(self, weight: PackedWeight) -> Tensor:
         """Add the last norm and the head; returns where the logits will be."""
-        linear, config = self._model.head.linear, self._config
-        has_adapters = linear.adapters is not None
-        normal = self._operand(config.hidden_size, in_floats=has_adapters, on_logits=True)
+        adapters, config = self._model.head.linear.adapters, self._config
+        in_floats = adapters is not None
+        normal = self._operand(config.hidden_size, in_floats=in_floats, on_logits=True)
         logits = self._floats(self._model.vocab_size, on_logits=True)
         self._program.norm(
             self._stream,
@@ -269,7 +276,7 @@ class StepProgramBuilder:
             normal.written,
             on_logits=True,
         )
-        self._multiply(normal, linear, logits)
+        self._add_product(normal, weight, adapters, logits)
         return logits
 
     def _normalize(self, norm: RMSNorm, linear: Linear) -> _Operand:
@@ -290,17 +297,30 @@ class StepProgramBuilder:
         self, x: _Operand, linear: Linear, out: Tensor, epilogue: Epilogue = Epilogue.STORE
     ) -> None:
         """Add the product with a layer's weight and, where it has them, its adapters."""
+        weight = self._pack(linear, x.rows.format, gated=epilogue is Epilogue.GATED)
+        self._add_product(x, weight, linear.adapters, out, epilogue)
+
+    def _pack(self, linear: Linear, format: Format, *, gated: bool = False) -> PackedWeight:
+        weight, bias = linear.release()
+        packed = pack(self._team, weight, bias, format, self._arena, gated=gated)
+        self._weight_bytes += packed.num_bytes
+        return packed
+
+    def _add_product(
+        self,
+        x: _Operand,
+        weight: PackedWeight,
+        adapters: LowRankSlots | None,
+        out: Tensor,
+        epilogue: Epilogue = Epilogue.STORE,
+    ) -> None:
         program, updates = self._program, None
-        if linear.adapters is not None:
-            updates = self._updates(linear.adapters)
+        if adapters is not None:
+            updates = self._updates(adapters)
             program.shrink(x.written.values, updates, on_logits=x.on_logits)
         if x.rows is not x.written:
             program.quantize(x.written.values, x.size, x.rows, on_logits=x.on_logits)
-        weight, bias = linear.release()
-        gated = epilogue is Epilogue.GATED
-        packed = pack(self._team, weight, bias, x.rows.format, self._arena, gated=gated)
-        self._weight_bytes += packed.num_bytes
-        program.multiply(x.rows, packed, out, epilogue, updates=updates, on_logits=x.on_logits)
+        program.multiply(x.rows, weight, out, epilogue, updates=updates, on_logits=x.on_logits)
 
     def _updates(self, slots: LowRankSlots) -> Updates:
         width = slots.a.shape[1]

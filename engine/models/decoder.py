@@ -28,7 +28,7 @@ from remora.engine.models.config import DecoderConfig, ExpertsConfig
 from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
-from remora.engine.protocols import AttentionBackend, UpdatePlace
+from remora.engine.protocols import AttentionBackend, Fill, UpdatePlace, nothing_left
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
@@ -248,15 +248,24 @@ class DecoderModel:
 
     def tensors(self) -> dict[str, Shard]:
         """Map each tensor name of a checkpoint to the part of it that this rank holds."""
+        named = self.outer_tensors()
+        for number in range(len(self.blocks)):
+            named.update(self.block_tensors(number))
+        return named
+
+    def outer_tensors(self) -> dict[str, Shard]:
+        """Map the names of what lies around the blocks."""
         named = dict(self.embedding.tensors(EMBEDDING))
-        for layer, block in zip(self.layers, self.blocks, strict=True):
-            named.update(block.tensors(f"model.layers.{layer}."))
         if self.positions is not None:
             axes = tuple(map(Axis.whole, self.positions.shape))
             named[f"{POSITIONS}.weight"] = Shard(memory=self.positions, axes=axes)
         named.update(self.norm.tensors(LAST_NORM))
         named.update(self.head.tensors())
         return named
+
+    def block_tensors(self, number: int) -> dict[str, Shard]:
+        """Map the names of one of `blocks`."""
+        return dict(self.blocks[number].tensors(f"model.layers.{self.layers[number]}."))
 
     def make_room(self, room: AdapterRoom) -> dict[str, UpdatePlace]:
         """Allocate slots for adapters; returns where updates of each weight go.
@@ -297,9 +306,14 @@ class DecoderModel:
         self.head.linear.product = linear_invariant
 
     @torch.inference_mode()
-    def pack(self) -> None:
-        """Pack every loaded weight for this machine; afterwards `tensors` has no meaning."""
-        for block in self.blocks:
+    def pack(self, fill: Fill = nothing_left) -> None:
+        """Pack every weight for this machine; afterwards `tensors` has no meaning.
+
+        fill:  loads what is not there yet, a block when it is packed
+        """
+        fill(self.outer_tensors().keys())
+        self.head.pack()
+        for number, block in enumerate(self.blocks):
+            fill(self.block_tensors(number).keys())
             block.attention.pack()
             block.mlp.pack()
-        self.head.pack()

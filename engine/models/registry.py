@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,12 +16,12 @@ from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.parallel.layout import WHOLE, Layout
-from remora.engine.protocols import WeightEdit, WeightSource
+from remora.engine.protocols import Fill, WeightEdit, WeightSource, nothing_left
 from remora.engine.weights.dequantised import dequantised
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.gguf import GGUFWeights
-from remora.engine.weights.loader import fill, whole_shapes
+from remora.engine.weights.loader import Filling, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
 from remora.engine.weights.renaming import RenamedWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
@@ -52,6 +54,36 @@ def load_model(
     Raises ConfigError: unknown architecture or setting, weights that do not fit, a format that we
     do not read.
     """
+    with open_model(
+        path,
+        dtype=dtype,
+        load_format=load_format,
+        device=device,
+        show_progress=show_progress,
+        layout=layout,
+        edit=edit,
+        loading=loading,
+    ) as (model, _):
+        return model
+
+
+@contextmanager
+def open_model(
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    load_format: str,
+    device: str,
+    show_progress: bool,
+    layout: Layout = WHOLE,
+    edit: WeightEdit | None = None,
+    loading: Loading = PLAIN_LOADING,
+) -> Iterator[tuple[DecoderModel, Fill]]:
+    """Do as `load_model`, but load a part when it is asked for, and at the end what is left.
+
+    Whoever packs a layer and gives its weights up before the next is loaded needs memory for the
+    packed model alone.
+    """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
     if loading.verify_checksums and load_format != "dummy":
@@ -63,16 +95,26 @@ def load_model(
     source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)
     if edit is not None:
         source = edit(source)
-    fill_model(model, source, show_progress=show_progress, num_threads=loading.num_threads)
-    return model
+    filling = _filling(model, source, show_progress=show_progress, num_threads=loading.num_threads)
+    with filling:
+        if load_format == "pt":  # read a file at a time, not a tensor
+            filling.fill()
+        yield model, filling.fill
 
 
 def fill_model(
     model: DecoderModel, source: WeightSource, *, show_progress: bool, num_threads: int = 1
 ) -> None:
     """Fill a rank's share of a model. Raises ConfigError if names or shapes do not agree."""
+    with _filling(model, source, show_progress=show_progress, num_threads=num_threads):
+        pass
+
+
+def _filling(
+    model: DecoderModel, source: WeightSource, *, show_progress: bool, num_threads: int
+) -> Filling:
     config = model.config
-    fill(
+    return Filling(
         model.tensors(),
         source,
         expected=_expected_shapes(config),
@@ -82,7 +124,8 @@ def fill_model(
     )
 
 
-def load_served_model(
+@contextmanager
+def open_served_model(
     path: Path,
     *,
     dtype: torch.dtype,
@@ -92,11 +135,11 @@ def load_served_model(
     layout: Layout,
     edit: WeightEdit | None,
     loading: Loading,
-) -> DecoderModel | FallbackModel:
-    """Do as `load_model`, for what transformers runs too."""
+) -> Iterator[tuple[DecoderModel | FallbackModel, Fill]]:
+    """Do as `open_model`, for what transformers runs too, which is loaded at once."""
     chosen = implementation_of(path, loading)
     if isinstance(chosen, Ours):
-        return load_model(
+        with open_model(
             path,
             dtype=dtype,
             load_format=load_format,
@@ -105,7 +148,9 @@ def load_served_model(
             layout=layout,
             edit=edit,
             loading=loading,
-        )
+        ) as opened:
+            yield opened
+        return
     from remora.engine.fallback.load import dummy_shapes, load_fallback
 
     if loading.verify_checksums and load_format != "dummy":
@@ -115,7 +160,7 @@ def load_served_model(
         source = DummyWeights(dummy_shapes(chosen.structure), device=device)
     else:
         source = _open_files(path, load_format, loading, dtype)
-    return load_fallback(
+    model = load_fallback(
         chosen.structure,
         source,
         dtype=dtype,
@@ -124,6 +169,7 @@ def load_served_model(
         show_progress=show_progress,
         num_threads=loading.num_threads,
     )
+    yield model, nothing_left
 
 
 def _expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Filling a model's memory from a source of named tensors.
+"""Filling a model's memory from a source of named tensors, at once or part by part.
 
 Every tensor of the model is filled and every tensor of the source is used, or loading fails before
 a byte is read, with all the names in one message. A rank that holds a part of the model checks the
@@ -11,8 +11,9 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,42 +30,92 @@ DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 MAX_NAMES_SHOWN = 8
 
 
+class Filling:
+    """Copies a source's parts into a model's memory, converting to its dtype and device.
+
+    As a context: parts are filled when they are asked for and the rest at the end, so whoever gives
+    memory up has asked for it before. What was filled is not held on to.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Shard],
+        source: WeightSource,
+        *,
+        expected: Mapping[str, tuple[int, ...]] | None = None,
+        unused: frozenset[str] = frozenset(),
+        show_progress: bool,
+        num_threads: int = 1,
+    ) -> None:
+        """Compare names and shapes; nothing is read.
+
+        expected:  shapes of the whole model's tensors; None = `tensors` are of all of them
+        unused:    names that the source may have and the model has no use for (a tied head)
+        num_threads:  that copy, each a tensor at a time
+        Raises ConfigError when they do not agree.
+        """
+        if expected is None:
+            expected = whole_shapes(tensors)
+        _check(expected, source.shapes(), source.label, unused)
+        self._left = dict(tensors)
+        self._source, self._num_threads = source, num_threads
+        self._num_tensors = len(tensors)
+        self._num_bytes = sum(shard.memory.nbytes for shard in tensors.values())
+        self._seconds = 0.0
+        self._bar = progress_bar(
+            f"Loading {source.label}", self._num_bytes, show_progress, in_bytes=True
+        )
+
+    def __enter__(self) -> Self:
+        """Show the bar."""
+        self._advance = self._bar.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        """Fill what is left, unless there was an error."""
+        try:
+            if kind is None:
+                self.fill()
+        finally:
+            self._bar.__exit__(None, None, None)
+        if kind is None:
+            logger.info(
+                "loaded %d tensors (%.0f MB) from %s in %.1f s",
+                self._num_tensors,
+                self._num_bytes / 1e6,
+                self._source.label,
+                self._seconds,
+            )
+
+    def fill(self, names: Collection[str] | None = None) -> None:
+        """Fill these now, where that was not done; None = all. Raises ConfigError."""
+        started = time.perf_counter()
+        asked = self._left.keys() if names is None else self._left.keys() & names
+        some = {name: self._left.pop(name) for name in list(asked)}
+        for name in _filled(some, self._source, self._num_threads):
+            self._advance(some[name].memory.nbytes)
+        self._seconds += time.perf_counter() - started
+
+
 def fill(
     tensors: Mapping[str, Shard],
     source: WeightSource,
     *,
-    expected: Mapping[str, tuple[int, ...]] | None = None,
     unused: frozenset[str] = frozenset(),
     show_progress: bool,
     num_threads: int = 1,
 ) -> None:
-    """Copy the source's parts into `tensors`, converting to their dtype and device.
-
-    expected:  shapes of the whole model's tensors; None = `tensors` are of all of them
-    unused:    names that the source may have and the model has no use for (a tied head)
-    num_threads:  that copy, each a tensor at a time
-    Raises ConfigError when names or shapes do not agree.
-    """
-    if expected is None:
-        expected = whole_shapes(tensors)
-    _check(expected, source.shapes(), source.label, unused)
-    total_bytes = sum(shard.memory.nbytes for shard in tensors.values())
-    started = time.perf_counter()
-    bar = progress_bar(f"Loading {source.label}", total_bytes, show_progress, in_bytes=True)
-    with bar as advance:
-        for name in _filled(tensors, source, num_threads):
-            advance(tensors[name].memory.nbytes)
-    logger.info(
-        "loaded %d tensors (%.0f MB) from %s in %.1f s",
-        len(tensors),
-        total_bytes / 1e6,
-        source.label,
-        time.perf_counter() - started,
-    )
+    """Fill all of a whole model at once; see `Filling`."""
+    with Filling(
+        tensors, source, unused=unused, show_progress=show_progress, num_threads=num_threads
+    ):
+        pass
 
 
 def _filled(tensors: Mapping[str, Shard], source: WeightSource, num_threads: int) -> Iterator[str]:
     """Fill tensor after tensor; yield the name of each that is done."""
+    if not tensors:
+        return
 
     def fill_one(name: str, tensor: Tensor) -> str:
         _check_dtype(name, tensor, tensors[name].memory.dtype, source.label)

@@ -97,6 +97,8 @@ class SafetensorsWeights:
         """
         for file, entries in self._files.items():
             wanted = [entry for entry in entries if entry.name in names]
+            if not wanted:
+                continue
             with file.open("rb") as opened:
                 for entry in wanted:
                     memory = self._part(opened, entry.start, entry.end - entry.start)

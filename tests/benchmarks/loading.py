@@ -36,8 +36,9 @@ from remora.engine.inputs import RowTable
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
+from remora.engine.models.registry import open_model
 from remora.engine.parallel.layout import Layout
+from remora.engine.protocols import Fill
 from remora.engine.weights.files import weight_files
 from remora.engine.weights.loader import whole_shapes
 
@@ -255,7 +256,7 @@ def load(folder: Path, case: Case) -> Measured:
     torch.set_num_threads(1)
     at_start = memory("VmRSS")
     started = time.perf_counter()
-    model = load_model(
+    with open_model(
         path,
         dtype=torch.bfloat16,
         load_format=case.load_format,
@@ -263,10 +264,10 @@ def load(folder: Path, case: Case) -> Measured:
         show_progress=False,
         layout=Layout(rank=0, tp_size=case.tp_size),
         loading=Loading(mmap=case.mmap, num_threads=case.threads),
-    )
-    weights = sum(shard.memory.nbytes for shard in model.tensors().values())
-    if case.kernels:
-        build(model, path, case)
+    ) as (model, fill):
+        weights = sum(shard.memory.nbytes for shard in model.tensors().values())
+        if case.kernels:
+            build(model, fill, path, case)
     return Measured(
         seconds=time.perf_counter() - started,
         weights=weights,
@@ -275,8 +276,8 @@ def load(folder: Path, case: Case) -> Measured:
     )
 
 
-def build(model: DecoderModel, path: Path, case: Case) -> None:
-    """Build the forward pass, which packs the weights."""
+def build(model: DecoderModel, fill: Fill, path: Path, case: Case) -> None:
+    """Build the forward pass, which loads and packs the weights layer by layer."""
     machine = MachineFacts(
         num_cores=1,
         total_bytes=2**40,
@@ -296,7 +297,7 @@ def build(model: DecoderModel, path: Path, case: Case) -> None:
     }
     plan = make_plan(parse_args(sections), read_model_facts(path), machine, path)
     table = RowTable(max_rows=1, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
-    forward = build_forward(model, plan, table, cache_dir() / "kernels")
+    forward = build_forward(model, plan, table, cache_dir() / "kernels", fill=fill)
     forward.forward.close()
 
 

@@ -35,7 +35,9 @@ def live_bytes() -> int:
         # Tensors of other types are descriptions of tensors, which compilers leave behind.
         tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, Parameter)]
     for tensor in tensors:
-        if tensor.device.type == "cpu" and not tensor.is_sparse:
+        if tensor.is_mkldnn:  # packed by torch, which does not say where
+            storages[id(tensor)] = tensor.numel() * tensor.element_size()
+        elif tensor.device.type == "cpu" and not tensor.is_sparse:
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())

@@ -12,7 +12,7 @@ from remora.configs.load import parse_args
 from remora.configs.loading import Loading
 from remora.configs.plan import make_plan
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_served_model
+from remora.engine.models.registry import open_served_model
 from remora.engine.parallel.layout import Layout
 from tests.engine.fallback.conftest import Checkpoints
 from tests.engine.models.paged_model import PagedModel
@@ -32,8 +32,9 @@ def test_two_ranks_give_what_transformers_gives(tied: bool, checkpoints: Checkpo
     path = checkpoints("helium", tie_word_embeddings=tied)
     ids = make_prompts([30])[0]
 
-    models = [
-        load_served_model(
+    models = []
+    for rank in range(2):
+        opened = open_served_model(
             path,
             dtype=torch.float32,
             load_format="auto",
@@ -43,8 +44,8 @@ def test_two_ranks_give_what_transformers_gives(tied: bool, checkpoints: Checkpo
             edit=None,
             loading=Loading(),
         )
-        for rank in range(2)
-    ]
+        with opened as (model, _):
+            models.append(model)
 
     def run(rank: int) -> torch.Tensor:
         paged = PagedModel(models[rank], group=groups[rank])
