@@ -22,6 +22,7 @@ from remora.engine.models.families import (
     llama,
     llama4,
     qwen,
+    seeing,
 )
 from remora.engine.models.families.reading import RawConfig
 
@@ -56,6 +57,8 @@ ARCHITECTURES: dict[str, Parse] = {
     "GemmaForCausalLM": gemma.parse_gemma,
     "Gemma2ForCausalLM": gemma.parse_gemma2,
     "Gemma3ForCausalLM": gemma.parse_gemma3,
+    "Gemma3ForConditionalGeneration": seeing.parse_seeing_gemma3,
+    "Mistral3ForConditionalGeneration": seeing.parse_seeing_mistral3,
     "Phi3ForCausalLM": fused.parse_phi3,
     "GlmForCausalLM": fused.parse_glm,
     "Glm4ForCausalLM": fused.parse_glm4,

@@ -105,13 +105,19 @@ class SafetensorsWeights:
                     yield entry.name, entry.view(memory)
 
 
+MADE_UP = "bfloat16"  # number format of weights that are not there
+
+
 def stored_dtype(folder: Path) -> str:
     """Return the number format of a folder's weights, from their headers.
 
-    Pickles are not asked: configs without a dtype are older than any format but float32.
+    Pickles are not asked: configs without a dtype are older than any format but float32. To have no
+    weights is no fault here: who loads says so, or makes them up.
     """
     files = weight_files(folder)
-    if files and all(file.suffix != ".safetensors" for file in files):
+    if not files:
+        return MADE_UP
+    if all(file.suffix != ".safetensors" for file in files):
         return "float32"
     return SafetensorsWeights(folder).dtype()
 

@@ -59,7 +59,7 @@ def parse_deepseek_v2(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_deepseek_v3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """DeepSeek-V3 and R1."""
-    raw = without_nulls(raw)
+    raw = without_nulls({"q_lora_rank": 1536, "n_shared_experts": 1, **raw})
     config = _with_latents(architecture, raw)
     first = raw.get("first_k_dense_replace", 3)
     experts = read_sigmoid_experts({"n_group": 8, "topk_group": 4, **raw}, scaling=2.5)
@@ -68,7 +68,8 @@ def parse_deepseek_v3(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_glm4_moe_lite(architecture: str, raw: RawConfig) -> DecoderConfig:
     """GLM-4.7-Flash: DeepSeek-V3 in another size."""
-    raw = without_nulls(raw)
+    usual = {"q_lora_rank": 768, "n_shared_experts": 1, "rms_norm_eps": 1e-5}
+    raw = without_nulls({**usual, **raw})
     num_layers = positive(raw, "num_hidden_layers")
     kinds = raw.get("mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
     if len(kinds) != num_layers or not set(kinds) <= {"dense", "sparse"}:

@@ -44,6 +44,7 @@ LAYER = r"(model\.layers\.\d+\.)"
 
 def parse_mixtral(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Mixtral: the feed-forward layers of Mistral, eight times."""
+    raw = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, **without_nulls(raw)}
     config = like_llama(architecture, raw, windows=raw.get("sliding_window"))
     names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
     inside = LAYER + r"block_sparse_moe\."

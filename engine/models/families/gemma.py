@@ -36,6 +36,7 @@ from remora.engine.models.families.reading import (
 from remora.engine.models.rope_config import RopeConfig
 
 LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0
+HEAD_DIM = 256  # where config.json does not say
 
 
 def parse_gemma(architecture: str, raw: RawConfig) -> DecoderConfig:
@@ -43,7 +44,7 @@ def parse_gemma(architecture: str, raw: RawConfig) -> DecoderConfig:
     _refuse_bidirectional(raw)
     act = raw.get("hidden_activation") or raw.get("hidden_act")
     raw = {
-        "head_dim": 256,
+        "head_dim": HEAD_DIM,
         **without_nulls(raw),
         "hidden_act": "gelu_pytorch_tanh" if act in (None, "gelu") else act,
         "tie_word_embeddings": flag(raw, "tie_word_embeddings", True),
@@ -60,8 +61,8 @@ def parse_gemma(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_gemma2(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Gemma 2."""
-    shape = heads(without_nulls(raw))
-    turn, max_position = rope(raw, shape.head_dim)
+    raw = {"head_dim": HEAD_DIM, **raw}
+    turn, max_position = rope(raw, heads(without_nulls(raw)).head_dim)
     kinds = kinds_of_layers(raw, every(raw, 2))
     return _sandwiched(
         architecture,
@@ -76,6 +77,7 @@ def parse_gemma2(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_gemma3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Gemma 3, text."""
+    raw = {"head_dim": HEAD_DIM, **raw}
     kinds = kinds_of_layers(raw, every(raw, int(number(raw, "sliding_window_pattern", 6))))
     head_dim = heads(without_nulls(raw)).head_dim
     settings = raw.get("rope_parameters")

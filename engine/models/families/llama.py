@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from remora.configs.errors import ConfigError
 from remora.engine.models.config import (
     BlockConfig,
     DecoderConfig,
@@ -100,6 +101,8 @@ def parse_ministral(architecture: str, raw: RawConfig) -> DecoderConfig:
 def parse_ministral3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Ministral 3: queries grow with the logarithm of their position, beyond the first length."""
     settings = dict(raw.get("rope_parameters") or {})
+    if not settings:
+        raise ConfigError("config.json of Ministral 3 has no rope_parameters.")
     growth = settings.pop("llama_4_scaling_beta", None)
     settings.pop("max_position_embeddings", None)
     queries = None
@@ -108,7 +111,7 @@ def parse_ministral3(architecture: str, raw: RawConfig) -> DecoderConfig:
         queries = QueryGrowth(rate=growth, period=period)
     return like_llama(
         architecture,
-        {**raw, "rope_parameters": settings},
+        {"rms_norm_eps": 1e-5, **raw, "rope_parameters": settings},
         windows=raw.get("sliding_window"),
         attention={"growth": queries},
     )

@@ -35,6 +35,16 @@ def test_dtype_comes_from_the_weights_where_the_config_has_none(
     assert read_model_facts(tmp_path).dtype == "float16"
 
 
+def test_a_config_without_weights_and_dtype_has_facts_too(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    raw = json.loads((tiny_checkpoints("llama") / "config.json").read_text())
+    del raw["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+
+    assert read_model_facts(tmp_path).dtype == "bfloat16"
+
+
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent does not exist; expected a folder with config"):
         read_model_facts(tmp_path / "absent")

@@ -1,0 +1,61 @@
+"""The text of models that also see images: Gemma 3 and Mistral 3.
+
+Their config.json has the text's settings in `text_config`, and their tensors of the text a prefix.
+Weights of what sees are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from remora.configs.errors import ConfigError
+from remora.engine.models.config import DecoderConfig, TensorRule
+from remora.engine.models.families.gemma import parse_gemma3
+from remora.engine.models.families.llama import parse_ministral3, parse_mistral
+from remora.engine.models.families.naming import unused
+from remora.engine.models.families.reading import RawConfig
+
+# What checkpoints of Gemma 3 leave out where it is as in transformers' class.
+GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+MISTRALS = {"mistral": parse_mistral, "ministral3": parse_ministral3}
+# The second spelling is that of transformers 5.
+RULES = (
+    *unused(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\..*"),
+    TensorRule(r"language_model\.(.*)", (r"\1",)),
+    TensorRule(r"model\.language_model\.(.*)", (r"model.\1",)),
+)
+
+
+def parse_seeing_gemma3(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Gemma 3 from 4B on."""
+    return replace(
+        parse_gemma3(architecture, {**GEMMA3_DEFAULTS, **text_settings(raw)}), rules=RULES
+    )
+
+
+def parse_seeing_mistral3(architecture: str, raw: RawConfig) -> DecoderConfig:
+    """Mistral Small 3.1 and later, Ministral 3."""
+    settings = text_settings(raw)
+    kind = settings.get("model_type")
+    if kind not in MISTRALS:
+        raise ConfigError(
+            f"model_type of text_config in config.json is {kind!r}; known are "
+            f"{', '.join(MISTRALS)}."
+        )
+    return replace(MISTRALS[kind](architecture, settings), rules=RULES)
+
+
+def text_settings(raw: RawConfig) -> dict[str, Any]:
+    """Return what a config.json says of the text; what is said beside it counts for that too."""
+    settings = {**raw, **(raw.get("text_config") or {})}
+    # transformers ties the head by the outer word, where there is one.
+    if "tie_word_embeddings" in raw:
+        settings["tie_word_embeddings"] = raw["tie_word_embeddings"]
+    return settings
