@@ -25,8 +25,6 @@ TinyCheckpoints = Callable[..., Path]
 # Of an engine, or of torch. Beside other processes threads wait for each other.
 NUM_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
-torch.set_num_threads(NUM_THREADS)
-
 # Machines that run the tests are shared: how long an example takes says nothing.
 settings.register_profile("remora", deadline=None)
 settings.load_profile("remora")
@@ -60,6 +58,12 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """Let what was collected go, or modules that count their objects tell of leaks."""
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_threads() -> None:
+    """An engine sets how many threads torch has in all of its process, and so for later modules."""
+    torch.set_num_threads(NUM_THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from remora.configs.dialects.catalogue import SYSTEMS, Parameter, System, catalo
 from remora.configs.dialects.rules import Refused
 from remora.deployments.cli import serve
 from remora.deployments.cli.main import app
-from tests.configs.test_load import WRONG
+from tests.configs.test_load import KEYS, wrong_values
 
 HEAD = "applications:\n  - import_path: remora.deployments.app:build\n    args:\n"
 GOOD = f"{HEAD}      model: {{path: smollm2-135m-instruct}}\n"
@@ -64,13 +64,15 @@ def in_file(text: str, *says: str) -> Wrong:
 
 def of_keys() -> Iterator[Wrong]:
     """One wrong value of each key, by --set and by a variable in turn."""
-    seen: set[tuple[str, str]] = set()
-    for section, key, value in WRONG:
-        if (section, key) in seen or value in ({}, []) or (section, key) == ("model", "path"):
-            continue
-        seen.add((section, key))
+    wrong = [
+        (section, key, value)
+        for section, key in KEYS
+        if (section, key) != ("model", "path")
+        for value in [value for value in wrong_values(section, key) if value not in ({}, [])][:1]
+    ]
+    for number, (section, key, value) in enumerate(wrong, 1):
         text = yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
-        if len(seen) % 2:
+        if number % 2:
             given = Wrong(
                 args=("a.yaml", "--set", f"{section}.{key}={text}"),
                 files={"a.yaml": GOOD},

@@ -25,6 +25,7 @@ FRANCE = {
     "max_tokens": 12,
 }
 WAIT = httpx.Timeout(120)
+NUM = 150  # of requests at once, of which some leave
 
 
 def make_completion(number: int, **fields: Any) -> dict[str, Any]:
@@ -94,8 +95,8 @@ async def test_errors_come_out_of_handles_as_themselves(cluster: Cluster) -> Non
 
 async def test_disconnects_of_some_change_nothing_for_the_others(cluster: Cluster) -> None:
     rng = random.Random(5)
-    bodies = [make_completion(number, stream=True) for number in range(300)]
-    leaving = set(rng.sample(range(300), 90))
+    bodies = [make_completion(number, stream=True) for number in range(NUM)]
+    leaving = set(rng.sample(range(NUM), NUM * 3 // 10))
     room = asyncio.Semaphore(64)
 
     async def ask(client: httpx.AsyncClient, number: int) -> str:
@@ -114,15 +115,15 @@ async def test_disconnects_of_some_change_nothing_for_the_others(cluster: Cluste
 
     limits = httpx.Limits(max_connections=64)
     async with httpx.AsyncClient(base_url=cluster.url(TINY), timeout=WAIT, limits=limits) as client:
-        staying = [number for number in range(300) if number not in leaving]
+        staying = [number for number in range(NUM) if number not in leaving]
         calm = await asyncio.gather(*(ask(client, number) for number in staying))
         await client.post("/flush_cache")
-        everyone = [(leave if n in leaving else ask)(client, n) for n in range(300)]
+        everyone = [(leave if n in leaving else ask)(client, n) for n in range(NUM)]
         results = await asyncio.gather(*everyone)
         await until_idle(client)
 
     assert [results[number] for number in staying] == calm
-    assert len(set(calm)) > 200
+    assert len(set(calm)) > 0.9 * len(calm)
 
 
 async def test_overload_is_refused_with_a_time_and_the_admitted_finish(cluster: Cluster) -> None:

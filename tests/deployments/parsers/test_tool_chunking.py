@@ -80,7 +80,7 @@ def texts(name: str) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_chunking_of_any_text_gives_the_same_reply(name: str, data: st.DataObject) -> None:
     text = data.draw(texts(name))
@@ -93,7 +93,7 @@ def test_any_chunking_of_any_text_gives_the_same_reply(name: str, data: st.DataO
 
 
 @pytest.mark.parametrize("use", FORCED, ids=["named", "required"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_chunking_of_a_forced_reply_gives_the_same_calls(
     use: ToolUse, data: st.DataObject
@@ -132,7 +132,7 @@ def write_json_call(name: str, tool: str, arguments: str) -> str:
 @pytest.mark.parametrize(
     "name", ["hermes", "llama3", "mistral", "deepseek_v3", "deepseek_v31", "kimi_k2"]
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     made=st.lists(calls, min_size=1, max_size=3),
     cuts=st.lists(st.integers(0, 10**6), max_size=6),
@@ -160,7 +160,7 @@ def test_calls_in_json_come_back_character_for_character(
     assert not any(isinstance(event, Text) for event in events)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     made=st.lists(calls, min_size=1, max_size=3), cuts=st.lists(st.integers(0, 10**6), max_size=6)
 )
@@ -178,7 +178,7 @@ def test_calls_in_python_keep_their_values(
     assert found == [arguments for _, arguments in made]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     number=st.integers(-(10**9), 10**9),
     text=st.text(max_size=12).filter(lambda text: not re.search(r"[<\r]|\n\Z", text)),
