@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remora.configs.errors import ConfigError
-
-RawConfig = Mapping[str, Any]
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "relu", "tanh")
+from remora.engine.models.config import Activation
+from remora.engine.models.families.reading import RawConfig, activation, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class EncoderConfig:
     num_heads: int
     max_position: int
     norm_eps: float
-    activation: str
+    activation: Activation
     names: EncoderNames
     position_offset: int = 0
     num_types: int = 0
@@ -153,11 +152,11 @@ def _table_encoder(
         raise ConfigError("config.json describes a decoder of the BERT kind; it is not known.")
     return EncoderConfig(
         architecture=architecture,
-        activation=_activation(raw, "hidden_act", "gelu"),
+        activation=activation(raw, "hidden_act", "gelu"),
         norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
         position_offset=offset,
         num_types=int(raw.get("type_vocab_size", 2)),
-        max_position=_positive(raw, "max_position_embeddings") - offset,
+        max_position=positive(raw, "max_position_embeddings") - offset,
         names=names,
         **_sizes(raw),
     )
@@ -174,6 +173,8 @@ def _nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
         ("rotary_emb_fraction", 1.0),
         ("use_rms_norm", False),
         ("parallel_block", False),
+        ("rotary_scaling_factor", None),
+        ("moe_every_n_layers", 0),
     ):
         if raw.get(key, plain) not in (plain, None):
             raise ConfigError(f"{key} in config.json is {raw[key]!r}; only {plain!r} is known.")
@@ -184,10 +185,10 @@ def _nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
     sizes = _sizes(raw)
     return EncoderConfig(
         architecture=architecture,
-        activation=_activation(raw, "hidden_act", "silu"),
+        activation=activation(raw, "hidden_act", "silu"),
         norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
         num_types=int(raw.get("type_vocab_size", 2)),
-        max_position=_positive(raw, "max_position_embeddings"),
+        max_position=positive(raw, "max_position_embeddings"),
         rope_thetas=(theta,) * sizes["num_layers"],
         is_gated=True,
         attention_bias=False,
@@ -214,7 +215,7 @@ def _modern(architecture: str, raw: RawConfig) -> EncoderConfig:
     attention_bias = bool(raw.get("attention_bias", False))
     return EncoderConfig(
         architecture=architecture,
-        activation=_activation(raw, "hidden_activation", "gelu"),
+        activation=activation(raw, "hidden_activation", "gelu"),
         norm_eps=float(raw.get("norm_eps", 1e-5)),
         max_position=int(raw.get("max_position_embeddings", 8192)),
         rope_thetas=tuple(thetas[kind] for kind in kinds),
@@ -275,31 +276,16 @@ def parse_encoder(raw: RawConfig) -> EncoderConfig:
 
 
 def _sizes(raw: RawConfig) -> dict[str, Any]:
-    hidden_size, num_heads = _positive(raw, "hidden_size"), _positive(raw, "num_attention_heads")
+    hidden_size, num_heads = positive(raw, "hidden_size"), positive(raw, "num_attention_heads")
     if hidden_size % num_heads:
         raise ConfigError(
             f"hidden_size ({hidden_size}) in config.json is not a multiple of num_attention_heads "
             f"({num_heads})."
         )
     return {
-        "vocab_size": _positive(raw, "vocab_size"),
+        "vocab_size": positive(raw, "vocab_size"),
         "hidden_size": hidden_size,
-        "intermediate_size": _positive(raw, "intermediate_size"),
-        "num_layers": _positive(raw, "num_hidden_layers"),
+        "intermediate_size": positive(raw, "intermediate_size"),
+        "num_layers": positive(raw, "num_hidden_layers"),
         "num_heads": num_heads,
     }
-
-
-def _activation(raw: RawConfig, key: str, usual: str) -> str:
-    name = str(raw.get(key) or usual)
-    if name not in ACTIVATIONS:
-        raise ConfigError(f"{key} in config.json is {name!r}; known: {', '.join(ACTIVATIONS)}.")
-    return name
-
-
-def _positive(raw: RawConfig, key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
-        found = "is missing" if value is None else f"is {value!r}"
-        raise ConfigError(f"{key} in config.json {found}; it must be a whole number above 0.")
-    return value

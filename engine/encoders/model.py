@@ -6,7 +6,7 @@ states.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -15,40 +15,11 @@ from torch import Tensor
 from remora.engine.encoders.attention import attend_rows
 from remora.engine.encoders.config import EncoderConfig
 from remora.engine.layers.linear import Linear
+from remora.engine.layers.mlp import ACTIVATIONS
+from remora.engine.layers.norm import LayerNorm
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.pooling.rows import RowBatch
 from remora.kernels.rope import apply_rope
-
-ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-}
-
-
-class LayerNorm:
-    """Norm over the last dimension, with a weight and perhaps a bias."""
-
-    def __init__(
-        self, dim: int, *, eps: float, bias: bool, dtype: torch.dtype, device: str
-    ) -> None:
-        self.weight = torch.empty(dim, dtype=dtype, device=device)
-        self.bias = torch.empty(dim, dtype=dtype, device=device) if bias else None
-        self.eps = eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise [..., dim]."""
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
-
-    def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the memory that it fills."""
-        yield f"{name}.weight", whole(self.weight)
-        if self.bias is not None:
-            yield f"{name}.bias", whole(self.bias)
 
 
 class EncoderLayer:
@@ -61,7 +32,7 @@ class EncoderLayer:
         self.config = config
         self.window = config.windows[layer] if config.windows else None
         self.theta = config.rope_thetas[layer] if config.rope_thetas else None
-        self.activate = ACTIVATE[config.activation]
+        self.activate = ACTIVATIONS[config.activation]
 
         def linear(inputs: int, parts: tuple[str, ...], outputs: int, bias: bool) -> Linear:
             each = Axis.whole(outputs // len(parts))

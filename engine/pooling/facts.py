@@ -14,11 +14,12 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.configs.pooling import Method, PoolingSection, Task
-from remora.engine.encoders.config import ACTIVATIONS, CLASSIFIER, encoder_architecture
+from remora.engine.encoders.config import CLASSIFIER, encoder_architecture
 from remora.engine.models.architectures import ARCHITECTURES
 from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config
+from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.families.reading import activation as activation_of
 
-RawConfig = Mapping[str, Any]
 REWARD_HEADS = ("ForRewardModel",)
 BASE_HEADS = ("Model",)
 CAUSAL = "ForCausalLM"
@@ -57,7 +58,7 @@ class Stage:
     name:      of its tensors, without `.weight`
     folder:    under the checkpoint's, where its own file is; None = they are with the model's
     is_norm:   a norm, and no product; `outputs` are its size then
-    activation: of ACTIVATIONS, or none
+    activation: of heads.ACTIVATIONS, or none
     """
 
     name: str
@@ -317,9 +318,7 @@ def _scoring_facts(raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts
     elif architecture.startswith("ModernBert"):
         methods = (_modern_method(raw),)
         bias = bool(raw.get("classifier_bias", False))
-        activation = str(raw.get("classifier_activation", "gelu"))
-        if activation not in ACTIVATIONS:
-            raise ConfigError(f"classifier_activation in config.json is {activation!r}, not known.")
+        activation = activation_of(raw, "classifier_activation", "gelu")
         first = Stage(
             name="head.dense", inputs=size, outputs=size, bias=bias, activation=activation
         )

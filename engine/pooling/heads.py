@@ -5,17 +5,25 @@ Knows neither requests nor what the numbers mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from remora.configs.pooling import Method
-from remora.engine.encoders.model import ACTIVATE, LayerNorm, whole
+from remora.engine.encoders.model import whole
+from remora.engine.layers import mlp
+from remora.engine.layers.norm import LayerNorm
 from remora.engine.parallel.shard import Shard
 from remora.engine.pooling.facts import Stage
 from remora.engine.pooling.rows import RowBatch
+
+ACTIVATIONS: Mapping[str, mlp.Activate] = {
+    **mlp.ACTIVATIONS,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
 
 
 def pool(hidden: Tensor, rows: RowBatch, method: Method) -> Tensor:
@@ -73,7 +81,7 @@ class Head:
 class _LayerOf:
     def __init__(self, stage: Stage, device: str) -> None:
         self.stage = stage
-        self.activate: Callable[[Tensor], Tensor] | None = ACTIVATE.get(stage.activation)
+        self.activate = ACTIVATIONS.get(stage.activation)
         self.norm: LayerNorm | None = None
         dtype = torch.float32
         if stage.is_norm:

@@ -14,13 +14,14 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.configs.loading import Loading
 from remora.configs.plan import ModelFacts
-from remora.engine.encoders.config import CLASSIFIER, RawConfig, encoder_architecture, parse_encoder
+from remora.engine.encoders.config import CLASSIFIER, encoder_architecture, parse_encoder
 from remora.engine.encoders.model import EncoderModel
 from remora.engine.models.architectures import ARCHITECTURES, parse_config
 from remora.engine.models.checkpoint import read_raw_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import dtype_of
+from remora.engine.models.families.reading import RawConfig
 from remora.engine.parallel.shard import Shard
 from remora.engine.pooling.facts import (
     BASE_HEADS,

@@ -1,6 +1,5 @@
 """Every dense family against transformers, in float32, as a user would load it."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from remora.configs.device_plan import DevicePlan
 from remora.configs.errors import ConfigError
 from remora.engine.device import make_attention
 from remora.engine.graphs.coverage import not_covered
-from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.registry import load_model
 from tests.engine.fakes import make_plan
@@ -123,23 +121,6 @@ def test_longrope_past_the_original_length_is_what_decoding_token_by_token_gives
     logits = load(path).step(a=ids)["a"]
 
     assert_same(logits, torch.cat(steps))
-
-
-def test_baichuan_13b_has_alibi_and_a_head_of_unit_rows(tmp_path: Path) -> None:
-    path, _ = make_family(tmp_path, "baichuan-7b")
-    raw = json.loads((path / "config.json").read_text())
-    del raw["max_position_embeddings"]
-
-    config = parse_config({**raw, "model_max_length": 4096, "vocab_size": 125_696})
-    rules = {rule.pattern: rule.split for rule in config.rules}
-
-    assert config.attention.alibi == 1.0
-    assert config.max_position == 4096
-    assert {layer.rope.kind for layer in config.layers} == {"none"}
-    unit_rows = rules[r"lm_head\.weight"]
-    assert unit_rows is not None
-    (rows,) = unit_rows(torch.tensor([[3.0, 4.0], [0.0, 2.0]]))
-    assert rows.tolist() == [[pytest.approx(0.6), pytest.approx(0.8)], [0.0, 1.0]]
 
 
 def test_a_fused_tensor_of_another_size_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from remora.configs.errors import ConfigError
+from remora.engine.encoders.config import parse_encoder
 from remora.configs.loading import Loading
 from remora.configs.model import ModelSection
 from remora.configs.pooling import PoolingSection, Task
@@ -133,6 +134,20 @@ def test_what_changes_the_numbers_and_is_not_known_is_refused(tmp_path: Path) ->
         file.write_text(json.dumps({**raw, key: value}))
         with pytest.raises(ConfigError, match=key if key != "is_decoder" else "decoder"):
             load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rotary_scaling_factor", 2.0), ("moe_every_n_layers", 2)]
+)
+def test_nomic_that_scales_rotation_or_has_experts_is_refused(
+    tmp_path: Path, key: str, value: float
+) -> None:
+    make_tiny_encoder(tmp_path, "nomic")
+    raw = json.loads((tmp_path / "config.json").read_text())
+
+    assert parse_encoder({**raw, "rotary_scaling_factor": None}) == parse_encoder(raw)
+    with pytest.raises(ConfigError, match=f"{key} in config.json is {value}"):
+        parse_encoder({**raw, key: value})
 
 
 @pytest.mark.parametrize(
