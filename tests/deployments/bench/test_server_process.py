@@ -62,6 +62,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_the_server_too(tiny_checkpoints: TinyCheckpoints) -> None:
     process = subprocess.Popen(
         own_command("bench", "serve", str(tiny_checkpoints("llama")), "--requests", "1000000"),

