@@ -20,7 +20,7 @@ from remora.engine.pooling.facts import Stage
 from remora.engine.pooling.rows import RowBatch
 
 ACTIVATIONS: Mapping[str, mlp.Activate] = {
-    **mlp.ACTIVATIONS,
+    **{str(name): activate for name, activate in mlp.ACTIVATIONS.items()},
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
 }

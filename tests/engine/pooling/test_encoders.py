@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from remora.configs.errors import ConfigError
-from remora.engine.encoders.config import parse_encoder
 from remora.configs.loading import Loading
 from remora.configs.model import ModelSection
 from remora.configs.pooling import PoolingSection, Task
+from remora.engine.encoders.config import parse_encoder
 from remora.engine.pooling.facts import pooling_task, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model
 from remora.engine.pooling.model import PoolingModel
