@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.kv_budget import human_bytes
-from remora.configs.plan import AdapterRoom, EnginePlan, MachineFacts, ModelFacts
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
 
 _WIDTH = 12
 

@@ -44,8 +44,9 @@ class LoraSection(Section):
     at the start, or 16."""
 
     target_modules: list[Name] | None = Field(default=None, max_length=64)
-    """Last words of the names of modules that adapters beside the weights may change (q_proj, ...);
-    unset: those that the adapters of the start change, or all linear layers if there are none."""
+    """Last words of the names of modules that adapters beside the weights may change (q_proj, ...),
+    the checkpoint's or Llama's; unset: those that the adapters of the start change, or all linear
+    layers if there are none."""
 
     max_loaded_loras: int = Field(default=32, ge=1, le=65_536)
     """Adapters that a replica holds in the host's memory; others are read again when a request

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.device_plan import ONE_BY_ONE, DevicePlan, compiled_rows, plan_device
 from remora.configs.errors import ConfigError
 from remora.configs.fallback import check_fallback
@@ -63,6 +64,8 @@ class ModelFacts:
     fingerprint:            which differs between checkpoints of one shape
     windows:                [num_layers] sliding window of each layer in tokens, None = all
                             positions; empty = no layer has one
+    module_words:           last words of our names of modules by those that the checkpoint has in
+                            their place, where these are others
     implementation:         whose code runs it
     indivisible:            why several ranks cannot share its layers; empty if they can
     """
@@ -85,6 +88,7 @@ class ModelFacts:
     kv_vectors: int = 2
     fingerprint: str = ""
     windows: tuple[int | None, ...] = ()
+    module_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     implementation: Literal["remora", "transformers"] = "remora"
     indivisible: str = ""
 
@@ -106,22 +110,6 @@ class MachineFacts:
     cpu_features: tuple[str, ...]
     devices: tuple[str, ...]
     has_triton: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRoom:
-    """Room for adapters beside the weights.
-
-    num_slots:  adapters that rows of one step may use
-    max_rank:   largest rank of an update
-    targets:    last words of the names of the modules that adapters may change
-    eviction:   lru or fifo
-    """
-
-    num_slots: int
-    max_rank: int
-    targets: tuple[str, ...]
-    eviction: Literal["lru", "fifo"] = "lru"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +212,7 @@ def make_plan(
 ) -> EnginePlan:
     """Decide everything that depends on model or machine.
 
-    adapters:  room for them that is needed beside the weights
+    adapters:  room for them that is needed beside the weights; targets may be the checkpoint's
     The machine's memory is that of the device that the model will run on, before the weights are
     loaded. Replicas are taken to share one machine, with as many ranks of each as a node has; a GPU
     that was asked for is a rank's own. Raises ConfigError, with numbers and settings that work.
@@ -237,7 +225,8 @@ def make_plan(
     _check_ranks(config, device)
     _check_new_weights(config, device)
     weight_bytes = _weight_bytes(config, model, dtype, device)
-    adapter_bytes = _adapter_bytes(config, model, dtype, adapters)
+    room = None if adapters is None else adapters.in_our_words(model.module_words)
+    adapter_bytes = _adapter_bytes(config, model, dtype, room)
     max_model_len = pick_context(config, model)
     max_running, max_step, chunk = plan_limits(config, max_model_len)
     on_device = _plan_steps(config, model, device, machine.has_triton, max_running, bool(adapters))
@@ -273,7 +262,7 @@ def make_plan(
         tp_size=parallel.tp_size,
         pp_size=parallel.pp_size,
         micro_batches=parallel.micro_batches or parallel.pp_size,
-        adapters=adapters,
+        adapters=room,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
         loading=Loading.of(config.model),

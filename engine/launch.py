@@ -52,6 +52,7 @@ from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.spellings import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.deleting import delete_weights
+from remora.engine.weights.renaming import RenamingRules
 from remora.engine.weights.source import resolve_model
 
 logger = logging.getLogger(__name__)
@@ -379,7 +380,10 @@ def _make_pool(
     source = open_weights(
         plan.model_path, plan.load_format, device=plan.device, loading=plan.loading
     )
-    return adapting.make_pool(plan.adapters, model.make_room(plan.adapters), source)
+    config = model.config
+    everywhere = DecoderModel(config, dtype=model.dtype, device="meta").make_room(plan.adapters)
+    places = dict.fromkeys(everywhere) | model.make_room(plan.adapters)
+    return adapting.make_pool(plan.adapters, places, source, RenamingRules(config.rules))
 
 
 def _make_table(plan: EnginePlan) -> RowTable:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from remora.configs.plan import AdapterRoom, EnginePlan
+from remora.configs.adapter_room import AdapterRoom
+from remora.configs.plan import EnginePlan
 from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:  # what only serves requests need not load torch
@@ -62,8 +63,37 @@ class WeightSource(Protocol):
         ...
 
 
-WeightEdit = Callable[[WeightSource], WeightSource]
-"""What stands between a checkpoint and the model: it may change tensors, not names or shapes."""
+class Renaming(Protocol):
+    """How a model's checkpoint calls tensors and lays them out, and what of ours they hold."""
+
+    def names(self, theirs: str) -> tuple[str, ...]:
+        """Return the names of our tensors that one of the checkpoint holds; () = none."""
+        ...
+
+    def parts(self, theirs: str, whole: Tensor) -> tuple[Tensor, ...]:
+        """Take a tensor of the checkpoint apart, into those of `names`.
+
+        Raises RuntimeError or IndexError for shapes that cannot be taken apart.
+        """
+        ...
+
+    def rows(self, theirs: str, rows: Tensor) -> tuple[Tensor, ...]:
+        """Divide what belongs to each output of a weight, [outputs, ...], among `names`.
+
+        There must be as many as the weight has, and nothing may bar it.
+        """
+        ...
+
+    def bars_updates(self, theirs: str) -> str:
+        """Return why what belongs to the outputs of a weight cannot be divided; empty = it can."""
+        ...
+
+
+WeightEdit = Callable[[WeightSource, Renaming], WeightSource]
+"""What stands between a checkpoint and the model: it may change tensors, not names or shapes.
+
+The source has our names; the renaming is what it has them by.
+"""
 
 Fill = Callable[[Collection[str] | None], None]
 """Loads what a model has under these names, where that was not done; None = everything."""
@@ -73,7 +103,9 @@ def nothing_left(names: Collection[str] | None = None) -> None:
     """Be the `Fill` of a model whose weights are there."""
 
 
-MakePool = Callable[[AdapterRoom, Mapping[str, "UpdatePlace"], WeightSource], "AdapterPool"]
+MakePool = Callable[
+    [AdapterRoom, Mapping[str, "UpdatePlace | None"], WeightSource, Renaming], "AdapterPool"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +162,8 @@ class Adapting:
     edit:       changes the weights as they load: one adapter may be merged into them
     room:       slots for adapters beside the weights; None = there are none
     make_pool:  with a room: makes what fills the slots, from the room that rank 0 has planned, the
-                places of updates by the names of the weights, and the base model's checkpoint
+                places of updates by the names of all weights that have one (None = on a stage
+                that is not this rank's), the base model's checkpoint and its renaming
     instances:  of adapters that are there from the start, by name
     """
 

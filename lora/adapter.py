@@ -1,8 +1,10 @@
 """A LoRA adapter: what it changes of which tensor of the base model.
 
 Made from a PEFT folder and checked against the base before anybody gets it: names, shapes, ranks
-and values. Fused modules (qkv_proj, gate_up_proj) become the base's separate ones; an update of the
-embedding becomes one of its weight like any other's.
+and values. Modules have the names of the base's checkpoint, and go the way of its tensors: what is
+renamed there is renamed here, and of a module that holds several of ours (c_attn, qkv_proj) each
+gets its rows of B, and all share A. An update of the embedding becomes one of its weight like any
+other's.
 
 Legend: O outputs, I inputs, r rank.
 """
@@ -11,14 +13,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
+from remora.engine.protocols import Renaming
 from remora.lora.files import read_files
 from remora.lora.peft_config import AdapterConfig, parse_adapter_config
 
@@ -30,11 +33,6 @@ _NAME = re.compile(
     r"|(?:(?:base_layer|modules_to_save)\.(?:default\.)?)?(?P<kept>weight|bias))"
 )
 _EMBEDDING = re.compile(r"\.lora_embedding_[AB]")
-# What a fused module is made of, in the order of its rows.
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
 _HINTS = {"lm_head": " of its own: its head is the embedding's weight (tie_word_embeddings)"}
 _MAX_SHOWN = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -60,11 +58,6 @@ class LowRank:
         """r."""
         return self.a.shape[0]
 
-    def rows(self, start: int, stop: int) -> LowRank:
-        """Return the update of rows of the weight only."""
-        magnitude = None if self.magnitude is None else self.magnitude[start:stop]
-        return LowRank(a=self.a, b=self.b[start:stop], scale=self.scale, magnitude=magnitude)
-
     def updated(self, weight: Tensor) -> Tensor:
         """Return the updated weight [O, I] in float32."""
         product = self.b.float() @ self.a.float()
@@ -74,9 +67,19 @@ class LowRank:
         return whole.mul_((self.magnitude.float() / whole.norm(dim=1)).unsqueeze(1))
 
 
+def divided(update: LowRank, theirs: str, renaming: Renaming) -> dict[str, LowRank]:
+    """Give each of our weights its rows of the update of one that the checkpoint calls `theirs`."""
+    names, rows = renaming.names(theirs), renaming.rows
+    magnitudes: Sequence[Tensor | None] = [None] * len(names)
+    if update.magnitude is not None:
+        magnitudes = rows(theirs, update.magnitude)
+    parts = zip(names, rows(theirs, update.b), magnitudes, strict=True)
+    return {name: replace(update, b=b, magnitude=own) for name, b, own in parts}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Adapter:
-    """All that an adapter changes, by names of the base's tensors.
+    """All that an adapter changes, by our names of the base's tensors.
 
     label:     for people
     updates:   low-rank changes of weights
@@ -95,16 +98,19 @@ class Adapter:
         return max((update.rank for update in self.updates.values()), default=0)
 
 
-def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter:
+def read_adapter(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], renaming: Renaming
+) -> Adapter:
     """Read a PEFT folder and check it against the base model.
 
-    shapes:  of all tensors of the base model, by their names in its checkpoint
+    shapes:    of all tensors of the base model, by our names
+    renaming:  of its checkpoint
     Raises InvalidAdapter, which says all that was found wrong.
     """
     files = read_files(folder)
     config = parse_adapter_config(files.config)
     parts = _sorted_out(files.tensors)
-    reader = _Reader(config, shapes)
+    reader = _Reader(config, shapes, renaming)
     for module, part in parts.items():
         reader.add(module, part)
     if reader.faults:
@@ -126,7 +132,7 @@ def read_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Adapter
 class AdapterNeeds:
     """The room that an adapter takes beside the weights.
 
-    targets:  last words of the names of the modules that it changes, those of fused ones apart
+    targets:  last words of the names of the modules that it changes, as it has them
     """
 
     max_rank: int
@@ -139,10 +145,9 @@ def read_needs(folder: Path) -> AdapterNeeds:
     parse_adapter_config(files.config)
     changed = {module: part for module, part in _sorted_out(files.tensors).items() if part.factors}
     ranks = [len(a) for part in changed.values() if (a := part.factors.get("A")) is not None]
-    words = {module.rpartition(".")[2] for module in changed}
     return AdapterNeeds(
         max_rank=max(ranks, default=1),
-        targets=frozenset(part for word in words for part in _FUSED.get(word, (word,))),
+        targets=frozenset(module.rpartition(".")[2] for module in changed),
     )
 
 
@@ -184,9 +189,12 @@ def _sorted_out(tensors: Mapping[str, Tensor]) -> dict[str, _Part]:
 class _Reader:
     """Goes over an adapter's modules; what fits is kept, what does not becomes a fault."""
 
-    def __init__(self, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]], renaming: Renaming
+    ) -> None:
         self._config = config
         self._shapes = shapes
+        self._renaming = renaming
         self.updates: dict[str, LowRank] = {}
         self.replaced: dict[str, Tensor] = {}
         self.faults: list[str] = []
@@ -197,9 +205,12 @@ class _Reader:
             self.faults.append(fault)
             return
         for kind, tensor in part.kept.items():
-            self.replaced[self._base_name(module, kind)] = tensor
+            theirs = self._stored_name(module, kind)
+            parts = self._renaming.parts(theirs, tensor)
+            self.replaced |= zip(self._renaming.names(theirs), parts, strict=True)
         if part.factors:
-            self.updates |= dict(self._split(module, self._update(module, part)))
+            theirs = self._stored_name(module, "weight")
+            self.updates |= divided(self._update(module, part), theirs, self._renaming)
 
     def _faults(self, module: str, part: _Part) -> Iterator[str]:
         tensors = [*part.factors.values(), *part.kept.values()]
@@ -211,7 +222,7 @@ class _Reader:
             elif not bool(torch.isfinite(tensor).all()):
                 yield f"{module} holds values that are not finite"
         for kind, tensor in part.kept.items():
-            yield from self._faults_of_shape(f"{module}.{kind}", module, kind, tensor.shape)
+            yield from self._faults_of_kept(module, kind, tensor)
         if part.factors:
             yield from self._faults_of_update(module, part)
         elif part.magnitude is not None:
@@ -240,27 +251,52 @@ class _Reader:
         outputs, inputs = update.b.shape[0], update.a.shape[1]
         if update.magnitude is not None and update.magnitude.shape != (outputs,):
             yield f"{module} has a magnitude of {list(update.magnitude.shape)}"
-        yield from self._faults_of_shape(module, module, "weight", (outputs, inputs))
+        yield from self._faults_of_place(module, outputs, inputs)
 
-    def _faults_of_shape(
-        self, shown: str, module: str, kind: str, shape: tuple[int, ...]
-    ) -> Iterator[str]:
-        parts = [self._shapes.get(self._base_name(part, kind)) for part in self._separate(module)]
-        if any(part is None for part in parts):
-            yield f"the model has no {shown}{_HINTS.get(module, '')}"
+    def _faults_of_kept(self, module: str, kind: str, tensor: Tensor) -> Iterator[str]:
+        theirs = self._stored_name(module, kind)
+        wanted = self._shapes_of(theirs)
+        if not wanted:
+            yield f"the model has no {module}.{kind}{_HINTS.get(module, '')}"
             return
-        found = [part for part in parts if part is not None]
-        wanted = (sum(part[0] for part in found), *found[0][1:])
-        if tuple(shape) != wanted:
-            yield f"{shown} is for {list(shape)} instead of {list(wanted)}"
-        elif len(parts) > 1 and kind != "weight":
-            yield f"{shown} is replaced as a whole, which is not supported for fused modules"
+        try:
+            parts = self._renaming.parts(theirs, tensor)
+        except (RuntimeError, IndexError):
+            parts = ()
+        if [tuple(part.shape) for part in parts] != wanted:
+            shown = " and ".join(str(list(shape)) for shape in wanted)
+            yield f"{module}.{kind} is {list(tensor.shape)}, and no tensor for {shown}"
+        yield from self._faults_of_twins(module, theirs, self.replaced)
 
-    def _base_name(self, module: str, kind: str) -> str:
+    def _faults_of_place(self, module: str, outputs: int, inputs: int) -> Iterator[str]:
+        theirs = self._stored_name(module, "weight")
+        wanted = self._shapes_of(theirs)
+        if not wanted:
+            yield f"the model has no {module}{_HINTS.get(module, '')}"
+            return
+        if why := self._renaming.bars_updates(theirs):
+            yield f"{module} cannot be updated: {why}"
+            return
+        whole = [sum(shape[0] for shape in wanted), *wanted[0][1:]]
+        if [outputs, inputs] != whole:
+            yield f"{module} is for {[outputs, inputs]} instead of {whole}"
+        yield from self._faults_of_twins(module, theirs, self.updates)
+
+    def _faults_of_twins(self, module: str, theirs: str, taken: Collection[str]) -> Iterator[str]:
+        for name in self._renaming.names(theirs):
+            if name in taken:
+                yield f"{module} changes {name}, which another module of the adapter changes too"
+
+    def _stored_name(self, module: str, kind: str) -> str:
         """Return a tensor's name in the checkpoint; some adapters leave the first word out."""
         name = f"{module}.{kind}"
         longer = f"model.{name}"
-        return longer if name not in self._shapes and longer in self._shapes else name
+        return longer if not self._shapes_of(name) and self._shapes_of(longer) else name
+
+    def _shapes_of(self, theirs: str) -> list[tuple[int, ...]]:
+        """Return the shapes of what a tensor of the checkpoint holds; none if it has no such."""
+        names = self._renaming.names(theirs)
+        return [self._shapes[name] for name in names] if self._shapes.keys() >= {*names} else []
 
     def _update(self, module: str, part: _Part) -> LowRank:
         a, b = part.factors["A"], part.factors["B"]
@@ -268,18 +304,3 @@ class _Reader:
             a, b = b.T, a.T
         magnitude = None if part.magnitude is None else part.magnitude.flatten()
         return LowRank(a=a, b=b, scale=self._config.scale_of(module), magnitude=magnitude)
-
-    def _split(self, module: str, update: LowRank) -> Iterator[tuple[str, LowRank]]:
-        start = 0
-        for part in self._separate(module):
-            name = self._base_name(part, "weight")
-            stop = start + self._shapes[name][0]
-            yield name, update.rows(start, stop)
-            start = stop
-
-    def _separate(self, module: str) -> list[str]:
-        """Return the modules that the base has in the place of a fused one; else the module."""
-        parent, dot, last = module.rpartition(".")
-        if last not in _FUSED or self._base_name(module, "weight") in self._shapes:
-            return [module]
-        return [f"{parent}{dot}{part}" for part in _FUSED[last]]

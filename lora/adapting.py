@@ -11,10 +11,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.configs.lora import LoraSection
-from remora.configs.plan import AdapterRoom
-from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, UpdatePlace, WeightSource
+from remora.engine.protocols import (
+    NO_ADAPTERS,
+    AdapterPool,
+    Adapting,
+    Renaming,
+    UpdatePlace,
+    WeightSource,
+)
 from remora.lora.adapter import read_needs
 from remora.lora.files import read_files
 from remora.lora.merge import merging
@@ -94,9 +101,12 @@ def pooling(
     instances = {name: instance for instance, name in enumerate(folders, 1)}
 
     def make_pool(
-        room: AdapterRoom, places: Mapping[str, UpdatePlace], base: WeightSource
+        room: AdapterRoom,
+        places: Mapping[str, UpdatePlace | None],
+        base: WeightSource,
+        renaming: Renaming,
     ) -> AdapterPool:
-        pool = HostAdapters(room, places, base)
+        pool = HostAdapters(room, places, base, renaming)
         try:
             for instance, folder in enumerate(folders.values(), 1):
                 pool.prepare(instance, folder)

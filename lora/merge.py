@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from remora.configs.errors import ConfigError, InvalidAdapter
-from remora.engine.protocols import WeightEdit, WeightSource
+from remora.engine.protocols import Renaming, WeightEdit, WeightSource
 from remora.lora.adapter import Adapter, read_adapter
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -45,10 +45,10 @@ def merging(folder: Path) -> WeightEdit:
     It raises ConfigError if the adapter is broken or does not fit the model.
     """
 
-    def merge(base: WeightSource) -> WeightSource:
+    def merge(base: WeightSource, renaming: Renaming) -> WeightSource:
         shapes = base.shapes()
         try:
-            adapter = read_adapter(folder, shapes)
+            adapter = read_adapter(folder, shapes, renaming)
         except InvalidAdapter as error:
             raise ConfigError(str(error)) from error
         if _HEAD not in shapes and _EMBEDDING in adapter.updates.keys() | adapter.replaced.keys():

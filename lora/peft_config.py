@@ -28,7 +28,8 @@ _READ = {
     "base_model_name_or_path",
     "init_lora_weights",
 }
-# How the adapter came about. Which modules it is for, its tensors say themselves.
+# How the adapter came about. Which modules it is for, its tensors say themselves; whether the base
+# stores weights the other way round (fan_in_fan_out), the base.
 _OF_TRAINING = {
     "task_type",
     "inference_mode",
@@ -49,6 +50,7 @@ _OF_TRAINING = {
     "corda_config",
     "runtime_config",
     "ensure_weight_tying",
+    "fan_in_fan_out",
 }
 # These begin by changing the base's weights, which are then not the ones that we have.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")

@@ -7,7 +7,6 @@ anew is another instance. Knows neither names nor who uses what.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,15 +15,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import InvalidAdapter
-from remora.configs.plan import AdapterRoom
-from remora.engine.protocols import AdapterFacts, UpdatePlace, WeightSource
+from remora.engine.protocols import AdapterFacts, Renaming, UpdatePlace, WeightSource
 from remora.lora.adapter import Adapter, LowRank, read_adapter
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _MAX_SHOWN = 8
-# What no layer has slots for, though the last words of the names may be among those with room.
-_PLACELESS = re.compile(r"\.mlp\.experts\.\d+\.|\.mlp\.gate\.weight$|\.kv_b_proj\.weight$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +39,32 @@ class _Share:
 class HostAdapters:
     """AdapterPool of one rank.
 
-    places:  of updates, by the names of the weights; those of this rank's layers
-    base:    the checkpoint of the model
+    places:    of updates, by the names of all weights that have one; None = on another stage
+    base:      the weights of the model
+    renaming:  of its checkpoint
     """
 
     def __init__(
         self,
         room: AdapterRoom,
-        places: Mapping[str, UpdatePlace],
+        places: Mapping[str, UpdatePlace | None],
         base: WeightSource,
+        renaming: Renaming,
     ) -> None:
         self._room = room
         self._places = places
         self._base = base
+        self._renaming = renaming
         shapes = base.shapes()
         # The head is updated apart from the embedding, also where they share a weight.
         self._shapes = {_HEAD: shapes[_EMBEDDING], **shapes}
-        self._slots = {id(place.slots): place.slots for place in places.values()}
+        self._slots = {id(place.slots): place.slots for place in places.values() if place}
         self._shares: dict[int, tuple[_Share, ...]] = {}
         self._lock = threading.Lock()
 
     def prepare(self, instance: int, folder: Path) -> AdapterFacts:
         """Read an adapter, check it and keep this rank's share. Raises InvalidAdapter."""
-        adapter = read_adapter(folder, self._shapes)
+        adapter = read_adapter(folder, self._shapes, self._renaming)
         self._check(adapter, folder)
         shares = tuple(self._cut(adapter))
         with self._lock:
@@ -109,11 +109,12 @@ class HostAdapters:
                 f"it changes {_some(strange)}, and there is room for changes of "
                 f"{', '.join(room.targets)} only"
             )
-        placeless = [name for name in adapter.updates if _PLACELESS.search(name)]
+        placeless = adapter.updates.keys() - self._places.keys() - {*strange}
         if placeless:
             faults.append(
-                f"it changes {_some(placeless)}, of routed experts or of latent attention, which "
-                "only an adapter that is served alone, merged into the weights, may do"
+                f"it changes {_some(placeless)}, beside which nothing can lie (routed experts and "
+                "what chooses them, latent attention, positions): only an adapter that is served "
+                "alone, merged into the weights, may do so"
             )
         if adapter.max_rank > room.max_rank:
             faults.append(
@@ -136,7 +137,7 @@ class HostAdapters:
     def _cut(self, adapter: Adapter) -> Iterable[_Share]:
         for name, update in adapter.updates.items():
             place = self._places.get(name)
-            if place is not None:  # else another stage of the pipeline has it
+            if place is not None:
                 yield _cut(update, place)
 
 

@@ -237,14 +237,19 @@ class HeadConfig:
 class TensorRule:
     """What of ours a tensor of the checkpoint holds.
 
-    pattern:  regular expression of its whole name
-    names:    of our tensors, with groups of the pattern as in `re.Match.expand`; () = of none
-    split:    makes them of it, by views where that can be; None = it is the only one
+    pattern:       regular expression of its whole name
+    names:         of our tensors, with groups of the pattern as in `re.Match.expand`; () = of none
+    split:         makes them of it, by views where that can be; None = it is the only one
+    turned:        whether outputs are the columns of a weight; they are rows once it is split
+    bars_updates:  why `split` does not divide what belongs to each output, as an update of the
+                   weight does; empty = it does
     """
 
     pattern: str
     names: tuple[str, ...]
     split: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    turned: bool = False
+    bars_updates: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

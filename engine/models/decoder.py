@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError
-from remora.configs.plan import AdapterRoom
 from remora.engine.batch import ForwardBatch
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.embedding import Embedding, Head

@@ -17,6 +17,7 @@ from remora.engine.models.families.reading import RawConfig
 from remora.engine.models.implementation import Theirs, implementation_of
 from remora.engine.parallel.shard import Shard
 from remora.engine.weights.fingerprint import fingerprint
+from remora.engine.weights.renaming import module_words
 from remora.engine.weights.safetensors import stored_dtype
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -56,6 +57,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
         kv_vectors=1 if config.attention.latent is not None else 2,
         tied_embeddings=config.head.tied,
         fingerprint=fingerprint(path, raw),
+        module_words=module_words(config.rules),
         windows=config.windows if any(config.windows) else (),
     )
 

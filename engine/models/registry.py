@@ -23,7 +23,7 @@ from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.gguf import GGUFWeights
 from remora.engine.weights.loader import Filling, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
-from remora.engine.weights.renaming import RenamedWeights
+from remora.engine.weights.renaming import RenamedWeights, RenamingRules
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 if TYPE_CHECKING:  # it knows transformers, which our own families can do without
@@ -94,7 +94,7 @@ def open_model(
     read_as = dtype if edit is None else torch.float32
     source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)
     if edit is not None:
-        source = edit(source)
+        source = edit(source, RenamingRules(config.rules))
     filling = _filling(model, source, show_progress=show_progress, num_threads=loading.num_threads)
     with filling:
         if load_format == "pt":  # read a file at a time, not a tensor

@@ -7,6 +7,7 @@ nothing of file formats or of what the tensors mean.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
@@ -16,6 +17,55 @@ from remora.configs.errors import ConfigError
 from remora.engine.models.config import TensorRule
 from remora.engine.protocols import WeightSource
 
+_SAME = TensorRule(".*", (r"\g<0>",))
+_LAST_WORD = re.compile(r"(\w+)\\\.(?:weight|\(weight\|bias\))$")
+
+
+class RenamingRules:
+    """The `Renaming` of a model: the first rule that matches a name counts, or the name stays."""
+
+    def __init__(self, rules: Sequence[TensorRule]) -> None:
+        self._rules = [(re.compile(rule.pattern), rule) for rule in rules]
+
+    def names(self, theirs: str) -> tuple[str, ...]:
+        """Return the names of our tensors that one of the checkpoint holds."""
+        return self._find(theirs)[1]
+
+    def bars_updates(self, theirs: str) -> str:
+        """Return why updates of a weight are none of ours; empty if they are."""
+        return self._find(theirs)[0].bars_updates
+
+    def parts(self, theirs: str, whole: Tensor) -> tuple[Tensor, ...]:
+        """Take a tensor of the checkpoint apart, into those of `names`."""
+        rule, names = self._find(theirs)
+        return _divide(rule, names, whole.t() if rule.turned else whole)
+
+    def rows(self, theirs: str, rows: Tensor) -> tuple[Tensor, ...]:
+        """Divide what belongs to each output of a weight, [outputs, ...], among `names`."""
+        return _divide(*self._find(theirs), rows)
+
+    def _find(self, theirs: str) -> tuple[TensorRule, tuple[str, ...]]:
+        """Return a tensor's rule and its names by it."""
+        for pattern, rule in self._rules:
+            match = pattern.fullmatch(theirs)
+            if match is not None:
+                return rule, tuple(match.expand(name) for name in rule.names)
+        return _SAME, (theirs,)
+
+
+def _divide(rule: TensorRule, names: Sequence[str], rows: Tensor) -> tuple[Tensor, ...]:
+    return (rows,) * len(names) if rule.split is None else rule.split(rows)
+
+
+def module_words(rules: Sequence[TensorRule]) -> dict[str, tuple[str, ...]]:
+    """Map last words of the names of a checkpoint's modules to those of ours that they hold."""
+    words: dict[str, set[str]] = defaultdict(set)
+    for rule in rules:
+        last = _LAST_WORD.search(rule.pattern)
+        if last is not None:
+            words[last[1]] |= {name.split(".")[-2] for name in rule.names}
+    return {word: tuple(sorted(ours)) for word, ours in words.items()}
+
 
 class RenamedWeights:
     """WeightSource over another one, whose names and shapes are the checkpoint's."""
@@ -23,19 +73,11 @@ class RenamedWeights:
     def __init__(self, source: WeightSource, rules: Sequence[TensorRule]) -> None:
         self.label = source.label
         self._source = source
-        self._rules: dict[str, TensorRule] = {}
+        self._renaming = RenamingRules(rules)
         self._names: dict[str, tuple[str, ...]] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
-        patterns = [(re.compile(rule.pattern), rule) for rule in rules]
         for theirs, shape in source.shapes().items():
-            for pattern, rule in patterns:
-                match = pattern.fullmatch(theirs)
-                if match is not None:
-                    self._rules[theirs] = rule
-                    self._names[theirs] = tuple(match.expand(name) for name in rule.names)
-                    break
-            else:
-                self._names[theirs] = (theirs,)
+            self._names[theirs] = self._renaming.names(theirs)
             self._shapes.update(self._split_shape(theirs, shape))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -48,18 +90,16 @@ class RenamedWeights:
             theirs for theirs, ours in self._names.items() if any(name in names for name in ours)
         }
         for theirs, whole in self._source.read(wanted):
-            for name, part in zip(self._names[theirs], self._split(theirs, whole), strict=True):
+            parts = self._renaming.parts(theirs, whole)
+            for name, part in zip(self._names[theirs], parts, strict=True):
                 if name in names:
                     yield name, part
 
     def _split_shape(
         self, theirs: str, shape: tuple[int, ...]
     ) -> Iterator[tuple[str, tuple[int, ...]]]:
-        if theirs not in self._rules or self._rules[theirs].split is None:
-            yield from ((name, shape) for name in self._names[theirs])
-            return
         try:
-            parts = self._split(theirs, torch.empty(shape, device="meta"))
+            parts = self._renaming.parts(theirs, torch.empty(shape, device="meta"))
         except (RuntimeError, IndexError) as error:
             raise ConfigError(
                 f"{theirs} in {self.label} is {list(shape)}, which cannot be divided into "
@@ -67,9 +107,3 @@ class RenamedWeights:
             ) from error
         for name, part in zip(self._names[theirs], parts, strict=True):
             yield name, tuple(part.shape)
-
-    def _split(self, theirs: str, whole: Tensor) -> tuple[Tensor, ...]:
-        rule = self._rules.get(theirs)
-        if rule is None or rule.split is None:
-            return (whole,) * len(self._names[theirs])
-        return rule.split(whole)

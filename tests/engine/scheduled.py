@@ -10,7 +10,8 @@ from collections import defaultdict
 
 from hypothesis import strategies as st
 
-from remora.configs.plan import AdapterRoom, EnginePlan
+from remora.configs.adapter_room import AdapterRoom
+from remora.configs.plan import EnginePlan
 from remora.engine.engine import Engine
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, make_plan

@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.configs.load import parse_args
-from remora.configs.plan import AdapterRoom, MachineFacts, kv_bytes_per_token, make_plan
+from remora.configs.plan import MachineFacts, kv_bytes_per_token, make_plan
 from remora.engine.layers.experts import Experts
 from remora.engine.llm import LLM
 from remora.engine.models.checkpoint import read_config
@@ -20,6 +21,7 @@ from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import open_weights
 from remora.engine.parallel.layout import Layout
 from remora.engine.types import SamplingParams
+from remora.engine.weights.renaming import RenamingRules
 from remora.lora.pool import HostAdapters
 from tests.conftest import TinyCheckpoints
 from tests.engine.oracle import Oracle
@@ -134,15 +136,20 @@ def test_of_experts_those_are_read_that_tokens_go_through(
 
 @pytest.mark.parametrize(
     ("family", "module"),
-    [("qwen3-moe", "mlp.experts.3.gate_proj"), ("deepseek-v3", "self_attn.kv_b_proj")],
+    [
+        ("qwen3-moe", "mlp.experts.3.gate_proj"),
+        ("qwen2-moe", "mlp.shared_expert_gate"),
+        ("deepseek-v3", "self_attn.kv_b_proj"),
+    ],
 )
 def test_adapters_of_what_has_no_slots_are_refused(
     family: str, module: str, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     path = tiny_checkpoints(family)
-    name = f"model.layers.1.{module}"
     base = open_weights(path, "auto")
-    outputs, inputs = base.shapes()[f"{name}.weight"]
+    shapes = {name.removesuffix(".weight"): shape for name, shape in base.shapes().items()}
+    name = next(name for name in shapes if name.endswith(module))
+    outputs, inputs = shapes[name]
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": [module]}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     named = f"base_model.model.{name}.lora_"
@@ -151,10 +158,11 @@ def test_adapters_of_what_has_no_slots_are_refused(
         f"{named}B.weight": torch.zeros(outputs, 4),
     }
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    room = AdapterRoom(num_slots=1, max_rank=8, targets=("gate_proj", "kv_b_proj"))
-    model = DecoderModel(read_config(path), dtype=torch.float32, device="cpu")
+    room = AdapterRoom(num_slots=1, max_rank=8, targets=("gate_proj", module.split(".")[-1]))
+    config = read_config(path)
+    places = DecoderModel(config, dtype=torch.float32, device="cpu").make_room(room)
 
-    pool = HostAdapters(room, model.make_room(room), base)
+    pool = HostAdapters(room, {**places}, base, RenamingRules(config.rules))
 
-    with pytest.raises(InvalidAdapter, match="of routed experts or of latent attention"):
+    with pytest.raises(InvalidAdapter, match="beside which nothing can lie"):
         pool.prepare(1, tmp_path)

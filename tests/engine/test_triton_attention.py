@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.device_plan import DevicePlan, plan_device
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
 from remora.engine.device import make_attention, make_forward, split_options
 from remora.engine.layers.embedding import Embedding

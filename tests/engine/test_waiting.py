@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import InvalidRequest, PromptTooLong
-from remora.configs.plan import AdapterRoom
 from remora.engine.scheduler import MAX_OVERTAKEN
 from tests.engine.fakes import VOCAB, expected_output
 from tests.engine.scheduled import Harness, make_request

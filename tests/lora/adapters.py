@@ -17,6 +17,11 @@ def make_adapter(base: Path, folder: Path, *, seed: int = 0, **settings: Any) ->
     settings:  of LoraConfig
     """
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return adapt(model, folder, seed=seed, **settings)
+
+
+def adapt(model: Any, folder: Path, *, seed: int = 0, **settings: Any) -> PeftModel:
+    """Write an adapter of transformers' `model`, in its place; return the model that has it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tied weights: what it says of them is tested here
         adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))

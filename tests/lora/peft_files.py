@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from remora.engine.weights.renaming import RenamingRules
 from remora.lora.files import CONFIG, WEIGHTS
 
 RANK = 2
+AS_NAMED = RenamingRules(())  # of a checkpoint that has our names
 SHAPES = {
     "model.embed_tokens.weight": (32, 8),
     "model.layers.0.self_attn.q_proj.weight": (8, 8),

@@ -16,8 +16,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
-from remora.lora.adapter import LowRank, read_adapter
+from remora.engine.models.config import AttentionConfig, TensorRule
+from remora.engine.models.families.naming import (
+    QKV,
+    blocks,
+    of_layers,
+    qkv_blocks,
+    qkv_groups,
+    unit_rows,
+)
+from remora.engine.weights.renaming import RenamingRules
+from remora.lora.adapter import LowRank, divided, read_adapter
 from remora.lora.files import CONFIG, PICKLES, WEIGHTS, read_files
+from tests.lora.peft_files import AS_NAMED
 
 PREFIX = "base_model.model.model.layers.0.self_attn."
 SHAPES = {
@@ -29,6 +40,8 @@ SHAPES = {
     "model.layers.0.input_layernorm.weight": (8,),
 }
 RANK = 2
+MODULE = PREFIX.removeprefix("base_model.model.")
+SIZES = {"q": 8, "k": 4, "v": 4}
 
 
 def make_config(**changes: Any) -> dict[str, Any]:
@@ -51,7 +64,7 @@ def write(folder: Path, config: Any = None, tensors: dict[str, Tensor] | None = 
 def test_an_adapter_is_read(tmp_path: Path) -> None:
     tensors = make_tensors()
 
-    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES)
+    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES, AS_NAMED)
 
     (name,) = adapter.updates
     assert name == "model.layers.0.self_attn.q_proj.weight"
@@ -65,20 +78,53 @@ def test_names_may_leave_out_the_first_words(prefix: str, tmp_path: Path) -> Non
     plain = make_tensors()
     named = {prefix + name.removeprefix("base_model.model.model."): plain[name] for name in plain}
 
-    adapter = read_adapter(write(tmp_path, tensors=named), SHAPES)
+    adapter = read_adapter(write(tmp_path, tensors=named), SHAPES, AS_NAMED)
 
     assert list(adapter.updates) == ["model.layers.0.self_attn.q_proj.weight"]
+
+
+FUSED = RenamingRules(
+    [*of_layers(r"model\.layers\.", {"self_attn.qkv_proj": QKV}, blocks(8, 4, 4))]
+)
 
 
 def test_a_fused_module_is_taken_apart(tmp_path: Path) -> None:
     tensors = make_tensors("qkv_proj", 16)
 
-    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES)
+    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES, FUSED)
 
-    b = tensors[f"{PREFIX}qkv_proj.lora_B.weight"]
+    a, b = (tensors[f"{PREFIX}qkv_proj.lora_{factor}.weight"] for factor in "AB")
     found = {name.split(".")[-2]: update for name, update in adapter.updates.items()}
     assert list(found) == ["q_proj", "k_proj", "v_proj"]
+    assert all(torch.equal(update.a, a) for update in found.values())
     assert torch.equal(torch.cat([update.b for update in found.values()]), b)
+
+
+@pytest.mark.parametrize("kind", ["weight", "bias"])
+def test_a_fused_module_that_is_brought_along_is_taken_apart(kind: str, tmp_path: Path) -> None:
+    whole = torch.randn(16, 8) if kind == "weight" else torch.randn(16)
+    shapes = {**SHAPES, **{f"{MODULE}{part}_proj.bias": (size,) for part, size in SIZES.items()}}
+
+    folder = write(tmp_path, tensors={f"{PREFIX}qkv_proj.{kind}": whole})
+    adapter = read_adapter(folder, shapes, FUSED)
+
+    assert list(adapter.replaced) == [f"{MODULE}{part}_proj.{kind}" for part in "qkv"]
+    assert torch.equal(torch.cat([*adapter.replaced.values()]), whole)
+
+
+def test_a_weight_is_changed_by_one_module(tmp_path: Path) -> None:
+    folder = write(tmp_path, tensors=make_tensors("qkv_proj", 16) | make_tensors("q_proj"))
+
+    with pytest.raises(InvalidAdapter, match=r"q_proj\.weight, which another module"):
+        read_adapter(folder, SHAPES, FUSED)
+
+
+def test_a_weight_whose_rows_change_as_they_load_is_not_updated(tmp_path: Path) -> None:
+    name = f"{MODULE}q_proj.weight"
+    rules = RenamingRules([TensorRule(name, (name,), unit_rows, bars_updates="rows change")])
+
+    with pytest.raises(InvalidAdapter, match="q_proj cannot be updated: rows change"):
+        read_adapter(write(tmp_path), SHAPES, rules)
 
 
 def test_digests_tell_adapters_apart(tmp_path: Path) -> None:
@@ -170,7 +216,7 @@ def test_a_broken_adapter_is_refused_with_the_reason(
     make(tmp_path)
 
     with pytest.raises(InvalidAdapter, match=reason):
-        read_adapter(tmp_path, SHAPES)
+        read_adapter(tmp_path, SHAPES, AS_NAMED)
 
 
 def test_weights_that_are_too_large_are_not_read(tmp_path: Path) -> None:
@@ -184,7 +230,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     config = make_config(base_model_name_or_path="other/model")
 
     with pytest.raises(InvalidAdapter) as raised:
-        read_adapter(write(tmp_path, config, tensors), SHAPES)
+        read_adapter(write(tmp_path, config, tensors), SHAPES, AS_NAMED)
 
     for part in ("no model.layers.0.self_attn.z_proj", "is for [5, 8] instead of [4, 8]"):
         assert part in str(raised.value)
@@ -194,7 +240,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
 def test_tensors_of_an_adapter_are_whole(tmp_path: Path) -> None:
     """What is read does not depend on the file any more."""
     tensors = make_tensors()
-    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES)
+    adapter = read_adapter(write(tmp_path, tensors=tensors), SHAPES, AS_NAMED)
     write(tmp_path, tensors={name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
 
     (update,) = adapter.updates.values()
@@ -203,21 +249,33 @@ def test_tensors_of_an_adapter_are_whole(tmp_path: Path) -> None:
 
 
 @given(
-    outputs=st.integers(1, 6),
+    heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]),
     inputs=st.integers(1, 6),
     rank=st.integers(1, 8),
+    turned=st.booleans(),
+    grouped=st.booleans(),
     has_magnitude=st.booleans(),
     seed=st.integers(0, 2**16),
-    data=st.data(),
 )
-def test_rows_of_an_updated_weight_are_updates_of_its_rows(
-    outputs: int, inputs: int, rank: int, has_magnitude: bool, seed: int, data: st.DataObject
+def test_parts_of_an_updated_weight_are_updates_of_its_parts(
+    heads: tuple[int, int],
+    inputs: int,
+    rank: int,
+    turned: bool,
+    grouped: bool,
+    has_magnitude: bool,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
+    num_heads, num_kv_heads = heads
+    shape = AttentionConfig(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=2, scale=1.0)
+    split = qkv_groups(shape) if grouped else qkv_blocks(shape)
+    renaming = RenamingRules([TensorRule("all", ("q", "k", "v"), split, turned)])
+    outputs = 2 * (num_heads + 2 * num_kv_heads)
     update = LowRank(
         a=draw(rank, inputs),
         b=draw(outputs, rank),
@@ -225,13 +283,15 @@ def test_rows_of_an_updated_weight_are_updates_of_its_rows(
         magnitude=draw(outputs).abs() if has_magnitude else None,
     )
     weight = draw(outputs, inputs)
-    start = data.draw(st.integers(0, outputs))
-    stop = data.draw(st.integers(start, outputs))
 
     whole = update.updated(weight)
 
-    torch.testing.assert_close(
-        update.rows(start, stop).updated(weight[start:stop]), whole[start:stop]
-    )
+    def stored(weight: Tensor) -> Tensor:
+        return weight.t() if turned else weight
+
+    parts = divided(update, "all", renaming)
+    own, expected = (renaming.parts("all", stored(each)) for each in (weight, whole))
+    for name, mine, after in zip("qkv", own, expected, strict=True):
+        torch.testing.assert_close(parts[name].updated(mine), after)
     if update.magnitude is not None:
         torch.testing.assert_close(whole.norm(dim=1), update.magnitude)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.load import parse_args
-from remora.configs.plan import AdapterRoom
 from remora.lora.adapting import configured
 
 

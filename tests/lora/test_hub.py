@@ -17,7 +17,7 @@ from remora.configs.errors import InvalidAdapter, Unavailable
 from remora.lora.adapter import read_adapter
 from remora.lora.files import CONFIG, PICKLES, WEIGHTS
 from remora.lora.sources import Sources
-from tests.lora.peft_files import SHAPES, make_tensors, write_adapter
+from tests.lora.peft_files import AS_NAMED, SHAPES, make_tensors, write_adapter
 
 MAX_BYTES = 100_000
 REPO = "me/pirate"
@@ -125,7 +125,7 @@ def test_the_two_files_are_fetched_once(hub: Hub) -> None:
 
     folder = sources.fetch(f"hf://{REPO}")
 
-    assert read_adapter(folder, SHAPES).max_rank == 2
+    assert read_adapter(folder, SHAPES, AS_NAMED).max_rank == 2
     assert sources.fetch(f"hf://{REPO}") == folder
     assert sorted(hub.fetched) == [CONFIG, WEIGHTS]
 
@@ -165,9 +165,11 @@ def test_a_new_commit_is_fetched(hub: Hub, tmp_path: Path) -> None:
     hub.put(write_adapter(tmp_path / "written", tensors=make_tensors(value=2.0)))
 
     assert make_sources().stamp(f"hf://{REPO}") not in ("", stamp)
-    (update,) = read_adapter(make_sources().fetch(f"hf://{REPO}"), SHAPES).updates.values()
+    (update,) = read_adapter(
+        make_sources().fetch(f"hf://{REPO}"), SHAPES, AS_NAMED
+    ).updates.values()
     assert float(update.a[0, 0]) == 2.0
-    (old,) = read_adapter(before, SHAPES).updates.values()
+    (old,) = read_adapter(before, SHAPES, AS_NAMED).updates.values()
     assert float(old.a[0, 0]) == 1.0
 
 
@@ -220,7 +222,7 @@ def test_a_snapshot_may_not_lead_out_of_its_cache(hub: Hub, tmp_path: Path) -> N
     with pytest.raises(InvalidAdapter, match="leads out"):
         make_sources().fetch(f"hf://{REPO}")
     with pytest.raises(InvalidAdapter, match="leads out"):
-        read_adapter(folder, SHAPES)
+        read_adapter(folder, SHAPES, AS_NAMED)
 
 
 def test_a_snapshot_named_as_a_folder_is_read_only_with_its_links_inside(hub: Hub) -> None:

@@ -20,6 +20,7 @@ from remora.lora.merge import merging
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import greedy_ids, make_adapter
+from tests.lora.peft_files import AS_NAMED
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -62,7 +63,7 @@ def test_merged_weights_are_those_of_peft(
     base = tiny_checkpoints("llama")
     expected = merged_by_peft(make_adapter(base, tmp_path, **settings))
 
-    source = merging(tmp_path)(SafetensorsWeights(base))
+    source = merging(tmp_path)(SafetensorsWeights(base), AS_NAMED)
 
     made = {name: tensor.float().clone() for name, tensor in source.read(source.shapes().keys())}
     assert made.keys() == source.shapes().keys()
@@ -146,7 +147,7 @@ def test_an_embedding_that_is_the_head_too_is_not_merged(
     make_adapter(base, tmp_path, r=4, target_modules=["q_proj", "embed_tokens"])
 
     with pytest.raises(ConfigError, match="would change both"):
-        merging(tmp_path)(SafetensorsWeights(base))
+        merging(tmp_path)(SafetensorsWeights(base), AS_NAMED)
 
 
 @pytest.mark.observes("lora.adapters")
@@ -161,7 +162,7 @@ def test_a_configuration_names_the_adapter(
     adapting = configured(config.lora)
 
     assert adapting.edit is not None
-    assert tmp_path.name in adapting.edit(SafetensorsWeights(base)).label
+    assert tmp_path.name in adapting.edit(SafetensorsWeights(base), AS_NAMED).label
     assert configured(parse_args({"model": {"path": str(base)}}).lora) is NO_ADAPTERS
 
 

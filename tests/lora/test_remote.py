@@ -23,7 +23,7 @@ from remora.lora.files import CONFIG, PICKLES, WEIGHTS
 from remora.lora.network import scrubbed
 from remora.lora.remote import RemoteAdapter
 from remora.lora.sources import Sources
-from tests.lora.peft_files import SHAPES, make_tensors, write_adapter
+from tests.lora.peft_files import AS_NAMED, SHAPES, make_tensors, write_adapter
 
 MAX_BYTES = 1_000_000
 URL = "faulty://adapters/pirate"
@@ -87,7 +87,7 @@ def test_files_are_copied_once(files: Any, tmp_path: Path) -> None:
 
     assert folder.name == "pirate"
     assert sorted(file.name for file in folder.iterdir()) == [CONFIG, WEIGHTS]
-    assert read_adapter(folder, SHAPES).max_rank == 2
+    assert read_adapter(folder, SHAPES, AS_NAMED).max_rank == 2
     assert sources.fetch(URL) == folder
     assert make_sources().fetch(URL) == folder
     assert len(files.opened) == 2
@@ -110,7 +110,7 @@ def test_files_that_changed_are_copied_anew(files: Any, tmp_path: Path, cache: P
         put(files, tmp_path, tensors=make_tensors(value=value))
         found.append(sources.fetch(URL))
 
-    values = {float(next(iter(read_adapter(found[-1], SHAPES).updates.values())).a[0, 0])}
+    values = {float(next(iter(read_adapter(found[-1], SHAPES, AS_NAMED).updates.values())).a[0, 0])}
     assert values == {4.0}
     assert len(set(found)) == 4
     assert sorted(versions(cache)) == sorted(folder.parent for folder in found[-2:])
@@ -171,7 +171,7 @@ def test_a_fault_that_passes_is_tried_again(
 
     folder = make_sources().fetch(URL)
 
-    assert read_adapter(folder, SHAPES).max_rank == 2
+    assert read_adapter(folder, SHAPES, AS_NAMED).max_rank == 2
     assert versions(cache) == [folder.parent]
 
 
@@ -199,7 +199,7 @@ def test_files_that_change_while_they_are_read_are_read_again(files: Any, tmp_pa
 
     folder = make_sources().fetch(URL)
 
-    (update,) = read_adapter(folder, SHAPES).updates.values()
+    (update,) = read_adapter(folder, SHAPES, AS_NAMED).updates.values()
     assert (float(update.a[0, 0]), update.scale) == (2.0, 2.5)
 
 

@@ -12,7 +12,7 @@ from remora.configs.errors import InvalidAdapter, Unavailable
 from remora.lora.adapter import read_adapter
 from remora.lora.files import CONFIG, PICKLES, WEIGHTS
 from remora.lora.sources import Sources
-from tests.lora.peft_files import SHAPES, make_tensors, write_adapter
+from tests.lora.peft_files import AS_NAMED, SHAPES, make_tensors, write_adapter
 
 moto = pytest.importorskip("moto.server")
 s3fs = pytest.importorskip("s3fs")
@@ -73,7 +73,7 @@ def test_an_adapter_is_found_and_fetched(bucket: Any) -> None:
     folder = sources.fetch(URL)
 
     assert sources.repo_adapters() == {"pirate": URL}
-    assert read_adapter(folder, SHAPES).max_rank == 2
+    assert read_adapter(folder, SHAPES, AS_NAMED).max_rank == 2
     assert sources.fetch(URL) == folder
 
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
 from remora.configs.lora import AdapterEntry, LoraSection
-from remora.configs.plan import AdapterRoom
 from remora.lora.files import CONFIG, WEIGHTS
 from remora.lora.pool import HostAdapters
 from remora.lora.sources import Sources, local_folders
 from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
-from tests.lora.peft_files import Base, make_tensors, write_adapter
+from tests.lora.peft_files import AS_NAMED, SHAPES, Base, make_tensors, write_adapter
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def load(sources: Sources, source: str) -> HostAdapters:
     """What a replica does about a source that the API names."""
     sources.check(source)
     room = AdapterRoom(num_slots=1, max_rank=8, targets=("q_proj",))
-    pool = HostAdapters(room, {}, Base())
+    pool = HostAdapters(room, dict.fromkeys(SHAPES), Base(), AS_NAMED)
     pool.prepare(1, sources.fetch(source))
     return pool
 

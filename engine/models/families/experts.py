@@ -250,7 +250,7 @@ def of_all_experts(
         for expert in range(experts.num_experts)
         for part in parts
     )
-    return TensorRule(pattern, names, split)
+    return TensorRule(pattern, names, split, bars_updates="it holds all experts of a layer")
 
 
 # Splits of tensors [E, ...] into those of each expert.

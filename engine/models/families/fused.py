@@ -184,7 +184,14 @@ def parse_baichuan(architecture: str, raw: RawConfig) -> DecoderConfig:
     shape = heads(raw)
     rules = list(of_layers(LAYERS, {"self_attn.W_pack": QKV}, qkv_blocks(shape)))
     if raw.get("vocab_size") == BAICHUAN2_VOCABULARY:
-        rules.append(TensorRule(r"lm_head\.weight", ("lm_head.weight",), unit_rows))
+        rules.append(
+            TensorRule(
+                r"lm_head\.weight",
+                ("lm_head.weight",),
+                unit_rows,
+                bars_updates="its rows are brought to length 1 as they load",
+            )
+        )
     if "max_position_embeddings" in raw:
         return like_llama(architecture, raw, rules=tuple(rules))
     if "model_max_length" not in raw:

@@ -16,8 +16,6 @@ from remora.engine.models.families.naming import (
     of_layers,
     qkv_blocks,
     qkv_groups,
-    then,
-    transposed,
     unused,
 )
 from remora.engine.models.families.reading import (
@@ -79,8 +77,8 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
         head=HeadConfig(tied=flag(raw, "tie_word_embeddings", True)),
         eos_token_ids=eos_token_ids(raw),
         rules=(
-            *of_layers(TRANSFORMER, {"attn.c_attn": QKV}, then(transposed, qkv_blocks(shape))),
-            *of_layers(TRANSFORMER, turned, transposed),
+            *of_layers(TRANSFORMER, {"attn.c_attn": QKV}, qkv_blocks(shape), turned=True),
+            *of_layers(TRANSFORMER, turned, turned=True),
             *of_layers(TRANSFORMER, norms),
             *of_ends({rf"(?:transformer\.)?{theirs}": ours for theirs, ours in ends.items()}),
             *unused(TRANSFORMER + r"\d+\.attn\.(masked_)?bias"),

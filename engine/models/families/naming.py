@@ -21,17 +21,22 @@ OURS = r"model.layers.\1."
 
 
 def of_layers(
-    prefix: str, names: Mapping[str, str | tuple[str, ...]], split: Split | None = None
+    prefix: str,
+    names: Mapping[str, str | tuple[str, ...]],
+    split: Split | None = None,
+    *,
+    turned: bool = False,
 ) -> Iterator[TensorRule]:
     """Yield rules for modules of layers.
 
-    prefix:  regular expression of what stands before a layer's number
-    names:   of ours, or several, by those of the checkpoint
+    prefix:         regular expression of what stands before a layer's number
+    names:          of ours, or several, by those of the checkpoint
+    split, turned:  as in TensorRule
     """
     for theirs, ours in names.items():
         parts = (ours,) if isinstance(ours, str) else ours
         pattern = rf"{prefix}(\d+)\.{re.escape(theirs)}\.(weight|bias)"
-        yield TensorRule(pattern, tuple(rf"{OURS}{part}.\2" for part in parts), split)
+        yield TensorRule(pattern, tuple(rf"{OURS}{part}.\2" for part in parts), split, turned)
 
 
 def of_ends(names: Mapping[str, str]) -> Iterator[TensorRule]:
@@ -68,16 +73,6 @@ def qkv_groups(shape: AttentionConfig) -> Split:
         return tuple(part.reshape(-1, *rest) for part in parts)
 
     return split
-
-
-def transposed(whole: Tensor) -> tuple[Tensor, ...]:
-    """Turn columns that are outputs into rows; a bias stays what it is."""
-    return (whole.t(),)
-
-
-def then(first: Split, second: Split) -> Split:
-    """Return what cuts what another one gives, of which there is one."""
-    return lambda whole: second(*first(whole))
 
 
 def unit_rows(whole: Tensor) -> tuple[Tensor, ...]:

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.device_plan import DevicePlan
 from remora.configs.graph_sizes import graph_sizes
-from remora.configs.plan import AdapterRoom
 from remora.engine.attention import TorchAttention
 from remora.engine.device import record
 from remora.engine.eager import EagerForward

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +14,15 @@ from remora.engine.device import make_attention
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.group import ALONE, Group
+from remora.kernels.lora import RowGroups
 from tests.engine.fakes import make_plan
 
 
 class PagedModel:
-    """Runs chunks of named sequences; pages come in random order, as after long use."""
+    """Runs chunks of named sequences; pages come in random order, as after long use.
+
+    adapters:  slots, counted from 1, of the sequences that have one
+    """
 
     def __init__(
         self,
@@ -35,6 +40,7 @@ class PagedModel:
         self._free = random.Random(0).sample(range(1, num_pages + 1), num_pages)
         self._tables: dict[str, list[int]] = {}
         self._lens: dict[str, int] = {}
+        self.adapters: dict[str, int] = {}
 
     def step(self, **chunks: list[int]) -> dict[str, Tensor]:
         """Run one forward pass over new tokens of each sequence; returns logits of all of them."""
@@ -43,7 +49,8 @@ class PagedModel:
         for name in order:
             self._grow(name, len(chunks[name]))
         batch = self._batch(order, chunks, starts)
-        logits = self.model.logits(self.model.forward(batch, self.attention, group=self._group))
+        hidden = self.model.forward(batch, self.attention, group=self._group)
+        logits = self.model.logits(hidden, batch.adapters)
         ends = itertools.accumulate(len(chunks[name]) for name in order)
         return {
             name: logits[end - len(chunks[name]) : end]
@@ -72,6 +79,7 @@ class PagedModel:
         for name in extends:
             bounds.append(bounds[-1] + len(chunks[name]))
         tables = [(self._tables[name] + [0] * widest)[:widest] for name in order]
+        adapters = [self.adapters.get(name, 0) for name in order for _ in chunks[name]]
         return ForwardBatch(
             token_ids=torch.tensor([token for name in order for token in chunks[name]]),
             positions=torch.tensor(positions),
@@ -83,4 +91,5 @@ class PagedModel:
             extend_starts=tuple(bounds),
             extend_lens=tuple(self._lens[name] for name in extends),
             logit_index=torch.arange(len(positions)),
+            adapters=RowGroups.of(np.array(adapters, np.int32), torch.device("cpu")),
         )

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.plan import AdapterRoom, EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import (
     AttentionConfig,
