@@ -24,8 +24,12 @@ from remora.deployments.llm_server import LLMServer
 from tests.conftest import NUM_THREADS, TinyCheckpoints
 from tests.engine.grammar.schemas import SCHEMAS
 
-MODELS = ("random", "smollm2")
-BACKENDS = ("xgrammar", "outlines")
+RUNS = [
+    ("random", "xgrammar"),
+    ("random", "outlines"),
+    ("smollm2", "xgrammar"),
+    pytest.param("smollm2", "outlines", marks=pytest.mark.slow),
+]
 FREE = [f"Tell me about the number {number}." for number in range(4)]
 CONCURRENT = 32
 
@@ -99,8 +103,7 @@ def guided_body(schema: dict[str, Any], number: int, **fields: Any) -> dict[str,
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "backend"), RUNS)
 async def test_what_ends_by_itself_validates_and_free_requests_are_untouched(
     model: str, backend: str, smollm2_path: Path, tiny_checkpoints: TinyCheckpoints
 ) -> None:
