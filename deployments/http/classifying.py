@@ -44,7 +44,7 @@ class ClassifyBody(PoolingBaseBody):
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.input is None) == (self.messages is None):
-            raise fault("is required, or messages in its place", param="input")
+            raise fault("is required, or messages in its place; not both", param="input")
         return self
 
 
@@ -184,7 +184,7 @@ def _pooling_tasks(facts: PoolingFacts) -> tuple[str | None, ...]:
 
 async def _rows(served: Served, body: ClassifyBody) -> list[Row]:
     if body.messages is not None:
-        return await chat_rows(served, body.messages, "messages")
+        return await chat_rows(served, body, body.messages, param="messages")
     before = "" if served.pooling is None else prompt_text(served.pooling.facts, None)
     return await rows_of(served, body, body.input or [], param="input", before=before)
 

@@ -42,7 +42,7 @@ class EmbeddingsBody(PoolingBaseBody):
     @model_validator(mode="after")
     def _check_one(self) -> Self:
         if (self.input is None) == (self.messages is None):
-            raise fault("is required, or messages in its place", param="input")
+            raise fault("is required, or messages in its place; not both", param="input")
         return self
 
 
@@ -55,7 +55,7 @@ async def prepare_embeddings(served: Served, body: EmbeddingsBody, rid: str) -> 
     model = (await served.model(body.model)).name
     check_dimensions(facts, body.dimensions)
     if body.messages is not None:
-        rows = await chat_rows(served, body.messages, "messages")
+        rows = await chat_rows(served, body, body.messages, param="messages")
     else:
         before = prompt_text(facts, body.prompt_name)
         rows = await rows_of(served, body, body.input or [], param="input", before=before)

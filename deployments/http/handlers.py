@@ -14,7 +14,7 @@ from remora.deployments.http.fields import Body
 from remora.deployments.http.jobs import Endpoint, open_stream, run
 from remora.deployments.http.served import Served
 from remora.deployments.http.sse import EventStream, as_events, while_connected
-from remora.deployments.http.wire import JSONAnswer, read_json
+from remora.deployments.http.wire import JSONAnswer, read_json, written
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -59,7 +59,7 @@ def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
         job, headers = await endpoint.job(own, body, request_id)
         if not job.streams:
             answer = await while_connected(request, run(served, job))
-            return JSONAnswer(answer, headers=dict(headers))
+            return JSONAnswer(await written(answer), headers=dict(headers))
         # No header is sent before there is a first token to send with it.
         outputs = await while_connected(request, open_stream(served, job))
         events = as_events(job.chunks(outputs), dialect, request_id)

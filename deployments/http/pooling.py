@@ -6,6 +6,7 @@ only where a request or `api.prompt_truncation` says so.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,11 @@ from remora.deployments.http.sampling import check_vocabulary
 from remora.deployments.http.served import Served
 from remora.engine.pooling.facts import PoolingFacts
 from remora.engine.pooling.row import Row
-from remora.engine.pooling.texts import Framer, Side
+from remora.engine.pooling.texts import Framer, Side, cut
 from remora.engine.types import FloatArray, PoolingParams, Request, SamplingParams
 
 NO_TEXT = SamplingParams(max_tokens=1)
+OFF_LOOP_NUMBERS = 65_536  # in an answer
 SCORING: tuple[Task, ...] = ("classify", "rerank", "reward")
 
 
@@ -106,7 +108,10 @@ class PoolingJob:
             if output.pooled is None:
                 raise Unavailable("The request was aborted before it was computed.")
             found[index] = output.pooled
-        return self.tell([found[index] for index in range(len(self.requests))])
+        results = [found[index] for index in range(len(self.requests))]
+        if sum(result.size for result in results) > OFF_LOOP_NUMBERS:
+            return await asyncio.to_thread(self.tell, results)
+        return self.tell(results)
 
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the whole answer."""
@@ -169,7 +174,7 @@ async def rows_of(
     before:  put in front of texts; ids are taken as they are
     Raises InvalidRequest and PromptTooLong.
     """
-    max_tokens, drops = _cut(served, body)
+    max_tokens, drops = cut_of(served, body)
     texts = [before + given for given in inputs if isinstance(given, str)]
     check_chars(served, texts, param, is_cut=max_tokens is not None)
     framed: list[Row] = []
@@ -186,9 +191,8 @@ async def rows_of(
             rows.append(next(in_turn))
             continue
         check_vocabulary(given[: served.plan.max_sequence_tokens], vocab_size(served), param)
-        cut = given if max_tokens is None else _cut_ids(given, max_tokens, drops)
-        rows.append(Row(cut))
-    return check_rows(served, rows, param)
+        rows.append(Row(given if max_tokens is None else cut(given, max_tokens, drops)))
+    return check_rows(served, rows, param, max_tokens)
 
 
 def framer_of(served: Served, param: str) -> Framer:
@@ -205,10 +209,21 @@ def vocab_size(served: Served) -> int:
     return served.tokenizer.vocab_size
 
 
-def check_rows(served: Served, rows: list[Row], param: str) -> list[Row]:
-    """Return the rows. Raises InvalidRequest for empty ones, PromptTooLong for long ones."""
+def check_rows(
+    served: Served, rows: list[Row], param: str, max_tokens: int | None = None
+) -> list[Row]:
+    """Return the rows. Raises InvalidRequest for empty ones, PromptTooLong for long ones.
+
+    max_tokens:  to which they have been cut as far as they can be
+    """
     limit = served.plan.max_sequence_tokens
     for row in rows:
+        if max_tokens is not None and len(row.token_ids) > max_tokens:
+            raise PromptTooLong(
+                f"An entry of {param} still has {len(row.token_ids)} tokens when it is cut as far "
+                f"as it can be, for what stands around it is kept; {max_tokens} are allowed.",
+                param,
+            )
         if not row.token_ids:
             raise InvalidRequest(f"{param} is empty; at least one token is needed.", param)
         if len(row.token_ids) > limit:
@@ -231,12 +246,10 @@ def _too_long(limit: int, found: str, param: str) -> str:
     )
 
 
-def max_tokens_of(served: Served, body: PoolingBaseBody) -> int | None:
-    """Return how many tokens of a row are kept; None = what is longer is refused."""
-    return _cut(served, body)[0]
-
-
-def _cut(served: Served, body: PoolingBaseBody) -> tuple[int | None, Side]:
+def cut_of(served: Served, body: PoolingBaseBody) -> tuple[int | None, Side]:
+    """Return how many tokens of a row are kept, None = what is longer is refused; and the side that
+    is cut off. Raises InvalidRequest.
+    """
     limit, wanted = served.plan.max_sequence_tokens, body.truncate_prompt_tokens
     drops: Side = "head" if body.truncation_side == "left" else "tail"
     if wanted is None:
@@ -246,7 +259,9 @@ def _cut(served: Served, body: PoolingBaseBody) -> tuple[int | None, Side]:
                 message = "truncation_side needs truncate_prompt_tokens."
                 raise InvalidRequest(message, "truncation_side")
             return None, drops
-        return limit, "head" if usual == "head" else "tail"
+        if body.truncation_side is None:
+            drops = "head" if usual == "head" else "tail"
+        return limit, drops
     if wanted == 0 or wanted > limit:
         message = (
             f"truncate_prompt_tokens is {wanted}; it must lie between 1 and {limit}, or be -1: as "
@@ -256,23 +271,21 @@ def _cut(served: Served, body: PoolingBaseBody) -> tuple[int | None, Side]:
     return (limit if wanted < 0 else wanted), drops
 
 
-def _cut_ids(ids: list[int], max_tokens: int, drops: Side) -> list[int]:
-    if len(ids) <= max_tokens:
-        return ids
-    return ids[:max_tokens] if drops == "tail" else ids[len(ids) - max_tokens :]
-
-
-async def chat_rows(served: Served, messages: Sequence[ChatMessage], param: str) -> list[Row]:
+async def chat_rows(
+    served: Served, body: PoolingBaseBody, messages: Sequence[ChatMessage], *, param: str
+) -> list[Row]:
     """Return the row of a conversation, as the model's template writes it."""
+    max_tokens, drops = cut_of(served, body)
     given = [{"role": message.role, "content": message.content} for message in messages]
-    check_chars(served, ["".join(each["content"] for each in given)], param, is_cut=False)
+    text = "".join(each["content"] for each in given)
+    check_chars(served, [text], param, is_cut=max_tokens is not None)
 
     def work() -> list[int]:
-        text = served.tokenizer.render_chat(given, add_generation_prompt=False)
-        return served.tokenizer.encode(text, add_special_tokens=False)
+        written = served.tokenizer.render_chat(given, add_generation_prompt=False)
+        ids = served.tokenizer.encode(written, add_special_tokens=False)
+        return ids if max_tokens is None else cut(ids, max_tokens, drops)
 
-    num_chars = sum(len(each["content"]) for each in given)
-    ids = await served.encoder.off_loop_if(num_chars > OFF_LOOP_CHARS, work)
+    ids = await served.encoder.off_loop_if(len(text) > OFF_LOOP_CHARS, work)
     return check_rows(served, [Row(ids)], param)
 
 

@@ -22,10 +22,10 @@ from remora.deployments.http.pooling import (
     Texts,
     check_chars,
     check_rows,
+    cut_of,
     facts_of,
     framer_of,
     job_of,
-    max_tokens_of,
     rows_of,
     usage_of,
 )
@@ -72,7 +72,7 @@ class PairScoreBody(PoolingBaseBody):
     def _check_pairs(self) -> Self:
         for ours, theirs in (("text_1", "queries"), ("text_2", "documents")):
             if (getattr(self, ours) is None) == (getattr(self, theirs) is None):
-                raise fault(f"is required, or {theirs} in its place", param=ours)
+                raise fault(f"is required, or {theirs} in its place; not both", param=ours)
         if len(self.first) not in (1, len(self.second)):
             raise fault(f"must be one text, or {len(self.second)} as in text_2", param="text_1")
         return self
@@ -169,21 +169,21 @@ class _Pairs:
             documents = await rows_of(served, body, second, param=other, before=before[1])
             return queries + documents
         pairs = [(first[0 if len(first) == 1 else at], text) for at, text in enumerate(second)]
-        max_tokens = max_tokens_of(served, body)
+        max_tokens, drops = cut_of(served, body)
         check_chars(served, [*first, *second], other, is_cut=max_tokens is not None)
         framer = framer_of(served, other)
         template = _template(served)
 
         def work() -> list[Row]:
             if template is None:
-                found = framer.pairs(pairs, max_tokens=max_tokens)
-            else:
-                found = framer.written(pairs, template, self._instruction, max_tokens=max_tokens)
-            return found
+                return framer.pairs(pairs, max_tokens=max_tokens, drops=drops)
+            return framer.written(
+                pairs, template, self._instruction, max_tokens=max_tokens, drops=drops
+            )
 
         is_long = sum(map(len, second)) + sum(map(len, first)) > OFF_LOOP_CHARS
         rows: list[Row] = await served.encoder.off_loop_if(is_long, work)
-        return check_rows(served, rows, other)
+        return check_rows(served, rows, other, max_tokens)
 
     def scores(self, results: list[FloatArray]) -> list[float]:
         """Return a score for each pair."""

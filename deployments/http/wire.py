@@ -22,6 +22,7 @@ from remora.deployments.http.errors import CLIENT_GONE
 from remora.deployments.http.limits import OverLimit, limit
 
 _PARSE_ON_LOOP_BYTES = 256 * 1024
+_MANY = 32  # entries of an answer
 # Possessive: nothing is remembered to come back to, whatever the length of a string.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -148,6 +149,18 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_surrogates(item) for item in value]
     return value
+
+
+async def written(answer: Any) -> Any:
+    """Return an answer whose data, where there is much, are JSON already.
+
+    They are written in a thread, one by one: others go on in between.
+    """
+    data = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(data, list) or len(data) < _MANY:
+        return answer
+    parts = await asyncio.to_thread(lambda: [orjson.Fragment(dumps(each)) for each in data])
+    return {**answer, "data": parts}
 
 
 class JSONAnswer(Response):

@@ -19,7 +19,7 @@ from remora.engine.pooling.row import Row
 from remora.engine.tokens.tokenizer import Tokenizer
 
 Side = Literal["head", "tail"]
-
+DIRECTIONS = {"head": "left", "tail": "right"}
 
 QWEN_RERANKER = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
@@ -87,22 +87,26 @@ class Framer:
         rows = []
         for encoding in self._encode(texts):
             if room is not None and len(encoding) > room:
-                encoding.truncate(room, direction="right" if drops == "tail" else "left")
+                encoding.truncate(room, direction=DIRECTIONS[drops])
             rows.append(Row(self._backend.post_process(encoding, None, True).ids))
         return rows
 
     def pairs(
-        self, pairs: Sequence[tuple[str, str]], *, max_tokens: int | None = None
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        max_tokens: int | None = None,
+        drops: Side = "tail",
     ) -> list[Row]:
-        """Return a row for each pair of texts; `max_tokens` as in `rows`."""
+        """Return a row for each pair of texts; `max_tokens` and `drops` as in `rows`."""
         first = self._encode([one for one, _ in pairs])
         second = self._encode([other for _, other in pairs])
         rows = []
         for one, other in zip(first, second, strict=True):
             if max_tokens is not None:
                 kept = _shares(len(one), len(other), max(2, max_tokens - self._pair_frame))
-                one.truncate(kept[0])
-                other.truncate(kept[1])
+                one.truncate(kept[0], direction=DIRECTIONS[drops])
+                other.truncate(kept[1], direction=DIRECTIONS[drops])
             framed = self._backend.post_process(one, other, True)
             types = framed.type_ids
             rows.append(Row(framed.ids, types.index(1) if 1 in types else None))
@@ -115,10 +119,12 @@ class Framer:
         instruction: str | None,
         *,
         max_tokens: int | None = None,
+        drops: Side = "tail",
     ) -> list[Row]:
         """Return a row for each pair, as a template writes it; documents that are too long are cut.
 
-        What a template writes has its control tokens in it, and gets no frame.
+        What a template writes has its control tokens in it, and gets no frame. What stands around a
+        document stays whole, even where that alone has more tokens than `max_tokens`.
         """
         around = [template.parts(query, instruction) for query, _ in pairs]
         texts = [b + text + a for (b, a), (_, text) in zip(around, pairs, strict=True)]
@@ -130,7 +136,7 @@ class Framer:
             if max_tokens is not None and len(ids) > max_tokens:
                 first, middle, last = (one.ids for one in self._encode([before, text, after]))
                 room = max(0, max_tokens - len(first) - len(last))
-                ids = (first + middle[:room] + last)[-max_tokens:]
+                ids = first + cut(middle, room, drops) + last
             rows.append(Row(ids))
         return rows
 
@@ -139,6 +145,13 @@ class Framer:
             list(texts), add_special_tokens=False
         )
         return encodings
+
+
+def cut(ids: list[int], max_tokens: int, drops: Side) -> list[int]:
+    """Return the ids that are kept."""
+    if len(ids) <= max_tokens:
+        return ids
+    return ids[:max_tokens] if drops == "tail" else ids[len(ids) - max_tokens :]
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -156,6 +156,35 @@ async def test_long_texts_are_cut_within_their_frame_where_that_is_wanted(
         assert vectors(await embed(client, input=text)) == pytest.approx(wanted, abs=1e-6)
 
 
+async def test_rows_have_no_more_tokens_than_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    async with replica(tmp_path, monkeypatch) as (client, _):
+        for max_tokens in (1, 2):  # the frame alone has two
+            fault = await fault_of(client, input="fox fox", truncate_prompt_tokens=max_tokens)
+            assert "still has 3 tokens" in fault["message"]
+            assert fault["param"] == "input"
+        answer = await embed(client, input="fox fox", truncate_prompt_tokens=3)
+    assert answer["usage"]["prompt_tokens"] == 3
+
+
+async def test_a_request_says_which_side_goes_where_all_are_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    sections: dict[str, Any] = {
+        "model": {"context_length": 9},
+        "api": {"prompt_truncation": "tail"},
+    }
+    ids = list(range(10, 30))
+    async with replica(tmp_path, monkeypatch, **sections) as (client, _):
+        usual = vectors(await embed(client, input=ids))
+        left = vectors(await embed(client, input=ids, truncation_side="left"))
+        wanted = vectors(await embed(client, input=[ids[:9], ids[-9:]]))
+    assert np.concatenate([usual, left]) == pytest.approx(wanted, abs=1e-6)
+
+
 def make_sentence_folder(folder: Path) -> None:
     """Write what sentence-transformers would: two kinds of pooling, a dense layer, prompts."""
     from safetensors.torch import save_file

@@ -81,6 +81,39 @@ async def test_cross_encoders_read_both_texts_together(
     assert by_handle["results"] == results
 
 
+async def test_pairs_are_cut_at_the_side_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    oracle = make_tiny_encoder(tmp_path, "bert", classifies=True, num_labels=1)
+    encode = make_framing_tokenizer().backend_tokenizer.encode
+    query, document = (encode(text, add_special_tokens=False).ids for text in ("fox", QUERY * 4))
+    length = len(query) + 8  # three around them, five of the document
+    wanted = scores_of(
+        oracle,
+        [
+            {
+                "input_ids": [1, *query, 2, *part, 2],
+                "token_type_ids": [0] * (len(query) + 2) + [1] * 6,
+            }
+            for part in (document[:5], document[-5:])
+        ],
+    )
+    async with replica(tmp_path, monkeypatch) as (client, _):
+        found = [
+            await post(
+                client,
+                "/score",
+                text_1="fox",
+                text_2=QUERY * 4,
+                truncate_prompt_tokens=length,
+                truncation_side=side,
+            )
+            for side in ("right", "left")
+        ]
+    assert [one["data"][0]["score"] for one in found] == pytest.approx(wanted, abs=1e-5)
+    assert [one["usage"]["prompt_tokens"] for one in found] == [length, length]
+
+
 async def test_embedders_compare_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tiny_encoder(tmp_path, "bert")
     async with replica(tmp_path, monkeypatch) as (client, _):
@@ -142,10 +175,12 @@ async def test_reward_models_read_conversations(
     async with replica(tmp_path, monkeypatch) as (client, server):
         assert server.plan.task == "reward"
         (found,) = (await post(client, "/classify", messages=messages))["data"]
+        short = await post(client, "/classify", messages=messages, truncate_prompt_tokens=4)
         (pooled,) = (await post(client, "/pooling", input=ids))["data"]
         native = await post(client, "/encode", input_ids=ids)
         several = await post(client, "/encode", input_ids=[ids, [3, 4]])
     assert found["probs"] == pytest.approx([wanted], abs=2e-4)
+    assert short["usage"]["prompt_tokens"] == 4
     assert pooled["data"] == pytest.approx([wanted], abs=2e-4)
     assert native["embedding"] == pytest.approx([wanted], abs=2e-4)
     assert several[0]["embedding"] == pytest.approx([wanted], abs=2e-4)
@@ -206,10 +241,13 @@ async def test_generating_rerankers_say_yes_or_no(
         body = {"query": QUERY, "documents": DOCUMENTS}
         answer = await post(client, "/v1/rerank", **body)
         other = await post(client, "/v1/rerank", **body, instruction="lose")
+        refused = await client.post("/v1/rerank", json={**body, "truncate_prompt_tokens": 5})
     found = {result["index"]: result["relevance_score"] for result in answer["results"]}
     assert found[0] == pytest.approx(wanted, abs=1e-5)
     changed = {result["index"]: result["relevance_score"] for result in other["results"]}
     assert abs(changed[0] - wanted) > 1e-5
+    assert refused.status_code == 400
+    assert "what stands around it is kept" in refused.json()["error"]["message"]
 
 
 def test_what_the_default_template_says_is_what_the_model_was_trained_with() -> None:

@@ -13,6 +13,7 @@ import torch
 from remora.configs.adapter_room import AdapterRoom
 from remora.configs.device_plan import DevicePlan
 from remora.configs.graph_sizes import graph_sizes
+from remora.configs.plan import EnginePlan
 from remora.engine.attention import TorchAttention
 from remora.engine.device import record
 from remora.engine.eager import EagerForward
@@ -130,34 +131,13 @@ def run(
         path, dtype=torch.float32, load_format="auto", device=str(device), show_progress=False
     )
     pool = adapt(model)
-    config = model.config
-
-    def attend_with(num_layers: int, num_pages: int) -> AttentionBackend:
-        return make_attention(
-            num_layers=num_layers,
-            num_pages=num_pages,
-            page_size=plan.page_size,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=torch.float32,
-            device=str(device),
-        )
-
-    windows = plan.windows
-    attention = (
-        attend_with(len(model.layers), plan.num_pages)
-        if windows is None
-        else WindowedAttention(
-            windows.layers,
-            lambda count, apart: attend_with(count, windows.num_pages if apart else plan.num_pages),
-        )
-    )
+    attention = _attention_of(model, plan, device, make_attention)
     rows = plan.max_running_requests
     table = RowTable(
         max_rows=rows,
         max_tokens=plan.max_sequence_tokens,
         page_size=plan.page_size,
-        windowed=windows is not None,
+        windowed=plan.windows is not None,
     )
     choosing = DeviceChoosing(device, rows) if forward == "device" else None
     sampler = Sampler(
@@ -171,7 +151,7 @@ def run(
             max_rows=rows,
             max_tokens=plan.max_step_tokens,
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
-            windowed=windows is not None,
+            windowed=plan.windows is not None,
         )
         by_itself = DeviceForward(model, attention, limits, device)
         if recorder is not None:
@@ -188,6 +168,34 @@ def run(
         made = _answers(engine, requests, adapters or {}, aborts or {})
     engine.close()
     return made
+
+
+def _attention_of(
+    model: DecoderModel,
+    plan: EnginePlan,
+    device: torch.device,
+    make_attention: Callable[..., AttentionBackend],
+) -> AttentionBackend:
+    """Return the attention of all layers, some of which may have pages of their own."""
+
+    def attend_with(num_layers: int, num_pages: int) -> AttentionBackend:
+        return make_attention(
+            num_layers=num_layers,
+            num_pages=num_pages,
+            page_size=plan.page_size,
+            num_kv_heads=model.config.num_kv_heads,
+            head_dim=model.config.head_dim,
+            dtype=torch.float32,
+            device=str(device),
+        )
+
+    windows = plan.windows
+    if windows is None:
+        return attend_with(len(model.layers), plan.num_pages)
+    return WindowedAttention(
+        windows.layers,
+        lambda count, apart: attend_with(count, windows.num_pages if apart else plan.num_pages),
+    )
 
 
 def _answers(
