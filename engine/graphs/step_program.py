@@ -302,7 +302,15 @@ class StepProgramBuilder:
 
     def _pack(self, linear: Linear, format: Format, *, gated: bool = False) -> PackedWeight:
         weight, bias = linear.release()
-        packed = pack(self._team, weight, bias, format, self._arena, gated=gated)
+        packed = pack(
+            self._team,
+            weight,
+            bias,
+            format,
+            self._arena,
+            gated=gated,
+            spent=linear.owns_weight,
+        )
         self._weight_bytes += packed.num_bytes
         return packed
 

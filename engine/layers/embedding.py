@@ -98,10 +98,9 @@ class Head:
             {name: vocabulary},
             bias=bias,
             dtype=dtype,
-            device="meta" if self.tied else device,
+            device=device,
+            borrowed=None if tied is None else tied.weight,
         )
-        if tied is not None:
-            self.linear.weight = tied.weight
 
     def __call__(self, hidden: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Project [num_rows, hidden_size] to float32 logits [num_rows, held vocabulary]."""

@@ -34,6 +34,7 @@ class Linear:
     """y = x W^T + b.
 
     weight:    [what is held of the parts, what is held of the inputs]
+    owns_weight:  whether nobody else reads the weight's memory
     bias:      [what is held of the parts] or None
     adapters:  low-rank updates of the weight, for rows that ask for one; None = there are none
     product:   what multiplies
@@ -50,11 +51,16 @@ class Linear:
         bias: bool,
         dtype: torch.dtype,
         device: str,
+        borrowed: Tensor | None = None,
     ) -> None:
+        """Allocate it; `borrowed` is a weight that somebody else has memory for."""
         self.inputs = inputs
         self.parts = dict(parts)
         out_features = sum(len(part.held) for part in self.parts.values())
-        self.weight = allocate_weight((out_features, len(inputs.held)), dtype, device)
+        self.owns_weight = borrowed is None
+        if borrowed is None:
+            borrowed = allocate_weight((out_features, len(inputs.held)), dtype, device)
+        self.weight = borrowed
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:

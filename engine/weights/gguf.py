@@ -7,6 +7,7 @@ kinds keep in the order of interleaved rotation; and experts, which lie in one t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +77,9 @@ def _rope(file: GGUFFile) -> dict[str, Any]:
 
 
 class GGUFWeights:
-    """WeightSource over the tensors of a GGUF model.
+    """WeightSource over the tensors of a GGUF model, the largest first.
+
+    What a tensor takes beside the weights while it is read is then less than what is still to come.
 
     dtype:        of tensors that are dequantised
     num_threads:  that dequantise
@@ -94,12 +97,14 @@ class GGUFWeights:
             num_heads = file.setting("attention.head_count")
             num_kv_heads = file.setting("attention.head_count_kv", num_heads)
             self._permuted_heads = {"q_proj": num_heads, "k_proj": num_kv_heads}
-        self._tensors = {
-            name: tensor
+        named = [
+            (name, tensor)
             for stored in file.tensors
             if stored.name != ROPE_DIVISORS
             for name, tensor in _named(stored, self._family)
-        }
+        ]
+        named.sort(key=lambda pair: math.prod(pair[1].shape), reverse=True)
+        self._tensors = dict(named)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor."""

@@ -25,7 +25,10 @@ PLAIN = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-VALUES_AT_ONCE = 2**18  # few enough to stay near the processor
+# Few enough to stay near the processor, and for the allocator to keep what the library computes
+# with: of four times as many each piece takes memory from the system anew, and two to three times
+# as long.
+VALUES_AT_ONCE = 2**16
 
 
 def _q8_k(blocks: Blocks) -> Values:

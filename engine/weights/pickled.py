@@ -9,6 +9,7 @@ read whole, one after the other.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -27,7 +28,10 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")  # what trainers put a mo
 
 
 class PickledWeights:
-    """WeightSource over the PyTorch files of a folder.
+    """WeightSource over the PyTorch files of a folder, those with the largest tensors first.
+
+    Of a file too they come first: what a tensor takes beside the weights while it is read is then
+    less than what is still to come.
 
     mmap:  whether files that can be are mapped; otherwise one file at a time is in memory
     """
@@ -45,8 +49,12 @@ class PickledWeights:
                     f"{file} holds {min(repeated)} again, which another file of {folder} has. "
                     "Leave only the files of one model there."
                 )
-            self._files[file] = list(tensors)
             self._shapes.update({name: tuple(value.shape) for name, value in tensors.items()})
+            self._files[file] = sorted(tensors, key=self._size, reverse=True)
+        by_size = sorted(
+            self._files, key=lambda file: max(map(self._size, self._files[file]), default=0)
+        )
+        self._files = {file: self._files[file] for file in reversed(by_size)}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor."""
@@ -66,6 +74,9 @@ class PickledWeights:
                 yield name, tensor
                 if is_mapped:
                     _give_up(tensor)
+
+    def _size(self, name: str) -> int:
+        return math.prod(self._shapes[name])
 
 
 def _load(file: Path, *, mmap: bool) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "page_bytes": (c_int64, (POINTER(CacheStruct),)),
     "team_new": (c_void_p, (c_int,)),
     "team_free": (None, (c_void_p,)),
-    "pack": (None, (c_void_p, POINTER(WeightStruct), c_void_p, c_int, c_int)),
+    "pack": (None, (c_void_p, POINTER(WeightStruct), c_void_p, c_int, c_int, c_int)),
     "program_new": (c_void_p, (c_void_p, POINTER(BatchStruct))),
     "program_free": (None, (c_void_p,)),
     "program_run": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int)),

@@ -62,12 +62,15 @@ def pack(
     arena: Arena,
     *,
     gated: bool = False,
+    spent: bool = False,
 ) -> PackedWeight:
     """Pack weight [n, k], bfloat16 or float32, quantising where the format says so.
 
     bias:   [n] or None
     arena:  where the packed weight lies
     gated:  the first n / 2 rows are a gate's, the others what it gates
+    spent:  nobody else reads the weight's memory, now or later: the system gets it back as it is
+            packed, so that there are never two of the weight, and what is left of it is undefined
     """
     n, k = weight.shape
     if gated and n % 2:
@@ -82,7 +85,12 @@ def pack(
     )
     source = weight.contiguous()
     team.library.pack(
-        team.pointer, byref(packed.struct()), source.data_ptr(), is_bf16(source), gated
+        team.pointer,
+        byref(packed.struct()),
+        source.data_ptr(),
+        is_bf16(source),
+        gated,
+        spent,
     )
     return packed
 

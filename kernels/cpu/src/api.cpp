@@ -9,19 +9,20 @@ namespace {
 
 class Packing : public Job {
  public:
-  Packing(const Weight& weight, const void* from, bool is_bf16, bool gated)
-      : weight_(weight), from_(from), is_bf16_(is_bf16), gated_(gated) {}
+  Packing(const Weight& weight, const void* from, bool is_bf16, bool gated, bool spent)
+      : weight_(weight), from_(from), is_bf16_(is_bf16), gated_(gated), spent_(spent) {}
   int num_stages() const override { return 1; }
   int num_chunks(int) const override { return weight_.num_panels; }
   void run_chunk(int, int panel, int) override {
     char* to = const_cast<char*>(weight_.data) + panel * panel_bytes(weight_.format, weight_.k);
     pack_panel(weight_.format, from_, is_bf16_, weight_.n, weight_.k, gated_, panel, to);
+    if (spent_) give_back_panel(from_, is_bf16_, weight_.n, weight_.k, gated_, panel);
   }
 
  private:
   const Weight& weight_;
   const void* from_;
-  const bool is_bf16_, gated_;
+  const bool is_bf16_, gated_, spent_;
 };
 
 template <class T, class... Values>
@@ -74,8 +75,10 @@ void* remora_team_new(int num_threads) {
 }
 void remora_team_free(void* team) { delete (Team*)team; }
 
-void remora_pack(void* team, const Weight* weight, const void* from, int is_bf16, int gated) {
-  Packing job(*weight, from, is_bf16, gated);
+// spent: nobody reads `from` afterwards
+void remora_pack(void* team, const Weight* weight, const void* from, int is_bf16, int gated,
+                 int spent) {
+  Packing job(*weight, from, is_bf16, gated, spent);
   ((Team*)team)->run(job);
 }
 

@@ -82,6 +82,10 @@ void multiply_panel(const Weight& weight, const Rows& x, const Output& out, int 
 void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, bool gated, int panel,
                 char* to);
 
+// Give the system back the whole pages of the rows that become this panel; they read as anything
+// afterwards.
+void give_back_panel(const void* from, bool is_bf16, int n, int k, bool gated, int panel);
+
 // Quantise one row of k floats into int8 groups.
 void quantize_row(const float* x, int k, int group, int8_t* values, int padded, float* scales,
                   int32_t* sums);

@@ -1,3 +1,6 @@
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <cmath>
 
 #include "linear.h"
@@ -108,6 +111,19 @@ void pack_panel(Format format, const void* from, bool is_bf16, int n, int k, boo
         (format == Q8 ? pack_q8_column : pack_q4_column)(source, row, start, column, group);
       }
     }
+  }
+}
+
+void give_back_panel(const void* from, bool is_bf16, int n, int k, bool gated, int panel) {
+  const int ranges = gated ? 2 : 1, size = n / ranges, rows = PANEL / ranges;
+  const int first = panel * rows, last = first + rows < size ? first + rows : size;
+  const auto page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  const uintptr_t row_bytes = (uintptr_t)k * (is_bf16 ? 2 : 4);
+  for (int range = 0; range < ranges; range++) {
+    const uintptr_t start = (uintptr_t)from + range * size * row_bytes;
+    const uintptr_t begin = (start + first * row_bytes + page - 1) / page * page;
+    const uintptr_t end = (start + last * row_bytes) / page * page;
+    if (begin < end) madvise((void*)begin, end - begin, MADV_DONTNEED);
   }
 }
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from remora.engine.forward import QUANTIZED_FORMATS
 from remora.engine.llm import LLM, SamplingParams
+from remora.engine.models.decoder import DecoderModel
 from remora.kernels.cpu.library import Library
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.stepping import make_eager, make_native
@@ -88,6 +90,23 @@ def test_logits_are_the_same_bits_in_chunks_and_company(
     assert expected.isfinite().all()
     for stepper in (whole, cut):
         stepper.forward.close()
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_head_gives_up_its_weight_and_not_the_embedding_s(
+    is_tied: bool, library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("llama", tie_word_embeddings=is_tied)
+    weights: dict[str, tuple[Tensor, Tensor]] = {}  # as they are in the end, and were before
+
+    def remember(model: DecoderModel) -> None:
+        head, embedding = model.head.linear.weight, model.embedding.weight
+        weights.update(head=(head, head.clone()), embedding=(embedding, embedding.clone()))
+
+    make_native(path, library, prepare=remember).forward.close()
+
+    assert torch.equal(*weights["embedding"])
+    assert torch.equal(*weights["head"]) == is_tied
 
 
 def test_closing_twice_is_closing_once(library: Library, tiny_checkpoints: TinyCheckpoints) -> None:

@@ -19,11 +19,11 @@ from tests.engine.weights.tiny_gguf import make_gguf
 SIZES = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
-    "vocab_size": 2048,
+    "vocab_size": 16_384,
     "hidden_size": 1024,
     "head_dim": 64,
     "intermediate_size": 4096,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": 4,
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "max_position_embeddings": 128,
@@ -31,12 +31,12 @@ SIZES = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "dtype": "bfloat16",
 }
-MOST = 1.15
+MOST = 1.08  # the head, which comes last in PyTorch and GGUF files, is 0.19
 # Measures one load after the other; each begins with the peak set back to what is held.
 PROGRAM = """
 import json, sys
 from pathlib import Path
-import torch
+import gguf, torch  # before memory is measured
 from remora.configs.loading import Loading
 from remora.engine.models.registry import load_model
 from remora.engine.parallel.layout import Layout

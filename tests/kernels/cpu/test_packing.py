@@ -13,7 +13,7 @@ from torch import Tensor
 from remora.kernels.cpu.library import Epilogue, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
-from remora.kernels.memory import Arena
+from remora.kernels.memory import Arena, buffer
 from tests.kernels.cpu.products import (
     EPS,
     make_batch,
@@ -291,3 +291,34 @@ def test_weights_in_one_arena_leave_each_other_alone(team: Team, format: Format)
     for source, weight in zip(sources, packed, strict=True):
         assert weight.data.data_ptr() % 64 == 0
         assert torch.equal(weight.data, pack_alone(team, source, None, format).data)
+
+
+def make_weight_between(n: int, k: int) -> tuple[Tensor, Tensor]:
+    """Return memory of ones, and random rows [n, k] in it that neither begin nor end a page."""
+    memory = buffer((n + 2, k), torch.bfloat16).fill_(1)
+    memory[1:-1].normal_()
+    return memory, memory[1:-1]
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_system_gets_the_memory_of_a_spent_weight_back(team: Team, gated: bool) -> None:
+    n, k = 1010, 500
+    memory, weight = make_weight_between(n, k)
+    expected = pack_alone(team, weight, None, Format.BF16, gated=gated)
+    assert (weight == 0).float().mean() < 0.01
+
+    packed = pack(team, weight, None, Format.BF16, Arena(), gated=gated, spent=True)
+
+    assert torch.equal(packed.data, expected.data)
+    assert (weight == 0).float().mean() > 0.8  # but for pages that two panels share
+    assert (memory[0] == 1).all()
+    assert (memory[-1] == 1).all()
+
+
+def test_a_weight_that_others_read_stays_as_it_is(team: Team) -> None:
+    _, weight = make_weight_between(256, 512)
+    kept = weight.clone()
+
+    pack(team, weight, None, Format.BF16, Arena())
+
+    assert torch.equal(weight, kept)
