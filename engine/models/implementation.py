@@ -9,7 +9,7 @@ from typing import Any
 from remora.configs.errors import ConfigError
 from remora.configs.loading import Loading
 from remora.engine.models.architectures import parse_config
-from remora.engine.models.checkpoint import read_raw_config
+from remora.engine.models.checkpoint import is_gguf, read_raw_config
 from remora.engine.models.config import DecoderConfig
 
 
@@ -39,6 +39,13 @@ def implementation_of(path: Path, loading: Loading) -> Ours | Theirs:
     """
     raw = read_raw_config(path, loading.config_overrides)
     if loading.impl == "transformers":
+        if is_gguf(path) and parse_config(raw).rules:
+            raise ConfigError(
+                f"model.impl is transformers, and {path} is a GGUF file of "
+                f"{raw['architectures'][0]}: its weights are read under remora's names, and "
+                "transformers has others for this architecture. Set model.impl: auto, or use the "
+                "model's Hugging Face folder."
+            )
         return Theirs(_structure(path, raw, loading), "model.impl is transformers")
     try:
         return Ours(parse_config(raw), "a family of ours")

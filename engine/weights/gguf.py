@@ -1,8 +1,8 @@
-"""Weights and config in GGUF files, under Hugging Face names and in Hugging Face order.
+"""Weights in GGUF files, under remora's names and in Hugging Face order.
 
-Quantised blocks are dequantised one tensor at a time. What else differs from a Hugging Face folder
-stands in `gguf_families.py`: names; the config, which is metadata; rows of q and k, which some
-kinds keep in the order of interleaved rotation; and experts, which lie in one tensor.
+Quantised blocks are dequantised one tensor at a time. What differs between kinds of models stands
+in `gguf_families.py`. Here are the changes that converters make to values: rows of q and k in the
+order of interleaved rotation, norms with something added, latent attention's product in halves.
 """
 
 from __future__ import annotations
@@ -11,69 +11,17 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.gguf_families import (
-    EMBEDDING,
-    GGUFFamily,
-    family_of,
-    hugging_face_name,
-    shortest,
-)
+from remora.engine.weights.gguf_families import family_of
+from remora.engine.weights.gguf_family import head_dim, num_layers, whole
 from remora.engine.weights.gguf_file import GGUFFile, GGUFTensor, read_gguf
+from remora.engine.weights.gguf_names import QKV, is_weight, our_names
 
-ROPE_DIVISORS = "rope_freqs.weight"
-
-
-def read_gguf_config(path: Path) -> dict[str, Any]:
-    """Return the config.json that a GGUF file's metadata amounts to. Raises ConfigError."""
-    file = read_gguf(path)
-    family = family_of(file)
-    shapes = {tensor.name: tensor.shape for tensor in file.tensors}
-    if EMBEDDING not in shapes:
-        raise ConfigError(f"{path} has no tensor {EMBEDDING}, so it is no language model.")
-    num_heads = file.setting("attention.head_count")
-    head_dim = file.setting("attention.key_length")
-    return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "vocab_size": shapes[EMBEDDING][0],
-        "hidden_size": file.setting("embedding_length"),
-        "intermediate_size": file.setting("feed_forward_length"),
-        "num_hidden_layers": file.setting("block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": file.setting("attention.head_count_kv", num_heads),
-        "hidden_act": "silu",
-        "max_position_embeddings": file.setting("context_length"),
-        "rms_norm_eps": shortest(file.setting("attention.layer_norm_rms_epsilon", 1e-5)),
-        "rope_parameters": _rope(file),
-        "tie_word_embeddings": "output.weight" not in shapes,
-        "attention_bias": "blk.0.attn_output.bias" in shapes,
-        "bos_token_id": file.token_setting("bos_token_id"),
-        "eos_token_id": file.token_setting("eos_token_id"),
-        "pad_token_id": file.token_setting("padding_token_id"),
-        **({} if head_dim is None else {"head_dim": head_dim}),
-        **family.settings(file),
-    }
-
-
-def _rope(file: GGUFFile) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_theta": shortest(file.setting("rope.freq_base", 10_000.0))}
-    divisors = [tensor for tensor in file.tensors if tensor.name == ROPE_DIVISORS]
-    kind = file.setting("rope.scaling.type", "none")
-    if divisors:
-        return rope | {"rope_type": "divided", "divisors": divisors[0].read().tolist()}
-    if kind == "none":
-        return rope | {"rope_type": "default"}
-    rope |= {"rope_type": kind, "factor": file.setting("rope.scaling.factor")}
-    if kind == "yarn":
-        original = file.setting("rope.scaling.original_context_length")
-        rope["original_max_position_embeddings"] = original
-    return rope
+KEYS, VALUES, BOTH = "k_b_proj.weight", "v_b_proj.weight", "kv_b_proj.weight"
 
 
 class GGUFWeights:
@@ -94,55 +42,113 @@ class GGUFWeights:
         self._family = family_of(file)
         self._permuted_heads: dict[str, int] = {}
         if self._family.is_permuted:
-            num_heads = file.setting("attention.head_count")
-            num_kv_heads = file.setting("attention.head_count_kv", num_heads)
+            num_heads = whole(file, "attention.head_count")
+            num_kv_heads = whole(file, "attention.head_count_kv", num_heads)
             self._permuted_heads = {"q_proj": num_heads, "k_proj": num_kv_heads}
+        last = num_layers(file)
         named = [
             (name, tensor)
             for stored in file.tensors
-            if stored.name != ROPE_DIVISORS
-            for name, tensor in _named(stored, self._family)
+            if is_weight(stored.name, last)
+            for name, tensor in _parts(stored, our_names(stored.name, self._family.names), file)
         ]
         named.sort(key=lambda pair: math.prod(pair[1].shape), reverse=True)
         self._tensors = dict(named)
+        self._halves = _take_halves(self._tensors)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor."""
-        return {name: tensor.shape for name, tensor in self._tensors.items()}
+        plain = {name: tensor.shape for name, tensor in self._tensors.items()}
+        return plain | {name: _joined_shape(*halves) for name, halves in self._halves.items()}
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of these names."""
         for name, tensor in self._tensors.items():
-            if name not in names:
-                continue
-            values = tensor.read(self._dtype, num_threads=self._num_threads)
-            num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
-            if num_heads:
-                values = half_split_rows(values, num_heads)
-            elif self._family.norm_offset and name.endswith("norm.weight"):
-                values = values - self._family.norm_offset
-            yield name, values
+            if name in names:
+                yield name, self._as_trained(name, self._values(tensor))
+        for name, (keys, values) in self._halves.items():
+            if name in names:
+                yield name, joined(self._values(keys), self._values(values))
+
+    def _values(self, tensor: GGUFTensor) -> Tensor:
+        return tensor.read(self._dtype, num_threads=self._num_threads)
+
+    def _as_trained(self, name: str, values: Tensor) -> Tensor:
+        num_heads = self._permuted_heads.get(name.split(".")[-2], 0)
+        if num_heads:
+            return half_split_rows(values, num_heads)
+        if self._family.norm_offset and name.endswith("norm.weight"):
+            return values - self._family.norm_offset
+        return values
 
 
-def _named(tensor: GGUFTensor, family: GGUFFamily) -> Iterator[tuple[str, GGUFTensor]]:
-    """Yield a tensor under its Hugging Face name, or those of experts that lie in it."""
-    name = hugging_face_name(tensor.name, family)
-    if name.endswith("shared_expert_gate.weight"):
-        yield name, replace(tensor, shape=(1, tensor.shape[-1]))
-    elif "{}" in name:
-        num_experts, num_bytes = tensor.shape[0], tensor.num_bytes // tensor.shape[0]
-        for expert in range(num_experts):
-            yield (
-                name.format(expert),
-                replace(
-                    tensor,
-                    shape=tensor.shape[1:],
-                    offset=tensor.offset + expert * num_bytes,
-                    num_bytes=num_bytes,
-                ),
-            )
+def _parts(
+    tensor: GGUFTensor, names: tuple[str, ...], file: GGUFFile
+) -> Iterator[tuple[str, GGUFTensor]]:
+    """Yield what lies in a tensor, under its names."""
+    if "{}" in names[0]:
+        for number in range(tensor.shape[0]):
+            one = tensor.rows(number, 1)
+            yield names[0].format(number), replace(one, shape=tensor.shape[1:])
+    elif len(names) > 1:
+        first = 0
+        for name, count in zip(names, _row_counts(tensor, names, file), strict=True):
+            yield name, tensor.rows(first, count)
+            first += count
+    elif names[0].endswith("shared_expert_gate.weight"):
+        yield names[0], replace(tensor, shape=(1, tensor.shape[-1]))
     else:
-        yield name, tensor
+        yield names[0], tensor
+
+
+def _row_counts(tensor: GGUFTensor, names: tuple[str, ...], file: GGUFFile) -> tuple[int, ...]:
+    """Return how many rows of a tensor are of each of several products."""
+    counts = (tensor.shape[0] // len(names),) * len(names)
+    if all(QKV[at] in name for at, name in enumerate(names)):
+        num_heads = whole(file, "attention.head_count")
+        num_kv_heads = whole(file, "attention.head_count_kv", num_heads)
+        counts = tuple(heads * head_dim(file) for heads in (num_heads, num_kv_heads, num_kv_heads))
+    if sum(counts) != tensor.shape[0]:
+        raise ConfigError(
+            f"{tensor.file}: {tensor.name} has {tensor.shape[0]} rows, which are not those of "
+            f"{len(names)} products of {', '.join(map(str, counts))} rows. "
+            "Is the file of the model that its metadata describes?"
+        )
+    return counts
+
+
+def _take_halves(
+    tensors: dict[str, GGUFTensor],
+) -> dict[str, tuple[GGUFTensor, GGUFTensor]]:
+    """Take out what makes keys and values of latents where the two are apart.
+
+    Some files have the whole as well, which is kept then.
+    """
+    halves = {}
+    for name in [name for name in tensors if name.endswith(KEYS)]:
+        prefix = name.removesuffix(KEYS)
+        keys, values = tensors.pop(name), tensors.pop(f"{prefix}{VALUES}", None)
+        if values is None:
+            raise ConfigError(
+                f"{keys.file} has {keys.name} without its attn_v_b. Is the download complete?"
+            )
+        if f"{prefix}{BOTH}" not in tensors:
+            halves[f"{prefix}{BOTH}"] = (keys, values)
+    return halves
+
+
+def _joined_shape(keys: GGUFTensor, values: GGUFTensor) -> tuple[int, int]:
+    num_heads, size, key_size = keys.shape
+    return num_heads * (key_size + values.shape[1]), size
+
+
+def joined(keys: Tensor, values: Tensor) -> Tensor:
+    """Return, for each head one after the other, the rows that make its key and its value.
+
+    keys:    [num_heads, latent, key], the other way round
+    values:  [num_heads, value, latent]
+    """
+    return torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)
 
 
 def half_split_rows(values: Tensor, num_heads: int) -> Tensor:

@@ -7,7 +7,7 @@ imported when a file is read: most models are not GGUF.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,16 @@ class GGUFTensor:
             memory = map_range(opened, self.offset, self.num_bytes)
         return dequantise(memory, self.kind, self.shape, dtype, num_threads=num_threads)
 
+    def rows(self, first: int, count: int) -> GGUFTensor:
+        """Return so many entries of the first axis as a tensor of their own."""
+        num_bytes = self.num_bytes // self.shape[0]
+        return replace(
+            self,
+            shape=(count, *self.shape[1:]),
+            offset=self.offset + first * num_bytes,
+            num_bytes=count * num_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GGUFFile:
@@ -57,6 +67,11 @@ class GGUFFile:
     def architecture(self) -> str:
         """Return the name of the model's kind, which also begins its keys."""
         return str(self.metadata.get("general.architecture"))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of every tensor, by the name that it has in the file."""
+        return {tensor.name: tensor.shape for tensor in self.tensors}
 
     def setting(self, key: str, default: Any = None) -> Any:
         """Return a setting of the model, under the architecture's prefix."""

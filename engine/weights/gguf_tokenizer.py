@@ -1,86 +1,41 @@
 """The tokenizer inside a GGUF file, built anew.
 
 GGUF stores vocabulary, merges and special ids, but of the pre-tokenizer (how text is cut before
-merging) only a name: each name we know has its rule here, and others are refused, because a wrong
-rule gives a tokenizer that is right on most texts and wrong on some.
+merging) only a name: `gguf_pre_tokenizers.py` has the rules of those we know.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
     normalizers,
-    pre_tokenizers,
     processors,
 )
 
 from remora.configs.errors import ConfigError
 from remora.engine.tokens.fast_tokenizer import FastTokenizer
 from remora.engine.weights.gguf_file import GGUFFile, read_gguf
+from remora.engine.weights.gguf_pre_tokenizers import PRE_TOKENIZERS
 
-CONTROL = 3  # the kind of a control token, in `token_type`
+# Kinds of tokens, in `token_type`: of control, and others that are found before anything is cut.
+CONTROL, USER_DEFINED = 3, 4
 SPECIAL_ROLES = {
     "bos_token": "bos",
     "eos_token": "eos",
     "unk_token": "unknown",
     "pad_token": "padding",
 }
-LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-# Words end where a capital follows a small letter.
-_HEAD, _TAIL = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-TEKKEN_SPLIT = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_HEAD}*{_TAIL}+|[^\r\n\p{{L}}\p{{N}}]?{_HEAD}+{_TAIL}*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-GPT4O_SPLIT = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_HEAD}*{_TAIL}+{_CONTRACTION}"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_HEAD}+{_TAIL}*{_CONTRACTION}|\p{{N}}{{1,3}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _byte_level(split: str | None = None) -> Any:
-    if split is None:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    return pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(split), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
-def _digits_apart() -> Any:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
-
-
-PRE_TOKENIZERS: dict[str, Callable[[], Any]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2", "jais"), _byte_level),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_apart),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "glm4", "chatglm-bpe", "dbrx", "smaug-bpe"),
-        lambda: _byte_level(LLAMA3_SPLIT),
-    ),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen"), lambda: _byte_level(QWEN2_SPLIT)),
-    "tekken": lambda: _byte_level(TEKKEN_SPLIT),
-    **dict.fromkeys(("gpt-4o", "llama4"), lambda: _byte_level(GPT4O_SPLIT)),
-}
-# Kinds whose texts begin with the first token where the file does not say.
+# Kinds whose texts begin with the first token where the file does not say, and that look for whole
+# words before they merge.
 BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 ENDS = ("eos", "eot", "eom")
+CHATGLM3 = "chatglm-spm"
 TEMPLATE = "tokenizer.chat_template"
 
 
@@ -98,19 +53,28 @@ def load_gguf_tokenizer(path: Path) -> FastTokenizer:
             raise ConfigError(f"{path} has a tokenizer of kind {kind!r}; known are gpt2 and llama.")
     ids = {role: file.token_setting(f"{name}_token_id") for role, name in SPECIAL_ROLES.items()}
     special = {role: tokens[token_id] for role, token_id in ids.items() if token_id is not None}
-    kinds = file.token_setting("token_type", [])
-    controls = [token for token, kind in zip(tokens, kinds, strict=False) if kind == CONTROL]
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token in dict.fromkeys((*controls, *special.values()))
-        ]
-    )
+    _add_whole_tokens(tokenizer, file, tokens, special)
     _add_ends_of_texts(tokenizer, file, special)
     return FastTokenizer(
         backend_tokenizer=tokenizer,
         special_tokens_map=special,
         chat_template=_templates(file),
+    )
+
+
+def _add_whole_tokens(
+    tokenizer: Tokenizer, file: GGUFFile, tokens: list[str], special: Mapping[str, str]
+) -> None:
+    """Have tokens of control, and those that users defined, found before texts are cut."""
+    of_kind: dict[int, list[str]] = {CONTROL: [], USER_DEFINED: []}
+    for token, kind in zip(tokens, file.token_setting("token_type", []), strict=False):
+        of_kind.setdefault(kind, []).append(token)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in of_kind[USER_DEFINED]])
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token in dict.fromkeys((*of_kind[CONTROL], *special.values()))
+        ]
     )
 
 
@@ -162,7 +126,9 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
         )
     merges = [tuple(merge.split(" ")) for merge in file.token_setting("merges", [])]
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, ignore_merges=name in BEGINS)
+    )
     tokenizer.pre_tokenizer = PRE_TOKENIZERS[name]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -170,6 +136,11 @@ def _byte_level_bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
 
 def _sentencepiece_bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     """Llama 2's kind: pieces with scores, spaces as U+2581, unknown characters as bytes."""
+    if file.token_setting("pre") == CHATGLM3:
+        raise ConfigError(
+            f"{file.path} has the pre-tokenizer {CHATGLM3!r}, whose texts begin with tokens that "
+            "the file does not say. Use the model's Hugging Face folder instead."
+        )
     scores = file.token_setting("scores")
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     # A merge's rank is its result's score, best first.

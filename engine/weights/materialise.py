@@ -22,7 +22,8 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.progress import progress_bar
-from remora.engine.weights.gguf import GGUFWeights, read_gguf_config
+from remora.engine.weights.gguf import GGUFWeights
+from remora.engine.weights.gguf_config import read_gguf_config
 from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 from remora.engine.weights.source import SMOLLM2 as SMOLLM2
 

@@ -215,9 +215,9 @@ def write_gguf(
     """Write a GGUF file; norms are float32."""
     import gguf
 
-    from remora.engine.weights.gguf_families import BLOCK_NAMES, TOP_NAMES
+    from remora.engine.weights.gguf_names import BLOCK_NAMES, TOP_NAMES
 
-    names = {hf: name for name, hf in (TOP_NAMES | BLOCK_NAMES).items()}
+    names = {str(ours): name for name, ours in (TOP_NAMES | BLOCK_NAMES).items()}
     writer = gguf.GGUFWriter(file, "llama", use_temp_file=True)
     writer.add_block_count(int(str(config["num_hidden_layers"])))
     writer.add_context_length(2048)

@@ -11,7 +11,8 @@ from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.gguf import GGUFWeights
-from remora.engine.weights.gguf_families import FAMILIES, hugging_face_name
+from remora.engine.weights.gguf_names import our_names
+from remora.engine.weights.gguf_pre_tokenizers import PRE_TOKENIZERS
 from remora.engine.weights.gguf_tokenizer import load_gguf_tokenizer
 from tests.conftest import TinyCheckpoints
 from tests.engine.models.paged_model import PagedModel
@@ -110,10 +111,8 @@ def test_llama3_rope_comes_as_a_tensor_of_divisors(
 
 
 def test_unknown_tensor_names_stay_as_they_are() -> None:
-    llama = FAMILIES["llama"]
-    attention = hugging_face_name("blk.7.attn_q.bias", llama)
-    assert attention == "model.layers.7.self_attn.q_proj.bias"
-    assert hugging_face_name("blk.7.ssm_in.weight", llama) == "blk.7.ssm_in.weight"
+    assert our_names("blk.7.attn_q.bias", {}) == ("model.layers.7.self_attn.q_proj.bias",)
+    assert our_names("blk.7.ssm_in.weight", {}) == ("blk.7.ssm_in.weight",)
 
 
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_an_unknown_gguf_architecture_is_refused(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
 
-    with pytest.raises(ConfigError, match="'mamba'; known are llama, qwen2, qwen2moe"):
+    with pytest.raises(ConfigError, match="'mamba'; known are llama, mistral3, qwen2"):
         read_config(file)
 
 
@@ -172,6 +171,22 @@ def test_the_pre_tokenizer_decides_how_digits_are_cut(
     pre_tokenizer = load_gguf_tokenizer(file).backend_tokenizer.pre_tokenizer
 
     assert [piece for piece, _ in pre_tokenizer.pre_tokenize_str("x12345")] == pieces
+
+
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("deepseek-llm", ["don", "'", "t", "Ġw", "Ã¶", "rld", "Ġ", "1", "2", "Ċ", "ä¸Ń", "x"]),
+        ("deepseek-coder", ["don", "'", "t", "ĠwÃ¶rld", "Ġ", "1", "2", "Ċ", "ä¸Ń", "x"]),
+        ("deepseek-v3", ["don", "'t", "ĠwÃ¶rld", "Ġ", "12", "Ċ", "ä¸Ń", "x"]),
+        ("falcon", ["don", "'", "t", "ĠwÃ¶rld", "Ġ", "12", "Ċ", "ä¸Ńx"]),
+        ("mpt", ["don", "'t", "ĠwÃ¶rld", "Ġ12", "Ċ", "ä¸Ńx"]),
+    ],
+)
+def test_pre_tokenizers_cut_in_steps(pre: str, pieces: list[str]) -> None:
+    cut = PRE_TOKENIZERS[pre]()
+
+    assert [piece for piece, _ in cut.pre_tokenize_str("don't wörld 12\n中x")] == pieces
 
 
 @pytest.mark.parametrize(

@@ -1,196 +1,43 @@
-"""Models of each kind that GGUF knows by other names: what is read is what was converted.
-
-The converter here takes its names from the gguf package's own tables, and the model that is made of
-what we read is transformers', so that neither names nor settings are compared with themselves.
-"""
+"""Models of each kind that GGUF knows by other names: what is read computes what was converted."""
 
 from __future__ import annotations
 
-import json
-import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from remora.configs.errors import ConfigError
+from remora.configs.loading import Loading
+from remora.engine.models.checkpoint import read_config, read_raw_config
+from remora.engine.models.implementation import Theirs, implementation_of
 from remora.engine.models.registry import load_model
-from remora.engine.weights.gguf import GGUFWeights, read_gguf_config
+from remora.engine.weights.gguf import GGUFWeights
 from tests.engine.models.paged_model import PagedModel
+from tests.engine.weights.gguf_converter import Kind, convert
+from tests.engine.weights.gguf_kinds import COMMON, KINDS
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-WINDOW = {"head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True}
-EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-# Their name -> GGUF's, transformers' settings, and what the converter writes of them.
-FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "llama": ("llama", {"head_dim": 12}, {}),
-    "mixtral": (
-        "llama",
-        {"num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 12},
-        {"expert_count": 3, "expert_used_count": 2},
-    ),
-    "qwen2_moe": (
-        "qwen2moe",
-        {**EXPERTS, "shared_expert_intermediate_size": 24},
-        {
-            "expert_count": 3,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 16,
-            "expert_shared_feed_forward_length": 24,
-        },
-    ),
-    "qwen3_moe": (
-        "qwen3moe",
-        {**EXPERTS, "norm_topk_prob": True, "head_dim": 16},
-        {
-            "expert_count": 3,
-            "expert_used_count": 2,
-            "expert_feed_forward_length": 16,
-            "attention.key_length": 16,
-        },
-    ),
-    "gemma2": (
-        "gemma2",
-        {
-            **WINDOW,
-            "query_pre_attn_scalar": 16,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 3.0,
-        },
-        {
-            "attention.key_length": 16,
-            "attention.sliding_window": 8,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 3.0,
-        },
-    ),
-    "gemma3_text": (
-        "gemma3",
-        {**WINDOW, "query_pre_attn_scalar": 16, "num_hidden_layers": 6},
-        {
-            "attention.key_length": 16,
-            "attention.sliding_window": 8,
-            "rope.freq_base": 1_000_000.0,
-        },
-    ),
-    "phi3": ("phi3", {"sliding_window": 8}, {"attention.sliding_window": 8}),
-    "olmo2": ("olmo2", {}, {}),
-    "granite": (
-        "granite",
-        {
-            "attention_multiplier": 0.3,
-            "embedding_multiplier": 5.0,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 3.0,
-        },
-        {
-            "attention.scale": 0.3,
-            "embedding_scale": 5.0,
-            "residual_scale": 0.4,
-            "logit_scale": 3.0,
-        },
-    ),
-    "starcoder2": (
-        "starcoder2",
-        {"sliding_window": None},
-        {"attention.layer_norm_epsilon": 1e-5},
-    ),
-}
-PERMUTED = ("llama", "granite")
-ARCHITECTURES = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(.*)")
+IDS = torch.arange(3, 27)
 
 
-def make_checkpoint(kind: str, folder: Path) -> Path:
-    """Save a random model whose every part counts."""
-    _, settings, _ = FAMILIES[kind]
-    config = AutoConfig.for_model(kind, **{**COMMON, **settings})
+def make_checkpoint(kind: Kind, folder: Path) -> torch.Tensor:
+    """Save a random model whose every part counts; return its logits of IDS."""
+    config = AutoConfig.for_model(kind.model, **{**COMMON, **kind.settings})
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval().float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     model.save_pretrained(folder)
-    return folder
-
-
-def convert(kind: str, folder: Path, file: Path) -> Path:
-    """Write a checkpoint as the converters of llama.cpp do."""
-    name, _, metadata = FAMILIES[kind]
-    raw = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, name)
-    writer.add_block_count(raw["num_hidden_layers"])
-    writer.add_context_length(raw["max_position_embeddings"])
-    writer.add_embedding_length(raw["hidden_size"])
-    writer.add_feed_forward_length(raw["intermediate_size"])
-    writer.add_head_count(raw["num_attention_heads"])
-    writer.add_head_count_kv(raw["num_key_value_heads"])
-    if "rms_norm_eps" in raw:
-        writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
-    if "rope_theta" in raw["rope_parameters"]:
-        writer.add_rope_freq_base(raw["rope_parameters"]["rope_theta"])
-    for key, value in metadata.items():
-        value_type = gguf.GGUFValueType.get_type(value)
-        writer.add_key_value(f"{name}.{key}", value, value_type)
-    names = gguf.get_tensor_name_map(ARCHITECTURES[name], raw["num_hidden_layers"])
-    for stored, values in stacked(load_file(folder / "model.safetensors")).items():
-        short = names.get_name(stored, try_suffixes=(".weight", ".bias"))
-        assert short is not None, stored
-        writer.add_tensor(short, converted(name, raw, stored, values).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Put the experts of a layer into one tensor each."""
-    found: dict[str, Any] = {}
-    for name, values in sorted(tensors.items()):
-        expert = EXPERT.fullmatch(name)
-        if expert is None:
-            found[name] = values
-        else:
-            found.setdefault(f"{expert[1]}.experts.{expert[3]}", []).append(values)
-    return {
-        name: torch.stack(value) if isinstance(value, list) else value
-        for name, value in found.items()
-    }
-
-
-def converted(name: str, raw: dict[str, Any], stored: str, values: torch.Tensor) -> torch.Tensor:
-    """Change the values that converters change."""
-    if name in PERMUTED and re.search(r"\.[qk]_proj\.", stored):
-        num_heads = raw["num_attention_heads" if ".q_" in stored else "num_key_value_heads"]
-        pairs = values.view(num_heads, 2, -1, *values.shape[1:])
-        values = pairs.transpose(1, 2).reshape(values.shape)
-    if name.startswith("gemma") and stored.endswith("norm.weight"):
-        values = values + 1
-    if stored.endswith("shared_expert_gate.weight"):
-        values = values.squeeze()
-    return values.contiguous()
-
-
-@torch.inference_mode()
-def logits_of(folder: Path) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ids = torch.arange(3, 27).unsqueeze(0)
-    found: torch.Tensor = model(ids).logits
+    with torch.inference_mode():
+        found: torch.Tensor = model(IDS.unsqueeze(0)).logits[0]
     return found
 
 
@@ -198,26 +45,167 @@ def our_logits(path: Path) -> torch.Tensor:
     model = load_model(
         path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
     )
-    return PagedModel(model).step(a=list(range(3, 27)))["a"]
+    return PagedModel(model).step(a=IDS.tolist())["a"]
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_a_converted_model_is_the_model(kind: str, tmp_path: Path) -> None:
-    original = make_checkpoint(kind, tmp_path / "original")
-    file = convert(kind, original, tmp_path / "model.gguf")
-    back = tmp_path / "back"
-    back.mkdir()
+@pytest.mark.parametrize("name", KINDS)
+def test_a_converted_model_is_the_model(name: str, tmp_path: Path) -> None:
+    expected = make_checkpoint(KINDS[name], tmp_path / "original")
+
+    file = convert(KINDS[name], tmp_path / "original", tmp_path / "model.gguf")
+
+    assert expected.std() > 0.01
+    found = our_logits(file)
+    torch.testing.assert_close(found, expected[-len(found) :], rtol=0, atol=2e-4)
+
+
+def test_files_say_in_halves_what_older_ones_have_whole(tmp_path: Path) -> None:
+    """Some have both, and then the whole counts."""
+    kind = KINDS["deepseek2"]
+
+    def both(name: str, values: torch.Tensor, raw: dict[str, Any]) -> dict[str, torch.Tensor]:
+        halves = kind.change(name, values, raw)
+        return {**halves, name: values} if "kv_b_proj" in name else halves
+
+    make_checkpoint(kind, tmp_path / "original")
+    halves = GGUFWeights(convert(kind, tmp_path / "original", tmp_path / "halves.gguf"))
+    file = convert(replace(kind, change=both), tmp_path / "original", tmp_path / "both.gguf")
+
+    name = "model.layers.0.self_attn.kv_b_proj.weight"
+    assert halves.shapes() == GGUFWeights(file).shapes()
+    assert torch.equal(dict(halves.read([name]))[name], dict(GGUFWeights(file).read([name]))[name])
+
+
+def test_longrope_beyond_the_original_length_and_yarn_are_read(tmp_path: Path) -> None:
+    for name in ("phi3, longrope", "gpt-oss", "deepseek2"):
+        make_checkpoint(KINDS[name], tmp_path / name)
+        convert(KINDS[name], tmp_path / name, tmp_path / f"{name}.gguf")
+
+        found = read_config(tmp_path / f"{name}.gguf")
+
+        expected = read_config(tmp_path / name)
+        ours, theirs = found.layers[0].rope, expected.layers[0].rope
+        assert replace(ours, attention_factor=1.0) == replace(theirs, attention_factor=1.0)
+        assert ours.attention_factor == pytest.approx(theirs.attention_factor)
+        assert found.max_position == expected.max_position
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("llama", "attention.temperature_scale", 0.1, r"temperature_scale = 0\.1.*not known"),
+        ("olmoe", "attention.clamp_kqv", 8.0, r"clamp_kqv = 8\.0"),
+        ("glm4", "rope.dimension_sections", [8, 12, 12, 0], "dimension_sections"),
+        ("olmo2", "attention.sliding_window", 8, "an OLMo 3"),
+        ("granite", "rope.scaling.finetuned", False, "a Granite without rotation"),
+        ("minicpm", "expert_count", 8, "a MiniCPM with experts"),
+        ("llama4", "attention.sliding_window", 0, "a Llama 4 without chunks"),
+        ("qwen2", "attention.head_count", [4, 2], r"head_count is \[4, 2\]; it must be a whole"),
+        ("gpt2", "block_count", None, "gpt2.block_count is missing"),
+    ],
+)
+def test_what_would_change_the_numbers_is_refused(
+    name: str, key: str, value: Any, message: str, tmp_path: Path
+) -> None:
+    file = write_metadata(tmp_path / "model.gguf", name, {key: value})
+
+    with pytest.raises(ConfigError, match=message):
+        read_raw_config(file, {})
+
+
+def write_metadata(file: Path, name: str, metadata: dict[str, Any]) -> Path:
+    """Write a file of settings and one tensor."""
+    said = {
+        "block_count": 2,
+        "context_length": 128,
+        "embedding_length": 48,
+        "feed_forward_length": 96,
+        "attention.head_count": 4,
+        **metadata,
+    }
+    writer = gguf.GGUFWriter(file, name)
+    for key, value in said.items():
+        if value is not None:
+            writer.add_key_value(f"{name}.{key}", value, gguf.GGUFValueType.get_type(value))
+    writer.add_tensor("token_embd.weight", torch.zeros(64, 48).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_baichuan_of_40_layers_has_alibi(tmp_path: Path) -> None:
+    file = write_metadata(tmp_path / "model.gguf", "baichuan", {"block_count": 40})
+
+    found = read_config(file)
+
+    assert (found.attention.alibi, found.layers[0].rope.kind) == (1.0, "none")
+    assert found.max_position == 128
+
+
+@pytest.mark.parametrize(
+    ("num_kv_heads", "theta"), [(1, 10_000.0), (2, 500_042.0)], ids=["7B", "11B"]
+)
+def test_falcon_files_do_not_say_theta(num_kv_heads: int, theta: float, tmp_path: Path) -> None:
+    said = {"attention.head_count_kv": num_kv_heads}
+
+    found = read_config(write_metadata(tmp_path / "model.gguf", "falcon", said))
+
+    assert found.layers[0].rope.theta == theta
+    assert (found.num_kv_heads, found.block.mlp_norm) == (num_kv_heads, None)
+
+
+def test_blocks_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    kind = KINDS["glm4moe"]
+    make_checkpoint(kind, tmp_path / "original")
+    said = {**kind.metadata, "nextn_predict_layers": 1}
+
+    file = convert(replace(kind, metadata=said), tmp_path / "original", tmp_path / "model.gguf")
+
+    assert read_config(file).num_layers == 1
+    assert not [name for name in GGUFWeights(file).shapes() if "blk." in name or ".1.mlp" in name]
+
+
+def test_products_side_by_side_are_cut_apart_in_quantised_blocks_too(tmp_path: Path) -> None:
+    whole = torch.randn(64 + 32 + 32, 64)
+    stored = gguf.GGMLQuantizationType.Q8_0
+    file = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(file, "phi3")
+    for key, value in (("embedding_length", 64), ("attention.head_count", 4), ("block_count", 1)):
+        writer.add_key_value(f"phi3.{key}", value, gguf.GGUFValueType.UINT32)
+    writer.add_head_count_kv(2)
+    data = gguf.quantize(whole.numpy(), stored)
+    writer.add_tensor("blk.0.attn_qkv.weight", data, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
     source = GGUFWeights(file)
-    tensors = {name: values.contiguous() for name, values in source.read(source.shapes().keys())}
-    save_file(tensors, back / "model.safetensors", metadata={"format": "pt"})
-    (back / "config.json").write_text(json.dumps(read_gguf_config(file)))
 
-    expected = load_file(original / "model.safetensors")
-    assert tensors.keys() == expected.keys()
-    for name, values in tensors.items():
-        torch.testing.assert_close(values, expected[name], rtol=0, atol=1e-6)
-    expected_logits = logits_of(original)
-    torch.testing.assert_close(logits_of(back), expected_logits, rtol=0, atol=1e-4)
-    found = our_logits(file)
-    torch.testing.assert_close(found, expected_logits[0, -len(found) :], rtol=0, atol=1e-3)
+    parts = [values for _, values in source.read(source.shapes())]
+    assert [tuple(values.shape) for values in parts] == [(64, 64), (32, 64), (32, 64)]
+    expected = torch.from_numpy(gguf.dequantize(data, stored))
+    assert torch.equal(torch.cat(parts), expected)
+
+
+def test_rows_that_are_not_those_of_the_heads_are_refused(tmp_path: Path) -> None:
+    kind = KINDS["phi3"]
+    make_checkpoint(kind, tmp_path / "original")
+    said = {**kind.metadata, "attention.head_count_kv": 1}
+    file = convert(replace(kind, metadata=said), tmp_path / "original", tmp_path / "model.gguf")
+
+    with pytest.raises(ConfigError, match=r"attn_qkv\.weight has 96 rows, which are not"):
+        GGUFWeights(file)
+
+
+def test_transformers_runs_those_whose_names_it_shares(tmp_path: Path) -> None:
+    theirs = Loading(impl="transformers")
+    llama, phi3 = (
+        write_metadata(tmp_path / f"{name}.gguf", name, {}) for name in ("llama", "phi3")
+    )
+
+    assert isinstance(implementation_of(llama, theirs), Theirs)
+    with pytest.raises(ConfigError, match=r"GGUF file of Phi3ForCausalLM.*Set model\.impl: auto"):
+        implementation_of(phi3, theirs)

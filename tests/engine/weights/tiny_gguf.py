@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from remora.engine.weights.gguf_families import BLOCK_NAMES, TOP_NAMES
+from remora.engine.weights.gguf_names import BLOCK_NAMES, TOP_NAMES
 
 KINDS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -50,7 +50,7 @@ def make_gguf(
         _add_tokenizer(writer, checkpoint, pre)
     if divisors:
         writer.add_tensor("rope_freqs.weight", np.array(divisors, dtype=np.float32))
-    names = {hf: name for name, hf in (TOP_NAMES | BLOCK_NAMES).items()}
+    names = {str(ours): name for name, ours in (TOP_NAMES | BLOCK_NAMES).items()}
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         values = tensor.float()
         if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
