@@ -237,8 +237,23 @@ class ShowBody(Body):
 
 
 class EmbedBody(Body):
-    """Body of /api/embed and /api/embeddings, which no model that writes text answers."""
+    """Body of /api/embed.
 
-    model: str | None = None
-    input: Anything = None
-    prompt: Anything = None
+    truncate:  whether texts that are too long are cut
+    """
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    input: Annotated[str | list[str], WithJsonSchema({"type": ["string", "array"]})]
+    truncate: bool | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None
+
+
+class EmbedPromptBody(Body):
+    """Body of /api/embeddings, the older one: one text."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    prompt: str
+    options: OllamaOptions | None = None
+    keep_alive: KeepAlive = None

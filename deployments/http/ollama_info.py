@@ -8,10 +8,9 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import Any, NoReturn
+from typing import Any
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.errors import unsupported
 from remora.deployments.http.ollama import check_name
 from remora.deployments.http.ollama_bodies import ShowBody
 from remora.deployments.http.served import Served
@@ -63,11 +62,6 @@ def server_version() -> dict[str, str]:
     return {"version": version("remora")}
 
 
-def refuse_embedding(served: Served) -> NoReturn:
-    """Raise InvalidRequest: the model makes text."""
-    raise unsupported("model", f"{served.plan.served_model_name} is not an embedding model.")
-
-
 def _card(served: Served) -> dict[str, Any]:
     name = served.plan.served_model_name
     return {
@@ -94,6 +88,8 @@ def _details(served: Served) -> dict[str, Any]:
 
 
 def _capabilities(served: Served) -> list[str]:
+    if served.pooling is not None:
+        return ["embedding"] if served.pooling.facts.task == "embed" else []
     tools, thought = served.formats.tool_format_name, served.formats.reasoning_format_name
     found = {"completion": True, "tools": tools is not None, "thinking": thought is not None}
     return [name for name, is_there in found.items() if is_there]

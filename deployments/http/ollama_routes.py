@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import NoReturn
 
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
@@ -16,10 +15,12 @@ from remora.deployments.http.jobs import Endpoint
 from remora.deployments.http.ollama import prepare_ollama_chat, prepare_ollama_generate
 from remora.deployments.http.ollama_bodies import (
     EmbedBody,
+    EmbedPromptBody,
     OllamaChatBody,
     OllamaGenerateBody,
     ShowBody,
 )
+from remora.deployments.http.ollama_embed import prepare_embed, prepare_embed_prompt
 from remora.deployments.http.served import Served
 from remora.deployments.http.wire import JSONAnswer
 
@@ -28,16 +29,21 @@ OLLAMA_GENERATE = Endpoint(
     partial(parse, OllamaGenerateBody), prepare_ollama_generate, kind="completion"
 )
 
+OLLAMA_EMBED = Endpoint(partial(parse, EmbedBody), prepare_embed, kind="pooling")
+OLLAMA_EMBED_PROMPT = Endpoint(
+    partial(parse, EmbedPromptBody), prepare_embed_prompt, kind="pooling"
+)
+
 OLLAMA_ROUTES = (
     Route("/api/chat", OLLAMA_CHAT, OllamaChatBody),
     Route("/api/generate", OLLAMA_GENERATE, OllamaGenerateBody),
+    Route("/api/embed", OLLAMA_EMBED, EmbedBody),
+    Route("/api/embeddings", OLLAMA_EMBED_PROMPT, EmbedPromptBody),
 )
 # What the paths below /api are sent, for the description of the API.
 OLLAMA_BODIES: Mapping[str, type[Body]] = {
     **{route.path: route.body for route in OLLAMA_ROUTES},
     "/api/show": ShowBody,
-    "/api/embed": EmbedBody,
-    "/api/embeddings": EmbedBody,
 }
 
 
@@ -66,11 +72,5 @@ def ollama_routes(served: Served) -> APIRouter:
         body = parse(ShowBody, await read_body(served, request))
         headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
         return JSONAnswer(await ollama_info.show(served, body), headers=dict(headers))
-
-    @router.post("/api/embed", response_model=None)
-    @router.post("/api/embeddings", response_model=None)
-    async def embed(request: Request) -> NoReturn:
-        parse(EmbedBody, await read_body(served, request))
-        ollama_info.refuse_embedding(served)
 
     return router

@@ -185,6 +185,33 @@ async def test_a_request_says_which_side_goes_where_all_are_cut(
     assert np.concatenate([usual, left]) == pytest.approx(wanted, abs=1e-6)
 
 
+async def test_clients_of_ollama_get_the_same_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    sections: dict[str, Any] = {"model": {"served_name": "tiny", "context_length": 9}}
+    long = "fox " * 2000
+    async with replica(tmp_path, monkeypatch, **sections) as (client, _):
+        plain = vectors(await embed(client, input=["a fox", long], truncate_prompt_tokens=-1))
+
+        async def ask(path: str, **body: Any) -> Any:
+            return (await client.post(path, json={"model": "tiny:latest", **body})).json()
+
+        both = await ask("/api/embed", input=["a fox", long])
+        one = await ask("/api/embed", input="a fox")
+        old = await ask("/api/embeddings", prompt="a fox")
+        refused = await ask("/api/embed", input=long, truncate=False)
+        missing = await ask("/api/embeddings")
+        shown = await ask("/api/show")
+    assert np.array(both["embeddings"]) == pytest.approx(plain, abs=1e-6)
+    assert (both["model"], len(one["embeddings"])) == ("tiny:latest", 1)
+    assert both["prompt_eval_count"] > one["prompt_eval_count"] > 2
+    assert old["embedding"] == pytest.approx(plain[0], abs=1e-6)
+    assert "maximum context length is 9" in refused["error"]
+    assert missing == {"error": "prompt is required."}
+    assert shown["capabilities"] == ["embedding"]
+
+
 def make_sentence_folder(folder: Path) -> None:
     """Write what sentence-transformers would: two kinds of pooling, a dense layer, prompts."""
     from safetensors.torch import save_file

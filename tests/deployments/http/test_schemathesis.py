@@ -32,11 +32,12 @@ GENERATED = settings(
 )
 JSON = "application/json"
 # Bodies that are tried at another path already.
-ALIKE = {"/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/api/embeddings"}
+ALIKE = {"/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens"}
 # What a model that makes text refuses, whatever the body.
 REFUSED = {
     "/v1/embeddings",
     "/api/embed",
+    "/api/embeddings",
     "/rerank",
     "/v1/rerank",
     "/v2/rerank",
