@@ -15,12 +15,15 @@ from remora.kernels.gpu.moe_align import MAX_FEW, align
 from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
 from remora.kernels.moe import ExpertWeight, moe, moe_reference
 from remora.kernels.moe_rules import SILU, Gating
-from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned
+from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned, poisoned_memory
 from tests.kernels.quantised_weights import random_fp8, random_scales
 
 # Of outputs of about one, made of two rounded sums and k rounded addends.
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCES)
+# Rows that only fill blocks up are scaled like others, and then not looked at: they may hold no
+# numbers, of which the interpreter's numpy warns.
+pytestmark = pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 
 
 def make_ids(tokens: int, top_k: int, experts: int, device: str) -> Tensor:
@@ -129,7 +132,8 @@ def test_float8_in_blocks_agrees_with_torch(device: str, tokens: int, experts: i
     gate_up, down = make_fp8_weights(experts, 136, 128, device)
     x = torch.randn(tokens, 136, device=device).to(torch.bfloat16)
 
-    check(x, make_ids(tokens, 2, experts, device), gate_up, down, tolerance=5e-2)
+    with poisoned_memory():
+        check(x, make_ids(tokens, 2, experts, device), gate_up, down, tolerance=5e-2)
 
 
 @interpreted_only
