@@ -29,10 +29,11 @@ worker._answer = faulty
 worker.main()
 """
 COMMAND: Sequence[str] = (sys.executable, "-P", "-c", _CODE)
+TOO_LONG = "longer than"
 # What patterns must hold for it, and what is said of them.
 FAULTS = {
-    "sleep": "longer than",
-    "spin": "longer than",
+    "sleep": TOO_LONG,
+    "spin": TOO_LONG,
     "crash": "crashes the compiler",
     "abort": "crashes the compiler",
     "raise": "crashes the compiler",

@@ -22,7 +22,7 @@ from remora.engine.grammar.compiler_process import CompilerProcess
 from remora.engine.grammar.constraint import ConstraintError
 from remora.engine.grammar.frames import frame, receive
 from remora.engine.grammar.prepare import Source, SourceKind
-from tests.engine.grammar.faulty import COMMAND, FAULTS
+from tests.engine.grammar.faulty import COMMAND, FAULTS, TOO_LONG
 from tests.engine.grammar.walks import BYTES
 
 BACKENDS = ("xgrammar", "outlines")
@@ -95,14 +95,18 @@ def begin(threads: ThreadPoolExecutor, process: CompilerProcess, text: str) -> F
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_fault_costs_its_source_and_one_child(backend: str, make_process: MakeProcess) -> None:
-    process = make_process(backend, compile_timeout_s=2.0)
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_fault_costs_its_source_and_one_child(
+    backend: str, ends: bool, make_process: MakeProcess
+) -> None:
+    process = make_process(backend) if ends else make_process(backend, compile_timeout_s=2.0)
     pid = pid_of(process)
 
     for fault, said in FAULTS.items():
-        with pytest.raises(ConstraintError, match=said):
-            process.compile(pattern(fault))
-        assert process.compile(pattern("next"))
+        if (said != TOO_LONG) == ends:
+            with pytest.raises(ConstraintError, match=said):
+                process.compile(pattern(fault))
+            assert process.compile(pattern("next"))
 
     assert process.pid == pid
     wait_for(lambda: children(pid) == [])
