@@ -24,7 +24,7 @@ from remora.engine.models.families import (
     qwen,
     seeing,
 )
-from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.families.reading import RawConfig, refuse
 
 FP8_BLOCK = [128, 128]
 
@@ -84,6 +84,7 @@ def parse_config(raw: RawConfig) -> DecoderConfig:
     """Understand a config.json. Raises ConfigError naming the key."""
     architecture = _architecture(raw)
     check_quantization(raw.get("quantization_config") or {})
+    refuse(raw, "is_causal", True, "and tokens look at none that come later here")
     return ARCHITECTURES[architecture](architecture, raw)
 
 

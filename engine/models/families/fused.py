@@ -42,6 +42,8 @@ BAICHUAN2_VOCABULARY = 125_696  # of those whose head has rows of length 1
 
 def parse_phi3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Phi-3, 3.5 and 4."""
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        refuse(raw, key, False, "only linear layers without biases are known")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **raw}
     size = positive(raw, "intermediate_size")
     return like_llama(
@@ -101,6 +103,7 @@ CHATGLM_WORDS = {
 
 def parse_chatglm(architecture: str, raw: RawConfig) -> DecoderConfig:
     """ChatGLM2, ChatGLM3 and GLM-4 in the words of their own code."""
+    refuse(raw, "position_encoding_2d", False, "ChatGLM 1 is not known, later ones are")
     refuse(raw, "rmsnorm", True, "only root-mean-square norms are known")
     refuse(raw, "post_layer_norm", True, "only a norm after the last layer is known")
     refuse(

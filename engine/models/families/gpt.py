@@ -133,6 +133,12 @@ def parse_gpt_neox(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_falcon(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Falcon 1 and 2: 1B with ALiBi, 7B with one K/V head, 40B and 11B with several."""
+    refuse(
+        raw,
+        "apply_residual_connection_post_layernorm",
+        False,
+        "only what blocks got goes on beside them",
+    )
     raw = {"ffn_hidden_size": 4 * positive(raw, "hidden_size"), **without_nulls(raw)}
     is_new, is_parallel = flag(raw, "new_decoder_architecture"), flag(raw, "parallel_attn", True)
     has_one_kv_head = flag(raw, "multi_query", True) and not is_new

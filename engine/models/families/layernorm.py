@@ -24,6 +24,7 @@ from remora.engine.models.families.reading import (
     number,
     partial_rotary,
     positive,
+    refuse,
     rope,
     without_nulls,
 )
@@ -62,6 +63,8 @@ def parse_stablelm(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_starcoder2(architecture: str, raw: RawConfig) -> DecoderConfig:
     """StarCoder2: biases everywhere, no gate."""
+    refuse(raw, "norm_type", "layer_norm", "only layer norms are known")
+    refuse(raw, "mlp_type", "default", "only feed-forward layers without a gate are known")
     bias = flag(raw, "use_bias", True)
     shape = heads(raw, qkv_bias=bias, out_bias=bias)
     turn, max_position = rope(raw, shape.head_dim)

@@ -28,6 +28,7 @@ from remora.engine.models.families.reading import (
     kinds_of_layers,
     number,
     positive,
+    refuse,
     rms,
     rope,
     without_nulls,
@@ -162,6 +163,7 @@ def parse_granite(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_minicpm(architecture: str, raw: RawConfig) -> DecoderConfig:
     """MiniCPM 1 and 2: Granite's factors, from width, depth and those of a smaller model."""
+    refuse(raw, "num_experts", 0, "only models without experts are known")
     hidden_size = positive(raw, "hidden_size")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     depth = number(raw, "scale_depth", 1.0) / positive(raw, "num_hidden_layers") ** 0.5

@@ -145,6 +145,23 @@ def test_what_would_change_the_numbers_and_is_not_known_is_refused(
         parse_config({**LLAMA, **settings})
 
 
+@pytest.mark.parametrize(
+    ("architecture", "key", "value"),
+    [
+        ("Qwen2ForCausalLM", "is_causal", False),
+        ("MiniCPMForCausalLM", "num_experts", 8),
+        ("Starcoder2ForCausalLM", "norm_type", "rms_norm"),
+        ("Starcoder2ForCausalLM", "mlp_type", "gated"),
+        ("Phi3ForCausalLM", "lm_head_bias", True),
+        ("ChatGLMModel", "position_encoding_2d", True),
+        ("FalconForCausalLM", "apply_residual_connection_post_layernorm", True),
+    ],
+)
+def test_what_a_family_does_otherwise_is_refused(architecture: str, key: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{key} in config.json is {value!r}"):
+        parse_config({**QWEN2, "architectures": [architecture], key: value})
+
+
 @pytest.mark.parametrize("key", sorted(LLAMA.keys() - {"hidden_act", "rms_norm_eps"}))
 def test_a_key_that_is_not_there_is_named(key: str) -> None:
     raw = {name: value for name, value in LLAMA.items() if name != key}
