@@ -24,6 +24,8 @@ TinyCheckpoints = Callable[..., Path]
 
 # Of an engine, or of torch. Beside other processes threads wait for each other.
 NUM_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+if NUM_THREADS == 1:
+    os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 
 # Machines that run the tests are shared: how long an example takes says nothing.
 settings.register_profile("remora", deadline=None)
