@@ -31,6 +31,7 @@ COHERE2_PATTERN = 4
 SMOLLM3_PATTERN = 4
 BAICHUAN_13B_LAYERS = 40
 FALCON_11B_THETA = 500_042.0
+GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 LAYER_NORM = "attention.layer_norm_epsilon"
 
 
@@ -44,21 +45,13 @@ def _window(file: GGUFFile) -> int | None:
     return whole(file, "attention.sliding_window", 0) or None
 
 
-def _gemma(file: GGUFFile) -> dict[str, Any]:
-    return {"hidden_activation": "gelu_pytorch_tanh", "head_dim": _gemma_head_dim(file)}
-
-
-def _gemma_head_dim(file: GGUFFile) -> int:
-    return whole(file, "attention.key_length", 256)
-
-
 def _sandwiched(file: GGUFFile) -> dict[str, Any]:
     """Return what Gemma 2 and 3 share; the largest of each divides by another width."""
     size, num_heads = whole(file, "embedding_length"), whole(file, "attention.head_count")
     is_largest = num_layers(file) == {"gemma2": 46, "gemma3": 62}[file.architecture]
     return {
-        **_gemma(file),
-        "query_pre_attn_scalar": size // num_heads if is_largest else _gemma_head_dim(file),
+        **GELU,
+        "query_pre_attn_scalar": size // num_heads if is_largest else head_dim(file),
         "sliding_window": file.setting("attention.sliding_window"),
         "attn_logit_softcapping": file.setting("attn_logit_softcapping"),
         "final_logit_softcapping": file.setting("final_logit_softcapping"),
@@ -234,7 +227,10 @@ DENSE = {
     "qwen2": GGUFFamily(architecture="Qwen2ForCausalLM", model_type="qwen2"),
     "qwen3": GGUFFamily(architecture="Qwen3ForCausalLM", model_type="qwen3"),
     "gemma": GGUFFamily(
-        architecture="GemmaForCausalLM", model_type="gemma", norm_offset=1.0, settings=_gemma
+        architecture="GemmaForCausalLM",
+        model_type="gemma",
+        norm_offset=1.0,
+        settings=lambda file: GELU,
     ),
     "gemma2": GGUFFamily(
         architecture="Gemma2ForCausalLM",

@@ -14,6 +14,7 @@ from remora.engine.weights.gguf_file import GGUFFile
 from remora.engine.weights.gguf_rope import rope_of
 
 AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
+SOFTMAX, SIGMOID = 1, 2  # as `expert_gating_func`, where 0 is not said
 LLAMA4_CHUNK = 8192
 MAVERICK_EXPERTS = 128
 # Files of before 2025-10 do not say in how many groups experts are, and how many are looked at.
@@ -141,6 +142,9 @@ def _groups(file: GGUFFile) -> tuple[int, int]:
 
 
 def _deepseek_v2(file: GGUFFile) -> dict[str, Any]:
+    gating = whole(file, "expert_gating_func", SOFTMAX)
+    if gating not in (0, SOFTMAX):
+        raise refused(file, f"chooses experts by expert_gating_func {gating}, not known here")
     groups, best = _groups(file)
     return {
         **_latents(file),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from remora.configs.errors import ConfigError
 from remora.engine.weights.gguf_dense import DENSE, FALCON_WITH_TWO_NORMS
-from remora.engine.weights.gguf_experts import DEEPSEEK_V3, EXPERTS, MIXTRAL
+from remora.engine.weights.gguf_experts import DEEPSEEK_V3, EXPERTS, MIXTRAL, SIGMOID
 from remora.engine.weights.gguf_family import GGUFFamily
 from remora.engine.weights.gguf_file import GGUFFile
 
 FAMILIES = {**DENSE, **EXPERTS}
-SIGMOID = 2  # as `expert_gating_func`
 
 
 def family_of(file: GGUFFile) -> GGUFFamily:
@@ -21,7 +20,7 @@ def family_of(file: GGUFFile) -> GGUFFamily:
         case "falcon" if "blk.0.attn_norm_2.weight" in file.shapes:
             return FALCON_WITH_TWO_NORMS
         case "deepseek2" if file.setting("expert_gating_func") == SIGMOID or any(
-            shape.endswith(".exp_probs_b.bias") for shape in file.shapes
+            stored.endswith(".exp_probs_b.bias") for stored in file.shapes
         ):
             return DEEPSEEK_V3
         case _ if name in FAMILIES:

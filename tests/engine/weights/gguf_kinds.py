@@ -151,8 +151,8 @@ KINDS = {
     "qwen2moe": Kind(
         "qwen2moe",
         "qwen2_moe",
-        {**QWEN_EXPERTS, "shared_expert_intermediate_size": 24},
-        _some_experts(expert_shared_feed_forward_length=24),
+        {**QWEN_EXPERTS, "shared_expert_intermediate_size": 24, "norm_topk_prob": True},
+        _some_experts(expert_shared_feed_forward_length=24, expert_weights_norm=True),
         flat_gate,
     ),
     "qwen3moe": Kind(
@@ -249,7 +249,7 @@ KINDS = {
         permuted,
     ),
     # q, k and v, which its checkpoints have in one, are apart in GGUF.
-    "internlm2": Kind("internlm2", "llama", LLAMA, {}, permuted),
+    "internlm2": Kind("internlm2", "llama", {**LLAMA, "attention_bias": True}, {}, permuted),
     "baichuan": Kind(
         "baichuan", "llama", {**LLAMA, **ALL_HEADS}, {"rope.dimension_count": 12}, permuted
     ),
@@ -274,7 +274,12 @@ KINDS = {
         {"qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5},
         {EPS: 1e-5, "rope.dimension_count": 6, "use_parallel_residual": True},
     ),
-    "starcoder2": Kind("starcoder2", "starcoder2", {"sliding_window": None}, {EPS: 1e-5}),
+    "starcoder2": Kind(
+        "starcoder2",
+        "starcoder2",
+        {"sliding_window": 8, "norm_epsilon": 1e-3, "use_bias": False},
+        {EPS: 1e-3, "attention.sliding_window": 8},
+    ),
     "command-r": Kind(
         "command-r",
         "cohere",
@@ -284,8 +289,14 @@ KINDS = {
     "cohere2": Kind(
         "cohere2",
         "cohere2",
-        {"num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.25, "head_dim": 12},
-        {EPS: 1e-5, "logit_scale": 0.25, "attention.sliding_window": 8},
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 8,
+            "logit_scale": 0.25,
+            "head_dim": 12,
+            "layer_norm_eps": 1e-3,
+        },
+        {EPS: 1e-3, "logit_scale": 0.25, "attention.sliding_window": 8},
     ),
     "gpt2": Kind(
         "gpt2",
@@ -305,12 +316,12 @@ KINDS = {
     "gptneox": Kind(
         "gptneox",
         "gpt_neox",
-        {**ALL_HEADS, "rotary_pct": 0.5, "layer_norm_eps": 1e-3},
+        {**ALL_HEADS, "rotary_pct": 0.5, "layer_norm_eps": 1e-3, "use_parallel_residual": False},
         {
             EPS: 1e-3,
             "rope.dimension_count": 6,
             "rope.freq_base": None,
-            "use_parallel_residual": True,
+            "use_parallel_residual": False,
         },
         neox_qkv,
     ),
@@ -381,8 +392,11 @@ KINDS = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 16,
             "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
+            "first_k_dense_replace": 0,
             "routed_scaling_factor": 1.5,
+            "norm_topk_prob": False,
+            "n_group": 2,
+            "topk_group": 1,
             "use_qk_norm": True,
             "attention_bias": True,
         },
@@ -390,10 +404,12 @@ KINDS = {
             **{
                 "rope.dimension_count": 6,
                 "expert_shared_count": 1,
-                "leading_dense_block_count": 1,
+                "leading_dense_block_count": 0,
                 "expert_gating_func": 2,
+                "expert_group_count": 2,
+                "expert_group_used_count": 1,
                 "expert_weights_scale": 1.5,
-                "expert_weights_norm": True,
+                "expert_weights_norm": False,
             }
         ),
         corrected,

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from remora.configs.errors import ConfigError
 from remora.configs.loading import Loading
 from remora.engine.models.checkpoint import read_config, read_raw_config
+from remora.engine.models.config import ExpertsConfig
 from remora.engine.models.implementation import Theirs, implementation_of
 from remora.engine.models.registry import load_model
 from remora.engine.weights.gguf import GGUFWeights
@@ -100,6 +101,7 @@ def test_longrope_beyond_the_original_length_and_yarn_are_read(tmp_path: Path) -
         ("granite", "rope.scaling.finetuned", False, "a Granite without rotation"),
         ("minicpm", "expert_count", 8, "a MiniCPM with experts"),
         ("llama4", "attention.sliding_window", 0, "a Llama 4 without chunks"),
+        ("deepseek2", "expert_gating_func", 4, "chooses experts by expert_gating_func 4"),
         ("qwen2", "attention.head_count", [4, 2], r"head_count is \[4, 2\]; it must be a whole"),
         ("gpt2", "block_count", None, "gpt2.block_count is missing"),
     ],
@@ -209,3 +211,27 @@ def test_transformers_runs_those_whose_names_it_shares(tmp_path: Path) -> None:
     assert isinstance(implementation_of(llama, theirs), Theirs)
     with pytest.raises(ConfigError, match=r"GGUF file of Phi3ForCausalLM.*Set model\.impl: auto"):
         implementation_of(phi3, theirs)
+
+
+def test_older_files_mean_what_was_published_then(tmp_path: Path) -> None:
+    latents = {
+        "attention.kv_lora_rank": 16,
+        "attention.key_length": 12,
+        "attention.value_length": 6,
+        "rope.dimension_count": 4,
+        "expert_used_count": 8,
+        "expert_feed_forward_length": 16,
+    }
+    groups = []
+    for number, gating in ((64, 1), (160, 1), (256, 2)):
+        said = {**latents, "expert_count": number, "expert_gating_func": gating}
+        found = read_config(write_metadata(tmp_path / f"{number}.gguf", "deepseek2", said))
+        mlp = found.layers[0].mlp
+        assert isinstance(mlp, ExpertsConfig)
+        routing = mlp.routing
+        groups.append((routing.num_groups, routing.top_groups, routing.is_sigmoid))
+    minicpm = read_config(write_metadata(tmp_path / "minicpm.gguf", "minicpm", {}))
+
+    assert groups == [(1, 1, False), (8, 3, False), (8, 4, True)]
+    assert (minicpm.embedding.scale, minicpm.head.scale) == (12.0, 256 / 48)
+    assert minicpm.block.residual_scale == pytest.approx(1.4 / 2**0.5)
