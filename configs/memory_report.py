@@ -69,8 +69,8 @@ def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
     if is_native:
         normal_bytes, written_bytes = _operand_bytes(plan)
         rows = max(plan.max_running_requests, PROMPT_LOGPROB_ROWS)
-        stream, normal, qkv, context, gated = (_whole_panels(width) for width in widths)
-        tokens = (stream + qkv) * _FLOAT + int(
+        stream, normal, made, context, gated = (_whole_panels(width) for width in widths)
+        tokens = (stream + max(stream, made)) * _FLOAT + int(
             normal * normal_bytes + (context + gated + normal) * written_bytes
         )
         logits = _whole_panels(model.vocab_size) * _FLOAT + int(normal * normal_bytes)

@@ -2,8 +2,8 @@
 
 Built once from a decoder; layers whose weights are not loaded yet are loaded when they are packed.
 The residual stream is float32; what products read is rounded to the program's format. Which models
-it covers is said in `coverage.py`; what a layer does stands in `StepProgramBuilder._layer`,
-operation by operation.
+it covers is said in `coverage.py`; what a layer does stands in `StepProgramBuilder._layer`, part by
+part.
 
 Legend: T tokens of a step, R rows of logits.
 """
@@ -13,22 +13,34 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from remora.configs.window_plan import WindowRoom
+from remora.engine.graphs import step_norms
 from remora.engine.inputs import RowTable, StepInputs
-from remora.engine.layers.attention import SelfAttention
+from remora.engine.layers.attention import SelfAttention, growth_factors
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
-from remora.engine.layers.norm import Norm, RMSNorm
+from remora.engine.layers.norm import Norm
+from remora.engine.models.config import ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
-from remora.kernels.cpu.library import PANEL, Epilogue, Format, Team
+from remora.kernels.cpu.library import PANEL, Activation, Epilogue, Format, Team
+from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.lora import LowRankSlots
 from remora.kernels.memory import Arena, buffer
+
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +73,7 @@ class StepProgram:
         head_start: int,
         logits: Tensor,
         stream: Tensor,
-        norm: tuple[Tensor, float],
+        norm: NormWeights,
         weight_bytes: int,
     ) -> None:
         """See `StepProgramBuilder`.
@@ -69,7 +81,7 @@ class StepProgram:
         head_start:  the first operation that works on rows of logits
         logits:      [most rows, vocab_size], where the program leaves them
         stream:      [most tokens, hidden_size] float32, what the last layer leaves
-        norm:        weight [hidden_size] and epsilon of the norm before the head
+        norm:        the one before the head
         """
         self._program = program
         self._head_start = head_start
@@ -106,9 +118,11 @@ class StepProgram:
     def hidden(self, first: int, last: int) -> Tensor:
         """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
         stream = self._stream[first:last]
-        weight, epsilon = self._norm
-        scale = torch.rsqrt(stream.square().mean(-1, keepdim=True) + epsilon)
-        return stream * scale * weight
+        norm = self._norm
+        shape = norm.weight.shape
+        if norm.is_centered:
+            return F.layer_norm(stream, shape, norm.weight, norm.bias, norm.epsilon)
+        return F.rms_norm(stream, shape, norm.weight, norm.epsilon)
 
     def close(self) -> None:
         """End the threads."""
@@ -156,6 +170,8 @@ class StepProgramBuilder:
         for rotary in model.rotaries:
             cosines, sines = rotary.angles(positions, torch.float32)
             self._angles.append((cosines.contiguous(), sines.contiguous()))
+        growth = config.attention.growth
+        self._growth = None if growth is None else growth_factors(growth, positions)
 
     def _allocate(self) -> list[tuple[PagedCache, int]]:
         """Allocate KV memory; returns each layer's cache and which layer of it that is."""
@@ -193,25 +209,30 @@ class StepProgramBuilder:
         """
         model, program, config = self._model, self._program, self._config
         fill(model.outer_tensors().keys())
+        if model.head.linear.bias is not None:
+            model.head.linear.bias *= config.head.scale
         head = self._pack(model.head.linear, self._head_format)  # before blocks fill the memory
         self._stream = self._floats(config.hidden_size)
         self._normal = self._operand(config.hidden_size, in_floats=False)
         self._normal_in_floats = self._operand(config.hidden_size)
         heads = config.num_heads + 2 * config.num_kv_heads
-        self._qkv = self._floats(heads * config.head_dim)
+        # One after the other: q, k and v, and what parts make, where it is not added as it is.
+        self._made = self._floats(max(heads * config.head_dim, config.hidden_size))
         self._attended = self._operand(config.num_heads * config.head_dim)
         self._gated = self._operand(config.intermediate_size)
 
         program.embed(model.embedding.weight, self._stream)
         if model.embedding.adapters is not None:
             program.update_embedded(self._updates(model.embedding.adapters), self._stream)
+        if model.positions is not None:
+            program.embed(model.positions, self._stream, by_position=True)
         for layer, block in enumerate(model.blocks):
             fill(model.block_tensors(layer).keys())
             self._layer(layer, block)
         head_start = len(program)
         logits = self._head(head)
         # After the head, which may be packed from the same weight.
-        scale = config.embedding.scale / config.block.residual_scale
+        scale = model.embedding_scale / config.block.residual_scale
         if scale != 1.0:
             model.embedding.weight.mul_(scale)
         return StepProgram(
@@ -219,49 +240,86 @@ class StepProgramBuilder:
             head_start=head_start,
             logits=logits[:, : model.vocab_size],
             stream=self._stream[:, : config.hidden_size],
-            norm=(model.norm.weight.float(), self._epsilon(model.norm)),
+            norm=self._norm_weights(model.norm),
             weight_bytes=self._weight_bytes,
         )
 
     def _layer(self, layer: int, block: DecoderBlock) -> None:
-        config, program = self._config, self._program
         attention, mlp = block.attention, block.mlp
         assert isinstance(attention, SelfAttention)
         assert isinstance(mlp, MLP)
-        assert isinstance(block.attention_norm, RMSNorm)
-        assert isinstance(block.mlp_norm, RMSNorm)
-        cache, place = self._places[layer]
+        is_parallel = self._config.block.parallel
+        shares_norm = is_parallel and block.mlp_norm is None
+        readers = (attention.qkv_proj, mlp.gate_up_proj) if shares_norm else (attention.qkv_proj,)
 
-        normal = self._normalize(block.attention_norm, attention.qkv_proj)
-        self._multiply(normal, attention.qkv_proj, self._qkv)
-        cosines, sines = self._angles[block.rotary]
-        norms = attention.head_norms
+        hidden = self._enter(block.attention_norm, *readers)
+        self._attend(layer, block.rotary, attention, hidden)
+        if not is_parallel:
+            self._leave(self._attended, attention.o_proj, block.attention_out_norm)
+        if not shares_norm:
+            hidden = self._enter(block.mlp_norm, mlp.gate_up_proj)
+        self._feed_forward(self._config.layers[layer].mlp, mlp, hidden)
+        if is_parallel:  # only now has nothing more to read what the block got
+            self._leave(self._attended, attention.o_proj, None)
+        self._leave(self._gated, mlp.down_proj, block.mlp_out_norm)
+
+    def _enter(self, norm: Norm | None, *linears: Linear) -> _Operand:
+        """Add a norm of the stream, if there is one; returns what `linears` read."""
+        if norm is None:
+            stream, size = Rows.of(self._stream), self._config.hidden_size
+            return _Operand(written=stream, rows=self._normal.rows, size=size, on_logits=False)
+        has_adapters = any(linear.adapters is not None for linear in linears)
+        normal = self._normal_in_floats if has_adapters else self._normal
+        self._program.norm(self._stream, self._norm_weights(norm), normal.written)
+        return normal
+
+    def _attend(self, layer: int, rotary: int, attention: SelfAttention, hidden: _Operand) -> None:
+        """Add what attention does before its last product; the result is in `_attended`."""
+        program, num_heads = self._program, self._config.num_heads
+        cache, place = self._places[layer]
+        cosines, sines = self._angles[rotary]
+        self._multiply(hidden, attention.qkv_proj, self._made)
         program.rotate_and_store(
-            self._qkv,
+            self._made,
             cache,
             place,
-            num_heads=config.num_heads,
+            num_heads=num_heads,
             cosines=cosines,
             sines=sines,
-            head_norms=None
-            if norms is None
-            else (norms[0].weight.float(), norms[1].weight.float()),
-            epsilon=0.0 if norms is None else norms[0].eps,
+            interleaved=attention.interleaved,
+            query_factors=None if attention.growth is None else self._growth,
+            norms=step_norms.of_heads(attention),
         )
         program.attend(
-            self._qkv,
+            self._made,
             cache,
             place,
             self._attended.written.values,
-            num_heads=config.num_heads,
+            num_heads=num_heads,
             scale=attention.rule.scale,
             window=attention.rule.window,
+            soft_cap=attention.rule.soft_cap,
         )
-        self._multiply(self._attended, attention.o_proj, self._stream, Epilogue.ADD)
 
-        normal = self._normalize(block.mlp_norm, mlp.gate_up_proj)
-        self._multiply(normal, mlp.gate_up_proj, self._gated.written.values, Epilogue.GATED)
-        self._multiply(self._gated, mlp.down_proj, self._stream, Epilogue.ADD)
+    def _feed_forward(self, config: MLPConfig | ExpertsConfig, mlp: MLP, hidden: _Operand) -> None:
+        """Add what a feed-forward layer does before its last product; it is in `_gated`."""
+        assert isinstance(config, MLPConfig)
+        self._multiply(
+            hidden,
+            mlp.gate_up_proj,
+            self._gated.written.values,
+            Epilogue.GATED if config.gated else Epilogue.STORE,
+            activation=ACTIVATIONS[config.activation],
+        )
+
+    def _leave(self, x: _Operand, linear: Linear, norm: Norm | None) -> None:
+        """Add a part's last product and its norm, if there is one, to the stream."""
+        if norm is None:
+            self._multiply(x, linear, self._stream, Epilogue.ADD)
+            return
+        self._multiply(x, linear, self._made)
+        weights = step_norms.of_rows(norm, residual_scale=1.0)
+        self._program.norm(self._made, weights, Rows.of(self._stream), adds=True)
 
     def _head(self, weight: PackedWeight) -> Tensor:
         """Add the last norm and the head; returns where the logits will be."""
@@ -269,36 +327,35 @@ class StepProgramBuilder:
         in_floats = adapters is not None
         normal = self._operand(config.hidden_size, in_floats=in_floats, on_logits=True)
         logits = self._floats(self._model.vocab_size, on_logits=True)
-        self._program.norm(
-            self._stream,
-            self._model.norm.weight.float() * config.head.scale,
-            self._epsilon(self._model.norm),
-            normal.written,
-            on_logits=True,
+        weights = self._norm_weights(self._model.norm, factor=config.head.scale)
+        self._program.norm(self._stream, weights, normal.written, on_logits=True)
+        limit = config.head.soft_cap
+        activation = Activation.LINEAR if limit is None else Activation.CAP
+        self._add_product(
+            normal, weight, adapters, logits, activation=activation, limit=limit or 0.0
         )
-        self._add_product(normal, weight, adapters, logits)
         return logits
 
-    def _normalize(self, norm: RMSNorm, linear: Linear) -> _Operand:
-        """Add a norm of the stream; returns what `linear` reads."""
-        normal = self._normal if linear.adapters is None else self._normal_in_floats
-        weight = norm.weight.float()
-        self._program.norm(self._stream, weight, self._epsilon(norm), normal.written)
-        return normal
+    def _norm_weights(self, norm: Norm, *, factor: float = 1.0) -> NormWeights:
+        """Return a norm of the stream as it is kept: divided by the residual scale.
 
-    def _epsilon(self, norm: Norm) -> float:
-        """Return a norm's epsilon for the stream as it is kept: divided by the residual scale.
-
-        What blocks add needs no factor then, and norms do not care for one on all of their input.
+        What blocks add needs no factor then.
         """
-        return norm.eps / self._config.block.residual_scale**2
+        scale = self._config.block.residual_scale
+        return step_norms.of_rows(norm, residual_scale=scale, factor=factor)
 
     def _multiply(
-        self, x: _Operand, linear: Linear, out: Tensor, epilogue: Epilogue = Epilogue.STORE
+        self,
+        x: _Operand,
+        linear: Linear,
+        out: Tensor,
+        epilogue: Epilogue = Epilogue.STORE,
+        *,
+        activation: Activation = Activation.LINEAR,
     ) -> None:
         """Add the product with a layer's weight and, where it has them, its adapters."""
         weight = self._pack(linear, x.rows.format, gated=epilogue is Epilogue.GATED)
-        self._add_product(x, weight, linear.adapters, out, epilogue)
+        self._add_product(x, weight, linear.adapters, out, epilogue, activation=activation)
 
     def _pack(self, linear: Linear, format: Format, *, gated: bool = False) -> PackedWeight:
         weight, bias = linear.release()
@@ -321,14 +378,26 @@ class StepProgramBuilder:
         adapters: LowRankSlots | None,
         out: Tensor,
         epilogue: Epilogue = Epilogue.STORE,
+        *,
+        activation: Activation = Activation.LINEAR,
+        limit: float = 0.0,
     ) -> None:
         program, updates = self._program, None
         if adapters is not None:
             updates = self._updates(adapters)
             program.shrink(x.written.values, updates, on_logits=x.on_logits)
         if x.rows is not x.written:
-            program.quantize(x.written.values, x.size, x.rows, on_logits=x.on_logits)
-        program.multiply(x.rows, weight, out, epilogue, updates=updates, on_logits=x.on_logits)
+            program.round(x.written.values, x.size, x.rows, on_logits=x.on_logits)
+        program.multiply(
+            x.rows,
+            weight,
+            out,
+            epilogue,
+            activation=activation,
+            limit=limit,
+            updates=updates,
+            on_logits=x.on_logits,
+        )
 
     def _updates(self, slots: LowRankSlots) -> Updates:
         width = slots.a.shape[1]

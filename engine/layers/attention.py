@@ -27,6 +27,7 @@ class SelfAttention:
     head_norms:   of queries and keys, that the backend applies
     other_norms:  of queries and keys, that it does not
     norm_names:   of either in checkpoints; None = there they are not
+    growth:       of its queries; None = they do not grow
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class SelfAttention:
         )
         self._rotates = config.layers[layer].rope.kind != "none"
         growth = shape.growth
-        self._growth = None if growth and growth.unrotated_only and self._rotates else growth
+        self.growth = None if growth and growth.unrotated_only and self._rotates else growth
         self.rule = self._make_rule(config, layer, device)
         self._make_norms(config, layout, dtype, device)
 
@@ -122,8 +123,10 @@ class SelfAttention:
     ) -> Tensor:
         """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, pairs]."""
         heads = self.qkv_proj(hidden, batch.adapters).view(len(hidden), -1, self.head_dim)
-        if self._growth is not None:
-            self._grow(heads[:, : self.num_heads], batch.positions, self._growth)
+        if self.growth is not None:
+            # In place; rotation does not care whether before it or after it.
+            factors = growth_factors(self.growth, batch.positions).to(heads.dtype)
+            heads[:, : self.num_heads] *= factors[:, None, None]
         if self.other_norms is not None:
             heads = self._normalize(heads, self.other_norms, group)
         if self.head_norms is None:
@@ -136,13 +139,6 @@ class SelfAttention:
             )
         attended = attention.attend(self.layer, heads, turn, batch, self.rule)
         return self.o_proj(attended.flatten(1), batch.adapters)
-
-    @staticmethod
-    def _grow(query: Tensor, positions: Tensor, growth: QueryGrowth) -> None:
-        """Multiply queries, in place; rotation does not care whether before it or after it."""
-        periods = (positions + growth.offset).div(growth.period, rounding_mode="floor")
-        factors = 1 + growth.rate * torch.log(1 + periods)
-        query *= factors.to(query.dtype)[:, None, None]
 
     def _normalize(self, heads: Tensor, norms: tuple[HeadsNorm, HeadsNorm], group: Group) -> Tensor:
         first_value = self.num_heads + self.num_kv_heads
@@ -169,6 +165,12 @@ class SelfAttention:
                 yield from norms[1].tensors(f"{prefix}{self.norm_names[1]}")
         if self.rule.sinks is not None:
             yield f"{prefix}sinks", Shard(memory=self.rule.sinks, axes=(self._heads,))
+
+
+def growth_factors(growth: QueryGrowth, positions: Tensor) -> Tensor:
+    """Return what queries at positions [n] are multiplied by, [n] float32."""
+    periods = (positions + growth.offset).div(growth.period, rounding_mode="floor")
+    return 1 + growth.rate * torch.log(1 + periods)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

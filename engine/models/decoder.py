@@ -231,14 +231,14 @@ class DecoderModel:
         """Return what the first layer gets: [T, hidden_size]."""
         stream = group.all_reduce(self.embedding(batch.token_ids, batch.adapters))
         if self.config.embedding.scale != 1.0:
-            stream *= self._rounded_scale
+            stream *= self.embedding_scale
         if self.positions is not None:
             stream += F.embedding(batch.positions, self.positions)
         return stream
 
     @property
-    def _rounded_scale(self) -> float:
-        """The embedding's scale as the weights' format has it, as in the models' own code."""
+    def embedding_scale(self) -> float:
+        """The factor on the embedding's rows, in the weights' format as in the models' own code."""
         return float(torch.tensor(self.config.embedding.scale, dtype=self.dtype))
 
     @torch.inference_mode()

@@ -41,6 +41,11 @@ class Rows:
             sums=buffer(groups, torch.int32) if format.is_grouped else None,
         )
 
+    @staticmethod
+    def of(values: Tensor) -> Rows:
+        """Take float32 [rows, k] for rows."""
+        return Rows(format=Format.F32, values=values, scales=None, sums=None)
+
     def struct(self) -> RowsStruct:
         """Return what the library reads."""
         return RowsStruct(

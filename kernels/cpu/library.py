@@ -6,7 +6,7 @@ Knows pointers and structures. Knows nothing of models, nor of how the library w
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_int64, c_void_p
 from enum import IntEnum
 from typing import Any
 
@@ -17,6 +17,7 @@ from remora.kernels.cpu.structs import (
     BatchStruct,
     CacheStruct,
     LowRankStruct,
+    NormStruct,
     OutputStruct,
     RotationStruct,
     RowsStruct,
@@ -46,6 +47,18 @@ class Epilogue(IntEnum):
     GATED = 2
 
 
+class Activation(IntEnum):
+    """What is done with a product before it is stored, or gates; see src/activation.h."""
+
+    LINEAR = 0
+    SILU = 1
+    GELU = 2
+    GELU_TANH = 3
+    RELU = 4
+    RELU2 = 5
+    CAP = 6
+
+
 PANEL = 64  # output columns of a packed weight's panel
 LANES = 16  # what rows of head_dim and blocks of gated columns are padded to
 
@@ -62,7 +75,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "program_new": (c_void_p, (c_void_p, POINTER(BatchStruct))),
     "program_free": (None, (c_void_p,)),
     "program_run": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int)),
-    "add_embed": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p, c_int)),
+    "add_embed": (None, (c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_int)),
     "add_norm": (
         None,
         (
@@ -70,14 +83,13 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
             c_int,
             c_void_p,
             c_int,
-            c_void_p,
-            c_int,
-            c_float,
+            POINTER(NormStruct),
             c_int,
             POINTER(RowsStruct),
+            c_int,
         ),
     ),
-    "add_quantize": (
+    "add_round": (
         None,
         (c_void_p, c_int, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct)),
     ),

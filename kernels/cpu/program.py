@@ -13,10 +13,13 @@ from ctypes import byref
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
-from remora.kernels.cpu.library import Epilogue, Team
+from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
+from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.packing import PackedWeight
-from remora.kernels.cpu.structs import AttentionStruct, OutputStruct, RotationStruct
+from remora.kernels.cpu.structs import AttentionStruct, NormStruct, OutputStruct, RotationStruct
 from remora.kernels.memory import is_bf16
+
+_NO_NORMS = NormStruct(), NormStruct()
 
 
 class Program:
@@ -57,42 +60,54 @@ class Program:
         stop = self._size if last is None else last
         self._library.program_run(self._pointer, first, stop, num_tokens, num_sequences, num_logits)
 
-    def embed(self, table: Tensor, out: Tensor) -> None:
-        """Look up table [vocab, size] for every token: out [T, >= size] float32."""
+    def embed(self, table: Tensor, out: Tensor, *, by_position: bool = False) -> None:
+        """Look up table [vocab, size] for every token: out [T, >= size] float32.
+
+        by_position:  look up its position instead, and add that to what is there
+        """
         self._keep(table, out)
         self._library.add_embed(
             self._pointer,
             table.data_ptr(),
             is_bf16(table),
             table.shape[1],
+            by_position,
             out.data_ptr(),
             out.shape[1],
         )
 
     def norm(
-        self, x: Tensor, weight: Tensor, epsilon: float, out: Rows, *, on_logits: bool = False
+        self,
+        x: Tensor,
+        weights: NormWeights,
+        out: Rows,
+        *,
+        on_logits: bool = False,
+        adds: bool = False,
     ) -> None:
-        """RMS norm of x [T, >= size] float32 with weight [size] float32.
+        """Normalise x [T, >= size] float32.
 
         on_logits:  only of the tokens in `logit_index`: out has R rows
+        adds:       to what there is in `out`, which is float32
         """
-        self._keep(x, weight, out)
+        if adds and out.format is not Format.F32:
+            raise ValueError(f"a norm can be added to F32 rows, not to {out.format.name}")
+        self._keep(x, weights, out)
         self._library.add_norm(
             self._pointer,
             on_logits,
             x.data_ptr(),
             x.shape[1],
-            weight.data_ptr(),
-            len(weight),
-            epsilon,
+            byref(weights.struct()),
             out.format,
             byref(out.struct()),
+            adds,
         )
 
-    def quantize(self, x: Tensor, size: int, out: Rows, *, on_logits: bool = False) -> None:
-        """Quantise the first `size` columns of x [T or R, >= size] float32."""
+    def round(self, x: Tensor, size: int, out: Rows, *, on_logits: bool = False) -> None:
+        """Round the first `size` columns of x [T or R, >= size] float32 to the format of `out`."""
         self._keep(x, out)
-        self._library.add_quantize(
+        self._library.add_round(
             self._pointer,
             on_logits,
             x.data_ptr(),
@@ -139,16 +154,19 @@ class Program:
         num_heads: int,
         cosines: Tensor,
         sines: Tensor,
-        head_norms: tuple[Tensor, Tensor] | None,
-        epsilon: float,
+        interleaved: bool = False,
+        query_factors: Tensor | None = None,
+        norms: tuple[NormWeights, NormWeights] | None = None,
     ) -> None:
         """Normalise and rotate q and k of qkv [T, >= heads * head_dim] in place; store k and v.
 
-        cosines, sines:  [positions, head_dim / 2] float32
-        head_norms:      weights [head_dim] float32 of the norms of q and k, or None
+        cosines, sines:  [positions, P] float32, of the P pairs at the beginning of each head
+        interleaved:     whether neighbours are pairs, or what stands in one place of two halves
+        query_factors:   [positions] float32 on queries, or None
+        norms:           of all heads of q and of k, or None
         """
-        self._keep(qkv, cache, cosines, sines, head_norms)
-        query_norm, key_norm = head_norms or (None, None)
+        self._keep(qkv, cache, cosines, sines, query_factors, norms)
+        query_norm, key_norm = (norm.struct() for norm in norms) if norms else _NO_NORMS
         settings = RotationStruct(
             cache=cache.struct(),
             layer=layer,
@@ -157,9 +175,11 @@ class Program:
             stride=qkv.shape[1],
             cosines=cosines.data_ptr(),
             sines=sines.data_ptr(),
-            query_norm=None if query_norm is None else query_norm.data_ptr(),
-            key_norm=None if key_norm is None else key_norm.data_ptr(),
-            epsilon=epsilon,
+            num_pairs=cosines.shape[1],
+            is_interleaved=interleaved,
+            query_factors=None if query_factors is None else query_factors.data_ptr(),
+            query_norm=query_norm,
+            key_norm=key_norm,
         )
         self._library.add_rotate_and_store(self._pointer, byref(settings))
 
@@ -173,8 +193,12 @@ class Program:
         num_heads: int,
         scale: float,
         window: int | None,
+        soft_cap: float | None = None,
     ) -> None:
-        """Attend with the queries of qkv: out [T, >= num_heads * head_dim] bfloat16 or float32."""
+        """Attend with the queries of qkv: out [T, >= num_heads * head_dim] bfloat16 or float32.
+
+        soft_cap:  c, if scores s become c * tanh(s / c)
+        """
         self._keep(qkv, cache, out)
         attention = AttentionStruct(
             cache=cache.struct(),
@@ -182,6 +206,7 @@ class Program:
             num_heads=num_heads,
             window=window or 0,
             scale=scale,
+            soft_cap=soft_cap or 0.0,
             qkv=qkv.data_ptr(),
             qkv_stride=qkv.shape[1],
             out=out.data_ptr(),
@@ -197,13 +222,17 @@ class Program:
         out: Tensor,
         epilogue: Epilogue = Epilogue.STORE,
         *,
+        activation: Activation = Activation.LINEAR,
+        limit: float = 0.0,
         updates: Updates | None = None,
         on_logits: bool = False,
     ) -> None:
         """Multiply rows with a weight: out [rows, >= weight.out_columns].
 
-        out is float32; with the gated epilogue it may be bfloat16.
-        updates:  added to the product, before the epilogue; `shrink` comes before
+        out is float32; with an activation it may be bfloat16.
+        activation:  of the product or, with the gated epilogue, of the gate
+        limit:       of the activation that caps
+        updates:     added to the product, before the epilogue; `shrink` comes before
         """
         self._check_rows(x.values, out, on_logits=on_logits)
         if updates is not None and updates.slots.bounds[-1] != weight.n:
@@ -220,8 +249,12 @@ class Program:
                 f"fit a {weight.format.name} weight [{weight.n}, {weight.k}]"
             )
         self._keep(x, weight, out, updates)
+        if is_bf16(out) and activation is Activation.LINEAR:
+            raise ValueError("a product without an activation is float32, not bfloat16")
         to = OutputStruct(
             epilogue=epilogue,
+            activation=activation,
+            limit=limit,
             is_bf16=is_bf16(out),
             values=out.data_ptr(),
             stride=out.shape[1],

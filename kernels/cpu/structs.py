@@ -59,6 +59,8 @@ class OutputStruct(Structure):
 
     _fields_ = (
         ("epilogue", c_int),
+        ("activation", c_int),
+        ("limit", c_float),
         ("is_bf16", c_bool),
         ("values", c_void_p),
         ("stride", c_int),
@@ -88,11 +90,25 @@ class AttentionStruct(Structure):
         ("num_heads", c_int),
         ("window", c_int),
         ("scale", c_float),
+        ("soft_cap", c_float),
         ("qkv", c_void_p),
         ("qkv_stride", c_int),
         ("out", c_void_p),
         ("out_stride", c_int),
         ("out_is_bf16", c_bool),
+    )
+
+
+class NormStruct(Structure):
+    """norm.h: NormWeights."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("size", c_int),
+        ("span", c_int),
+        ("is_centered", c_bool),
+        ("epsilon", c_float),
     )
 
 
@@ -107,9 +123,11 @@ class RotationStruct(Structure):
         ("stride", c_int),
         ("cosines", c_void_p),
         ("sines", c_void_p),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("epsilon", c_float),
+        ("num_pairs", c_int),
+        ("is_interleaved", c_bool),
+        ("query_factors", c_void_p),
+        ("query_norm", NormStruct),
+        ("key_norm", NormStruct),
     )
 
 
@@ -140,4 +158,5 @@ MIRRORED = (
     AttentionStruct,
     RotationStruct,
     LowRankStruct,
+    NormStruct,
 )

@@ -56,7 +56,8 @@ const char* remora_instruction_set() {
 int remora_struct_size(int number) {
   const size_t sizes[] = {sizeof(Batch),   sizeof(Weight),    sizeof(Rows),
                           sizeof(Output),  sizeof(KvCache),   sizeof(Attention),
-                          sizeof(RotateAndStore::Settings), sizeof(LowRank)};
+                          sizeof(RotateAndStore::Settings), sizeof(LowRank),
+                          sizeof(NormWeights)};
   return (int)sizes[number];
 }
 
@@ -89,17 +90,17 @@ void* remora_program_new(void* team, const Batch* batch) {
 }
 void remora_program_free(void* program) { delete (Program*)program; }
 
-void remora_add_embed(void* program, const void* table, int is_bf16, int size, float* stream,
-                      int stride) {
-  add<Embed>(program, table, is_bf16, size, stream, stride);
+void remora_add_embed(void* program, const void* table, int is_bf16, int size, int by_position,
+                      float* stream, int stride) {
+  add<Embed>(program, table, is_bf16, size, by_position, stream, stride);
 }
-void remora_add_norm(void* program, int on_logits, const float* x, int stride, const float* weight,
-                     int size, float epsilon, int format, const Rows* out) {
-  add<Norm>(program, on_logits, x, stride, weight, size, epsilon, (Format)format, *out);
+void remora_add_norm(void* program, int on_logits, const float* x, int stride,
+                     const NormWeights* weights, int format, const Rows* out, int adds) {
+  add<Norm>(program, on_logits, x, stride, *weights, (Format)format, *out, adds);
 }
-void remora_add_quantize(void* program, int on_logits, const float* x, int stride, int size,
-                         int format, const Rows* out) {
-  add<Quantize>(program, on_logits, x, stride, size, (Format)format, *out);
+void remora_add_round(void* program, int on_logits, const float* x, int stride, int size,
+                      int format, const Rows* out) {
+  add<Round>(program, on_logits, x, stride, size, (Format)format, *out);
 }
 void remora_add_shrink(void* program, int on_logits, const LowRank* low, const void* x,
                        int x_is_bf16, int stride) {

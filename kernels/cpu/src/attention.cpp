@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "activation.h"
 #include "dot.h"
 
 namespace remora {
@@ -129,6 +130,8 @@ class Block {
     const int64_t at = position(row);
     const bool partial = start + TILE_TOKENS - 1 > at || (a_.window > 0 && start <= at - a_.window);
     vf most = splat(LOWEST);
+    if (a_.soft_cap > 0)
+      UNROLL for (int v = 0; v < VECTORS; v++) s[v] = cap(s[v], a_.soft_cap * LOG2_E);
     UNROLL for (int v = 0; v < VECTORS; v++) {
       if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at));
       most = max(most, s[v]);

@@ -12,23 +12,24 @@ struct Writer {
   const Output& out;
   const Updates* updates;
 
+  // Sums stay in registers where neither updates nor rarer activations have to see them; whatever
+  // calls has a copy.
   template <int MR, int NV>
   INLINE void write_tile(int row, int column, vf (&acc)[MR][NV]) const {
-    if (updates) update<MR, NV>(row, column, acc);
+    static_assert(NV == TILE_VECTORS);
+    if (updates || is_rare()) {
+      float sums[MR][NV][LANES];
+      UNROLL for (int r = 0; r < MR; r++)
+        UNROLL for (int v = 0; v < NV; v++) store(sums[r][v], acc[r][v]);
+      if (updates) updates->expand(row, MR, column, sums[0][0]);
+      if (is_rare()) return write_rare(row, MR, column, sums[0][0]);
+      UNROLL for (int r = 0; r < MR; r++)
+        UNROLL for (int v = 0; v < NV; v++) acc[r][v] = load<vf>(sums[r][v]);
+    }
     UNROLL for (int r = 0; r < MR; r++) write<NV>(row + r, column, acc[r]);
   }
 
-  // Of sums that are copied: they stay in registers where there is nothing to update.
-  template <int MR, int NV>
-  INLINE void update(int row, int column, vf (&acc)[MR][NV]) const {
-    static_assert(NV == TILE_VECTORS);
-    float sums[MR][NV][LANES];
-    UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < NV; v++) store(sums[r][v], acc[r][v]);
-    updates->expand(row, MR, column, sums[0][0]);
-    UNROLL for (int r = 0; r < MR; r++)
-      UNROLL for (int v = 0; v < NV; v++) acc[r][v] = load<vf>(sums[r][v]);
-  }
+  bool is_rare() const { return out.activation != (out.epilogue == GATED ? SILU : LINEAR); }
 
   template <int NV>
   INLINE void write(int row, int column, const vf (&acc)[NV]) const {
@@ -38,14 +39,8 @@ struct Writer {
       if (weight.bias) value[v] += load<vf>(weight.bias + column + v * LANES);
     }
     if (out.epilogue == GATED) {
-      UNROLL for (int v = 0; v < NV; v += 2) {
-        const vf gated = silu(value[v]) * value[v + 1];
-        const int64_t at = (int64_t)row * out.stride + column / 2 + v / 2 * LANES;
-        if (out.is_bf16)
-          store((bf16*)out.values + at, narrow(gated));
-        else
-          store((float*)out.values + at, gated);
-      }
+      UNROLL for (int v = 0; v < NV; v += 2)
+        put(row, column / 2 + v / 2 * LANES, silu(value[v]) * value[v + 1]);
       return;
     }
     float* to = (float*)out.values + (int64_t)row * out.stride + column;
@@ -53,6 +48,32 @@ struct Writer {
       if (out.epilogue == ADD) value[v] += load<vf>(to + v * LANES);
       store(to + v * LANES, value[v]);
     }
+  }
+
+  // Sums [num_rows][TILE_COLUMNS], stored or gated by whatever activation.
+  __attribute__((noinline)) void write_rare(int row, int num_rows, int column,
+                                            const float* sums) const {
+    const bool is_gated = out.epilogue == GATED;
+    for (int r = 0; r < num_rows; r++, row++, sums += TILE_COLUMNS)
+      for (int at = 0; at < TILE_COLUMNS; at += is_gated ? 2 * LANES : LANES) {
+        const auto value = [&](int i) {
+          const vf bias = weight.bias ? load<vf>(weight.bias + column + i) : vf{};
+          return load<vf>(sums + i) + bias;
+        };
+        const vf made = activated(out.activation, out.limit, value(at));
+        if (is_gated)
+          put(row, (column + at) / 2, made * value(at + LANES));
+        else
+          put(row, column + at, made);
+      }
+  }
+
+  INLINE void put(int row, int column, vf value) const {
+    const int64_t at = (int64_t)row * out.stride + column;
+    if (out.is_bf16)
+      store((bf16*)out.values + at, narrow(value));
+    else
+      store((float*)out.values + at, value);
   }
 };
 

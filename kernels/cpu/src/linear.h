@@ -14,6 +14,7 @@
 // For Q8 and Q4 the activations are quantised too: per row and group of the same size, x = scale * s.
 #pragma once
 
+#include "activation.h"
 #include "low_rank.h"
 #include "simd.h"
 
@@ -60,14 +61,16 @@ struct Rows {
 
 // Where a product goes.
 enum Epilogue : int {
-  STORE = 0,  // out[row][column] = product
+  STORE = 0,  // out[row][column] = activation(product)
   ADD = 1,    // out[row][column] += product
-  GATED = 2,  // columns come in blocks of 16, gate and up in turn: out = silu(gate) * up
+  GATED = 2,  // columns come in blocks of 16, gate and up in turn: out = activation(gate) * up
 };
 
 struct Output {
   Epilogue epilogue;
-  bool is_bf16;  // of GATED; the others write float
+  Activation activation;
+  float limit;   // of CAP
+  bool is_bf16;  // of what has an activation; the rest is float
   void* values;
   int stride;  // elements; room for whole panels (half panels when GATED)
 };

@@ -1,7 +1,6 @@
 #include "program.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace remora {
 
@@ -19,27 +18,6 @@ int row_chunks(int rows, int num_threads) {
 // Where part `part` of `parts` begins.
 int part_start(int size, int part, int parts) { return (int)((int64_t)size * part / parts); }
 
-// Fixed order whatever the instruction set: 16 partial sums, then those.
-float sum_of_squares(const float* x, int size) {
-  vf total = {};
-  int i = 0;
-  for (; i + LANES <= size; i += LANES) {
-    const vf part = load<vf>(x + i);
-    total = fma(part, part, total);
-  }
-  float rest = 0;
-  for (; i < size; i++) rest += x[i] * x[i];
-  return sum(total) + rest;
-}
-
-void normalize(const float* x, const float* weight, int size, float epsilon, float* out) {
-  const float factor = 1.0f / sqrtf(sum_of_squares(x, size) / (float)size + epsilon);
-  int i = 0;
-  for (; i + LANES <= size; i += LANES)
-    store(out + i, load<vf>(x + i) * factor * load<vf>(weight + i));
-  for (; i < size; i++) out[i] = x[i] * factor * weight[i];
-}
-
 void write_row(const float* x, int size, Format format, const Rows& out, int64_t row) {
   if (format == F32) {
     std::copy_n(x, size, (float*)out.values + row * out.stride);
@@ -56,7 +34,7 @@ void write_row(const float* x, int size, Format format, const Rows& out, int64_t
 }
 
 // Turn the pairs (i, i + half) of a head by the angles of its position.
-void rotate(float* x, const float* cosines, const float* sines, int half) {
+void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
   int i = 0;
   for (; i + LANES <= half; i += LANES) {
     const vf a = load<vf>(x + i), b = load<vf>(x + half + i);
@@ -68,6 +46,15 @@ void rotate(float* x, const float* cosines, const float* sines, int half) {
     const float a = x[i], b = x[i + half];
     x[i] = a * cosines[i] - b * sines[i];
     x[i + half] = b * cosines[i] + a * sines[i];
+  }
+}
+
+// Turn the pairs (2 i, 2 i + 1).
+void rotate_neighbours(float* x, const float* cosines, const float* sines, int num_pairs) {
+  for (int i = 0; i < num_pairs; i++) {
+    const float a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * cosines[i] - b * sines[i];
+    x[2 * i + 1] = b * cosines[i] + a * sines[i];
   }
 }
 
@@ -85,41 +72,45 @@ void RowOperation::run_chunk(const Batch& batch, int num_threads, int chunk, int
 
 void Embed::run_row(const Batch& batch, int row, int) {
   float* to = stream_ + (int64_t)row * stride_;
-  const int64_t from = batch.token_ids[row] * size_;
-  if (!is_bf16_) {
-    std::copy_n((const float*)table_ + from, size_, to);
-    return;
+  const int64_t from = (by_position_ ? batch.positions : batch.token_ids)[row] * size_;
+  for (int i = 0; i < size_; i++) {
+    const float value =
+        is_bf16_ ? widen(((const bf16*)table_)[from + i]) : ((const float*)table_)[from + i];
+    to[i] = by_position_ ? to[i] + value : value;
   }
-  for (int i = 0; i < size_; i++) to[i] = widen(((const bf16*)table_)[from + i]);
 }
 
 void Norm::reserve(int num_threads) {
-  scratch_.assign(num_threads, std::vector<float>(size_));
+  scratch_.assign(num_threads, std::vector<float>(weights_.size));
 }
 
 void Norm::run_row(const Batch& batch, int row, int thread) {
   const int64_t from = gathers_ ? batch.logit_index[row] : row;
   float* normal = scratch_[thread].data();
-  normalize(x_ + from * stride_, weight_, size_, epsilon_, normal);
-  write_row(normal, size_, format_, out_, row);
+  normalize(weights_, x_ + from * stride_, normal);
+  if (!adds_) return write_row(normal, weights_.size, format_, out_, row);
+  float* to = (float*)out_.values + (int64_t)row * out_.stride;
+  for (int i = 0; i < weights_.size; i++) to[i] += normal[i];
 }
 
-void Quantize::run_row(const Batch&, int row, int) {
+void Round::run_row(const Batch&, int row, int) {
   write_row(x_ + (int64_t)row * stride_, size_, format_, out_, row);
 }
 
 void RotateAndStore::run_row(const Batch& batch, int row, int) {
-  const int dim = s_.cache.head_dim, half = dim / 2, num_kv_heads = s_.cache.num_kv_heads;
-  float* heads = s_.qkv + (int64_t)row * s_.stride;
-  const float* cosines = s_.cosines + batch.positions[row] * half;
-  const float* sines = s_.sines + batch.positions[row] * half;
-  for (int head = 0; head < s_.num_heads + num_kv_heads; head++) {
-    float* x = heads + head * dim;
-    const float* norm = head < s_.num_heads ? s_.query_norm : s_.key_norm;
-    if (norm) normalize(x, norm, dim, s_.epsilon, x);
-    rotate(x, cosines, sines, half);
+  const int dim = s_.cache.head_dim, num_kv_heads = s_.cache.num_kv_heads;
+  float* queries = s_.qkv + (int64_t)row * s_.stride;
+  float* keys = queries + s_.num_heads * dim;
+  if (s_.query_factors) {
+    const float factor = s_.query_factors[batch.positions[row]];
+    for (int i = 0; i < s_.num_heads * dim; i++) queries[i] *= factor;
   }
-  const float* keys = heads + s_.num_heads * dim;
+  if (s_.query_norm.weight) normalize(s_.query_norm, queries, queries);
+  if (s_.key_norm.weight) normalize(s_.key_norm, keys, keys);
+  const int64_t angles = batch.positions[row] * s_.num_pairs;
+  const auto rotate = s_.is_interleaved ? rotate_neighbours : rotate_halves;
+  for (int head = 0; head < s_.num_heads + num_kv_heads; head++)
+    rotate(queries + head * dim, s_.cosines + angles, s_.sines + angles, s_.num_pairs);
   store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, s_.cache.slots(batch)[row]);
 }
 

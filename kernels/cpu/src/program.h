@@ -13,6 +13,7 @@
 #include "batch.h"
 #include "linear.h"
 #include "low_rank.h"
+#include "norm.h"
 #include "team.h"
 
 namespace remora {
@@ -41,29 +42,31 @@ class RowOperation : public Operation {
   const bool on_logits_;  // rows are those of logits, not of tokens
 };
 
-// stream[t] = table[token_ids[t]]
+// stream[t] = table[token_ids[t]], or stream[t] += table[positions[t]]
 class Embed : public RowOperation {
  public:
-  Embed(const void* table, bool is_bf16, int size, float* stream, int stride)
-      : RowOperation(false), table_(table), is_bf16_(is_bf16), size_(size), stream_(stream), stride_(stride) {}
+  Embed(const void* table, bool is_bf16, int size, bool by_position, float* stream, int stride)
+      : RowOperation(false), table_(table), is_bf16_(is_bf16), size_(size),
+        by_position_(by_position), stream_(stream), stride_(stride) {}
   void run_row(const Batch& batch, int row, int thread) override;
 
  private:
   const void* table_;
   const bool is_bf16_;
   const int size_;
+  const bool by_position_;
   float* stream_;
   const int stride_;
 };
 
-// out[r] = x[r] / rms(x[r]) * weight, in the format that the next product reads. On rows of logits,
-// x is read at the tokens that they belong to.
+// out[r] = norm of x[r], in the format that the next product reads, or out[r] += it where that is
+// float. On rows of logits, x is read at the tokens that they belong to.
 class Norm : public RowOperation {
  public:
-  Norm(bool on_logits, const float* x, int stride, const float* weight, int size, float epsilon,
-       Format format, Rows out)
-      : RowOperation(on_logits), gathers_(on_logits), x_(x), stride_(stride), weight_(weight),
-        size_(size), epsilon_(epsilon), format_(format), out_(out) {}
+  Norm(bool on_logits, const float* x, int stride, const NormWeights& weights, Format format,
+       Rows out, bool adds)
+      : RowOperation(on_logits), gathers_(on_logits), x_(x), stride_(stride), weights_(weights),
+        format_(format), out_(out), adds_(adds) {}
   void reserve(int num_threads) override;
   void run_row(const Batch& batch, int row, int thread) override;
 
@@ -71,18 +74,17 @@ class Norm : public RowOperation {
   const bool gathers_;
   const float* x_;
   const int stride_;
-  const float* weight_;
-  const int size_;
-  const float epsilon_;
+  const NormWeights weights_;
   const Format format_;
   const Rows out_;
+  const bool adds_;
   std::vector<std::vector<float>> scratch_;
 };
 
-// Quantise rows of float for a product with a Q8 or Q4 weight.
-class Quantize : public RowOperation {
+// out[r] = x[r], rounded to the format that a product reads.
+class Round : public RowOperation {
  public:
-  Quantize(bool on_logits, const float* x, int stride, int size, Format format, Rows out)
+  Round(bool on_logits, const float* x, int stride, int size, Format format, Rows out)
       : RowOperation(on_logits), x_(x), stride_(stride), size_(size), format_(format), out_(out) {}
   void run_row(const Batch& batch, int row, int thread) override;
 
@@ -94,6 +96,7 @@ class Quantize : public RowOperation {
 };
 
 // Normalise (where there are weights) and rotate the heads of q and k in place; store k and v.
+// Queries may grow with their position, before all that.
 class RotateAndStore : public RowOperation {
  public:
   struct Settings {
@@ -101,9 +104,11 @@ class RotateAndStore : public RowOperation {
     int layer, num_heads;
     float* qkv;
     int stride;
-    const float *cosines, *sines;      // [positions][head_dim / 2]
-    const float *query_norm, *key_norm;  // [head_dim] or null
-    float epsilon;
+    const float *cosines, *sines;  // [positions][num_pairs]
+    int num_pairs;                 // at the beginning of each head; what follows is not turned
+    bool is_interleaved;  // neighbours are pairs, or else what stands in one place of two halves
+    const float* query_factors;     // [positions] or null
+    NormWeights query_norm, key_norm;
   };
   explicit RotateAndStore(const Settings& settings) : RowOperation(false), s_(settings) {}
   void run_row(const Batch& batch, int row, int thread) override;

@@ -88,6 +88,7 @@ INLINE vf fma(vf a, vf b, vf c) {
 INLINE rf fma(rf a, rf b, rf c) { return a * b + c; }
 #endif
 
+// Of a number and NaN these return b.
 INLINE vf max(vf a, vf b) {
 #if defined(__AVX512F__)
   return (vf)_mm512_max_ps((__m512)a, (__m512)b);
@@ -229,8 +230,6 @@ INLINE vf exp2(vf x) {
 #endif
 }
 
-INLINE vf exp(vf x) { return exp2(min(x, splat(88.0f)) * 1.44269504f); }
-
-INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
+INLINE vf exp(vf x) { return exp2(min(splat(88.0f), x) * 1.44269504f); }
 
 }  // namespace remora

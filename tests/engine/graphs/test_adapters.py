@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from remora.kernels.cpu.library import Library
 from remora.kernels.lora import LowRankSlots
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.stepping import MODES, make_eager, make_native
+from tests.engine.models.families import make_family
 
 MAX_RANK = 12
 RANKS = (12, 0, 5)  # of each slot
@@ -80,6 +82,23 @@ def test_logits_are_close_to_those_of_torch_with_the_same_adapters(
         assert error < ERRORS[mode]
         change = (expected - unchanged).norm(dim=1) / expected.norm(dim=1)
         assert (change[changed] > 2 * ERRORS[mode]).all()
+    native.forward.close()
+
+
+@pytest.mark.parametrize("family", ["olmo2", "stablelm-parallel", "starcoder2"])
+def test_adapters_of_other_blocks_are_those_of_torch(
+    family: str, library: Library, tmp_path: Path
+) -> None:
+    path, _ = make_family(tmp_path, family)
+    native, exact = (
+        make(path, library, "float32", prepare=add_adapters_of_some, adapters=ADAPTERS)
+        for make in (make_native, make_eager)
+    )
+
+    for counts in STEPS:
+        expected = exact.step(counts)
+        error = (native.step(counts) - expected).norm() / expected.norm()
+        assert error < ERRORS["float32"]
     native.forward.close()
 
 

@@ -22,7 +22,7 @@ from tests.engine.test_parity import make_prompts
 MODES = ("none", *QUANTIZED_FORMATS)
 # Norm of what the logits differ by, as a share of their own: what rounding activations costs these
 # small models, which blow up what goes in.
-ERRORS = {"none": 0.08, "int8": 0.2, "int4": 0.2}
+ERRORS = {"float32": 1e-5, "none": 0.08, "int8": 0.2, "int4": 0.2}
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-bias", "mistral", "qwen3"])
@@ -41,21 +41,32 @@ def test_logits_are_close_to_those_of_torch_with_the_same_weights(
     native.forward.close()
 
 
-@pytest.mark.parametrize("family", ["granite", "minicpm", "smollm3", "internlm2"])
-def test_factors_layers_without_rotation_and_fused_tensors_are_covered(
+NATIVE_FAMILIES = (
+    *("cohere-head-norms", "cohere2", "falcon-40b", "falcon-7b", "gemma", "gemma2", "gemma3"),
+    *("glm4", "gpt-neox", "gpt-neox-sequential", "gpt2", "granite", "internlm2", "minicpm"),
+    *("ministral3", "olmo2", "phi", "phi-head-norms", "phi4-partial", "smollm3"),
+    *("stablelm", "stablelm-parallel", "starcoder2"),
+)
+FAMILIES_IN_BFLOAT16 = ("granite", "gemma2", "gemma3", "glm4", "olmo2", "gpt-neox", "gpt2")
+
+
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+def test_logits_of_every_kind_of_block_are_close_to_those_of_torch(
     family: str, library: Library, tmp_path: Path
 ) -> None:
     path, _ = make_family(tmp_path, family)
-    native, exact = make_native(path, library), make_eager(path, library, "none")
+    modes = ("float32", "none") if family in FAMILIES_IN_BFLOAT16 else ("float32",)
+    for mode in modes:
+        native, exact = make_native(path, library, mode), make_eager(path, library, mode)
 
-    for counts in ({0: 30, 1: 50}, {0: 1, 1: 1}):
-        expected = exact.step(counts)
-        error = (native.step(counts) - expected).norm() / expected.norm()
-        assert error < ERRORS["none"]
-    expected = exact.forward.hidden(0, 2)
-    error = (native.forward.hidden(0, 2) - expected).norm() / expected.norm()
-    assert error < ERRORS["none"]
-    native.forward.close()
+        for counts in ({0: 30, 1: 50}, {0: 1, 1: 1}):
+            expected = exact.step(counts)
+            error = (native.step(counts) - expected).norm() / expected.norm()
+            assert error < ERRORS[mode], mode
+        expected = exact.forward.hidden(0, 2)
+        error = (native.forward.hidden(0, 2) - expected).norm() / expected.norm()
+        assert error < ERRORS[mode], mode
+        native.forward.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -107,6 +118,23 @@ def test_the_head_gives_up_its_weight_and_not_the_embedding_s(
 
     assert torch.equal(*weights["embedding"])
     assert torch.equal(*weights["head"]) == is_tied
+
+
+@pytest.mark.parametrize("mode", ["float32", "none", "int8"])
+@pytest.mark.parametrize("family", ["gemma2", "olmo2", "gpt-neox"])
+def test_other_blocks_too_give_the_same_bits_in_chunks_and_company(
+    family: str, mode: str, library: Library, tmp_path: Path
+) -> None:
+    path, _ = make_family(tmp_path, family)
+    whole, cut = make_native(path, library, mode), make_native(path, library, mode)
+    whole.step({0: 60})
+
+    for counts in ({0: 33, 1: 17}, {2: 1, 0: 1, 1: 5}, {1: 1, 0: 26}):
+        cut.step(counts)
+
+    assert torch.equal(cut.step({3: 20, 0: 1})[:1], whole.step({0: 1}))
+    for stepper in (whole, cut):
+        stepper.forward.close()
 
 
 def test_closing_twice_is_closing_once(library: Library, tiny_checkpoints: TinyCheckpoints) -> None:

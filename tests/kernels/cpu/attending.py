@@ -27,6 +27,7 @@ class Heads:
     head_dim: int = 16
     page_size: int = 16
     window: int | None = None
+    soft_cap: float | None = None
     dtype: torch.dtype = torch.float32
 
     @property
@@ -83,8 +84,6 @@ class Attending:
             num_heads=heads.num_heads,
             cosines=torch.ones(512, half),
             sines=torch.zeros(512, half),
-            head_norms=None,
-            epsilon=1e-6,
         )
         program.attend(
             self._qkv,
@@ -94,6 +93,7 @@ class Attending:
             num_heads=heads.num_heads,
             scale=heads.scale,
             window=heads.window,
+            soft_cap=heads.soft_cap,
         )
         return program
 
@@ -158,6 +158,8 @@ def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
     key = key.repeat_interleave(heads.heads_per_kv, 1)
     value = value.repeat_interleave(heads.heads_per_kv, 1)
     scores = torch.einsum("qhd,khd->hqk", query, key) * heads.scale
+    if heads.soft_cap is not None:
+        scores = heads.soft_cap * torch.tanh(scores / heads.soft_cap)
     at = torch.arange(len(qkv))
     hidden = at[None, :] > at[:, None]
     if heads.window is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import Batch, Rows
-from remora.kernels.cpu.library import PANEL, Epilogue, Format, Team
+from remora.kernels.cpu.library import PANEL, Activation, Epilogue, Format, Team
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena
@@ -28,6 +28,11 @@ def make_batch(max_tokens: int, max_rows: int = 1, tables: Tensor | None = None)
     )
 
 
+def activation_of(epilogue: Epilogue) -> Activation:
+    """Return what a gated product is tried with; others have none."""
+    return Activation.SILU if epilogue is Epilogue.GATED else Activation.LINEAR
+
+
 def pack_alone(
     team: Team, weight: Tensor, bias: Tensor | None, format: Format, *, gated: bool = False
 ) -> PackedWeight:
@@ -43,7 +48,7 @@ def make_rows(team: Team, format: Format, x: Tensor, size: int | None = None) ->
         rows.values[:, :k] = x
         return rows
     program = Program(team, make_batch(len(x)))
-    program.quantize(x.contiguous(), k, rows)
+    program.round(x.contiguous(), k, rows)
     program.run(len(x), 0, 0)
     return rows
 
@@ -55,12 +60,15 @@ def multiply(
     *,
     count: int | None = None,
     epilogue: Epilogue = Epilogue.STORE,
+    activation: Activation | None = None,
+    limit: float = 0.0,
     start: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return the product of the first `count` rows, padding columns included.
 
-    start:  what the output holds before, for ADD
+    activation:  None = that of the epilogue
+    start:       what the output holds before, for ADD
     Fails if anything beyond the output is written to.
     """
     count = len(rows.values) if count is None else count
@@ -70,7 +78,8 @@ def multiply(
         out[:count, :columns] = 0
         out[:count, : start.shape[1]] = start
     program = Program(team, make_batch(max(count, 1)))
-    program.multiply(rows, weight, out, epilogue)
+    chosen = activation_of(epilogue) if activation is None else activation
+    program.multiply(rows, weight, out, epilogue, activation=chosen, limit=limit)
     program.run(count, 0, 0)
     assert (out[count] == GUARD).all(), "the row after the last was written to"
     assert (out[:, columns:] == GUARD).all(), "columns after the last were written to"

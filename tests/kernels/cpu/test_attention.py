@@ -24,6 +24,7 @@ def all_heads(draw: st.DrawFn) -> Heads:
         head_dim=draw(st.sampled_from([8, 16, 64, 80, 96, 128])),
         page_size=draw(st.sampled_from([16, 32, 64])),
         window=draw(st.none() | st.integers(1, 200)),
+        soft_cap=draw(st.none() | st.sampled_from([0.5, 50.0])),
         dtype=draw(st.sampled_from(DTYPES)),
     )
 

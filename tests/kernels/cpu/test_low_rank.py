@@ -20,6 +20,7 @@ from remora.kernels.lora import LowRankSlots, RowGroups
 from tests.kernels.cpu.products import (
     EPS,
     GUARD,
+    activation_of,
     make_batch,
     make_rows,
     pack_alone,
@@ -160,7 +161,14 @@ def multiply(team: Team, drawn: Drawn, *, updates: bool = True) -> Tensor:
     made = make_updates(drawn.slots, count) if updates else None
     if made is not None:
         program.shrink(drawn.floats, made)
-    program.multiply(drawn.rows, drawn.weight, out, case.epilogue, updates=made)
+    program.multiply(
+        drawn.rows,
+        drawn.weight,
+        out,
+        case.epilogue,
+        activation=activation_of(case.epilogue),
+        updates=made,
+    )
     program.run(count, 0, 0)
     assert (out[count] == GUARD).all(), "the row after the last was written to"
     assert (out[:, columns:] == GUARD).all(), "columns after the last were written to"
@@ -303,7 +311,7 @@ def test_rows_of_logits_have_the_adapters_of_their_tokens(team: Team, format: Fo
     program, updates = Program(team, batch), make_updates(slots, 6)
     rows = Rows.allocate(team, format, 6, 83)
     if format.is_grouped:
-        program.quantize(floats, 83, rows, on_logits=True)
+        program.round(floats, 83, rows, on_logits=True)
     else:
         rows.values[:, :83] = floats[:, :83]
     program.shrink(floats, updates, on_logits=True)

@@ -7,6 +7,7 @@ import torch
 
 from remora.kernels.cpu.buffers import Rows
 from remora.kernels.cpu.library import Format, Team
+from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.program import Program
 from tests.kernels.cpu.products import make_batch, pack_alone
 
@@ -22,7 +23,7 @@ def test_a_bad_activation_spoils_its_own_row_alone(
     x[1, 70] = bad
     rows, out = Rows.allocate(each_team, format, 3, K), torch.zeros(3, 64)
     program = Program(each_team, make_batch(3))
-    program.norm(x, torch.ones(K), 1e-5, rows)
+    program.norm(x, NormWeights(weight=torch.ones(K), epsilon=1e-5), rows)
     program.multiply(rows, pack_alone(each_team, torch.ones(64, K), None, format), out)
 
     program.run(3, 0, 0)
@@ -38,7 +39,7 @@ def test_a_bad_weight_spoils_its_column(each_team: Team, format: Format, bad: fl
     weight[5, 9] = bad
     rows, out = Rows.allocate(each_team, format, 1, K), torch.zeros(1, 64)
     program = Program(each_team, make_batch(1))
-    program.norm(torch.ones(1, K), torch.ones(K), 1e-5, rows)
+    program.norm(torch.ones(1, K), NormWeights(weight=torch.ones(K), epsilon=1e-5), rows)
     program.multiply(rows, pack_alone(each_team, weight, None, format), out)
 
     program.run(1, 0, 0)
@@ -54,8 +55,12 @@ def test_more_operations_than_one_job_holds_run_in_order(team: Team) -> None:
     program = Program(team, make_batch(1))
     program.embed(torch.arange(1.0, 65.0).repeat(2, 1), x)
     for _ in range(5000):
-        program.norm(x, torch.ones(64), 1e-5, rows)
-    program.norm(rows.values, torch.ones(64), 1e-5, Rows.allocate(team, Format.F32, 1, 64))
+        program.norm(x, NormWeights(weight=torch.ones(64), epsilon=1e-5), rows)
+    program.norm(
+        rows.values,
+        NormWeights(weight=torch.ones(64), epsilon=1e-5),
+        Rows.allocate(team, Format.F32, 1, 64),
+    )
 
     program.run(1, 0, 0)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remora.kernels.cpu.library import Epilogue, Format, Library, Team
+from remora.kernels.cpu.library import Activation, Epilogue, Format, Library, Team
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
 from remora.kernels.memory import Arena, buffer
@@ -140,6 +143,40 @@ def test_every_instruction_set_multiplies(
 @pytest.mark.parametrize("format", Format)
 def test_gated_products_are_rounded_to_bfloat16_at_the_end(each_team: Team, format: Format) -> None:
     check(each_team, make_case(format, Epilogue.GATED), torch.bfloat16)
+
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.SILU: F.silu,
+    Activation.GELU: F.gelu,
+    Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
+    Activation.RELU: F.relu,
+    Activation.RELU2: lambda x: F.relu(x).square(),
+    Activation.CAP: lambda x: 3 * torch.tanh(x / 3),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", EPS)
+def test_products_are_activated_and_rounded(
+    each_team: Team, dtype: torch.dtype, activation: Activation
+) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 999), torch.tensor([-1e18, 1e18, 1e-30, torch.nan])))
+    packed = pack_alone(each_team, torch.ones(2, 1), None, Format.F32)
+
+    out = multiply(
+        each_team,
+        make_rows(each_team, Format.F32, x.unsqueeze(1)),
+        packed,
+        activation=activation,
+        limit=3.0,
+        dtype=dtype,
+    )
+
+    expected = ACTIVATIONS[activation](x.double())
+    rtol = 2e-6 + EPS[dtype]
+    for column in out[:, :2].T:
+        torch.testing.assert_close(column.double(), expected, atol=1e-6, rtol=rtol, equal_nan=True)
+    assert not out[:-1, 2:].any()  # NaN is NaN in padding too
 
 
 @pytest.mark.parametrize("format", Format)

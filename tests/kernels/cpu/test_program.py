@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import PagedCache, Rows
 from remora.kernels.cpu.library import Format, Team
+from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.program import Program
 from remora.kernels.norm import rms_norm
 from remora.kernels.rope import apply_rope
@@ -27,7 +31,8 @@ def run_norm(
     rows = Rows.allocate(team, format, count + 1, len(weight))
     batch = make_batch(len(x) + count)
     program = Program(team, batch)
-    program.norm(x, weight, NORM_EPS, rows, on_logits=wanted is not None)
+    norm = NormWeights(weight=weight, epsilon=NORM_EPS)
+    program.norm(x, norm, rows, on_logits=wanted is not None)
     if wanted is not None:
         batch.logit_index[:count] = wanted
     program.run(0 if wanted else len(x), 0, 0 if wanted is None else count)
@@ -61,6 +66,52 @@ def test_norm_is_that_of_torch_in_the_format_of_the_rows(
 
 
 @pytest.mark.parametrize("format", Format)
+@pytest.mark.parametrize("size", [15, 70, 96])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_layer_norm_is_that_of_torch(
+    each_team: Team, has_bias: bool, size: int, format: Format
+) -> None:
+    x, weight = torch.randn(9, size) + 3, torch.randn(size)
+    bias = torch.randn(size) if has_bias else None
+    rows = Rows.allocate(each_team, format, 9, size)
+    program = Program(each_team, make_batch(9))
+    norm = NormWeights(weight=weight, bias=bias, epsilon=NORM_EPS, is_centered=True)
+    program.norm(x, norm, rows)
+
+    program.run(9, 0, 0)
+
+    exact_bias = None if bias is None else bias.double()
+    expected = F.layer_norm(x.double(), (size,), weight.double(), exact_bias, NORM_EPS)
+    error = (read_rows(rows, size) - expected).abs()
+    # What is subtracted was rounded at the size of x.
+    assert (error <= 8 * tolerance(format, expected)).all()
+
+
+def test_a_norm_is_added_to_rows_of_floats(each_team: Team) -> None:
+    x, norm = torch.randn(5, 70), NormWeights(weight=torch.randn(70), epsilon=NORM_EPS)
+    start = torch.randn(6, 72)
+    stream, normal = start.clone(), torch.zeros(6, 72)
+    program = Program(each_team, make_batch(5))
+    program.norm(x, norm, Rows.of(normal))
+    program.norm(x, norm, Rows.of(stream), adds=True)
+
+    program.run(5, 0, 0)
+
+    assert normal[:5, :70].all()
+    assert torch.equal(stream, start + normal)
+
+
+def test_a_norm_is_added_to_floats_only(team: Team) -> None:
+    program = Program(team, make_batch(1))
+    rows = Rows.allocate(team, Format.BF16, 1, 16)
+
+    with pytest.raises(ValueError, match="BF16"):
+        program.norm(
+            torch.zeros(1, 16), NormWeights(weight=torch.ones(16), epsilon=1.0), rows, adds=True
+        )
+
+
+@pytest.mark.parametrize("format", Format)
 def test_norm_on_logits_takes_the_rows_that_are_wanted(team: Team, format: Format) -> None:
     x, weight, wanted = torch.randn(30, 70), torch.randn(70), [29, 0, 7, 7]
 
@@ -91,6 +142,22 @@ def test_embedding_looks_rows_up(team: Team, size: int, dtype: torch.dtype) -> N
     assert (out[:, size:] == -7).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_learned_positions_are_added_to_what_was_looked_up(team: Team, dtype: torch.dtype) -> None:
+    table, learned = torch.randn(50, 70).to(dtype), torch.randn(9, 70).to(dtype)
+    out, batch = torch.zeros(3, 72), make_batch(3)
+    batch.token_ids[:] = 49, 0, 3
+    batch.positions[:] = 8, 2, 0
+    program = Program(team, batch)
+    program.embed(table, out)
+    program.embed(learned, out, by_position=True)
+
+    program.run(3, 0, 0)
+
+    assert torch.equal(out[:, :70], table[[49, 0, 3]].float() + learned[[8, 2, 0]].float())
+    assert not out[:, 70:].any()
+
+
 @settings(max_examples=60)
 @given(
     size=st.integers(1, 200),
@@ -105,7 +172,7 @@ def test_quantised_rows_are_off_by_half_a_step(
     x[num_rows // 2, : size // 2] = 0
     rows = Rows.allocate(team, format, num_rows + 1, size)
     program = Program(team, make_batch(num_rows))
-    program.quantize(x, size, rows)
+    program.round(x, size, rows)
 
     program.run(num_rows, 0, 0)
 
@@ -124,8 +191,51 @@ def test_quantised_rows_are_off_by_half_a_step(
     assert not rows.values[num_rows].any(), "the row after the last was written to"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """How 3 heads of q and 2 of k are normalised and turned.
+
+    span:  of norms: head, all, or none
+    """
+
+    head_dim: int = 16
+    num_pairs: int = 8
+    interleaved: bool = False
+    span: str = "none"
+    is_centered: bool = False
+
+    def draw_norms(self) -> list[NormWeights]:
+        """Return the norms of q and of k, with a weight of its own for each element."""
+        return [
+            NormWeights(
+                weight=torch.randn(heads * self.head_dim),
+                bias=torch.randn(heads * self.head_dim) if self.is_centered else None,
+                epsilon=NORM_EPS,
+                span=self.head_dim if self.span == "head" else None,
+                is_centered=self.is_centered,
+            )
+            for heads in (3, 2)
+            if self.span != "none"
+        ]
+
+
+def normalise(norm: NormWeights, heads: Tensor) -> Tensor:
+    """Normalise heads [T, heads, head_dim] in float64."""
+    spans = heads.double().reshape(len(heads), -1, norm.span or len(norm.weight))
+    if norm.is_centered:
+        spans = spans - spans.mean(-1, keepdim=True)
+    factors = (spans.square().mean(-1, keepdim=True) + norm.epsilon).rsqrt()
+    made = (spans * factors).flatten(1) * norm.weight
+    return (made if norm.bias is None else made + norm.bias).view(heads.shape)
+
+
 def rotate(
-    team: Team, qkv: Tensor, positions: Tensor, angles: Tensor, norms: tuple[Tensor, Tensor] | None
+    team: Team,
+    qkv: Tensor,
+    positions: Tensor,
+    angles: Tensor,
+    norms: list[NormWeights],
+    interleaved: bool,
 ) -> Tensor:
     """Rotate 3 heads of q and 2 of k; returns them with v, [T, 7, head_dim]."""
     head_dim = qkv.shape[2]
@@ -151,8 +261,8 @@ def rotate(
         num_heads=3,
         cosines=angles.cos(),
         sines=angles.sin(),
-        head_norms=norms,
-        epsilon=NORM_EPS,
+        interleaved=interleaved,
+        norms=(norms[0], norms[1]) if norms else None,
     )
     program.run(len(qkv), 1, 0)
     assert not buffer[-1].any()
@@ -160,22 +270,38 @@ def rotate(
     return buffer[:-1, : 7 * head_dim].view(qkv.shape)
 
 
-@pytest.mark.parametrize("head_dim", [8, 16, 64, 80, 96, 128])
-@pytest.mark.parametrize("has_norms", [False, True])
-def test_heads_are_normalised_and_rotated(each_team: Team, has_norms: bool, head_dim: int) -> None:
-    torch.manual_seed(head_dim)
-    qkv, positions = torch.randn(16, 7, head_dim), torch.randperm(40)[:16]
-    angles = torch.rand(40, head_dim // 2) * 6
-    norms = (torch.randn(head_dim), torch.randn(head_dim)) if has_norms else None
+@pytest.mark.parametrize(
+    "rotation",
+    [
+        *(
+            Rotation(head_dim=size, num_pairs=size // 2, span=span)
+            for size in (8, 16, 64, 80, 96, 128)
+            for span in ("none", "head")
+        ),
+        Rotation(head_dim=80, num_pairs=10),
+        Rotation(head_dim=80, num_pairs=40, interleaved=True),
+        Rotation(head_dim=64, num_pairs=16, interleaved=True),
+        Rotation(head_dim=80, num_pairs=40, span="all"),
+        Rotation(head_dim=24, num_pairs=12, span="head", is_centered=True),
+        Rotation(head_dim=24, num_pairs=4, span="all", is_centered=True),
+    ],
+    ids=str,
+)
+def test_heads_are_normalised_and_rotated(each_team: Team, rotation: Rotation) -> None:
+    torch.manual_seed(rotation.head_dim)
+    qkv, positions = torch.randn(16, 7, rotation.head_dim), torch.randperm(40)[:16]
+    angles = torch.rand(40, rotation.num_pairs) * 6
+    norms = rotation.draw_norms()
 
-    rotated = rotate(each_team, qkv, positions, angles, norms)
+    rotated = rotate(each_team, qkv, positions, angles, norms, rotation.interleaved)
 
-    query, key = qkv[:, :3].double(), qkv[:, 3:5].double()
-    if norms is not None:
-        query = rms_norm(query, norms[0].double(), NORM_EPS)
-        key = rms_norm(key, norms[1].double(), NORM_EPS)
+    heads = [qkv[:, :3].double(), qkv[:, 3:5].double()]
+    if norms:
+        heads = [normalise(norm, each) for norm, each in zip(norms, heads, strict=True)]
     turned = angles[positions].double()
-    expected = apply_rope(torch.cat((query, key), 1), turned.cos(), turned.sin())
+    expected = apply_rope(
+        torch.cat(heads, 1), turned.cos(), turned.sin(), interleaved=rotation.interleaved
+    )
     torch.testing.assert_close(rotated[:, :5].double(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(rotated[:, 5:], qkv[:, 5:])
 
@@ -184,8 +310,9 @@ def test_part_of_a_program_runs_alone(team: Team) -> None:
     x, weight = torch.randn(3, 64), torch.ones(64)
     first, second = (Rows.allocate(team, Format.F32, 3, 64) for _ in range(2))
     program = Program(team, make_batch(3))
-    program.norm(x, weight, NORM_EPS, first)
-    program.norm(x, weight, NORM_EPS, second)
+    norm = NormWeights(weight=weight, epsilon=NORM_EPS)
+    program.norm(x, norm, first)
+    program.norm(x, norm, second)
     assert len(program) == 2
 
     program.run(3, 0, 0, first=1)
