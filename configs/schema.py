@@ -49,6 +49,7 @@ from remora.configs.sampling import SamplingSection
 from remora.configs.warmup import WarmupSection
 
 BUILTIN_MODEL = "smollm2-135m-instruct"
+BUILTIN_MODELS = (BUILTIN_MODEL, "all-minilm-l6-v2")
 
 
 class SpecSection(Section):

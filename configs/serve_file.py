@@ -7,7 +7,7 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import IMPORT_PATH
-from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.schema import BUILTIN_MODELS
 
 APP_NAME = "remora"
 
@@ -21,15 +21,15 @@ def our_application(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of_model(name: str) -> dict[str, Any]:
-    """Return the Serve config that serves a folder, a .gguf file or the built-in model.
+    """Return the Serve config that serves a folder, a .gguf file or a built-in model.
 
     Raises ConfigError when there is no such file.
     """
-    if name != BUILTIN_MODEL:
+    if name not in BUILTIN_MODELS:
         if not Path(name).exists():
             raise ConfigError(
                 f"{name}: no such file or folder; give a .yaml file, a Hugging Face folder, "
-                f"a .gguf file, or {BUILTIN_MODEL}"
+                f"a .gguf file, or {' or '.join(BUILTIN_MODELS)}"
             )
         # Replicas have a working folder of their own.
         name = str(Path(name).absolute())

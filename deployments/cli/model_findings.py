@@ -1,6 +1,7 @@
 """What `remora doctor model` says of a checkpoint: what would serve it, and whether that can work.
 
-Headers of weight files are read, weights are not. What cannot work is the last line.
+Headers of weight files are read, weights are not. What cannot work is the last line; weights alone
+may be missing before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from remora.deployments.cli.pooling_findings import pooling_findings
 
 
 def examine_model(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:
-    """Yield what is found, in the order in which the engine looks; FIX ends it."""
+    """Yield what is found, in the order in which the engine looks.
+
+    A FIX ends it, unless weights are all that is missing.
+    """
     try:
         yield from _examine(config, path, machine)
     except ConfigError as error:
@@ -50,12 +54,12 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
         "implementation",
         f"{whose}: {chosen.reason}",
     )
-    num_files = check_files(path, config.model.load_format, loading)
-    yield Finding(
-        Level.OK,
-        "weights",
-        f"{facts.num_parameters / 1e6:,.1f} million parameters in {facts.dtype}, {num_files}",
-    )
+    size = f"{facts.num_parameters / 1e6:,.1f} million parameters in {facts.dtype}"
+    try:
+        files = check_files(path, config.model.load_format, loading)
+        yield Finding(Level.OK, "weights", f"{size}, {files}")
+    except ConfigError as error:  # what the model would take is of use before they are there
+        yield Finding(Level.FIX, "weights", f"{size} are needed: {error}")
     plan = make_plan(config, facts, machine, path)
     yield _kernels(plan, chosen.config if isinstance(chosen, Ours) else None)
     yield from _memory(plan, facts)

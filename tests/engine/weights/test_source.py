@@ -3,7 +3,9 @@ from pathlib import Path
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.source import resolve_model
+from remora.configs.schema import BUILTIN_MODELS
+from remora.configs.serve_file import config_of_model, our_application
+from remora.engine.weights.source import BUILT_IN, resolve_model
 
 
 def test_an_existing_folder_is_itself(tmp_path: Path) -> None:
@@ -34,3 +36,9 @@ def test_the_built_in_model_is_found_in_the_cache(smollm2_path: Path) -> None:
     again = resolve_model("smollm2-135m-instruct", smollm2_path.parent)
 
     assert again == smollm2_path
+
+
+def test_command_lines_take_the_names_of_all_built_in_models() -> None:
+    assert tuple(BUILT_IN) == BUILTIN_MODELS
+    for name in BUILT_IN:
+        assert our_application(config_of_model(name))["args"] == {"model": {"path": name}}
