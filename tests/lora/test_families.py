@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import InvalidAdapter
@@ -33,6 +34,9 @@ from remora.lora.pool import HostAdapters
 from tests.engine.models.families import CASES, make_family
 from tests.engine.models.paged_model import PagedModel
 from tests.engine.parallel.teams import ThreadTeam
+from tests.engine.weights.gguf_converter import convert
+from tests.engine.weights.gguf_kinds import KINDS
+from tests.engine.weights.test_gguf_families import make_checkpoint
 from tests.lora.adapters import adapt
 from tests.tiny_models import VOCAB_SIZE, make_tiny_tokenizer
 
@@ -62,9 +66,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_ids(seed: int, num_tokens: int = 30) -> list[int]:
+def make_ids(seed: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, VOCAB_SIZE, (num_tokens,), generator=generator).tolist()
+    return torch.randint(0, vocab_size, (30,), generator=generator).tolist()
 
 
 @torch.inference_mode()
@@ -98,7 +102,8 @@ def assert_mixed(path: Path, folders: list[Path], oracles: list[Any]) -> None:
         pool.prepare(slot, folder)
         pool.install(slot, slot)
         paged.adapters[names[slot]] = slot
-    prompts = {name: make_ids(number) for number, name in enumerate(names)}
+    vocab_size = paged.model.vocab_size
+    prompts = {name: make_ids(number, vocab_size) for number, name in enumerate(names)}
 
     first = paged.step(**{name: ids[:-1] for name, ids in prompts.items()})
     last = paged.step(**{name: ids[-1:] for name, ids in prompts.items()})
@@ -189,6 +194,16 @@ def test_adapters_in_the_words_of_other_code_are_taken_apart(family: str, tmp_pa
 
     assert_mixed(path, folders, [base, *oracles])
     assert_merged(path, folders[0], oracles[0])
+
+
+def test_adapters_of_a_model_fit_its_gguf_file(tmp_path: Path) -> None:
+    kind = KINDS["gpt2"]
+    make_checkpoint(kind, tmp_path / "model")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    file = convert(kind, tmp_path / "model", tmp_path / "model.gguf")
+    oracle = adapt(copy.deepcopy(base), tmp_path / "a", r=4, target_modules="all-linear")
+
+    assert_mixed(file, [tmp_path / "a"], [base, oracle])
 
 
 @pytest.mark.parametrize("family", ["gpt2", "falcon-40b"])
