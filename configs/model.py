@@ -48,8 +48,9 @@ class ModelSection(Section):
     """Whether weight files are mapped into memory while they are read; off: each tensor is read
     into memory whole, of PyTorch's files each file, which some network file systems do better."""
 
-    load_threads: Annotated[int, Field(ge=1, le=64)] = 1
-    """Threads that fill the weights from the files; so many tensors take memory at a time."""
+    load_threads: Annotated[int, Field(ge=1, le=64)] = 2
+    """Threads that fill the weights from the files, so that one copies while another waits for the
+    disk; so many tensors take memory at a time."""
 
     verify_checksums: bool = False
     """Whether weight files are read once more at first and compared with the SHA-256 noted beside

@@ -66,16 +66,19 @@ def of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     """`enable_multithread_load` and `num_threads` are what its loader of safetensors takes."""
     if not isinstance(value, Mapping) or value.keys() - {"enable_multithread_load", "num_threads"}:
         raise Refusal("expected an object of enable_multithread_load and num_threads")
-    if not value.get("enable_multithread_load"):
-        return Harmless("one thread reads, as without it")
-    return {"model.load_threads": value.get("num_threads", 8)}
+    if not value:
+        return Harmless("as many threads read as without it")
+    is_many = value.get("enable_multithread_load", False)
+    return {"model.load_threads": value.get("num_threads", 8) if is_many else 1}
 
 
 def to_loader(settings: Settings) -> Any:
     """Return the value of `--model-loader-extra-config` that says the settings."""
-    threads = settings.get("model.load_threads", 1)
-    if threads == 1:
+    threads = settings.get("model.load_threads")
+    if threads is None:
         return UNSAID
+    if threads == 1:
+        return {"enable_multithread_load": False}
     return {"enable_multithread_load": True, "num_threads": threads}
 
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -71,9 +72,9 @@ class PickledWeights:
                 if name not in names:
                     continue
                 tensor = tensors.pop(name)
+                if is_mapped:  # once nobody holds it: another thread may copy it still
+                    finalize(tensor, _give_up, tensor.untyped_storage())
                 yield name, tensor
-                if is_mapped:
-                    _give_up(tensor)
 
     def _size(self, name: str) -> int:
         return math.prod(self._shapes[name])
@@ -121,11 +122,10 @@ def _is_zip(file: Path) -> bool:
         return opened.read(len(ZIP_START)) == ZIP_START
 
 
-def _give_up(tensor: Tensor) -> None:
-    """Let go of the pages behind a mapped tensor; looked at again they are read again."""
+def _give_up(storage: torch.UntypedStorage) -> None:
+    """Let go of the pages of a mapped storage; looked at again they are read again."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
-    storage = tensor.untyped_storage()
     start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (storage.data_ptr() + storage.nbytes() - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if length > 0:

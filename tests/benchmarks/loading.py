@@ -75,13 +75,13 @@ class Case:
     kernels: str = ""
     quantization: str = "none"
     tp_size: int = 1
-    threads: int = 1
+    threads: int = 2  # as model.load_threads
 
 
 CASES = (
     Case(title="safetensors, mapped", model="safetensors"),
     Case(title="safetensors, read whole", model="safetensors", mmap=False),
-    Case(title="safetensors, 2 threads", model="safetensors", threads=2),
+    Case(title="safetensors, 1 thread", model="safetensors", threads=1),
     Case(title="one rank of two", model="safetensors", tp_size=2),
     Case(title="packed for native kernels", model="safetensors", kernels="native"),
     Case(title="rounded to int8", model="safetensors", kernels="native", quantization="int8"),
@@ -89,7 +89,7 @@ CASES = (
     Case(title="PyTorch files", model="pt", load_format="pt"),
     Case(title="GGUF, BF16", model="bf16.gguf"),
     Case(title="GGUF, Q8_0", model="q8_0.gguf"),
-    Case(title="GGUF, Q8_0, 2 threads", model="q8_0.gguf", threads=2),
+    Case(title="GGUF, Q8_0, 1 thread", model="q8_0.gguf", threads=1),
 )
 
 

@@ -55,6 +55,22 @@ def test_a_number_of_tokens_decides_alone(system: System, tokens: str, share: st
     assert settings_of(of(system, {share: 0.8}).args)["engine.total_mem_fraction"] == 0.8
 
 
+@pytest.mark.parametrize(
+    ("said", "threads"),
+    [
+        ({}, None),
+        ({"enable_multithread_load": False}, 1),
+        ({"enable_multithread_load": True}, 8),
+        ({"enable_multithread_load": True, "num_threads": 3}, 3),
+    ],
+)
+def test_so_many_threads_load_as_the_loader_s_settings_say(
+    said: dict[str, Any], threads: int | None
+) -> None:
+    settings = settings_of(of("sglang", {"--model-loader-extra-config": said}).args)
+    assert settings.get("model.load_threads") == threads
+
+
 def test_the_size_of_chunks_counts_for_nothing_where_there_are_none() -> None:
     given = {"--chunked_prefill_size": 4096, "--disable_chunked_prefill": True}
     assert "engine.prefill_chunk_tokens" not in settings_of(of("lightllm", given).args)
