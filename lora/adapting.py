@@ -7,7 +7,7 @@ the weights, and requests choose.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -62,7 +62,8 @@ def _room_only(section: LoraSection) -> Adapting:
     return pooling(
         num_slots=section.max_loras_per_batch,
         max_rank=section.max_lora_rank or max((need.max_rank for need in needs), default=None),
-        targets=section.target_modules or {*LINEARS, *(t for need in needs for t in need.targets)},
+        targets=section.target_modules,
+        usual={*LINEARS, *(target for need in needs for target in need.targets)},
         eviction=section.eviction,
     )
 
@@ -72,7 +73,8 @@ def pooling(
     *,
     num_slots: int = 8,
     max_rank: int | None = None,
-    targets: Iterable[str] | None = None,
+    targets: Collection[str] | None = None,
+    usual: Collection[str] = LINEARS,
     eviction: Literal["lru", "fifo"] = "lru",
 ) -> Adapting:
     """Return what serves adapters beside the base model, each by its name.
@@ -81,7 +83,7 @@ def pooling(
     num_slots:  most adapters of one step
     max_rank:   most that is accepted; None = what these adapters need
     targets:    last words of the names of modules that may be changed; None = those that these
-                adapters change, or all linear layers if there are no adapters yet
+                adapters change, or `usual` if there are no adapters yet
     eviction:   which adapter leaves its slot first
     Raises ConfigError.
     """
@@ -90,12 +92,11 @@ def pooling(
         needs = [read_needs(folder) for folder in folders.values()]
     except InvalidAdapter as error:
         raise ConfigError(str(error)) from error
-    if targets is None:
-        targets = {target for need in needs for target in need.targets} or LINEARS
+    changed = {target for need in needs for target in need.targets}
     room = AdapterRoom(
         num_slots=num_slots,
         max_rank=max_rank or max((need.max_rank for need in needs), default=USUAL_RANK),
-        targets=tuple(sorted(targets)),
+        targets=tuple(sorted(targets or changed or usual)),
         eviction=eviction,
     )
     instances = {name: instance for instance, name in enumerate(folders, 1)}
@@ -106,6 +107,8 @@ def pooling(
         base: WeightSource,
         renaming: Renaming,
     ) -> AdapterPool:
+        if targets:
+            _check_targets(room, places)
         pool = HostAdapters(room, places, base, renaming)
         try:
             for instance, folder in enumerate(folders.values(), 1):
@@ -115,6 +118,15 @@ def pooling(
         return pool
 
     return Adapting(room=room, make_pool=make_pool, instances=instances)
+
+
+def _check_targets(room: AdapterRoom, places: Mapping[str, UpdatePlace | None]) -> None:
+    there = {name.split(".")[-2] for name in places}
+    if unknown := sorted(set(room.targets) - there):
+        raise ConfigError(
+            f"lora.target_modules names {', '.join(unknown)}, and this model has no such modules "
+            "that adapters may change: leave them out, or unset it for all linear layers"
+        )
 
 
 def digests(section: LoraSection) -> tuple[str, ...]:

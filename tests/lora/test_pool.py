@@ -304,3 +304,10 @@ def test_what_cannot_lie_beside_the_weights_ends_the_start(
 
     with pytest.raises(ConfigError, match=message):
         LLM(str(trained.base), adapting=pooling(folders, max_rank=8), show_progress=False)
+
+
+def test_targets_that_the_model_does_not_have_are_refused_by_name(trained: Trained) -> None:
+    adapting = pooling(targets=["q_proj", "c_attn", "wo"])
+
+    with pytest.raises(ConfigError, match=r"target_modules names c_attn, wo, and"):
+        LLM(str(trained.base), adapting=adapting, show_progress=False)
