@@ -21,7 +21,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
-from jinja2.runtime import Macro
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -32,6 +32,7 @@ OPEN_END = "\ue0f0OPEN-END\ue0f0 "
 # Of one rendering. Time is the thread's own: waiting for a busy machine costs nobody an answer.
 MAX_RENDER_S = 0.5
 MAX_RENDER_CHARS = 4 * 2**20
+MAX_POWER_BITS = 4096
 
 # When the rendering of this thread is given up, and after how long.
 _time: ContextVar[tuple[float, float]] = ContextVar("_time")
@@ -101,6 +102,8 @@ class ChatTemplate:
                         f"it writes more than {self.max_render_chars} characters",
                         "max_template_chars",
                     )
+        except MemoryError:
+            raise OverRenderLimit("it needs too much memory", "max_template_chars") from None
         finally:
             _time.reset(limit)
         return "".join(pieces)
@@ -118,6 +121,9 @@ class ChatTemplate:
 class _Environment(ImmutableSandboxedEnvironment):
     """What templates run in."""
 
+    # What makes much of little, in one step that no clock is looked at in.
+    intercepted_binops = frozenset({"*", "**"})
+
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
@@ -129,6 +135,18 @@ class _Environment(ImmutableSandboxedEnvironment):
             dict=_DictMaker(),
             namespace=_SafeNamespace,
         )
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Return a product or a power. Raises ValueError for one that is too long to be written."""
+        for one, other in ((left, right), (right, left)):
+            if not isinstance(other, int):
+                continue
+            is_power = operator == "**" and isinstance(one, int) and other is right
+            if is_power and one.bit_length() * other > MAX_POWER_BITS:
+                raise OverRenderLimit("it raises to too high a power", "max_template_chars")
+            if isinstance(one, str | list | tuple) and len(one) * other > MAX_RENDER_CHARS:
+                raise OverRenderLimit("it repeats something too often", "max_template_chars")
+        return super().call_binop(context, operator, left, right)
 
     def check_time(self) -> None:
         """Raise ValueError when the time of a rendering is over."""

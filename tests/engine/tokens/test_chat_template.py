@@ -162,6 +162,9 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         (ENDLESS, "more than 0.5 s"),
         ("{% macro m() %}" + ENDLESS + "{% endmacro %}{% set x = m() %}", "more than 0.5 s"),
         ("{% for i in range(99999) %}{{ 'long enough' * 100 }}{% endfor %}", "characters"),
+        ("{{ 'a' * 4194305 }}", "repeats something too often"),
+        ("{% set x = 99999999 * [1, 2] %}", "repeats something too often"),
+        ("{{ 10 ** 1000000 }}", "too high a power"),
     ],
 )
 def test_a_rendering_has_limits(source: str, words: str) -> None:
@@ -169,6 +172,14 @@ def test_a_rendering_has_limits(source: str, words: str) -> None:
         ChatTemplate(source, {}).render(
             [USER], add_generation_prompt=True, continue_final_message=False, variables={}
         )
+
+
+def test_small_products_and_powers_come_out() -> None:
+    written = ChatTemplate("{{ '-' * 3 }}{{ 2 * [7] }}{{ 2 ** 10 }}{{ 2.5 * 2 }}", {}).render(
+        [USER], add_generation_prompt=True, continue_final_message=False, variables={}
+    )
+
+    assert written == "---[7, 7]10245.0"
 
 
 def test_a_rendering_at_the_limit_of_its_length_comes_out() -> None:
