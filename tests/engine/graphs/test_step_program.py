@@ -47,7 +47,7 @@ NATIVE_FAMILIES = (
     *("ministral3", "olmo2", "phi", "phi-head-norms", "phi4-partial", "smollm3"),
     *("stablelm", "stablelm-parallel", "starcoder2"),
 )
-FAMILIES_IN_BFLOAT16 = ("granite", "gemma2", "gemma3", "glm4", "olmo2", "gpt-neox", "gpt2")
+FAMILIES_IN_ALL_FORMATS = ("granite", "gemma2", "gemma3", "glm4", "olmo2", "gpt-neox", "gpt2")
 
 
 @pytest.mark.parametrize("family", NATIVE_FAMILIES)
@@ -55,7 +55,7 @@ def test_logits_of_every_kind_of_block_are_close_to_those_of_torch(
     family: str, library: Library, tmp_path: Path
 ) -> None:
     path, _ = make_family(tmp_path, family)
-    modes = ("float32", "none") if family in FAMILIES_IN_BFLOAT16 else ("float32",)
+    modes = ("float32", *MODES) if family in FAMILIES_IN_ALL_FORMATS else ("float32",)
     for mode in modes:
         native, exact = make_native(path, library, mode), make_eager(path, library, mode)
 
