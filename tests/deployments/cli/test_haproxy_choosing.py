@@ -70,7 +70,10 @@ def num_cached(client: httpx.Client, prompt: str, **more: Any) -> int:
 
 
 def until_chosen(server: Server, client: httpx.Client, tag: str) -> None:
-    """Wait until prompts find their own pages: HAProxy knows both replicas, and the chooser too."""
+    """Wait until prompts find their own pages: HAProxy knows both replicas, and the chooser too.
+
+    tag:  short: prompts have to differ within their first page
+    """
     rounds = iter(range(10_000))
 
     def all_find_theirs() -> bool:
@@ -120,7 +123,7 @@ def test_what_is_wrong_is_said_by_the_replica(
     assert answer.headers["x-should-retry"] == "false"
 
 
-def test_a_body_in_chunks_is_read_and_chosen_by(client: httpx.Client) -> None:
+def test_a_body_in_chunks_is_read_and_chosen_by(server: Server, client: httpx.Client) -> None:
     def num_cached_in_chunks(number: int) -> int:
         body = {"prompt": f"in chunks {number}: {WORDS}", "max_tokens": 1}
         content = orjson.dumps(body)
@@ -130,6 +133,7 @@ def test_a_body_in_chunks_is_read_and_chosen_by(client: httpx.Client) -> None:
         usage = answer.raise_for_status().json()["usage"]
         return int(usage["prompt_tokens_details"]["cached_tokens"])
 
+    until_chosen(server, client, "calm")  # long bodies before count as load for a while
     first = [num_cached_in_chunks(number) for number in MANY]
     again = [num_cached_in_chunks(number) for number in MANY]
 
