@@ -6,11 +6,14 @@ Tests of a class share a server, and come in this order.
 
 from __future__ import annotations
 
+import math
 import shutil
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from importlib.util import find_spec
 from typing import ClassVar
 
+import httpx
 import pytest
 
 from tests.conftest import TinyCheckpoints
@@ -32,6 +35,8 @@ from tests.deployments.lifecycle.rolling import with_replicas, with_resumption, 
 from tests.deployments.lifecycle.server import GATEWAY, Server, running
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
+STREAM_S = 1.0  # of one alone; several at a time take longer
+MOST_TOKENS = 4000
 
 
 @pytest.fixture(scope="class")
@@ -52,11 +57,24 @@ def expected() -> dict[int, str]:
     return {}
 
 
+@pytest.fixture(scope="class")
+def num_tokens(request: pytest.FixtureRequest, server: Server) -> int:
+    """How long streams must be to be under way when something happens, on a machine like this."""
+    fewest: int = NUM_TOKENS[request.cls.proxy]
+    body = {"prompt": "a", "temperature": 0, "ignore_eos": True, "max_tokens": fewest}
+    seconds = math.inf
+    for _ in range(3):
+        began = time.monotonic()
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+        seconds = min(seconds, time.monotonic() - began)
+    return min(MOST_TOKENS, max(fewest, int(fewest * STREAM_S / seconds)))
+
+
 @pytest.fixture
 async def load(
-    request: pytest.FixtureRequest, server: Server, expected: dict[int, str]
+    server: Server, num_tokens: int, expected: dict[int, str]
 ) -> AsyncGenerator[Load, None]:
-    async with Load(server.url, NUM_TOKENS[request.cls.proxy], expected) as load:
+    async with Load(server.url, num_tokens, expected) as load:
         if not expected:
             await load.learn(STREAMS)
         yield load
