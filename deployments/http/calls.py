@@ -144,8 +144,12 @@ class Calls:
         for given, request in zip(requests, numbered, strict=True):
             names.setdefault(given.request_id, set()).add(request.request_id)
         events = self._run(rid, names, numbered, needs_place)
-        # A cancelled or failing `anext` ends the generator, so nothing is left to close.
-        return OpenCall(await self._first_of(events, numbered), events)
+        try:
+            return OpenCall(await self._first_of(events, numbered), events)
+        except BaseException:
+            # Also a caller that went away just after the first event had come.
+            await events.aclose()
+            raise
 
     async def _first_of(
         self, events: AsyncGenerator[Event, None], requests: Sequence[Request]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +61,12 @@ def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
         if not job.streams:
             answer = await while_connected(request, run(served, job))
             return JSONAnswer(await written(answer), headers=dict(headers))
-        # No header is sent before there is a first token to send with it.
-        outputs = await while_connected(request, open_stream(served, job))
-        events = as_events(job.chunks(outputs), dialect, request_id)
-        return EventStream(events, dialect, close=outputs.aclose, headers=headers)
+        async with AsyncExitStack() as held:
+            # No header is sent before there is a first token to send with it.
+            opening = held.enter_async_context(open_stream(served, job))
+            outputs = await while_connected(request, opening)
+            events = as_events(job.chunks(outputs), dialect, request_id)
+            close = held.pop_all().aclose
+        return EventStream(events, dialect, close=close, headers=headers)
 
     return handle

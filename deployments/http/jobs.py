@@ -5,8 +5,8 @@ body -> model (fields.parse) -> job (checked, tokenised) -> call (calls.Calls) -
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, Protocol
@@ -168,16 +168,19 @@ async def run(served: Served, job: Job) -> Any:
         return await job.result(outputs)
 
 
-async def open_stream(served: Served, job: Job) -> OpenCall:
-    """Begin to run a job whose answer is told piece by piece."""
+@asynccontextmanager
+async def open_stream(served: Served, job: Job) -> AsyncIterator[OpenCall]:
+    """Run a job whose answer is told piece by piece, for as long as the block lasts."""
     interval = served.config.api.stream_interval_tokens
-    return in_intervals(await served.calls.open(job.rid, job.requests), interval)
+    call = await served.calls.open(job.rid, job.requests)
+    async with aclosing(in_intervals(call, interval)) as outputs:
+        yield outputs
 
 
 async def stream(served: Served, job: Job) -> AsyncGenerator[dict[str, Any], None]:
     """Run a job and yield its chunks as they come."""
     async with (
-        aclosing(await open_stream(served, job)) as outputs,
+        open_stream(served, job) as outputs,
         aclosing(job.chunks(outputs)) as chunks,
     ):
         async for chunk in chunks:

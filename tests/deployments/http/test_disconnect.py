@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -98,6 +99,27 @@ async def test_a_cancelled_handler_aborts_everything_of_the_call(path: str, body
             await connection.task
 
     assert server.client.running == set()
+
+
+@pytest.mark.parametrize("ends", ["leave", "cancel"])
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_a_call_that_ends_at_any_moment_leaves_nothing_running(
+    path: str, body: Any, ends: str
+) -> None:
+    gc.disable()  # what is only let go of must not be what closes it
+    try:
+        for moment in range(25):
+            server = FakeServer(FakeEngine(gate=asyncio.Event()))
+            connection = Connection(server, path, body)
+            while not server.client.running:
+                await asyncio.sleep(0)
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            connection.leave() if ends == "leave" else connection.task.cancel()
+            await asyncio.wait({connection.task}, timeout=10)
+            assert server.client.running == set(), f"{moment} steps after it began"
+    finally:
+        gc.enable()
 
 
 async def test_an_idle_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
