@@ -9,12 +9,27 @@ from typing import Any
 import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    AlbertModel,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+    DebertaV2Model,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    ElectraModel,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     ModernBertModel,
+    MPNetConfig,
+    MPNetForSequenceClassification,
+    MPNetModel,
     NomicBertConfig,
     NomicBertModel,
     PreTrainedModel,
@@ -42,10 +57,39 @@ COMMON: Mapping[str, Any] = {
 }
 MODERN = {"local_attention": 16, "cls_token_id": 1, "sep_token_id": 2, "norm_eps": 1e-5}
 ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1}
+DISTILBERT = {"dim": 48, "hidden_dim": 80, "n_layers": 4, "n_heads": 4}
+DEBERTA = {
+    "relative_attention": True,
+    "position_buckets": 16,
+    "max_relative_positions": -1,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": "p2c|c2p",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
 ENCODERS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
     "bert": (BertConfig, BertModel, {}),
     "roberta": (RobertaConfig, RobertaModel, ROBERTA),
     "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel, ROBERTA),
+    "mpnet": (MPNetConfig, MPNetModel, {"pad_token_id": 1}),
+    "distilbert": (DistilBertConfig, DistilBertModel, DISTILBERT),
+    "electra": (ElectraConfig, ElectraModel, {"embedding_size": 48}),
+    "electra-small": (ElectraConfig, ElectraModel, {"embedding_size": 16}),
+    "albert": (AlbertConfig, AlbertModel, {"embedding_size": 16}),
+    "deberta": (DebertaV2Config, DebertaV2Model, DEBERTA),
+    "deberta-early": (
+        DebertaV2Config,
+        DebertaV2Model,
+        {
+            **DEBERTA,
+            "position_buckets": -1,
+            "max_relative_positions": 20,
+            "norm_rel_ebd": "none",
+            "position_biased_input": True,
+            "type_vocab_size": 2,
+        },
+    ),
     "nomic": (NomicBertConfig, NomicBertModel, {}),
     "modernbert": (ModernBertConfig, ModernBertModel, MODERN),
 }
@@ -53,6 +97,11 @@ CLASSIFIERS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
     "bert": (BertConfig, BertForSequenceClassification, {}),
     "roberta": (RobertaConfig, RobertaForSequenceClassification, ROBERTA),
     "xlm-roberta": (XLMRobertaConfig, XLMRobertaForSequenceClassification, ROBERTA),
+    "mpnet": (MPNetConfig, MPNetForSequenceClassification, {"pad_token_id": 1}),
+    "distilbert": (DistilBertConfig, DistilBertForSequenceClassification, DISTILBERT),
+    "electra": (ElectraConfig, ElectraForSequenceClassification, {"embedding_size": 16}),
+    "albert": (AlbertConfig, AlbertForSequenceClassification, {"embedding_size": 16}),
+    "deberta": (DebertaV2Config, DebertaV2ForSequenceClassification, DEBERTA),
     "modernbert": (ModernBertConfig, ModernBertForSequenceClassification, MODERN),
     "modernbert-mean": (
         ModernBertConfig,

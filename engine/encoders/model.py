@@ -1,4 +1,4 @@
-"""The encoder: BERT, RoBERTa, Nomic and ModernBERT differ only in their `EncoderConfig`.
+"""The encoder: its families differ only in their `EncoderConfig`.
 
 Knows layers and the order of their parts. Knows nothing of files, nor of what becomes of the hidden
 states.
@@ -6,20 +6,23 @@ states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.engine.encoders.attention import attend_rows
+from remora.engine.encoders.attention import BatchAttention
 from remora.engine.encoders.config import EncoderConfig
+from remora.engine.encoders.distances import make_distances
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import ACTIVATIONS
 from remora.engine.layers.norm import LayerNorm
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.pooling.rows import RowBatch
-from remora.kernels.rope import apply_rope
+
+Attend = Callable[[Tensor], Tensor]
 
 
 class EncoderLayer:
@@ -30,8 +33,6 @@ class EncoderLayer:
     ) -> None:
         size, inner, names = config.hidden_size, config.intermediate_size, config.names
         self.config = config
-        self.window = config.windows[layer] if config.windows else None
-        self.theta = config.rope_thetas[layer] if config.rope_thetas else None
         self.activate = ACTIVATIONS[config.activation]
 
         def linear(inputs: int, parts: tuple[str, ...], outputs: int, bias: bool) -> Linear:
@@ -51,28 +52,22 @@ class EncoderLayer:
         self.attention_norm = norm() if has_norm else None
         self.mlp_norm = norm()
 
-    def __call__(
-        self, stream: Tensor, rows: RowBatch, turns: dict[float, tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        """Return the stream [T, hidden_size] after this layer."""
+    def __call__(self, stream: Tensor, attend: Attend) -> Tensor:
+        """Return the stream [T, hidden_size] after this layer.
+
+        attend:  from q, k and v [T, 3, num_heads, head_dim] to what is seen [T, hidden_size]
+        """
         if self.config.norms_first:
             normed = stream if self.attention_norm is None else self.attention_norm(stream)
-            stream = self._attend(normed, rows, turns).add_(stream)
+            stream = self._attend(normed, attend).add_(stream)
             return self._feed(self.mlp_norm(stream)).add_(stream)
         assert self.attention_norm is not None
-        stream = self.attention_norm(self._attend(stream, rows, turns).add_(stream))
+        stream = self.attention_norm(self._attend(stream, attend).add_(stream))
         return self.mlp_norm(self._feed(stream).add_(stream))
 
-    def _attend(
-        self, hidden: Tensor, rows: RowBatch, turns: dict[float, tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        num_heads, head_dim = self.config.num_heads, self.config.head_dim
-        heads = self.qkv(hidden).view(len(hidden), 3 * num_heads, head_dim)
-        if self.theta is not None:
-            cos, sin = turns[self.theta]
-            turned = apply_rope(heads[:, : 2 * num_heads], cos, sin)
-            heads = torch.cat((turned, heads[:, 2 * num_heads :]), dim=1)
-        return self.out(attend_rows(heads.view(-1, 3, num_heads, head_dim), rows, self.window))
+    def _attend(self, hidden: Tensor, attend: Attend) -> Tensor:
+        heads = self.qkv(hidden).view(-1, 3, self.config.num_heads, self.config.head_dim)
+        return self.out(attend(heads))
 
     def _feed(self, hidden: Tensor) -> Tensor:
         inner = self.up(hidden)
@@ -97,19 +92,20 @@ class EncoderLayer:
 
 
 class EncoderModel:
-    """A whole encoder; its weights are whatever was written to `tensors`."""
+    """A whole encoder; its weights are whatever was written to `tensors`, which `pack` ends."""
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype, device: str) -> None:
         self.config = config
         self.dtype = dtype
         self.hidden_size = config.hidden_size
+        size = config.embedding_size or config.hidden_size
 
         def table(entries: int) -> Tensor:
-            return torch.empty(entries, config.hidden_size, dtype=dtype, device=device)
+            return torch.empty(entries, size, dtype=dtype, device=device)
 
-        def norm() -> LayerNorm:
+        def norm(of: int) -> LayerNorm:
             eps, bias = config.norm_eps, config.norm_bias
-            return LayerNorm(config.hidden_size, eps=eps, bias=bias, dtype=dtype, device=device)
+            return LayerNorm(of, eps=eps, bias=bias, dtype=dtype, device=device)
 
         names = config.names
         self.words = table(config.vocab_size)
@@ -119,16 +115,29 @@ class EncoderModel:
         self.types = (
             None if names.types is None or not config.num_types else table(config.num_types)
         )
-        self.embedding_norm = norm()
+        self.embedding_norm = norm(size)
+        self.projection = None
+        if names.projection is not None:
+            parts = {names.projection: Axis.whole(config.hidden_size)}
+            self.projection = Linear(Axis.whole(size), parts, bias=True, dtype=dtype, device=device)
+        self.distances = make_distances(config, dtype=dtype, device=device)
         self.layers = [
             EncoderLayer(config, layer, dtype=dtype, device=device)
-            for layer in range(config.num_layers)
+            for layer in range(1 if config.one_layer else config.num_layers)
         ]
-        self.final_norm = None if names.final_norm is None else norm()
+        self.final_norm = None if names.final_norm is None else norm(config.hidden_size)
 
     @torch.inference_mode()
     def forward(self, rows: RowBatch) -> Tensor:
         """Return the final hidden states [T, hidden_size]."""
+        stream = self._embed(rows)
+        attention = BatchAttention(self.config, rows, self.distances, self.dtype)
+        for number in range(self.config.num_layers):
+            layer = self.layers[0 if self.config.one_layer else number]
+            stream = layer(stream, partial(attention, number))
+        return stream if self.final_norm is None else self.final_norm(stream)
+
+    def _embed(self, rows: RowBatch) -> Tensor:
         stream = F.embedding(rows.token_ids, self.words)
         if self.positions is not None:
             stream = stream + F.embedding(
@@ -138,39 +147,31 @@ class EncoderModel:
             types = rows.types.clamp(max=self.config.num_types - 1)
             stream = stream + F.embedding(types, self.types)
         stream = self.embedding_norm(stream)
-        turns = {theta: self._turns(rows, theta) for theta in set(self.config.rope_thetas)}
-        for layer in self.layers:
-            stream = layer(stream, rows, turns)
-        return stream if self.final_norm is None else self.final_norm(stream)
+        return stream if self.projection is None else self.projection(stream)
 
+    @torch.inference_mode()
     def pack(self) -> None:
-        """Put all linears into the layout that is multiplied fastest."""
+        """Put all linears into the layout that is multiplied fastest, once weights are there."""
         for layer in self.layers:
             layer.pack()
+        if self.distances is not None:
+            self.distances.prepare([layer.qkv for layer in self.layers])
 
     def tensors(self) -> dict[str, Shard]:
         """Return checkpoint names, without a prefix, and the memory that they fill."""
         names = self.config.names
-        found = {f"{names.words}.weight": whole(self.words)}
+        found = {f"{names.words}.weight": Shard.whole(self.words)}
         if self.positions is not None:
-            found[f"{names.positions}.weight"] = whole(self.positions)
+            found[f"{names.positions}.weight"] = Shard.whole(self.positions)
         if self.types is not None:
-            found[f"{names.types}.weight"] = whole(self.types)
+            found[f"{names.types}.weight"] = Shard.whole(self.types)
         found.update(self.embedding_norm.tensors(names.embedding_norm))
+        if self.projection is not None:
+            found.update(self.projection.tensors(""))
+        if self.distances is not None:
+            found.update(self.distances.tensors())
         for number, layer in enumerate(self.layers):
             found.update(layer.tensors(names.layer.format(number)))
         if self.final_norm is not None and names.final_norm is not None:
             found.update(self.final_norm.tensors(names.final_norm))
         return found
-
-    def _turns(self, rows: RowBatch, theta: float) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [T, head_dim / 2]."""
-        dim = self.config.head_dim
-        exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=rows.positions.device) / dim
-        angles = rows.positions.float().unsqueeze(1) / theta**exponents
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-
-
-def whole(memory: Tensor) -> Shard:
-    """Return a tensor as what a whole tensor of the checkpoint fills."""
-    return Shard(memory=memory, axes=tuple(Axis.whole(size) for size in memory.shape))

@@ -49,6 +49,11 @@ class Shard:
     axes: tuple[Axis, ...]
     offset: float = 0.0
 
+    @classmethod
+    def whole(cls, memory: Tensor) -> Shard:
+        """Return memory for all of a tensor."""
+        return cls(memory=memory, axes=tuple(Axis.whole(size) for size in memory.shape))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the whole tensor."""

@@ -1,7 +1,7 @@
 """What becomes of a model's hidden states, as its checkpoint says: found without loading weights.
 
-Understands folders of sentence-transformers (modules.json and what it names), and heads for
-classification, rewards and reranking by their architectures.
+Understands folders of sentence-transformers (modules.json and what it names); heads that give
+scores are in `scoring.py`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.configs.pooling import Method, PoolingSection, Task
-from remora.engine.encoders.config import CLASSIFIER, encoder_architecture
+from remora.engine.encoders.architectures import CLASSIFIER, encoder_architecture
 from remora.engine.models.architectures import ARCHITECTURES
 from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config
 from remora.engine.models.families.reading import RawConfig
-from remora.engine.models.families.reading import activation as activation_of
+from remora.engine.pooling.scoring import (
+    REWARD_HEADS,
+    labels_of,
+    score_activation,
+    scoring_layers,
+)
+from remora.engine.pooling.stages import Stage, torch_activation
 
-REWARD_HEADS = ("ForRewardModel",)
 BASE_HEADS = ("Model",)
 CAUSAL = "ForCausalLM"
 YES_NO = "yes_no"  # made of two rows of the head for text
@@ -40,35 +45,6 @@ _METHODS: Mapping[str, Method] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-_TORCH_ACTIVATIONS = {
-    "Identity": "none",
-    "Tanh": "tanh",
-    "ReLU": "relu",
-    "GELU": "gelu",
-    "SiLU": "silu",
-    "Sigmoid": "sigmoid",
-    "Softmax": "softmax",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """A layer after pooling.
-
-    name:      of its tensors, without `.weight`
-    folder:    under the checkpoint's, where its own file is; None = they are with the model's
-    is_norm:   a norm, and no product; `outputs` are its size then
-    activation: of heads.ACTIVATIONS, or none
-    """
-
-    name: str
-    outputs: int
-    inputs: int
-    bias: bool = True
-    activation: str = "none"
-    folder: str | None = None
-    is_norm: bool = False
-    eps: float = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +106,7 @@ def pooling_task(
 
 def _says(path: Path, raw: RawConfig, architecture: str) -> Task | None:
     if architecture.endswith(CLASSIFIER):
-        if len(_labels(raw)) > 1:
+        if len(labels_of(raw)) > 1:
             return "classify"
         return "rerank" if encoder_architecture(raw) else "reward"
     if architecture.endswith(REWARD_HEADS):
@@ -274,7 +250,7 @@ def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) ->
             f"residual; it takes {settings.get('in_features')}."
         )
     name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    activation = _torch_activation(name, str(path / folder))
+    activation = torch_activation(name, str(path / folder))
     if activation == "softmax":
         raise ConfigError(f"{path / folder} ends in a softmax, which makes no embedding.")
     return Stage(
@@ -287,100 +263,20 @@ def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) ->
     )
 
 
-def _torch_activation(name: str, where: str) -> str:
-    found = _TORCH_ACTIVATIONS.get(name.rsplit(".", 1)[-1].removesuffix("()"))
-    if found is None:
-        raise ConfigError(
-            f"{where} has the activation {name}; known are {', '.join(_TORCH_ACTIVATIONS)}."
-        )
-    return found
-
-
-# -- heads that give scores ------------------------------------------------------------------
-
-
 def _scoring_facts(raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts:
-    architecture, labels = _architecture(raw), _labels(raw)
-    methods: tuple[Method, ...] = ("cls",)
-    size, count = hidden_size, len(labels)
-    out = Stage(name="classifier", inputs=size, outputs=count)
-    dense = Stage(name="pooler.dense", inputs=size, outputs=size, activation="tanh")
-    stages: tuple[Stage, ...]
-    if architecture.startswith("Bert"):
-        stages = (dense, out)
-    elif architecture.startswith(("Roberta", "XLMRoberta", "Camembert")):
-        stages = (
-            replace(dense, name="classifier.dense"),
-            replace(out, name="classifier.out_proj"),
-        )
-    elif architecture.startswith("NomicBert"):
-        stages = (dense, out)
-    elif architecture.startswith("ModernBert"):
-        methods = (_modern_method(raw),)
-        bias = bool(raw.get("classifier_bias", False))
-        activation = activation_of(raw, "classifier_activation", "gelu")
-        first = Stage(
-            name="head.dense", inputs=size, outputs=size, bias=bias, activation=activation
-        )
-        norm = Stage(
-            name="head.norm",
-            inputs=size,
-            outputs=size,
-            bias=bool(raw.get("norm_bias", False)),
-            is_norm=True,
-            eps=float(raw.get("norm_eps", 1e-5)),
-        )
-        stages = (first, norm, out)
-    else:
-        methods, stages = ("last",), _decoder_stages(architecture, size, count)
-        if architecture.endswith(REWARD_HEADS):
-            labels = labels[:1]
+    architecture, labels = _architecture(raw), labels_of(raw)
+    method, stages = scoring_layers(raw, architecture, hidden_size)
+    if architecture.endswith(REWARD_HEADS):
+        labels = labels[:1]
     return PoolingFacts(
         task=task,
-        methods=methods,
+        methods=(method,),
         stages=stages,
         normalize=False,
-        activation=_score_activation(raw, task, len(labels)),
+        activation=score_activation(raw, task, len(labels)),
         labels=labels,
         prompts={},
     )
-
-
-def _decoder_stages(architecture: str, size: int, count: int) -> tuple[Stage, ...]:
-    if architecture.startswith("InternLM2"):
-        return (Stage(name="v_head", inputs=size, outputs=1, bias=False),)
-    if architecture.endswith(REWARD_HEADS):
-        return (
-            Stage(name="score.0", inputs=size, outputs=size, activation="relu"),
-            Stage(name="score.2", inputs=size, outputs=1),
-        )
-    return (Stage(name="score", inputs=size, outputs=count, bias=False),)
-
-
-def _modern_method(raw: RawConfig) -> Method:
-    said = raw.get("classifier_pooling", "cls")
-    if said not in ("cls", "mean"):
-        raise ConfigError(f"classifier_pooling in config.json is {said!r}; known are cls and mean.")
-    return "mean" if said == "mean" else "cls"
-
-
-def _score_activation(raw: RawConfig, task: Task, num_labels: int) -> str:
-    said = (raw.get("sentence_transformers") or {}).get("activation_fn")
-    said = said or raw.get("sbert_ce_default_activation_function")
-    if said is not None:
-        return _torch_activation(str(said), "config.json")
-    if task == "reward":
-        return "none"
-    is_several = num_labels > 1 and raw.get("problem_type") != "multi_label_classification"
-    return "softmax" if is_several else "sigmoid"
-
-
-def _labels(raw: RawConfig) -> tuple[str, ...]:
-    named = raw.get("id2label")
-    if named:
-        return tuple(str(named[key]) for key in sorted(named, key=int))
-    count = raw.get("num_labels", 2)
-    return tuple(f"LABEL_{number}" for number in range(count))
 
 
 def _architecture(raw: RawConfig) -> str:

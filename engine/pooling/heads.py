@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remora.configs.pooling import Method
-from remora.engine.encoders.model import whole
 from remora.engine.layers import mlp
 from remora.engine.layers.norm import LayerNorm
 from remora.engine.parallel.shard import Shard
-from remora.engine.pooling.facts import Stage
 from remora.engine.pooling.rows import RowBatch
+from remora.engine.pooling.stages import Stage
 
 ACTIVATIONS: Mapping[str, mlp.Activate] = {
     **{str(name): activate for name, activate in mlp.ACTIVATIONS.items()},
@@ -100,6 +99,6 @@ class _LayerOf:
         if self.norm is not None:
             yield from self.norm.tensors(self.stage.name)
             return
-        yield f"{self.stage.name}.weight", whole(self.weight)
+        yield f"{self.stage.name}.weight", Shard.whole(self.weight)
         if self.bias is not None:
-            yield f"{self.stage.name}.bias", whole(self.bias)
+            yield f"{self.stage.name}.bias", Shard.whole(self.bias)

@@ -14,7 +14,7 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.configs.loading import Loading
 from remora.configs.plan import ModelFacts
-from remora.engine.encoders.config import CLASSIFIER, encoder_architecture, parse_encoder
+from remora.engine.encoders.architectures import CLASSIFIER, encoder_architecture, parse_encoder
 from remora.engine.encoders.model import EncoderModel
 from remora.engine.models.architectures import ARCHITECTURES, parse_config
 from remora.engine.models.checkpoint import read_raw_config
@@ -26,12 +26,12 @@ from remora.engine.parallel.shard import Shard
 from remora.engine.pooling.facts import (
     BASE_HEADS,
     CAUSAL,
-    REWARD_HEADS,
     YES_NO,
     PoolingFacts,
 )
 from remora.engine.pooling.heads import Head
 from remora.engine.pooling.model import DecoderStates, PoolingModel
+from remora.engine.pooling.scoring import REWARD_HEADS
 from remora.engine.protocols import WeightSource
 from remora.engine.weights import renaming
 from remora.engine.weights.dummy import DummyWeights
@@ -43,7 +43,10 @@ from remora.engine.weights.safetensors import SafetensorsWeights
 
 # What other uses of a checkpoint need: heads of pretraining, and buffers that follow from sizes.
 UNUSED = re.compile(
-    r"^(\w+\.)?(pooler\.|embeddings\.position_ids)|^(cls|lm_head|decoder|head|predictions)\."
+    r"^(\w+\.)?(pooler\.|embeddings\.position_ids)"
+    r"|^(cls|lm_head|decoder|head|predictions|sop_classifier)\."
+    r"|^(lm|mask|generator_lm|generator|discriminator)_(predictions|head)\."
+    r"|^vocab_(transform|layer_norm|projector)\."
 )
 DECODER = "model."
 OUTPUT = "lm_head.weight"
@@ -143,7 +146,7 @@ def load_pooling_model(
         wanted = {_bare(name, encoder.names.prefixes): shard for name, shard in wanted.items()}
     source = _open(path, load_format, loading, wanted, device)
     if encoder is not None:
-        source = RenamedWeights(source, lambda name: _bare(name, encoder.names.prefixes))
+        source = RenamedWeights(source, lambda name: _current(name, encoder.names.prefixes))
     elif BARE_TABLE in source.shapes():
         source = RenamedWeights(source, DECODER.__add__)
     if isinstance(states, DecoderStates) and states.model.config.rules:
@@ -176,6 +179,12 @@ def _bare(name: str, prefixes: tuple[str, ...]) -> str:
     for prefix in prefixes:
         name = name.removeprefix(prefix)
     return name
+
+
+def _current(name: str, prefixes: tuple[str, ...]) -> str:
+    """Return a name as it is without prefix, and without the words of the first BERTs for norms."""
+    bare = _bare(name, prefixes).replace("LayerNorm.gamma", "LayerNorm.weight")
+    return bare.replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _output_rows(states: DecoderStates, source: WeightSource, *, is_tied: bool) -> Tensor:

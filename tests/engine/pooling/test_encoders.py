@@ -8,17 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from remora.configs.errors import ConfigError
 from remora.configs.loading import Loading
 from remora.configs.model import ModelSection
 from remora.configs.pooling import PoolingSection, Task
-from remora.engine.encoders.config import parse_encoder
+from remora.engine.encoders.architectures import FAMILIES, parse_encoder
 from remora.engine.pooling.facts import pooling_task, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model
 from remora.engine.pooling.model import PoolingModel
 from remora.engine.pooling.row import Row
+from remora.engine.pooling.scoring import HEADS
 from tests.conftest import TinyCheckpoints
 from tests.tiny_encoders import CLASSIFIERS, ENCODERS, make_tiny_encoder
 from tests.tiny_models import VOCAB_SIZE
@@ -55,7 +57,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str) ->
     for row in rows_of():
         with torch.inference_mode():
             wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
-        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-4)
+        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-5)
 
 
 @pytest.mark.parametrize("family", ["mistral", "llama4"])
@@ -90,6 +92,26 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, num_label
     with torch.inference_mode():
         wanted = torch.cat([oracle(torch.tensor([row.token_ids])).logits for row in rows])
     assert load(tmp_path)(rows) == pytest.approx(wanted.numpy(), abs=2e-4)
+
+
+def test_norms_may_have_the_names_of_the_first_checkpoints(tmp_path: Path) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    rows = rows_of((5, 9))
+    wanted = load(tmp_path)(rows)
+
+    file = tmp_path / "model.safetensors"
+    old = {
+        name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(old, file)
+
+    assert any(name.endswith(".gamma") for name in old)
+    assert load(tmp_path)(rows) == pytest.approx(wanted)
+
+
+def test_every_family_of_encoders_has_a_head_for_scores() -> None:
+    assert HEADS.keys() == FAMILIES.keys()
 
 
 def test_the_second_text_of_a_pair_has_its_own_type(tmp_path: Path) -> None:
@@ -134,6 +156,40 @@ def test_what_changes_the_numbers_and_is_not_known_is_refused(tmp_path: Path) ->
         file.write_text(json.dumps({**raw, key: value}))
         with pytest.raises(ConfigError, match=key if key != "is_decoder" else "decoder"):
             load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("mpnet", "relative_attention_num_buckets", 64),
+        ("albert", "num_hidden_groups", 2),
+        ("albert", "inner_group_num", 2),
+        ("deberta", "relative_attention", False),
+        ("deberta", "share_att_key", False),
+        ("deberta", "pos_att_type", ["c2p"]),
+        ("deberta", "conv_kernel_size", 3),
+        ("deberta", "embedding_size", 24),
+        ("deberta", "attention_head_size", 6),
+    ],
+)
+def test_settings_of_a_family_that_are_not_known_are_refused(
+    tmp_path: Path, family: str, key: str, value: object
+) -> None:
+    make_tiny_encoder(tmp_path, family)
+    raw = json.loads((tmp_path / "config.json").read_text())
+
+    parse_encoder(raw)
+    with pytest.raises(ConfigError, match=f"{key} in config.json is"):
+        parse_encoder({**raw, key: value})
+
+
+def test_a_head_of_another_size_than_its_states_is_refused(tmp_path: Path) -> None:
+    make_tiny_encoder(tmp_path, "deberta", classifies=True)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pooler_hidden_size": 24}))
+
+    with pytest.raises(ConfigError, match=r"pooler_hidden_size in config\.json is 24"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

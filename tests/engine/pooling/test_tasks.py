@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.engine.encoders.config import ENCODERS
+from remora.engine.encoders.architectures import ENCODERS
 from remora.engine.models.architectures import ARCHITECTURES
 from remora.engine.pooling.facts import pooling_task
 

@@ -1,0 +1,184 @@
+"""What attention scores get for how far tokens are apart, besides what contents give.
+
+Rows are looked at by their length L alone: a column for each of the 2 L - 1 distances, key minus
+query, from 1 - L to L - 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from remora.engine.encoders.config import Disentangled, DistanceBias, EncoderConfig
+from remora.engine.layers.norm import LayerNorm
+from remora.engine.parallel.shard import Shard
+
+Project = Callable[[Tensor], Tensor]
+
+
+class Scores(Protocol):
+    """What the scores of one batch get, layer by layer."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
+        """Return summands [rows or 1, num_heads, L, L] of scores that softmax takes.
+
+        query, key:  [rows, num_heads, L, head_dim]
+        """
+        ...
+
+
+class Distances(Protocol):
+    """A table of distances, and what is made of it."""
+
+    @property
+    def scale(self) -> float | None:
+        """Factor on products of queries and keys; None = 1 / sqrt(head_dim)."""
+        ...
+
+    def scores(self) -> Scores:
+        """Return what one batch gets."""
+        ...
+
+    def prepare(self, projections: Sequence[Project]) -> None:
+        """Compute what follows from weights alone; the layers' are [n, hidden] to q, k and v."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, Shard]]:
+        """Yield each checkpoint name and the memory that it fills."""
+        ...
+
+
+def make_distances(config: EncoderConfig, *, dtype: torch.dtype, device: str) -> Distances | None:
+    """Return what a family looks at distances with, if it does."""
+    match config.distances:
+        case DistanceBias() as shape:
+            return BucketTable(shape, config, dtype=dtype, device=device)
+        case Disentangled() as shape:
+            return StateTable(shape, config, dtype=dtype, device=device)
+    return None
+
+
+class BucketTable:
+    """A number for each head and bucket, the same in all layers."""
+
+    scale: float | None = None
+
+    def __init__(
+        self, shape: DistanceBias, config: EncoderConfig, *, dtype: torch.dtype, device: str
+    ) -> None:
+        self.shape = shape
+        self.name = config.names.distances
+        self.table = torch.empty(shape.num_buckets, config.num_heads, dtype=dtype, device=device)
+
+    def scores(self) -> Scores:
+        """Return what one batch gets."""
+        return _Biases(self)
+
+    def of(self, length: int) -> Tensor:
+        """Return the summands [num_heads, L, L] of rows."""
+        each = self.table[bias_buckets(length, self.shape).to(self.table.device)]
+        return each.T.unfold(1, length, 1).flip(1)  # a query's keys begin one distance earlier
+
+    def prepare(self, projections: Sequence[Project]) -> None:
+        """Nothing follows from the table."""
+
+    def tensors(self) -> Iterator[tuple[str, Shard]]:
+        """Yield the table."""
+        yield f"{self.name}.weight", Shard.whole(self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Biases:
+    table: BucketTable
+    of_length: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
+        length = query.shape[2]
+        found = self.of_length.get(length)
+        if found is None:
+            found = self.of_length[length] = self.table.of(length).unsqueeze(0)
+        return found
+
+
+class StateTable:
+    """A state for each bucket. Of DeBERTa-v2: https://arxiv.org/abs/2006.03654, equation 4."""
+
+    def __init__(
+        self, shape: Disentangled, config: EncoderConfig, *, dtype: torch.dtype, device: str
+    ) -> None:
+        self.shape = shape
+        self.names = config.names
+        self.num_heads = config.num_heads
+        self.scale = 1 / math.sqrt(3 * config.head_dim)  # three products are added
+        self.table = torch.empty(2 * shape.span, config.hidden_size, dtype=dtype, device=device)
+        self.norm = None
+        if config.names.distance_norm is not None:
+            eps = config.norm_eps
+            self.norm = LayerNorm(
+                config.hidden_size, eps=eps, bias=True, dtype=dtype, device=device
+            )
+        self._of_layers: list[Tensor] = []
+
+    def prepare(self, projections: Sequence[Project]) -> None:
+        """Project the states by each layer's weights."""
+        states = self.table if self.norm is None else self.norm(self.table)
+        for project in projections:
+            heads = project(states).view(len(states), 3, self.num_heads, -1)
+            self._of_layers.append((heads[:, :2] * self.scale).permute(1, 2, 3, 0).contiguous())
+
+    def scores(self) -> Scores:
+        """Return what one batch gets."""
+        return self._scores
+
+    def _scores(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
+        length = query.shape[2]
+        entries = state_buckets(length, self.shape).to(query.device)
+        # [num_heads, head_dim, 2 L - 1]
+        queries, keys = self._of_layers[layer][..., entries]
+        # Distances are key minus query: a query's keys are L of its columns, one earlier each time.
+        found = _skewed(query @ keys)
+        return found + _skewed(key @ queries.flip(2)).transpose(2, 3)
+
+    def tensors(self) -> Iterator[tuple[str, Shard]]:
+        """Yield the table and its norm."""
+        yield f"{self.names.distances}.weight", Shard.whole(self.table)
+        if self.norm is not None and self.names.distance_norm is not None:
+            yield from self.norm.tensors(self.names.distance_norm)
+
+
+def _skewed(columns: Tensor) -> Tensor:
+    """Return a view [..., L, L] of [..., L, 2 L - 1]: row i begins in column L - 1 - i."""
+    *batch, length, width = columns.shape
+    strides = [*columns.stride()[:-2], width - 1, 1]
+    return columns.as_strided(
+        [*batch, length, length], strides, columns.storage_offset() + length - 1
+    )
+
+
+def bias_buckets(length: int, shape: DistanceBias) -> Tensor:
+    """Return the entry of each distance [2 L - 1]: later keys in the second half, as in T5."""
+    distances = torch.arange(1 - length, length)
+    half = shape.num_buckets // 2
+    exact = half // 2
+    apart = distances.abs()
+    grown = torch.log(apart.float() / exact) / math.log(shape.max_distance / exact)
+    far = (exact + (grown * (half - exact)).long()).clamp(max=half - 1)
+    return torch.where(apart < exact, apart, far) + half * (distances > 0)
+
+
+def state_buckets(length: int, shape: Disentangled) -> Tensor:
+    """Return the entry of each distance [2 L - 1]: far ones share, logarithmically."""
+    distances = torch.arange(length - 1, -length, -1)  # query minus key
+    if shape.num_buckets:
+        middle = shape.num_buckets // 2
+        apart = distances.abs()
+        reach = torch.log(torch.tensor((shape.max_distance - 1) / middle))
+        grown = torch.log(apart.clamp(min=1) / middle) / reach * (middle - 1)
+        far = (torch.ceil(grown) + middle).long() * distances.sign()
+        distances = torch.where(apart <= middle, distances, far)
+    return (distances + shape.span).clamp(0, 2 * shape.span - 1)

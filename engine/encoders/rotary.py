@@ -1,0 +1,125 @@
+"""NomicBERT and ModernBERT: encoders whose queries and keys are rotated, with gated layers."""
+
+from __future__ import annotations
+
+from remora.configs.errors import ConfigError
+from remora.engine.encoders.config import EncoderConfig, EncoderNames, read_sizes
+from remora.engine.models.families.reading import RawConfig, activation, positive, renamed
+
+_NOMIC = EncoderNames(
+    prefixes=("nomic_bert.", "bert."),
+    words="embeddings.word_embeddings",
+    types="embeddings.token_type_embeddings",
+    embedding_norm="emb_ln",
+    layer="encoder.layers.{}.",
+    qkv=("attn.Wqkv",),
+    out="attn.out_proj",
+    attention_norm="norm1",
+    up=("mlp.fc12", "mlp.fc11"),
+    down="mlp.fc2",
+    mlp_norm="norm2",
+)
+_MODERN = EncoderNames(
+    prefixes=("model.",),
+    words="embeddings.tok_embeddings",
+    embedding_norm="embeddings.norm",
+    layer="layers.{}.",
+    qkv=("attn.Wqkv",),
+    out="attn.Wo",
+    attention_norm="attn_norm",
+    up=("mlp.Wi",),
+    down="mlp.Wo",
+    mlp_norm="mlp_norm",
+    final_norm="final_norm",
+)
+# As the Hub's NomicBert says it, and as transformers does.
+_NOMIC_WORDS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+}
+
+
+def parse_nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
+    """NomicBERT, in the Hub's words or in those of transformers."""
+    raw = renamed(raw, _NOMIC_WORDS)
+    for key, plain in (
+        ("qkv_proj_bias", False),
+        ("mlp_fc1_bias", False),
+        ("mlp_fc2_bias", False),
+        ("prenorm", False),
+        ("rotary_emb_interleaved", False),
+        ("rotary_emb_fraction", 1.0),
+        ("use_rms_norm", False),
+        ("parallel_block", False),
+        ("rotary_scaling_factor", None),
+        ("moe_every_n_layers", 0),
+    ):
+        if raw.get(key, plain) not in (plain, None):
+            raise ConfigError(f"{key} in config.json is {raw[key]!r}; only {plain!r} is known.")
+    gate = raw.get("activation_function", "swiglu")
+    if gate != "swiglu":
+        raise ConfigError(f"activation_function in config.json is {gate!r}; known is 'swiglu'.")
+    theta = float((raw.get("rope_parameters") or raw).get("rope_theta") or 1000.0)
+    sizes = read_sizes(raw)
+    return EncoderConfig(
+        architecture=architecture,
+        activation=activation(raw, "hidden_act", "silu"),
+        norm_eps=float(raw.get("layer_norm_eps", 1e-12)),
+        num_types=int(raw.get("type_vocab_size", 2)),
+        max_position=positive(raw, "max_position_embeddings"),
+        rope_thetas=(theta,) * sizes["num_layers"],
+        is_gated=True,
+        attention_bias=False,
+        mlp_bias=False,
+        names=_NOMIC,
+        **sizes,
+    )
+
+
+def parse_modern(architecture: str, raw: RawConfig) -> EncoderConfig:
+    """ModernBERT."""
+    sizes = read_sizes(raw)
+    every = int(raw.get("global_attn_every_n_layers", 3))
+    usual = ["sliding_attention" if i % every else "full_attention" for i in range(32768)]
+    kinds = raw.get("layer_types") or usual[: sizes["num_layers"]]
+    if len(kinds) != sizes["num_layers"]:
+        raise ConfigError(
+            f"layer_types in config.json has {len(kinds)} entries for {sizes['num_layers']} layers."
+        )
+    thetas = {
+        "full_attention": _modern_theta(raw, "full_attention", "global_rope_theta", 160_000.0),
+        "sliding_attention": _modern_theta(raw, "sliding_attention", "local_rope_theta", 10_000.0),
+    }
+    side = int(raw.get("local_attention", 128)) // 2
+    attention_bias = bool(raw.get("attention_bias", False))
+    return EncoderConfig(
+        architecture=architecture,
+        activation=activation(raw, "hidden_activation", "gelu"),
+        norm_eps=float(raw.get("norm_eps", 1e-5)),
+        max_position=int(raw.get("max_position_embeddings", 8192)),
+        rope_thetas=tuple(thetas[kind] for kind in kinds),
+        windows=tuple(side if kind == "sliding_attention" else None for kind in kinds),
+        norms_first=True,
+        skips_first_norm=True,
+        norm_bias=bool(raw.get("norm_bias", False)),
+        is_gated=True,
+        attention_bias=attention_bias,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        names=_MODERN,
+        **sizes,
+    )
+
+
+def _modern_theta(raw: RawConfig, kind: str, key: str, usual: float) -> float:
+    rope = (raw.get("rope_parameters") or {}).get(kind) or {}
+    if rope.get("rope_type", "default") != "default":
+        raise ConfigError(
+            f"rope_parameters in config.json has the type {rope['rope_type']!r}; encoders know "
+            "'default' only."
+        )
+    return float(rope.get("rope_theta") or raw.get(key) or usual)
