@@ -13,6 +13,7 @@ from typing import Any
 
 from remora.configs.errors import QueueFull
 from remora.configs.plan import EnginePlan
+from remora.deployments.beside import beside
 from remora.engine.protocols import EngineClient
 from remora.engine.types import EngineStats, FinishReason, Output, Request
 from remora.lora.catalogue import Catalogue
@@ -27,15 +28,9 @@ class _Waiting:
 
     async def result(self, use: Coroutine[Any, Any, int]) -> int | None:
         """Wait for the version that is held; None = the request was aborted first."""
-        using = asyncio.ensure_future(use)
-        aborting = asyncio.ensure_future(self.aborted.wait())
-        try:
+        async with beside(use) as using, beside(self.aborted.wait()) as aborting:
             await asyncio.wait({using, aborting}, return_when=asyncio.FIRST_COMPLETED)
-            return await using if using.done() else None
-        finally:
-            aborting.cancel()
-            using.cancel()
-            await asyncio.gather(using, return_exceptions=True)
+        return None if self.aborted.is_set() else using.result()
 
 
 class AdaptingClient:

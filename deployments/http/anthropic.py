@@ -50,8 +50,8 @@ class MessageJob:
     async def result(self, outputs: OpenCall) -> dict[str, Any]:
         """Return the whole answer."""
         replies, writer = self.chat.replies(), BlockWriter()
-        async for piece in replies.read(outputs):
-            writer.take(piece.events)
+        async for _, output in outputs:
+            writer.take(replies.add(output).events)
         writer.finish()
         message = self._message(replies.all[0]) | {"content": writer.blocks}
         return message | _end(replies.all[0], writer)
@@ -59,7 +59,8 @@ class MessageJob:
     async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer event by event."""
         replies, writer = self.chat.replies(), BlockWriter()
-        async for piece in replies.read(outputs):
+        async for _, output in outputs:
+            piece = replies.add(output)
             if piece.begins:
                 yield {"type": "message_start", "message": self._message(piece.reply)}
             for event in writer.take(piece.events):

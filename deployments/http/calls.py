@@ -19,6 +19,7 @@ from typing import Self
 from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, Unavailable
 from remora.configs.plan import EnginePlan
 from remora.configs.schema import ServeConfig
+from remora.deployments.beside import beside
 from remora.deployments.http.metrics import CallMetrics, Metrics
 from remora.deployments.http.places import Places
 from remora.deployments.http.resuming import resumable
@@ -155,18 +156,13 @@ class Calls:
         self, events: AsyncGenerator[Event, None], requests: Sequence[Request]
     ) -> Event | None:
         """Wait for the first event, but not for longer than a queue's time in the queue."""
-        first = asyncio.ensure_future(anext(events, None))
         timeout_s = self.limits.queue_timeout_s
-        try:
+        async with beside(anext(events, None)) as first:
             await asyncio.wait({first}, timeout=timeout_s)
             if not first.done() and await self._all_wait(requests):
                 message = f"The request waited for {timeout_s:g} s without its turn."
                 raise Unavailable(message, 5.0, limit="queue_timeout_s")
             return await first
-        finally:
-            if not first.done():
-                first.cancel()
-                await asyncio.gather(first, return_exceptions=True)
 
     async def _all_wait(self, requests: Sequence[Request]) -> bool:
         waiting = [await self._client.is_waiting(request.request_id) for request in requests]

@@ -90,8 +90,8 @@ class ChatJob:
         options = self.body.stream_options
         replies = self.replies()
         told_once = self._prompt_fields()
-        async for piece in replies.read(outputs):
-            for choice in self.writer.pieces(piece):
+        async for _, output in outputs:
+            for choice in self.writer.pieces(replies.add(output)):
                 chunk = self._envelope("chat.completion.chunk") | {"choices": [choice]} | told_once
                 if options and options.include_usage:
                     continuous = options.continuous_usage_stats

@@ -71,8 +71,9 @@ class OllamaJob:
             yield self._loaded()
             return
         first_ns = time.monotonic_ns()
-        told = _Told()
-        async for piece in self.replies().read(outputs):
+        told, replies = _Told(), self.replies()
+        async for _, output in outputs:
+            piece = replies.add(output)
             lines = self._lines(piece, told)
             if self.body.logprobs and piece.output.logprobs:
                 lines = lines or [self._line("")]

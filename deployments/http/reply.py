@@ -6,7 +6,7 @@ replies here and writes them in its own way.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,11 +105,6 @@ class Replies:
         self._begun: set[int] = set()
         self._counts_calls = counts_calls
 
-    async def read(self, outputs: OpenCall) -> AsyncGenerator[ReplyPiece, None]:
-        """Yield what each output of the call means, as it comes."""
-        async for _, output in outputs:
-            yield self.add(output)
-
     async def gather(self, outputs: OpenCall) -> list[Reply]:
         """Return the whole replies."""
         async for _, output in outputs:
@@ -117,7 +112,7 @@ class Replies:
         return self.all
 
     def add(self, output: Output) -> ReplyPiece:
-        """Take in one output."""
+        """Take in one output, and return what it means."""
         reply = self.all[output.index]
         begins = output.index not in self._begun
         self._begun.add(output.index)

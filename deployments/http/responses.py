@@ -65,8 +65,8 @@ class ResponseJob:
         replies, writer = self.chat.replies(), OutputWriter(self.ids)
         self.archive.begin(self._response("in_progress"))
         try:
-            async for piece in replies.read(outputs):
-                self._take(writer, piece)
+            async for _, output in outputs:
+                self._take(writer, replies.add(output))
             writer.finish(_item_status(replies))
             return await self._finished(replies, writer)
         finally:
@@ -86,8 +86,8 @@ class ResponseJob:
         try:
             yield {"type": "response.created", "response": begun}
             yield {"type": "response.in_progress", "response": begun}
-            async for piece in replies.read(outputs):
-                for event in self._take(writer, piece):
+            async for _, output in outputs:
+                for event in self._take(writer, replies.add(output)):
                     yield event
             for event in writer.finish(_item_status(replies)):
                 yield event

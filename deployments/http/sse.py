@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from remora.deployments.beside import beside
 from remora.deployments.http.dialects import Dialect
 from remora.deployments.http.errors import CLIENT_GONE, log_error
 from remora.deployments.http.limits import limit
@@ -31,26 +32,16 @@ ResultT = TypeVar("ResultT")
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Return what `work` returns; cancel it when the client goes away first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_until_disconnect(request.receive))
-    try:
+    async with beside(work) as task, beside(_until_disconnect(request.receive)) as gone:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise HTTPException(CLIENT_GONE, "The client closed the connection.")
         return task.result()
-    finally:
-        await _cancel(task, gone)
 
 
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def as_events(
@@ -99,29 +90,29 @@ class EventStream(Response):
         """Run as an ASGI application."""
         wire = _Wire(send, self._keep_alive)
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        tasks: tuple[asyncio.Future[None], ...] = ()
-        try:
-            await send(start)
-            writer = asyncio.ensure_future(self._write(wire))
-            gone = asyncio.ensure_future(_until_disconnect(receive))
-            tasks = (writer, gone)
+        async with AsyncExitStack() as held:
+            held.push_async_callback(self._close)
+            held.push_async_callback(self._events.aclose)
+            try:
+                await send(start)
+                await self._send_events(wire, receive)
+            except TimeoutError:
+                # A client that takes nothing for so long has given up its answer.
+                log.warning("a client took nothing of its stream for %g s; closed", wire.stall_s)
+                scope["state"]["count_refusal"]("stream_timeout_s")
+
+    async def _send_events(self, wire: _Wire, receive: Receive) -> None:
+        """Send all events, or those until the client leaves. Raises TimeoutError if it stalls."""
+        async with beside(self._write(wire)) as writer, beside(_until_disconnect(receive)) as gone:
             while not (writer.done() or gone.done()):
                 await asyncio.wait(
-                    tasks, timeout=wire.patience_s(), return_when=asyncio.FIRST_COMPLETED
+                    {writer, gone}, timeout=wire.patience_s(), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not writer.done():
                     await wire.keep_alive()
             if writer.done():
                 writer.result()
                 await wire.send_in_time(b"", more_body=False)
-        except TimeoutError:
-            # A client that takes nothing for so long has given up its answer.
-            log.warning("a client took nothing of its stream for %g s; it was closed", wire.stall_s)
-            scope["state"]["count_refusal"]("stream_timeout_s")
-        finally:
-            await _cancel(*tasks)
-            await self._events.aclose()
-            await self._close()
 
     async def _write(self, wire: _Wire) -> None:
         async for event in self._events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
@@ -13,8 +14,9 @@ from remora.deployments.adapters.client import AdaptingClient
 from remora.engine.protocols import EngineClient
 from remora.engine.types import FinishReason, Output, Request, SamplingParams
 from remora.lora.catalogue import Catalogue
-from tests.deployments.fakes import make_plan
+from tests.deployments.fakes import FakeEngine, make_plan
 from tests.lora.catalogues import FakeLoader, record, wanted
+from tests.moments import cancelled, nothing_left, steps
 
 
 class Engine:
@@ -39,8 +41,8 @@ class Engine:
 
 
 class Parts:
-    def __init__(self, **plan: Any) -> None:
-        self.engine = Engine()
+    def __init__(self, engine: Any = None, **plan: Any) -> None:
+        self.engine: Any = engine or Engine()
         self.loader = FakeLoader(gate=asyncio.Event())
         self.catalogue = Catalogue(self.loader, max_loaded=4)
         self.catalogue.adopt(wanted(record(7)))
@@ -48,18 +50,20 @@ class Parts:
             cast("EngineClient", self.engine), self.catalogue, make_plan(**plan)
         )
 
-    def start(self, name: str, adapter: int = 7, n: int = 1) -> asyncio.Task[list[Output]]:
+    def start(self, name: str, **options: int) -> asyncio.Task[list[Output]]:
+        return asyncio.create_task(self.read(name, **options))
+
+    async def read(
+        self, name: str, *, adapter: int = 7, n: int = 1, max_tokens: int = 1
+    ) -> list[Output]:
         request = Request(
             request_id=name,
             prompt_ids=[1],
-            sampling=SamplingParams(max_tokens=1, n=n),
+            sampling=SamplingParams(max_tokens=max_tokens, n=n),
             adapter=adapter,
         )
-
-        async def run() -> list[Output]:
-            return [output async for output in self.client.generate(request)]
-
-        return asyncio.create_task(run())
+        async with aclosing(self.client.generate(request)) as outputs:
+            return [output async for output in outputs]
 
     def load(self) -> None:
         assert self.loader.gate is not None
@@ -142,3 +146,30 @@ async def test_ending_a_version_aborts_what_runs_with_it() -> None:
     assert parts.engine.aborted == ["a"]
     parts.engine.gate.set()
     await running
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_request_that_is_cancelled_at_any_moment_holds_nothing(again: bool) -> None:
+    async with nothing_left():
+        for moment in range(20):
+            parts = Parts(FakeEngine(gate=asyncio.Event()))
+            parts.load()
+            await cancelled(parts.read("a"), moment, again=again)
+            assert parts.engine.running == set()
+            assert parts.catalogue.stats["used"] == 0
+            assert not await parts.client.is_waiting("a")
+            parts.catalogue.adopt(wanted(revision=2))
+            await parts.catalogue.settled()
+            assert parts.loader.loaded == set()
+
+
+async def test_an_abort_counts_at_any_moment() -> None:
+    for moment in range(1, 12):
+        parts = Parts(FakeEngine(gate=asyncio.Event()))
+        parts.load()
+        running = parts.start("a", max_tokens=2)
+        await steps(moment)
+        assert await parts.client.abort("a") == 1
+        parts.engine.gate.set()
+        assert (await running)[-1].finish_reason is FinishReason.ABORT, moment
+        assert parts.catalogue.stats["used"] == 0

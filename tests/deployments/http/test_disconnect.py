@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from remora.configs.limits import LimitsSection
 from remora.deployments.http import limits
 from remora.deployments.http.dialects import OPENAI
 from remora.deployments.http.sse import EventStream
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
+from tests.moments import end, nothing_left, steps
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
@@ -31,10 +31,14 @@ BODIES = [
 
 
 class Connection:
-    """One ASGI call whose client leaves when told to."""
+    """One ASGI call whose client leaves when told to.
 
-    def __init__(self, server: FakeServer, path: str, body: Any) -> None:
+    takes_bodies:  whether there is room for more once a part of a body has been sent
+    """
+
+    def __init__(self, app: ASGIApp, path: str, body: Any, *, takes_bodies: bool = True) -> None:
         self.sent: list[Message] = []
+        self._takes_bodies = takes_bodies
         self._leaves = asyncio.Event()
         self._incoming: list[Message] = [{"type": "http.request", "body": orjson.dumps(body)}]
         scope = {
@@ -51,7 +55,7 @@ class Connection:
             "server": ("remora", 80),
             "client": ("client", 1),
         }
-        self.task = asyncio.create_task(make_app(server)(scope, self._receive, self._send))
+        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
         if self._incoming:
@@ -61,6 +65,8 @@ class Connection:
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)
+        if not self._takes_bodies and message["type"] == "http.response.body":
+            await self._leaves.wait()
 
     def leave(self) -> None:
         self._leaves.set()
@@ -68,7 +74,7 @@ class Connection:
 
 @asynccontextmanager
 async def running(server: FakeServer, path: str, body: Any) -> AsyncGenerator[Connection, None]:
-    connection = Connection(server, path, body)
+    connection = Connection(make_app(server), path, body)
     async with asyncio.timeout(10):
         while not server.client.running:
             await asyncio.sleep(0)
@@ -101,25 +107,28 @@ async def test_a_cancelled_handler_aborts_everything_of_the_call(path: str, body
     assert server.client.running == set()
 
 
-@pytest.mark.parametrize("ends", ["leave", "cancel"])
+@pytest.mark.parametrize("ends", ["leave", "cancel", "leave and cancel", "cancel again"])
+@pytest.mark.parametrize("takes", ["all", "nothing"])
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_a_call_that_ends_at_any_moment_leaves_nothing_running(
-    path: str, body: Any, ends: str
+    path: str, body: Any, takes: str, ends: str
 ) -> None:
-    gc.disable()  # what is only let go of must not be what closes it
-    try:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+    app = make_app(server)
+    async with nothing_left():
         for moment in range(25):
-            server = FakeServer(FakeEngine(gate=asyncio.Event()))
-            connection = Connection(server, path, body)
+            connection = Connection(app, path, body, takes_bodies=takes == "all")
             while not server.client.running:
                 await asyncio.sleep(0)
-            for _ in range(moment):
-                await asyncio.sleep(0)
-            connection.leave() if ends == "leave" else connection.task.cancel()
-            await asyncio.wait({connection.task}, timeout=10)
+            await steps(moment)
+            if "leave" in ends:
+                connection.leave()
+            if ends == "leave and cancel":
+                await steps(moment % 5)
+            if "cancel" in ends:
+                connection.task.cancel()
+            await end(connection.task, again=ends == "cancel again")
             assert server.client.running == set(), f"{moment} steps after it began"
-    finally:
-        gc.enable()
 
 
 async def test_an_idle_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +157,9 @@ async def test_nothing_is_sent_before_the_first_token() -> None:
             yield output
 
     engine.generate = slow  # type: ignore[method-assign]
-    connection = Connection(FakeServer(engine), "/v1/chat/completions", CHAT | {"stream": True})
+    connection = Connection(
+        make_app(FakeServer(engine)), "/v1/chat/completions", CHAT | {"stream": True}
+    )
     for _ in range(50):
         await asyncio.sleep(0)
     before = list(connection.sent)
