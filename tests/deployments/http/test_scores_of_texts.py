@@ -252,7 +252,8 @@ async def test_generating_rerankers_say_yes_or_no(
 
 def test_what_the_default_template_says_is_what_the_model_was_trained_with() -> None:
     from remora.configs.pooling import PoolingSection
-    from remora.engine.pooling.facts import YES_NO, PoolingFacts, Stage
+    from remora.engine.pooling.facts import YES_NO, PoolingFacts
+    from remora.engine.pooling.stages import Stage
     from remora.engine.pooling.texts import PairTemplate
 
     facts = PoolingFacts(
