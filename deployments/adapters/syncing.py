@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.deployments.adapters.handle import Manager
+from remora.deployments.beside import beside
 from remora.lora.catalogue import Catalogue
 from remora.lora.records import AdapterReport, Desired, ReplicaReport
 
@@ -88,19 +89,15 @@ class AdapterSync:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SOON_S):
                     await self._catalogue.settled()
-            hearing = asyncio.create_task(self._exchange(waits=True))
-            try:
+            async with beside(self._exchange(waits=True)) as hearing:
                 await self._tell_until(hearing)
                 await self._take_up(hearing.result())
-            finally:
-                hearing.cancel()
 
     async def _tell_until(self, hearing: asyncio.Task[Desired]) -> None:
         """Tell what comes about here that the manager may wait for, until that has news."""
         while not hearing.done():
-            changing = asyncio.create_task(self._catalogue.changed(self._told_at))
-            await asyncio.wait({hearing, changing}, return_when=asyncio.FIRST_COMPLETED)
-            changing.cancel()
+            async with beside(self._catalogue.changed(self._told_at)) as changing:
+                await asyncio.wait({hearing, changing}, return_when=asyncio.FIRST_COMPLETED)
             if not hearing.done():
                 await asyncio.sleep(GATHER_S)
                 if self._told_at != self._catalogue.num_changes:

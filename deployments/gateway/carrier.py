@@ -10,11 +10,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from remora.configs.errors import RequestCrashed, Unavailable
+from remora.deployments.beside import beside
 from remora.deployments.gateway.call import BrokenOff, Call, NoWayBack, Unreachable
 from remora.deployments.gateway.client_side import ClientSide
 from remora.deployments.gateway.crashes import Crashes
@@ -175,28 +175,22 @@ class Carrier:
             begun=None if progress is None else progress.begun(client),
         )
         response = self._method.remote(call, route=key)
-        verdict = asyncio.ensure_future(_wait_for(response))
-        verdict.add_done_callback(lambda done: _on_verdict(line, done))
-        taken = asyncio.ensure_future(line.taken())
-        try:
-            await self.room.wait_for(taken, client.tell)
-            await _pass_on(line, client, progress)
-            self._crashes.forgive(request.fingerprint)
-        except CutOff:
-            await asyncio.wait({verdict}, timeout=VERDICT_TIMEOUT_S)
-            if not verdict.done() or verdict.cancelled():
-                raise _Failed from Unavailable(DIED)
-            raise _Failed from verdict.exception() or BrokenOff()
-        finally:
-            # An answer that has come to its end is followed by the end of its call.
-            await asyncio.wait({verdict}, timeout=0.0 if line.is_open else VERDICT_TIMEOUT_S)
-            if not verdict.done():
-                response.cancel()
-            await _drop(taken, verdict)
-
-
-async def _wait_for(response: Any) -> None:
-    await response
+        async with beside(response) as verdict, beside(line.taken()) as taken:
+            verdict.add_done_callback(lambda done: _on_verdict(line, done))
+            try:
+                await self.room.wait_for(taken, client.tell)
+                await _pass_on(line, client, progress)
+                self._crashes.forgive(request.fingerprint)
+                # An answer that has come to its end is followed by the end of its call.
+                await asyncio.wait({verdict}, timeout=VERDICT_TIMEOUT_S)
+            except CutOff:
+                await asyncio.wait({verdict}, timeout=VERDICT_TIMEOUT_S)
+                if not verdict.done() or verdict.cancelled():
+                    raise _Failed from Unavailable(DIED)
+                raise _Failed from verdict.exception() or BrokenOff()
+            finally:
+                if not verdict.done():
+                    response.cancel()
 
 
 def _on_verdict(line: Line, verdict: asyncio.Future[None]) -> None:
@@ -223,17 +217,9 @@ async def _pass_on(line: Line, client: ClientSide, progress: _Progress | None) -
         if parts:
             await client.pass_body(parts)
         if _is_end(frames):
-            line.is_open = False
             await client.end()
             return
 
 
 def _is_end(frames: list[Frame]) -> bool:
     return frames[-1].kind is Kind.END
-
-
-async def _drop(*tasks: asyncio.Future[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    with suppress(asyncio.CancelledError):
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from remora.configs.errors import Unavailable
+from remora.deployments.beside import beside
 from remora.deployments.draining import POLL_S
 
 STOPPING = "This server is being stopped. Please try again."
@@ -41,17 +42,11 @@ class Ending:
 
     async def before(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return what `work` returns. Raises Unavailable, and cancels it, when time is up."""
-        task = asyncio.ensure_future(work)
-        over = asyncio.ensure_future(self._over.wait())
-        try:
+        async with beside(work) as task, beside(self._over.wait()) as over:
             await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise Unavailable(STOPPING)
             return task.result()
-        finally:
-            task.cancel()
-            over.cancel()
-            await asyncio.gather(task, over, return_exceptions=True)
 
     async def _watch(self) -> None:
         while not self._is_stopping():  # noqa: ASYNC110 (Serve sets no event)

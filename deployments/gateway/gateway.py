@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
@@ -113,13 +114,15 @@ class Gateway:
 
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks that answer a body of /v1/chat/completions."""
-        async for chunk in self._chunks("chat_stream", body):
-            yield chunk
+        async with aclosing(self._chunks("chat_stream", body)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks that answer a body of /generate: each holds all text so far."""
-        async for chunk in self._chunks("generate", body):
-            yield chunk
+        async with aclosing(self._chunks("generate", body)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def load_adapter(
         self, name: str, path: str, *, model: str | None = None, **options: bool
@@ -158,9 +161,12 @@ class Gateway:
     async def _chunks(
         self, method: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
+        chunks = self._handle(body).options(method_name=method, stream=True).remote(body)
         try:
-            chunks = self._handle(body).options(method_name=method, stream=True).remote(body)
             async for chunk in chunks:
                 yield chunk
         except Exception as error:
             raise cause_of(error) from None
+        except BaseException:  # who read it is gone
+            chunks.cancel()
+            raise

@@ -38,7 +38,6 @@ class Line:
     def __init__(self, tunnel: Tunnel, secret: bytes) -> None:
         self.secret = secret
         self.replica: str | None = None  # who has taken the call
-        self.is_open = True  # the end of the answer has not come
         self._tunnel = tunnel
         self._connected = asyncio.Event()
         self._reader: asyncio.StreamReader | None = None

@@ -1,4 +1,4 @@
-"""Holding requests while a model has no replica. Pure asyncio; who looks for replicas is given."""
+"""Holding requests while a model has no replica. Who looks for replicas is given."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from remora.configs.errors import Unavailable
+from remora.deployments.beside import beside
 
 # A replica that is there takes a request much sooner; only then is anybody asked whether one is.
 PATIENCE_S = 0.3
@@ -72,13 +73,10 @@ class WaitingRoom:
 
     async def _phase_beside(self, taken: asyncio.Future[None]) -> Phase:
         """Return the phase; the last one known where `taken` is sooner, or nobody answers."""
-        looking = asyncio.ensure_future(self.phase())
-        try:
+        async with beside(self.phase()) as looking:
             both: set[asyncio.Future[Any]] = {taken, looking}
             await asyncio.wait(both, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
             return looking.result() if looking.done() else self._phase
-        finally:
-            looking.cancel()
 
     async def wait_for(
         self, taken: asyncio.Future[None], tell: Callable[[Phase], Awaitable[None]]

@@ -21,6 +21,7 @@ from remora.lora.catalogue import Catalogue
 from remora.lora.records import Desired, ReplicaReport
 from tests.deployments.adapters.test_manager import make_manager
 from tests.lora.catalogues import FakeLoader
+from tests.moments import end, nothing_left, steps
 
 NAMES = ("a", "b", "c")
 CALLS = ("well", "well", "lost before", "lost after", "late", "later")
@@ -115,3 +116,22 @@ def test_whatever_becomes_of_calls_both_know_the_same_in_the_end(
         for name in ("RETRY_S", "GATHER_S", "SOON_S"):
             patch.setattr(syncing_module, name, 0.001)
         asyncio.run(run(actions, fates))
+
+
+async def test_an_exchange_that_ends_at_any_moment_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(manager_module, "log_through_serve", lambda: None)
+    monkeypatch.setattr(syncing_module, "GATHER_S", 0)
+    manager = await make_manager(Path("/"))
+    async with nothing_left():
+        for moment in range(30):
+            catalogue = Catalogue(FakeLoader(), max_loaded=2)
+            sync = AdapterSync(catalogue, Link(manager), "r", slots=no_slots, end=no_end)
+            await sync.begin()
+            await steps(moment)
+            sync.close()
+            assert sync._running is not None
+            await end(sync._running)
+            await catalogue.settled()
+    manager._watching.cancel()

@@ -67,14 +67,21 @@ class Replica:
 
 @dataclass
 class Replicas:
-    """What a handle is: gives each call to the first replica that may have it."""
+    """What a handle is: gives each call to the first replica that may have it.
+
+    open:  calls that have not ended
+    """
 
     all: Sequence[Replica]
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     error: BaseException | None = None
+    open: set[asyncio.Future[None]] = field(default_factory=set)
 
     def remote(self, call: Call, *, route: RouteKey) -> _Response:
-        return _Response(self._answer(call, route))
+        response = _Response(self._answer(call, route))
+        self.open.add(response.task)
+        response.task.add_done_callback(self.open.discard)
+        return response
 
     async def _answer(self, call: Call, route: RouteKey) -> None:
         await self.ready.wait()
@@ -89,13 +96,13 @@ class Replicas:
 
 class _Response:
     def __init__(self, work: Any) -> None:
-        self._task = asyncio.ensure_future(work)
+        self.task = asyncio.ensure_future(work)
 
     def __await__(self) -> Any:
-        return self._task.__await__()
+        return self.task.__await__()
 
     def cancel(self) -> None:
-        self._task.cancel()
+        self.task.cancel()
 
 
 class FakeModel:

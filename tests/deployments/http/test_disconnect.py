@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import orjson
 import pytest
-from starlette.types import ASGIApp, Message
+from starlette.types import Message
 
 from remora.configs.limits import LimitsSection
 from remora.deployments.http import limits
 from remora.deployments.http.dialects import OPENAI
 from remora.deployments.http.sse import EventStream
+from tests.deployments.connection import Connection
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
 from tests.moments import end, nothing_left, steps
 
@@ -28,48 +28,6 @@ BODIES = [
     ("/v1/completions", {"prompt": ["a", "b", "c"], "stream": True}),
     ("/generate", {"text": "a", "stream": True}),
 ]
-
-
-class Connection:
-    """One ASGI call whose client leaves when told to.
-
-    takes_bodies:  whether there is room for more once a part of a body has been sent
-    """
-
-    def __init__(self, app: ASGIApp, path: str, body: Any, *, takes_bodies: bool = True) -> None:
-        self.sent: list[Message] = []
-        self._takes_bodies = takes_bodies
-        self._leaves = asyncio.Event()
-        self._incoming: list[Message] = [{"type": "http.request", "body": orjson.dumps(body)}]
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "root_path": "",
-            "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
-            "scheme": "http",
-            "server": ("remora", 80),
-            "client": ("client", 1),
-        }
-        self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
-
-    async def _receive(self) -> Message:
-        if self._incoming:
-            return self._incoming.pop(0)
-        await self._leaves.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Message) -> None:
-        self.sent.append(message)
-        if not self._takes_bodies and message["type"] == "http.response.body":
-            await self._leaves.wait()
-
-    def leave(self) -> None:
-        self._leaves.set()
 
 
 @asynccontextmanager
