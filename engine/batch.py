@@ -37,6 +37,7 @@ class AttentionRule:
 
     scale:     factor on q.k before softmax
     window:    a query sees the last `window` positions, its own included; None = all
+    both_ways: it sees positions that come later too, and of these as many; without KV cache only
     chunked:   of these only those since the last multiple of `window`
     soft_cap:  c, if scores s are to be c * tanh(s / c); after the scale, before anything else
     sinks:     [num_heads] float32, a score of each head beside those of its keys, which takes part
@@ -47,6 +48,7 @@ class AttentionRule:
 
     scale: float
     window: int | None = None
+    both_ways: bool = False
     chunked: bool = False
     soft_cap: float | None = None
     sinks: Tensor | None = None

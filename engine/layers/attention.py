@@ -78,6 +78,7 @@ class SelfAttention:
         return AttentionRule(
             scale=shape.scale,
             window=config.layers[layer].window,
+            both_ways=shape.both_ways,
             chunked=config.layers[layer].chunked,
             soft_cap=shape.soft_cap,
             sinks=sinks,

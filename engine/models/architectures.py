@@ -7,6 +7,7 @@ per family, in `families/`, turns its own words into ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -24,9 +25,11 @@ from remora.engine.models.families import (
     qwen,
     seeing,
 )
-from remora.engine.models.families.reading import RawConfig, refuse
+from remora.engine.models.families.gemma import BOTH_WAYS
+from remora.engine.models.families.reading import RawConfig
 
 FP8_BLOCK = [128, 128]
+IS_CAUSAL = "is_causal"
 
 Parse = Callable[[str, RawConfig], DecoderConfig]
 
@@ -81,11 +84,46 @@ ARCHITECTURES: dict[str, Parse] = {
 
 
 def parse_config(raw: RawConfig) -> DecoderConfig:
-    """Understand a config.json. Raises ConfigError naming the key."""
+    """Understand the config.json of a model that makes text. Raises ConfigError naming the key."""
+    config = parse_states(raw)
+    if config.attention.both_ways:
+        key = BOTH_WAYS if raw.get(BOTH_WAYS) else IS_CAUSAL
+        raise ConfigError(
+            f"{key} in config.json is {raw[key]}: tokens see those that come later, so that the "
+            "model makes no text. Set model.task: embed."
+        )
+    return config
+
+
+def parse_states(raw: RawConfig) -> DecoderConfig:
+    """Understand the config.json of a decoder, whatever its hidden states are for.
+
+    Raises ConfigError naming the key.
+    """
     architecture = _architecture(raw)
     check_quantization(raw.get("quantization_config") or {})
-    refuse(raw, "is_causal", True, "and tokens look at none that come later here")
-    return ARCHITECTURES[architecture](architecture, raw)
+    config = ARCHITECTURES[architecture](architecture, raw)
+    return config if raw.get(IS_CAUSAL) in (True, None) else _both_ways(config)
+
+
+def sees_both_ways(raw: RawConfig) -> bool:
+    """Return whether the tokens of a decoder see those that come later."""
+    return raw.get(IS_CAUSAL) not in (True, None) or bool(raw.get(BOTH_WAYS))
+
+
+def _both_ways(config: DecoderConfig) -> DecoderConfig:
+    """Let tokens see later ones; a window is then what transformers adds to a token's own."""
+    shape, is_chunked = config.attention, any(layer.chunked for layer in config.layers)
+    if is_chunked or shape.alibi is not None or shape.latent is not None:
+        raise ConfigError(
+            f"{IS_CAUSAL} in config.json is false: tokens see those that come later, which is not "
+            "known with ALiBi, latents or attention in chunks."
+        )
+    layers = tuple(
+        layer if layer.window is None else replace(layer, window=layer.window + 1)
+        for layer in config.layers
+    )
+    return replace(config, attention=replace(shape, both_ways=True), layers=layers)
 
 
 def check_quantization(settings: Mapping[str, Any]) -> None:

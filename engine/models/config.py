@@ -103,6 +103,8 @@ class AttentionConfig:
     growth:    of queries with their position
     alibi:     factor on the slopes by which scores fall with distance; None = they do not
     latent:    what K and V are made of; then there is one KV head of what a token keeps, once
+    both_ways: whether tokens see those that come later, so that no text is made; windows then
+               reach as far to both sides
     """
 
     num_heads: int
@@ -117,6 +119,7 @@ class AttentionConfig:
     growth: QueryGrowth | None = None
     alibi: float | None = None
     latent: LatentConfig | None = None
+    both_ways: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

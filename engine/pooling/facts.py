@@ -15,7 +15,7 @@ from typing import Any
 from remora.configs.errors import ConfigError
 from remora.configs.pooling import Method, PoolingSection, Task
 from remora.engine.encoders.architectures import CLASSIFIER, encoder_architecture
-from remora.engine.models.architectures import ARCHITECTURES
+from remora.engine.models.architectures import ARCHITECTURES, sees_both_ways
 from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config
 from remora.engine.models.families.reading import RawConfig
 from remora.engine.pooling.scoring import (
@@ -183,7 +183,7 @@ def _dimensions(raw: RawConfig, section: PoolingSection) -> tuple[int, ...] | No
 
 
 def _sentence_facts(path: Path, raw: RawConfig, hidden_size: int) -> PoolingFacts:
-    usual: Method = "mean" if encoder_architecture(raw) else "last"
+    usual: Method = "mean" if encoder_architecture(raw) or sees_both_ways(raw) else "last"
     if not (path / "modules.json").is_file():
         return PoolingFacts(task="embed", methods=(usual,), prompts={})
     methods: tuple[Method, ...] = (usual,)

@@ -16,7 +16,7 @@ from remora.configs.loading import Loading
 from remora.configs.plan import ModelFacts
 from remora.engine.encoders.architectures import CLASSIFIER, encoder_architecture, parse_encoder
 from remora.engine.encoders.model import EncoderModel
-from remora.engine.models.architectures import ARCHITECTURES, parse_config
+from remora.engine.models.architectures import ARCHITECTURES, parse_states
 from remora.engine.models.checkpoint import read_raw_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
@@ -50,6 +50,8 @@ UNUSED = re.compile(
 )
 DECODER = "model."
 OUTPUT = "lm_head.weight"
+# Families whose models without a head have another name.
+BASES = {"Gemma3Text": "Gemma3"}
 BARE_TABLE = "embed_tokens.weight"  # of checkpoints without a head
 
 
@@ -109,6 +111,7 @@ def parse_decoder(raw: RawConfig) -> DecoderConfig:
     base = architecture
     for head in (*REWARD_HEADS, CLASSIFIER, *BASE_HEADS):
         base = base.removesuffix(head)
+    base = BASES.get(base, base)
     known = base if base.endswith(CAUSAL) else base + CAUSAL
     if architecture in ARCHITECTURES:
         known = architecture
@@ -117,7 +120,7 @@ def parse_decoder(raw: RawConfig) -> DecoderConfig:
             f"config.json names the architecture {architecture}, which is known neither as an "
             "encoder nor as a decoder that gives embeddings or scores."
         )
-    config = parse_config({**raw, "architectures": [known]})
+    config = parse_states({**raw, "architectures": [known]})
     return replace(config, head=replace(config.head, tied=True, bias=False))
 
 

@@ -12,7 +12,7 @@ from remora.engine.batch import ForwardBatch
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.shard import Shard
-from remora.engine.pooling.causal import CausalRows
+from remora.engine.pooling.attention import RowsAttention
 from remora.engine.pooling.heads import Head
 from remora.engine.pooling.row import Row
 from remora.engine.pooling.rows import RowBatch, make_rows
@@ -51,7 +51,7 @@ class DecoderStates:
             extend_lens=rows.lengths,
             logit_index=nothing,
         )
-        return self.model.forward(batch, CausalRows(rows, num_heads=self._num_heads))
+        return self.model.forward(batch, RowsAttention(rows, num_heads=self._num_heads))
 
     def tensors(self) -> dict[str, Shard]:
         """Return checkpoint names and the memory that they fill."""

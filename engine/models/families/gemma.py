@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from remora.configs.errors import ConfigError
 from remora.engine.models.config import (
     BlockConfig,
     DecoderConfig,
@@ -29,6 +28,7 @@ from remora.engine.models.families.reading import (
     number,
     optional_number,
     positive,
+    refuse,
     rms,
     rope,
     without_nulls,
@@ -36,12 +36,13 @@ from remora.engine.models.families.reading import (
 from remora.engine.models.rope_config import RopeConfig
 
 LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0
+BOTH_WAYS = "use_bidirectional_attention"
 HEAD_DIM = 256  # where config.json does not say
 
 
 def parse_gemma(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Gemma 1. Its checkpoints say gelu and mean the approximation by tanh."""
-    _refuse_bidirectional(raw)
+    refuse(raw, BOTH_WAYS, False, "and Gemma 3 alone is known to do so")
     act = raw.get("hidden_activation") or raw.get("hidden_act")
     raw = {
         "head_dim": HEAD_DIM,
@@ -61,6 +62,7 @@ def parse_gemma(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 def parse_gemma2(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Gemma 2."""
+    refuse(raw, BOTH_WAYS, False, "and Gemma 3 alone is known to do so")
     raw = {"head_dim": HEAD_DIM, **raw}
     turn, max_position = rope(raw, heads(without_nulls(raw)).head_dim)
     kinds = kinds_of_layers(raw, every(raw, 2))
@@ -115,9 +117,11 @@ def _sandwiched(
     head_norm: HeadNorm | None,
 ) -> DecoderConfig:
     """Read what Gemma 2 and 3 share; soft_caps are the defaults for scores and for logits."""
-    _refuse_bidirectional(raw)
     bias = flag(raw, "attention_bias")
     window = raw.get("sliding_window", 4096)
+    both_ways = flag(raw, BOTH_WAYS)
+    if both_ways and window is not None:
+        window = window // 2 + 1  # it is the size of both sides together
     mlp = MLPConfig(
         size=positive(raw, "intermediate_size"),
         activation=activation(raw, "hidden_activation", "gelu_pytorch_tanh"),
@@ -131,6 +135,7 @@ def _sandwiched(
             "scale": number(raw, "query_pre_attn_scalar", 256) ** -0.5,
             "soft_cap": optional_number(raw, "attn_logit_softcapping", soft_caps[0]),
             "head_norm": head_norm,
+            "both_ways": both_ways,
         },
         max_position=max_position,
         layers=tuple(
@@ -149,11 +154,3 @@ def _sandwiched(
             soft_cap=optional_number(raw, "final_logit_softcapping", soft_caps[1]),
         ),
     )
-
-
-def _refuse_bidirectional(raw: RawConfig) -> None:
-    if raw.get("use_bidirectional_attention"):
-        raise ConfigError(
-            "use_bidirectional_attention in config.json is true: the model is an encoder of texts, "
-            "not one that writes them."
-        )

@@ -14,6 +14,7 @@ import torch
 
 from tests.deployments.fakes import make_client
 from tests.deployments.pooling_replica import replica
+from tests.tiny_embedders import DENSE, PROMPTS, make_tiny_embedding_gemma
 from tests.tiny_encoders import make_framing_tokenizer, make_tiny_encoder
 
 TEXTS = ["The quick brown fox", "jumps", "over the lazy dog. " * 30]
@@ -263,6 +264,22 @@ async def test_folders_of_sentence_transformers(
         assert vectors(await embed(client, input="dog")) == pytest.approx(query)
         short = vectors(await embed(client, input="dog", dimensions=8))
     assert short[0] == pytest.approx(query[0, :8] / np.linalg.norm(query[0, :8]), abs=1e-6)
+
+
+async def test_embeddinggemma_embeds_and_ranks_by_its_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_embedding_gemma(tmp_path)
+    texts = ["fox " * 30, "dog"]
+    async with replica(tmp_path, monkeypatch) as (client, _):
+        query = vectors(await embed(client, input="lazy", prompt_name="query"))
+        documents = vectors(await embed(client, input=texts, prompt_name="document"))
+        whole = vectors(await embed(client, input=[PROMPTS["document"] + text for text in texts]))
+        ranked = await client.post("/rerank", json={"query": "lazy", "documents": texts})
+    scores = {each["index"]: each["relevance_score"] for each in ranked.json()["results"]}
+    assert documents.shape == (2, DENSE[1])
+    assert documents == pytest.approx(whole, abs=1e-6)
+    assert [scores[0], scores[1]] == pytest.approx((documents @ query[0]).tolist(), abs=1e-5)
 
 
 @pytest.mark.observes("pooling.method", "pooling.normalize")

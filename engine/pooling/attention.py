@@ -1,4 +1,4 @@
-"""Attention of whole rows, each token to those before it; nothing is kept."""
+"""Attention of a decoder's rows, which are whole; nothing is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.engine.pooling.rows import RowBatch
 
 
-class CausalRows:
+class RowsAttention:
     """AttentionBackend of one batch of rows."""
 
     def __init__(self, rows: RowBatch, *, num_heads: int) -> None:
@@ -48,11 +48,12 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> T
     is_plain = rule.soft_cap is None and rule.sinks is None and rule.slopes is None
     if is_plain and is_near:
         return F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=rule.scale, enable_gqa=True
+            query, key, value, is_causal=not rule.both_ways, scale=rule.scale, enable_gqa=True
         )
     at = torch.arange(length, device=query.device)
     distance = at.unsqueeze(1) - at
-    sees = (distance >= 0) & (distance < (length if rule.window is None else rule.window))
+    near = distance.abs() if rule.both_ways else distance
+    sees = (near >= 0) & (near < (length if rule.window is None else rule.window))
     if rule.chunked and rule.window is not None:
         chunk = at // rule.window
         sees &= chunk.unsqueeze(1) == chunk
