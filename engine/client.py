@@ -225,7 +225,8 @@ class LocalEngineClient:
         """Refuse new requests and wait for the open ones; end those that take longer: False."""
         self._is_draining = True
         try:
-            await asyncio.wait_for(self._is_idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._is_idle.wait()
         except TimeoutError:
             for stream in self._streams.values():
                 stream.fail(Unavailable("The server was stopped amid this answer. Please retry."))

@@ -91,13 +91,14 @@ class Encoder:
             self._waiting.append(one)
             if len(self._waiting) >= self._batch_size:
                 self._send(one)
-        return [await one.ids for one in mine]
+        return await asyncio.gather(*(one.ids for one in mine))
 
     def _send(self, expected: _Waiting) -> None:
         """Tokenise what waits, unless who is expected among it has gone already."""
         if expected not in self._waiting:
             return
-        batch, self._waiting = self._waiting, []
+        batch = [one for one in self._waiting if not one.ids.done()]  # else it was cancelled
+        self._waiting = []
         for special in (False, True):
             part = [one for one in batch if one.special is special]
             if part:

@@ -50,7 +50,7 @@ class Weights:
         self.version = version
         self.num_updates = 0
         self._exchange = exchange
-        self._updating = asyncio.Lock()
+        self._updating: asyncio.Task[dict[str, Any]] | None = None
 
     async def update(self, body: UpdateBody, client: EngineClient) -> dict[str, Any]:
         """Load other weights and serve them. Raises InvalidRequest; then nothing has changed."""
@@ -59,30 +59,26 @@ class Weights:
                 "Weights do not change here: set model.weight_roots or model.weight_loaders.",
                 code="not_enabled",
             )
-        if self._updating.locked():
+        if self._updating is not None and not self._updating.done():
             raise InvalidRequest("Other weights are being loaded already.", code="update_running")
         # It goes on when the caller leaves: half an update would be nobody's.
-        return await asyncio.shield(self._update(self._exchange, body, client))
+        self._updating = asyncio.create_task(self._update(self._exchange, body, client))
+        return await asyncio.shield(self._updating)
 
     async def _update(
         self, exchange: Exchange, body: UpdateBody, client: EngineClient
     ) -> dict[str, Any]:
-        async with self._updating:
-            try:
-                install = await asyncio.to_thread(
-                    exchange.prepare, body.model_path, body.load_format
-                )
-            except ConfigError as error:
-                raise InvalidRequest(
-                    f"The weights stay as they are: {error}", "model_path"
-                ) from None
-            exchanging = asyncio.ensure_future(exchange.run(install))
-            if body.abort_all_requests:
-                await asyncio.sleep(0)  # those that come from here on wait for the new weights
-                await client.abort(None)
-            await exchanging
-            self.num_updates += 1
-            self.version = body.weight_version or self.version
+        try:
+            install = await asyncio.to_thread(exchange.prepare, body.model_path, body.load_format)
+        except ConfigError as error:
+            raise InvalidRequest(f"The weights stay as they are: {error}", "model_path") from None
+        exchanging = asyncio.ensure_future(exchange.run(install))
+        if body.abort_all_requests:
+            await asyncio.sleep(0)  # those that come from here on wait for the new weights
+            await client.abort(None)
+        await exchanging
+        self.num_updates += 1
+        self.version = body.weight_version or self.version
         return {
             "success": True,
             "message": "The new weights are served.",

@@ -86,8 +86,10 @@ class Reporter:
             return b""
         if self._asking is None:
             self._asking = asyncio.create_task(self._client.page_hashes(self._max_pages))
-        done, _ = await asyncio.wait({self._asking}, timeout=MAX_WAIT_S)
+        asking = self._asking  # of another call, maybe
+        done, _ = await asyncio.wait({asking}, timeout=MAX_WAIT_S)
         if not done:
             return self._last.page_hashes
-        asked, self._asking = self._asking, None
-        return asked.result()
+        if self._asking is asking:
+            self._asking = None
+        return asking.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 
@@ -30,6 +31,7 @@ from remora.engine.types import (
     StepResult,
 )
 from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
+from tests.moments import cancelled, nothing_left
 
 
 def make_request(name: str = "r", *, max_tokens: int = 6, n: int = 1) -> Request:
@@ -56,7 +58,8 @@ async def client(runner: FakeRunner) -> AsyncIterator[LocalEngineClient]:
 
 
 async def collect(client: LocalEngineClient, request: Request) -> list[Output]:
-    return [output async for output in client.generate(request)]
+    async with aclosing(client.generate(request)) as outputs:
+        return [output async for output in outputs]
 
 
 async def settle(client: LocalEngineClient) -> None:
@@ -339,3 +342,44 @@ async def test_the_pages_of_a_finished_request_are_told_by_their_hashes(
     hashes = await client.page_hashes(100)
 
     assert hashes == page_hashes(Namespace(), ids[:8], 4)  # the last token has no KV
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_stream_that_is_cancelled_at_any_moment_leaves_no_page(
+    client: LocalEngineClient, again: bool
+) -> None:
+    async with nothing_left():
+        for moment in range(40):
+            reading = collect(client, make_request(max_tokens=4000, n=2))
+            await cancelled(reading, moment, again=again)
+            assert not client._streams
+            assert client._num_open == 0
+
+    assert await client.drain(10)
+    await settle(client)
+    assert client.stats().num_held_pages == 0
+    assert await client.flush_cache()
+    assert client.stats().num_cached_pages == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_question_that_is_cancelled_at_any_moment_is_forgotten(
+    client: LocalEngineClient, again: bool
+) -> None:
+    async with nothing_left():
+        for moment in range(8):
+            for asking in (
+                client.is_waiting("a"),
+                client.page_hashes(3),
+                client.exchange(lambda: None),
+                client.failed(),
+                client.drain(0.0),
+            ):
+                await cancelled(asking, moment, again=again)
+            assert not client._questions
+
+
+async def test_a_drain_without_open_requests_ends_at_once_and_well(
+    client: LocalEngineClient,
+) -> None:
+    assert await client.drain(0.0)

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from remora.configs.errors import InvalidAdapter, NotFinite, Unavailable, UnknownModel
 from remora.lora.catalogue import MAX_LOADS, MAX_OVERTAKEN, RETRY_S, Catalogue
 from tests.lora.catalogues import FakeLoader, record, wanted
+from tests.moments import end, nothing_left, steps
 
 
-async def use(catalogue: Catalogue, version: int) -> int:
+async def use(catalogue: Catalogue, version: int, num_steps: int = 0) -> int:
     async with catalogue.use(version) as held:
+        await steps(num_steps)
         return held
 
 
@@ -308,3 +310,34 @@ async def test_an_adapter_whose_answers_are_not_finite_is_used_no_longer() -> No
     assert catalogue.stats["not_finite_total"] == 5
     catalogue.adopt(wanted(record(3, "a1"), record(2), revision=2))
     await answer(catalogue, 3, is_finite=True)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("unloads", [False, True])
+@pytest.mark.parametrize("busy_steps", [0, 3, 8])
+async def test_a_use_that_is_cancelled_at_any_moment_holds_nothing(
+    busy_steps: int, unloads: bool, again: bool
+) -> None:
+    async with nothing_left():
+        for moment in range(25):
+            loader = FakeLoader()
+            catalogue = Catalogue(loader, max_loaded=1)
+            catalogue.adopt(wanted(record(1), record(2)))
+            await catalogue.settled()
+            other = asyncio.create_task(use(catalogue, 1, busy_steps))
+            await steps(1)
+            using = asyncio.create_task(use(catalogue, 2, 4))
+            await steps(moment)
+            if unloads:
+                catalogue.adopt(wanted(record(1), revision=2))
+            using.cancel()
+            await end(using, again=again)
+            await other
+            await catalogue.settled()
+
+            assert (catalogue.stats["used"], catalogue.stats["waiting"]) == (0, 0)
+            assert {each.version for each in catalogue.reports()} == ({1} if unloads else {1, 2})
+            assert await use(catalogue, 1) == 1
+            catalogue.adopt(wanted(revision=3))
+            await catalogue.settled()
+            assert loader.loaded == set()

@@ -14,6 +14,7 @@ from remora.deployments.http.places import Places
 from remora.deployments.http.served import Served
 from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_app, make_config
 from tests.deployments.http.refusals import refusals_of
+from tests.moments import end, nothing_left, steps
 
 BODY = {"prompt": "a", "max_tokens": 2}
 
@@ -98,3 +99,25 @@ async def test_the_limit_may_change_while_calls_run() -> None:
     served.adopt(make_config(max_concurrent_requests=5))
 
     assert served.calls.limits.max_calls == 5
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_call_that_is_cancelled_at_any_moment_has_no_place(again: bool) -> None:
+    async def hold(num_steps: int) -> None:
+        async with places.taken(1, wait_s=10.0):
+            await steps(num_steps)
+
+    async with nothing_left():
+        for moment in range(12):
+            for first_steps in range(6):
+                places = Places()
+                first = asyncio.create_task(hold(first_steps))
+                await steps(1)
+                going, last = asyncio.create_task(hold(2)), asyncio.create_task(hold(2))
+                await steps(moment)
+                going.cancel()
+                await end(going, again=again)
+                await first
+                await last
+                async with places.taken(1, wait_s=None):
+                    pass

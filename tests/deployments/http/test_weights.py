@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from remora.configs.errors import ConfigError
-from remora.deployments.http.weights import Exchange
-from tests.deployments.fakes import FakeServer, make_client, make_server_config
+from remora.configs.errors import ConfigError, InvalidRequest
+from remora.deployments.http.weights import Exchange, UpdateBody, Weights
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
+from tests.moments import cancelled, nothing_left, steps
 
 PATH = "/update_weights_from_disk"
 
@@ -120,3 +121,31 @@ async def test_it_is_the_operator_s_alone() -> None:
     async with make_client(make_server(Noting())) as client:
         answer = await client.post(PATH, json={"model_path": "/a"}, headers=headers)
     assert answer.status_code == 403
+
+
+async def test_an_update_whose_caller_leaves_at_any_moment_is_whole_or_not_begun() -> None:
+    noting, body = Noting(), UpdateBody(model_path="/a")
+    weights = Weights("first", Exchange(noting.prepare, noting.run))
+    async with nothing_left():
+        for moment in range(8):
+            await cancelled(weights.update(body, FakeEngine()), moment)
+            while weights.num_updates < len(noting.asked):
+                await steps(1)
+            while (await tried(weights, body)) == "update_running":
+                await steps(1)
+    assert weights.num_updates == noting.num_installed == len(noting.asked)
+
+
+async def test_of_two_updates_in_one_step_one_is_refused() -> None:
+    noting, body = Noting(), UpdateBody(model_path="/a")
+    weights = Weights("first", Exchange(noting.prepare, noting.run))
+    found = await asyncio.gather(tried(weights, body), tried(weights, body))
+    assert sorted(found) == ["done", "update_running"]
+
+
+async def tried(weights: Weights, body: UpdateBody) -> str:
+    try:
+        await weights.update(body, FakeEngine())
+    except InvalidRequest as refusal:
+        return str(refusal.code)
+    return "done"

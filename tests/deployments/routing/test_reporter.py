@@ -14,6 +14,7 @@ from remora.deployments.routing.report import MAX_ADAPTERS, Report
 from remora.deployments.routing.reporter import Reporter
 from remora.engine.types import EngineStats
 from tests.deployments.fakes import FakeEngine, make_server_config
+from tests.moments import cancelled, nothing_left
 
 
 @dataclass
@@ -137,3 +138,13 @@ async def test_adapters_are_told_only_where_somebody_routes_by_them() -> None:
 
     assert (await reporter("prefix").stats())["adapters"] == ()
     assert (await reporter("lora").stats())["adapters"] == ("x",)
+
+
+async def test_reports_may_be_asked_for_together_and_given_up_at_any_moment() -> None:
+    async with nothing_left():
+        for moment in range(8):
+            reporter = make_reporter(Engine(cached_pages=b"12345678"))
+            await cancelled(reporter.stats(), moment)
+            first, second = await asyncio.gather(reporter.stats(), reporter.stats())
+            assert first == second
+            assert first["page_hashes"] == b"12345678"
