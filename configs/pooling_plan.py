@@ -36,15 +36,17 @@ def make_pooling_plan(
     *,
     task: Task,
     max_tokens: int | None,
+    head_parameters: int,
 ) -> EnginePlan:
     """Decide everything that depends on model or machine. Raises ConfigError.
 
-    max_tokens:  of a row, as the checkpoint wants it
+    max_tokens:       of a row, as the checkpoint wants it
+    head_parameters:  of the layers behind pooling, which are float32
     """
     _check_alone(config, task)
     engine, written = config.engine, config.engine.model_fields_set
     dtype, device = pick_dtype(config, model), pick_device(config, machine)
-    weight_bytes = model.num_parameters * bytes_of(dtype)
+    weight_bytes = model.num_parameters * bytes_of(dtype) + head_parameters * bytes_of("float32")
     if weight_bytes > machine.available_bytes:
         raise ConfigError(
             f"the weights take {human_bytes(weight_bytes)} in {dtype}, and "

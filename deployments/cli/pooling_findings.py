@@ -33,11 +33,19 @@ def pooling_findings(
     pooling = read_pooling_facts(
         path, task, config.pooling, hidden_size=facts.hidden_size, overrides=overrides
     )
-    plan = make_pooling_plan(config, facts, machine, path, task=task, max_tokens=pooling.max_tokens)
+    plan = make_pooling_plan(
+        config,
+        facts,
+        machine,
+        path,
+        task=task,
+        max_tokens=pooling.max_tokens,
+        head_parameters=pooling.num_parameters,
+    )
     yield "task", f"{task}, whole rows without KV cache, by torch on {plan.device}"
     yield "pooling", ", ".join(pooling.methods)
     what = f"labels: {', '.join(pooling.labels)}" if pooling.labels else "dimensions"
     yield "gives", f"{pooling.size} {what}"
-    size = f"{facts.num_parameters / 1e6:,.1f} million parameters"
+    size = f"{(facts.num_parameters + pooling.num_parameters) / 1e6:,.1f} million parameters"
     yield "memory", f"{human_bytes(plan.weight_bytes)} of weights in {plan.dtype}, {size}"
     yield "context", f"{plan.max_model_len:,} tokens of a row, {plan.max_step_tokens:,} of a step"

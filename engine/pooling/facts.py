@@ -26,6 +26,8 @@ from remora.engine.pooling.scoring import (
 )
 from remora.engine.pooling.stages import Stage, torch_activation
 
+SENTENCES = "config_sentence_transformers.json"
+VECTOR = "sentence_embedding"
 BASE_HEADS = ("Model",)
 CAUSAL = "ForCausalLM"
 YES_NO = "yes_no"  # made of two rows of the head for text
@@ -73,6 +75,11 @@ class PoolingFacts:
     size: int = 0
     dimensions: tuple[int, ...] | None = None
 
+    @property
+    def num_parameters(self) -> int:
+        """Return how many numbers the weights of the layers behind pooling have."""
+        return sum(stage.num_parameters for stage in self.stages)
+
 
 def pooling_task(
     path: Path, wanted: str, overrides: Mapping[str, Any] = NO_OVERRIDES
@@ -112,12 +119,30 @@ def _says(path: Path, raw: RawConfig, architecture: str) -> Task | None:
     if architecture.endswith(REWARD_HEADS):
         return "reward"
     is_sentence_folder = (path / "modules.json").is_file()
+    if is_sentence_folder:
+        _check_kind(path)
     if architecture in ARCHITECTURES and not is_sentence_folder:
         return None  # for text, also GPT2LMHeadModel and ChatGLMModel
     if is_sentence_folder or encoder_architecture(raw) or not architecture.endswith(CAUSAL):
         is_known = architecture.endswith(BASE_HEADS) or encoder_architecture(raw)
         return "embed" if is_sentence_folder or is_known else None
     return None
+
+
+def _check_kind(path: Path) -> None:
+    kind = _read(path / SENTENCES).get("model_type", "SentenceTransformer")
+    if kind == "SentenceTransformer":
+        return
+    fix = "Choose a model that gives one vector for each text."
+    if kind == "CrossEncoder":
+        fix = (
+            "To serve it, remove modules.json and set model.task: rerank, pooling.pair_template, "
+            "pooling.yes_token and pooling.no_token."
+        )
+    raise ConfigError(
+        f"{path / SENTENCES} says model_type {kind!r} of a model without a head for classes; known "
+        f"is SentenceTransformer. {fix}"
+    )
 
 
 def read_pooling_facts(
@@ -143,7 +168,7 @@ def read_pooling_facts(
             prompts={},
         )
     else:
-        facts = _scoring_facts(raw, task, hidden_size)
+        facts = _scoring_facts(path, raw, task, hidden_size)
     facts = replace(
         facts,
         prompts={**facts.prompts, **section.prompts},
@@ -211,7 +236,7 @@ def _sentence_facts(path: Path, raw: RawConfig, hidden_size: int) -> PoolingFact
                     f"{path / 'modules.json'} names a module of the type {kind}; known are "
                     "Transformer, Pooling, Dense, Normalize and Dropout."
                 )
-    said = _read(path / "config_sentence_transformers.json")
+    said = _read(path / SENTENCES)
     length = _read(path / "sentence_bert_config.json").get("max_seq_length")
     prompts = {name: text for name, text in (said.get("prompts") or {}).items() if text is not None}
     return PoolingFacts(
@@ -244,6 +269,12 @@ def _methods(folder: Path, settings: Mapping[str, Any]) -> tuple[Method, ...]:
 
 
 def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) -> Stage:
+    for key in ("module_input_name", "module_output_name"):
+        if settings.get(key, VECTOR) not in (VECTOR, None):
+            raise ConfigError(
+                f"{path / folder} has the {key} {settings[key]!r}; known is {VECTOR!r}: one vector "
+                "of each text, and not one of each token."
+            )
     if settings.get("use_residual") or settings.get("in_features") != inputs:
         raise ConfigError(
             f"{path / folder} must take the {inputs} numbers that come before it, without a "
@@ -263,8 +294,14 @@ def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) ->
     )
 
 
-def _scoring_facts(raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts:
+def _scoring_facts(path: Path, raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts:
     architecture, labels = _architecture(raw), labels_of(raw)
+    said = _read(path / SENTENCES)
+    if said.get("default_prompt_name") is not None:
+        raise ConfigError(
+            f"{path / SENTENCES} puts the prompt {said['default_prompt_name']!r} in front of "
+            "pairs, which is not known of models with a head for classes."
+        )
     method, stages = scoring_layers(raw, architecture, hidden_size)
     if architecture.endswith(REWARD_HEADS):
         labels = labels[:1]
@@ -273,7 +310,7 @@ def _scoring_facts(raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts
         methods=(method,),
         stages=stages,
         normalize=False,
-        activation=score_activation(raw, task, len(labels)),
+        activation=score_activation(raw, task, len(labels), said.get("activation_fn")),
         labels=labels,
         prompts={},
     )

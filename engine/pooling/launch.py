@@ -62,7 +62,15 @@ def build_pooling(
     machine = read_machine_facts(
         devices=(*(f"cuda:{n}" for n in range(torch.cuda.device_count())), "cpu")
     )
-    plan = make_pooling_plan(config, facts, machine, path, task=task, max_tokens=pooling.max_tokens)
+    plan = make_pooling_plan(
+        config,
+        facts,
+        machine,
+        path,
+        task=task,
+        max_tokens=pooling.max_tokens,
+        head_parameters=pooling.num_parameters,
+    )
     tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
     phases = {"read facts and tokenizer": time.perf_counter() - started}
     started = time.perf_counter()

@@ -79,9 +79,12 @@ def _modern_method(raw: RawConfig) -> Method:
     return "mean" if said == "mean" else "cls"
 
 
-def score_activation(raw: RawConfig, task: Task, num_labels: int) -> str:
-    """Return what makes scores of numbers: none, sigmoid or softmax."""
-    said = (raw.get("sentence_transformers") or {}).get("activation_fn")
+def score_activation(raw: RawConfig, task: Task, num_labels: int, said: str | None = None) -> str:
+    """Return what makes scores of numbers: none, sigmoid or softmax.
+
+    said:  what a file of sentence-transformers names; None = nothing
+    """
+    said = said or (raw.get("sentence_transformers") or {}).get("activation_fn")
     said = said or raw.get("sbert_ce_default_activation_function")
     if said is not None:
         return torch_activation(str(said), "config.json")

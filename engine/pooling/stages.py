@@ -36,6 +36,11 @@ class Stage:
     is_norm: bool = False
     eps: float = 1e-5
 
+    @property
+    def num_parameters(self) -> int:
+        """Return how many numbers its weights have."""
+        return self.outputs * ((1 if self.is_norm else self.inputs) + self.bias)
+
 
 def torch_activation(name: str, where: str) -> str:
     """Return the function that a module of torch computes. Raises ConfigError."""

@@ -1,0 +1,67 @@
+"""Folders that sentence-transformers writes: what is read of them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.configs.pooling import PoolingSection
+from remora.engine.pooling.facts import PoolingFacts, pooling_task, read_pooling_facts
+from tests.tiny_embedders import make_tiny_embedding_gemma
+from tests.tiny_encoders import make_tiny_encoder
+
+
+def change(file: Path, **settings: Any) -> None:
+    raw = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**raw, **settings}))
+
+
+def facts_of(path: Path, size: int = 48) -> PoolingFacts:
+    task = pooling_task(path, "auto")
+    assert task is not None
+    return read_pooling_facts(path, task, PoolingSection(), hidden_size=size)
+
+
+def test_a_cross_encoder_says_beside_its_modules_what_makes_its_scores(tmp_path: Path) -> None:
+    make_tiny_encoder(tmp_path, "deberta", classifies=True, num_labels=1)
+    (tmp_path / "modules.json").write_text("[]")
+    assert facts_of(tmp_path).activation == "sigmoid"
+
+    said = tmp_path / "config_sentence_transformers.json"
+    act = "torch.nn.modules.linear.Identity"
+    change(said, model_type="CrossEncoder", activation_fn=act, default_prompt_name=None)
+    facts = facts_of(tmp_path)
+    assert (facts.task, facts.activation, facts.size) == ("rerank", "none", 1)
+
+    change(said, default_prompt_name="query")
+    with pytest.raises(ConfigError, match="puts the prompt 'query' in front"):
+        facts_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
+def test_what_gives_more_or_less_than_a_vector_of_each_text_is_no_embedder(
+    tmp_path: Path, kind: str
+) -> None:
+    make_tiny_embedding_gemma(tmp_path)
+    assert pooling_task(tmp_path, "auto") == "embed"
+    change(tmp_path / "config_sentence_transformers.json", model_type=kind)
+
+    with pytest.raises(ConfigError, match=f"model_type '{kind}'"):
+        pooling_task(tmp_path, "auto")
+
+
+@pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
+def test_layers_for_each_token_are_refused(tmp_path: Path, key: str) -> None:
+    model, _ = make_tiny_embedding_gemma(tmp_path)
+    size = model.config.hidden_size
+    file = tmp_path / "2_Dense" / "config.json"
+    change(file, **{key: "sentence_embedding"})
+    assert facts_of(tmp_path, size).size == 24
+    change(file, **{key: "token_embeddings"})
+
+    with pytest.raises(ConfigError, match=f"{key} 'token_embeddings'"):
+        facts_of(tmp_path, size)
