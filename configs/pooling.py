@@ -53,6 +53,10 @@ class PoolingSection(Section):
     no_token: Name = "no"
     """Its opposite."""
 
+    step_token: Name | None = None
+    """Token that ends a step; a process reward model judges each step there. Default: <extra_0>, as
+    Qwen2.5-Math-PRM has it."""
+
     @model_validator(mode="after")
     def _check_template(self) -> Self:
         missing = [

@@ -43,7 +43,8 @@ def pooling_findings(
         head_parameters=pooling.num_parameters,
     )
     yield "task", f"{task}, whole rows without KV cache, by torch on {plan.device}"
-    yield "pooling", ", ".join(pooling.methods)
+    step = pooling.step_token
+    yield "pooling", ", ".join(pooling.methods) if step is None else f"none, at each {step}"
     what = f"labels: {', '.join(pooling.labels)}" if pooling.labels else "dimensions"
     yield "gives", f"{pooling.size} {what}"
     size = f"{(facts.num_parameters + pooling.num_parameters) / 1e6:,.1f} million parameters"

@@ -104,6 +104,12 @@ async def prepare_classify(served: Served, body: ClassifyBody | EncodeBody, rid:
     facts = facts_of(served, *SCORING)
     if isinstance(body, EncodeBody):
         return await prepare_encode(served, body, rid)
+    if facts.step_token is not None:
+        raise InvalidRequest(
+            "This server's model judges every step and gives no label of the whole; ask /pooling "
+            "or /encode.",
+            code="not_offered",
+        )
     model = (await served.model(body.model)).name
     rows = await _rows(served, body)
 
@@ -135,6 +141,8 @@ async def prepare_pooling(served: Served, body: PoolingBody, rid: str) -> Poolin
             "not_offered",
         )
     rows = await _rows(served, body)
+    if not per_token:
+        _check_steps(facts, rows, "input" if body.messages is None else "messages")
 
     def tell(results: list[FloatArray]) -> dict[str, Any]:
         data = [
@@ -162,6 +170,7 @@ async def prepare_encode(served: Served, body: EncodeBody, rid: str) -> PoolingJ
     param = "input_ids" if body.text is None else "text"
     before = prompt_text(facts, None)
     rows = await rows_of(served, body, given.items, param=param, before=before)
+    _check_steps(facts, rows, param)
 
     def tell(results: list[FloatArray]) -> Any:
         answers = [
@@ -174,6 +183,16 @@ async def prepare_encode(served: Served, body: EncodeBody, rid: str) -> PoolingJ
         return answers[0] if given.is_one else answers
 
     return job_of(rid, body, rows, tell)
+
+
+def _check_steps(facts: PoolingFacts, rows: list[Row], param: str) -> None:
+    """Raise InvalidRequest for a row in which there is nothing to judge."""
+    if facts.step_id is not None and any(facts.step_id not in row.token_ids for row in rows):
+        raise InvalidRequest(
+            f"An entry of {param} has no {facts.step_token}, which ends each step that this model "
+            "judges.",
+            param,
+        )
 
 
 def _pooling_tasks(facts: PoolingFacts) -> tuple[str | None, ...]:

@@ -149,7 +149,7 @@ class _Pairs:
         if self._facts.task != "embed" and len(self._facts.labels) != 1:
             raise InvalidRequest(
                 f"This model has {len(self._facts.labels)} labels, so it gives no score of a pair; "
-                "ask /classify.",
+                f"ask {'/classify' if self._facts.step_token is None else '/pooling'}.",
                 code="not_offered",
             )
         if instruction is not None and (self._facts.task == "embed" or _template(served) is None):

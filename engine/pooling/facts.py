@@ -20,6 +20,8 @@ from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config
 from remora.engine.models.families.reading import RawConfig
 from remora.engine.pooling.scoring import (
     REWARD_HEADS,
+    STEP_HEADS,
+    STEP_TOKEN,
     labels_of,
     score_activation,
     scoring_layers,
@@ -61,6 +63,8 @@ class PoolingFacts:
     prompts:      texts in front of inputs, by name
     size:         of the vector, or numbers that come out
     dimensions:   sizes that vectors may be cut to; () = any, None = they may not be cut
+    step_token:   where the states are that count, each by itself; None = one state of a row counts
+    step_id:      its id, once there is a tokenizer
     """
 
     task: Task
@@ -74,6 +78,8 @@ class PoolingFacts:
     default_prompt: str | None = None
     size: int = 0
     dimensions: tuple[int, ...] | None = None
+    step_token: str | None = None
+    step_id: int | None = None
 
     @property
     def num_parameters(self) -> int:
@@ -116,7 +122,7 @@ def _says(path: Path, raw: RawConfig, architecture: str) -> Task | None:
         if len(labels_of(raw)) > 1:
             return "classify"
         return "rerank" if encoder_architecture(raw) else "reward"
-    if architecture.endswith(REWARD_HEADS):
+    if architecture.endswith((*REWARD_HEADS, *STEP_HEADS)):
         return "reward"
     is_sentence_folder = (path / "modules.json").is_file()
     if is_sentence_folder:
@@ -174,6 +180,7 @@ def read_pooling_facts(
         prompts={**facts.prompts, **section.prompts},
         dimensions=_dimensions(raw, section),
     )
+    facts = _with_step(facts, section)
     if section.method != "auto":
         facts = replace(facts, methods=(section.method,))
     if section.normalize is not None:
@@ -195,6 +202,17 @@ def read_pooling_facts(
             f"{', '.join(facts.prompts) or 'none'}."
         )
     return facts
+
+
+def _with_step(facts: PoolingFacts, section: PoolingSection) -> PoolingFacts:
+    if facts.step_token is None and section.step_token is not None:
+        raise ConfigError("pooling.step_token is for process reward models; leave it out.")
+    if facts.step_token is not None and section.method != "auto":
+        raise ConfigError(
+            f"pooling.method is {section.method}, and a process reward model judges every step; "
+            "leave it at auto."
+        )
+    return replace(facts, step_token=section.step_token or facts.step_token)
 
 
 def _dimensions(raw: RawConfig, section: PoolingSection) -> tuple[int, ...] | None:
@@ -305,12 +323,16 @@ def _scoring_facts(path: Path, raw: RawConfig, task: Task, hidden_size: int) -> 
     method, stages = scoring_layers(raw, architecture, hidden_size)
     if architecture.endswith(REWARD_HEADS):
         labels = labels[:1]
+    judges_steps = architecture.endswith(STEP_HEADS)
     return PoolingFacts(
         task=task,
         methods=(method,),
         stages=stages,
         normalize=False,
-        activation=score_activation(raw, task, len(labels), said.get("activation_fn")),
+        activation="softmax"
+        if judges_steps
+        else score_activation(raw, task, len(labels), said.get("activation_fn")),
+        step_token=STEP_TOKEN if judges_steps else None,
         labels=labels,
         prompts={},
     )

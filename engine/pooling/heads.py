@@ -65,7 +65,10 @@ class Head:
 
     def __call__(self, hidden: Tensor, rows: RowBatch) -> Tensor:
         """Return the numbers [num_rows, size] of each row, in float32."""
-        pooled = torch.cat([pool(hidden, rows, method) for method in self.methods], dim=1)
+        return self.behind(torch.cat([pool(hidden, rows, way) for way in self.methods], dim=1))
+
+    def behind(self, pooled: Tensor) -> Tensor:
+        """Return what the layers behind pooling make [n, size] of states [n, inputs] in float32."""
         for stage in self.stages:
             pooled = stage(pooled)
         return pooled

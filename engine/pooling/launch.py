@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -72,6 +72,9 @@ def build_pooling(
         head_parameters=pooling.num_parameters,
     )
     tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
+    if pooling.step_token is not None:
+        step_id = _token(tokenizer, "step_token", pooling.step_token)
+        pooling = replace(pooling, step_id=step_id)
     phases = {"read facts and tokenizer": time.perf_counter() - started}
     started = time.perf_counter()
     torch.set_num_threads(plan.num_threads)
@@ -108,17 +111,20 @@ def _yes_no(
     """Return the tokens that a generating reranker says. Raises ConfigError."""
     if not any(stage.name == YES_NO for stage in pooling.stages):
         return None
-    found = []
-    for key in ("yes_token", "no_token"):
-        text = getattr(config.pooling, key)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) != 1:
-            raise ConfigError(
-                f"pooling.{key} is {text!r}, which is {len(ids)} tokens of this model; it must be "
-                "one."
-            )
-        found += ids
-    return found[0], found[1]
+    section = config.pooling
+    return (
+        _token(tokenizer, "yes_token", section.yes_token),
+        _token(tokenizer, "no_token", section.no_token),
+    )
+
+
+def _token(tokenizer: Tokenizer, key: str, text: str) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        raise ConfigError(
+            f"pooling.{key} is {text!r}, which is {len(ids)} tokens of this model; it must be one."
+        )
+    return ids[0]
 
 
 def _warm_up(model: PoolingModel, plan: EnginePlan) -> None:

@@ -31,7 +31,7 @@ from remora.engine.pooling.facts import (
 )
 from remora.engine.pooling.heads import Head
 from remora.engine.pooling.model import DecoderStates, PoolingModel
-from remora.engine.pooling.scoring import REWARD_HEADS
+from remora.engine.pooling.scoring import REWARD_HEADS, STEP_HEADS
 from remora.engine.protocols import WeightSource
 from remora.engine.weights import renaming
 from remora.engine.weights.dummy import DummyWeights
@@ -109,7 +109,7 @@ def parse_decoder(raw: RawConfig) -> DecoderConfig:
     """Understand a decoder's config whatever head stands on it; the head for text is left out."""
     architecture = str((raw.get("architectures") or ["none"])[0])
     base = architecture
-    for head in (*REWARD_HEADS, CLASSIFIER, *BASE_HEADS):
+    for head in (*STEP_HEADS, *REWARD_HEADS, CLASSIFIER, *BASE_HEADS):
         base = base.removesuffix(head)
     base = BASES.get(base, base)
     known = base if base.endswith(CAUSAL) else base + CAUSAL
@@ -169,7 +169,7 @@ def load_pooling_model(
         rows = _output_rows(states, source, is_tied=bool(raw.get("tie_word_embeddings")))
         compared.fill((rows[yes_no[0]].float() - rows[yes_no[1]].float()).unsqueeze(0))
     states.pack()
-    return PoolingModel(states, head, device=device)
+    return PoolingModel(states, head, device=device, step_id=facts.step_id)
 
 
 def _build_states(raw: RawConfig, dtype: torch.dtype, device: str) -> EncoderModel | DecoderStates:

@@ -67,20 +67,35 @@ class DecoderStates:
 class PoolingModel:
     """Hidden states and what becomes of them. Several threads may use it.
 
-    device:  where it computes
+    device:   where it computes
+    step_id:  token whose states count, each by itself; None = one state of a row counts
     """
 
-    def __init__(self, states: States, head: Head, *, device: str) -> None:
+    def __init__(
+        self, states: States, head: Head, *, device: str, step_id: int | None = None
+    ) -> None:
         self._states = states
         self._head = head
         self._device = device
+        self._step_id = step_id
 
     @torch.inference_mode()
-    def __call__(self, rows: Sequence[Row]) -> FloatArray:
-        """Return the numbers [num_rows, size] of each row, in float32."""
+    def __call__(self, rows: Sequence[Row]) -> FloatArray | list[FloatArray]:
+        """Return the numbers [num_rows, size] of each row, in float32.
+
+        With a `step_id` those [num_steps, size] of each, as many as it has such tokens.
+        """
         batch = make_rows(rows, device=self._device)
+        if self._step_id is not None:
+            return self._steps(batch, self._step_id)
         numbers: FloatArray = self._head(self._states.forward(batch), batch).cpu().numpy()
         return numbers
+
+    def _steps(self, batch: RowBatch, step_id: int) -> list[FloatArray]:
+        is_step = batch.token_ids == step_id
+        numbers = self._head.behind(self._states.forward(batch)[is_step].float())
+        counts = [int(part.sum()) for part in torch.split(is_step, list(batch.lengths))]
+        return [part.cpu().numpy() for part in torch.split(numbers, counts)]
 
     @torch.inference_mode()
     def hidden(self, row: Row) -> FloatArray:

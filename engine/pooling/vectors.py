@@ -18,13 +18,13 @@ def vector_of(numbers: FloatArray, *, normalize: bool, dimensions: int | None = 
 
 
 def scores_of(numbers: FloatArray, activation: str) -> FloatArray:
-    """Return what the numbers of a classifier mean."""
+    """Return what the numbers of a classifier mean: [size], or [n, size] of each by itself."""
     values = numbers.astype(np.float64)
     if activation == "sigmoid":
         values = np.where(
             values >= 0, 1 / (1 + np.exp(-np.abs(values))), 1 - 1 / (1 + np.exp(-np.abs(values)))
         )
     elif activation == "softmax":
-        values = np.exp(values - values.max())
-        values /= values.sum()
+        values = np.exp(values - values.max(axis=-1, keepdims=True))
+        values /= values.sum(axis=-1, keepdims=True)
     return values.astype(np.float32)

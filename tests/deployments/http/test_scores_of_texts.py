@@ -18,7 +18,9 @@ from transformers import (
     Qwen3Model,
 )
 
+from remora.configs.errors import ConfigError
 from tests.deployments.pooling_replica import replica
+from tests.engine.pooling.test_rewards import save_process_rewards
 from tests.tiny_encoders import make_framing_tokenizer, make_tiny_encoder, randomise
 from tests.tiny_models import COMMON, make_tiny_tokenizer
 
@@ -184,6 +186,36 @@ async def test_reward_models_read_conversations(
     assert pooled["data"] == pytest.approx([wanted], abs=2e-4)
     assert native["embedding"] == pytest.approx([wanted], abs=2e-4)
     assert several[0]["embedding"] == pytest.approx([wanted], abs=2e-4)
+
+
+@pytest.mark.observes("pooling.step_token")
+async def test_process_rewards_are_given_for_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = save_process_rewards(tmp_path)
+    make_tiny_tokenizer().save_pretrained(tmp_path)
+    step = "<|im_end|>"
+    text = f"The fox{step} jumps over{step} the lazy dog{step}"
+    ids = make_tiny_tokenizer()(text)["input_ids"]
+    rewards = wanted(ids, 2)
+    async with replica(tmp_path, monkeypatch, pooling={"step_token": step}) as (client, _):
+        pooled = (await post(client, "/pooling", input=[text, f"A fox{step}"]))["data"]
+        states = (await post(client, "/pooling", input=text, task="token_embed"))["data"]
+        native = await post(client, "/encode", input_ids=ids)
+        missing = await client.post("/pooling", json={"input": "The fox"})
+        labels = await client.post("/classify", json={"input": text})
+        pair = await client.post("/score", json={"text_1": "a", "text_2": "b"})
+    assert len(rewards) == 3
+    assert np.array(pooled[0]["data"]) == pytest.approx(rewards.numpy(), abs=1e-5)
+    assert np.array(native["embedding"]) == pytest.approx(rewards.numpy(), abs=1e-5)
+    assert np.shape(pooled[1]["data"]) == (1, 2)
+    assert np.shape(states[0]["data"]) == (len(ids), COMMON["hidden_size"])
+    assert f"has no {step}" in missing.json()["error"]["message"]
+    assert "ask /pooling" in labels.json()["error"]["message"]
+    assert "ask /pooling" in pair.json()["error"]["message"]
+    with pytest.raises(ConfigError, match=r"pooling\.step_token is '<extra_0>', which is"):
+        async with replica(tmp_path, monkeypatch):
+            pass
 
 
 @pytest.mark.observes("model.task")

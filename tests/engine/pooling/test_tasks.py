@@ -49,6 +49,7 @@ def test_encoders_embed(tmp_path: Path, architecture: str) -> None:
         ("LlamaForSequenceClassification", 4, "classify"),
         ("Qwen2ForRewardModel", 2, "reward"),
         ("InternLM2ForRewardModel", 2, "reward"),
+        ("Qwen2ForProcessRewardModel", 2, "reward"),
     ],
 )
 def test_heads_say_what_a_model_is_for(
