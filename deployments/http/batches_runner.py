@@ -12,10 +12,10 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from remora.configs.errors import CapacityError, EngineError, RequestTimedOut
 from remora.deployments.http.batches import Batch, BatchStore
@@ -30,6 +30,9 @@ TICK_S = 0.05  # how often it looks for room
 SAVE_S = 1.0  # how often progress is written
 RETRY_S, ENGINE_RETRY_S = 10.0, 1.0
 LOWEST_PRIORITY = -(2**31) + 1
+
+ParamsT = ParamSpec("ParamsT")
+ResultT = TypeVar("ResultT")
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +91,7 @@ class _Run:
             await self._stop()
         if ending == "expired":
             lines = (*self._running.values(), *self._pending)
-            await asyncio.to_thread(self._results.append, [_expired(line) for line in lines])
+            await _on_disk(self._results.append, [_expired(line) for line in lines])
         await self._end(ending)
 
     async def _read_input(self) -> Input | None:
@@ -96,33 +99,31 @@ class _Run:
         path = self._store.files.data_path(batch.input_file_id)
         max_bytes = self._served.config.api.max_body_bytes
         try:
-            given = await asyncio.to_thread(
-                read_input, path, batch.endpoint, max_line_bytes=max_bytes
-            )
+            given = await _on_disk(read_input, path, batch.endpoint, max_line_bytes=max_bytes)
             faults = given.faults
         except FileNotFoundError:
             faults = ({"code": "file_not_found", "message": "The input file has been deleted."},)
         if faults:
             batch.errors = list(faults)
             batch.become("failed")
-            await asyncio.to_thread(self._store.save, batch)
+            await _on_disk(self._store.save, batch)
             return None
         batch.total = len(given.lines)
         if batch.status == "validating":
             batch.become("in_progress")
-        await asyncio.to_thread(self._store.save, batch)
-        done = await asyncio.to_thread(self._results.resume)
+        await _on_disk(self._store.save, batch)
+        done = await _on_disk(self._results.resume)
         self._pending.extend(line for line in given.lines if line.custom_id not in done)
         return given
 
     async def _run_lines(self, given: Input) -> str:
         """Run what is left; returns how it ended."""
-        starts = await asyncio.to_thread(self._results.starts)
+        starts = await _on_disk(self._results.starts)
         stuck = [line for line in self._pending if starts[line.number] >= MAX_STARTS]
-        await asyncio.to_thread(self._results.append, [_given_up(line) for line in stuck])
+        await _on_disk(self._results.append, [_given_up(line) for line in stuck])
         self._pending = deque(line for line in self._pending if line not in set(stuck))
         while self._pending or self._running:
-            if await asyncio.to_thread(self._store.is_cancelled, self._batch.id):
+            if await _on_disk(self._store.is_cancelled, self._batch.id):
                 return "cancelled"
             if time.time() >= self._batch.expires_at:
                 return "expired"
@@ -144,7 +145,7 @@ class _Run:
         if stats.num_waiting or room <= 0 or not self._pending:
             return
         lines = [self._pending.popleft() for _ in range(min(room, len(self._pending)))]
-        await asyncio.to_thread(self._results.note_starts, lines)
+        await _on_disk(self._results.note_starts, lines)
         for line in lines:
             self._running[asyncio.create_task(self._answer(given, line))] = line
 
@@ -153,7 +154,7 @@ class _Run:
         ended = [task for task in self._running if task.done()]
         if not ended:
             return
-        await asyncio.to_thread(self._results.append, [task.result() for task in ended])
+        await _on_disk(self._results.append, [task.result() for task in ended])
         for task in ended:
             del self._running[task]
         if time.monotonic() - self._saved_at > SAVE_S:
@@ -163,7 +164,7 @@ class _Run:
         self._batch.completed = self._results.num_completed
         self._batch.failed = self._results.num_failed
         self._batch.usage = self._results.usage.show()
-        await asyncio.to_thread(self._store.save, self._batch)
+        await _on_disk(self._store.save, self._batch)
         self._saved_at = time.monotonic()
 
     async def _stop(self) -> None:
@@ -184,7 +185,7 @@ class _Run:
         ):
             if num:
                 name = f"{batch.id}_{kind}.jsonl"
-                await asyncio.to_thread(
+                await _on_disk(
                     files.publish, file_id, filename=name, purpose="batch_output", owner=batch.owner
                 )
         batch.become(status)
@@ -224,6 +225,25 @@ class _Run:
                 if failures == MAX_STARTS:
                     raise
                 await asyncio.sleep(ENGINE_RETRY_S)
+
+
+async def _on_disk(
+    work: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
+) -> ResultT:
+    """Do something with a batch's files, in a thread; cancelled, wait for its end all the same.
+
+    The batch's lock goes after that: whoever takes it up finds files that nobody else writes.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    is_cancelled = False
+    while not working.done():
+        try:
+            await asyncio.wait({working})
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError from working.exception()
+    return working.result()
 
 
 def _result(line: Line, rid: str, status: int, body: Mapping[str, Any]) -> Result:

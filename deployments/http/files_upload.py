@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.datastructures import UploadFile
@@ -34,16 +35,15 @@ async def read_upload(request: Request) -> Upload:
         raise HTTPException(415, "The content type must be multipart/form-data.")
     if declares_more_than(request, MAX_UPLOAD_BYTES):
         raise too_large(MAX_UPLOAD_BYTES)
-    parser = MultiPartParser(
-        request.headers,
-        _limited(request),
-        max_files=1,
-        max_fields=MAX_FIELDS,
-        max_part_size=MAX_FIELD_BYTES,
-    )
     try:
-        async with asyncio.timeout(UPLOAD_TIMEOUT_S):
-            form = await parser.parse()
+        async with asyncio.timeout(UPLOAD_TIMEOUT_S), aclosing(_limited(request)) as stream:
+            form = await MultiPartParser(
+                request.headers,
+                stream,
+                max_files=1,
+                max_fields=MAX_FIELDS,
+                max_part_size=MAX_FIELD_BYTES,
+            ).parse()
     except MultiPartException as error:
         raise InvalidRequest(
             f"The form is malformed: {error.message}", code="invalid_form"
@@ -62,8 +62,9 @@ async def read_upload(request: Request) -> Upload:
 
 async def _limited(request: Request) -> AsyncGenerator[bytes, None]:
     num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > MAX_UPLOAD_BYTES:
-            raise too_large(MAX_UPLOAD_BYTES)
-        yield chunk
+    async with aclosing(request.stream()) as stream:
+        async for chunk in stream:
+            num_bytes += len(chunk)
+            if num_bytes > MAX_UPLOAD_BYTES:
+                raise too_large(MAX_UPLOAD_BYTES)
+            yield chunk

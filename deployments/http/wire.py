@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import aclosing
 from typing import Any
 
 import orjson
@@ -106,8 +107,8 @@ async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> byte
         raise too_large(max_bytes)
     body = bytearray()
     try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in request.stream():
+        async with asyncio.timeout(timeout_s), aclosing(request.stream()) as stream:
+            async for chunk in stream:
                 body += chunk
                 if len(body) > max_bytes:
                     raise too_large(max_bytes)

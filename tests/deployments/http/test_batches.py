@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -20,9 +22,11 @@ from remora.deployments.http import batches, batches_runner, files, files_upload
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.auth import Access, Keys
 from remora.deployments.http.batches import BatchStore
+from remora.deployments.http.batches_results import Result, Results
 from remora.deployments.http.batches_runner import LOWEST_PRIORITY, BatchRunner
 from remora.deployments.http.served import Served
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config, make_plan
+from tests.moments import cancelled, end, nothing_left, steps
 
 URL = "/v1/chat/completions"
 
@@ -544,3 +548,98 @@ async def test_batches_are_listed_in_pages(tmp_path: Path, monkeypatch: pytest.M
         everything = [batch.id async for batch in client.batches.list(limit=2)]
     assert first.has_more
     assert everything == made[::-1]
+
+
+async def test_a_run_that_is_cancelled_holds_the_batch_until_nobody_writes_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    append = Results.append
+
+    def slow(results: Results, new: list[Result]) -> None:
+        if new:
+            begun.set()
+            may_end.wait(10)
+        append(results, new)
+
+    monkeypatch.setattr(Results, "append", slow)
+    server = make_server(tmp_path)
+    async with opened(server) as client:
+        made = await start(client, make_line("one"))
+        runner, store = make_runner(server)
+        running = asyncio.create_task(runner.run_next())
+        await asyncio.to_thread(begun.wait, 10)
+        for _ in range(3):
+            running.cancel()
+            await steps(5)
+            with store.claim(made.id) as batch:
+                assert batch is None
+        may_end.set()
+        await end(running)
+        with store.claim(made.id) as batch:
+            assert batch is not None
+
+
+async def test_a_run_that_is_cancelled_at_any_moment_is_ended_by_the_next(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    names = {"one", "two", "three"}
+    async with opened(server) as client, nothing_left():
+        for moment in range(0, 300, 19):
+            made = await start(client, *map(make_line, names))
+            runner, store = make_runner(server)
+            await cancelled(runner.run_next(), moment)
+            assert server.client.running == set()
+            with store.claim(made.id) as batch:
+                has_ended = batch is None
+            assert await runner.run_next() is not has_ended
+            done = await client.batches.retrieve(made.id)
+            content = await client.files.content(str(done.output_file_id))
+            found = [json.loads(line)["custom_id"] for line in content.text.splitlines()]
+            assert sorted(found) == sorted(names)
+            assert done.status == "completed"
+
+
+class Form:
+    """A form that comes in pieces."""
+
+    def __init__(self) -> None:
+        head = 'Content-Disposition: form-data; name="'
+        file = head + 'file"; filename="x"\r\n\r\n0123456789'
+        form = f'--b\r\n{file}\r\n--b\r\n{head}purpose"\r\n\r\nbatch\r\n--b--\r\n'.encode()
+        self._pieces = [form[:70], form[70:-20], form[-20:]]
+
+    async def receive(self) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        piece = self._pieces.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": bool(self._pieces)}
+
+    async def send(self, message: Any) -> None:
+        pass
+
+
+async def test_an_upload_that_is_cancelled_at_any_moment_is_whole_or_gone(tmp_path: Path) -> None:
+    server = make_server(tmp_path)
+    app = build_http_app(Served.over(server), access=lambda: Access(is_local=True))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/files",
+        "query_string": b"",
+        "headers": [(b"content-type", b"multipart/form-data; boundary=b")],
+    }
+    async with nothing_left():
+        for moment in range(40):
+            form = Form()
+            await cancelled(app(dict(scope), form.receive, form.send), moment)
+    # Threads that had begun to copy end by themselves.
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+    kept = BatchStore(tmp_path).files.seen_by(None)
+    assert all(file.bytes == 10 for file in kept)
+    names = {file.id for file in kept}
+    assert {path.stem for path in (tmp_path / "files").iterdir()} == names
+    assert not any(str(tmp_path) in os.readlink(path) for path in open_paths())
+
+
+def open_paths() -> list[Path]:
+    return [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]

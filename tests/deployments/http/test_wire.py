@@ -9,8 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
+from remora.deployments.http import files_upload
 from remora.deployments.http.errors import log_error
 from remora.deployments.http.wire import read_bytes
+from tests.moments import nothing_left
 
 
 async def test_a_client_that_leaves_while_it_sends_is_no_fault_of_ours(
@@ -31,3 +33,24 @@ async def test_a_client_that_leaves_while_it_sends_is_no_fault_of_ours(
 
     assert caught.value.status_code == 499
     assert caplog.records == []
+
+
+async def receive_much() -> Message:
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+    return {"type": "http.request", "body": part, "more_body": True}
+
+
+async def test_a_body_that_is_refused_amid_it_is_read_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files_upload, "MAX_UPLOAD_BYTES", 100)
+    headers = [(b"content-type", b"multipart/form-data; boundary=b")]
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers}
+    async with nothing_left():
+        for reading in (
+            read_bytes(Request(scope, receive_much), 100, 5.0),
+            files_upload.read_upload(Request(scope, receive_much)),
+        ):
+            with pytest.raises(HTTPException) as caught:
+                await reading
+            assert caught.value.status_code == 413
