@@ -24,6 +24,9 @@ from transformers import (
     ElectraConfig,
     ElectraForSequenceClassification,
     ElectraModel,
+    GteConfig,
+    GteForSequenceClassification,
+    GteModel,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     ModernBertModel,
@@ -90,6 +93,7 @@ ENCODERS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
             "type_vocab_size": 2,
         },
     ),
+    "gte": (GteConfig, GteModel, {"type_vocab_size": 1}),
     "nomic": (NomicBertConfig, NomicBertModel, {}),
     "modernbert": (ModernBertConfig, ModernBertModel, MODERN),
 }
@@ -102,6 +106,7 @@ CLASSIFIERS: Mapping[str, tuple[type, type, Mapping[str, Any]]] = {
     "electra": (ElectraConfig, ElectraForSequenceClassification, {"embedding_size": 16}),
     "albert": (AlbertConfig, AlbertForSequenceClassification, {"embedding_size": 16}),
     "deberta": (DebertaV2Config, DebertaV2ForSequenceClassification, DEBERTA),
+    "gte": (GteConfig, GteForSequenceClassification, {"type_vocab_size": 0}),
     "modernbert": (ModernBertConfig, ModernBertForSequenceClassification, MODERN),
     "modernbert-mean": (
         ModernBertConfig,

@@ -23,6 +23,8 @@ FAMILIES: Mapping[str, Parse] = {
     "Albert": bert.parse_albert,
     "DebertaV2": deberta.parse_deberta,
     "NomicBert": rotary.parse_nomic,
+    "New": rotary.parse_gte,
+    "Gte": rotary.parse_gte,
     "ModernBert": rotary.parse_modern,
 }
 ENCODERS: Mapping[str, Parse] = {

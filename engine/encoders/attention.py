@@ -32,7 +32,7 @@ class BatchAttention:
         self._config = config
         self._rows = rows
         self._turns = {
-            theta: _turns(rows.positions, config.head_dim, theta, dtype)
+            theta: _turns(rows.positions / config.rope_factor, config.head_dim, theta, dtype)
             for theta in set(config.rope_thetas)
         }
         self._scale = None if distances is None else distances.scale
@@ -56,7 +56,7 @@ class BatchAttention:
 def _turns(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [T, dim / 2]."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float32, device=positions.device) / dim
-    angles = positions.float().unsqueeze(1) / theta**exponents
+    angles = positions.unsqueeze(1) / theta**exponents
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 

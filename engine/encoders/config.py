@@ -21,7 +21,8 @@ class EncoderNames:
     prefixes:     what may stand before all names, where a head is beside the encoder
     layer:        with {} for its number, unless all layers are one
     positions, types, final_norm:  None = there is none
-    up:           first what is activated, then, in a gated layer, what it is multiplied by
+    up:           first what is activated, then, in a gated layer, what it is multiplied by; where
+                  one tensor holds both, `activates_last` may say that it is the other way round
     projection:   from the size of embeddings to that of states; None = they are the same
     distances:    the table of distances between tokens, and the norm of its entries
     """
@@ -80,12 +81,15 @@ class EncoderConfig:
     max_position:     most tokens of a row
     position_offset:  entry of the table that the first position has
     rope_thetas:      [num_layers] base of each layer's rotation; () = nothing rotates
+    rope_factor:      by which all rotation is slower
     windows:          [num_layers] how far to each side a token sees; None = all of its row
     distances:        what scores get for how far tokens are apart; None = nothing
     one_layer:        whether all layers have the same weights
     norms_first:      whether a norm stands before what it belongs to, and not after the sum
     skips_first_norm: whether the first layer's attention has no norm of its own
     is_gated:         whether the feed-forward layer multiplies two projections
+    activates_last:   whether of these the second is activated
+    down_bias:        of the projection back; None = as `mlp_bias`, that of those before
     """
 
     architecture: str
@@ -102,6 +106,7 @@ class EncoderConfig:
     position_offset: int = 0
     num_types: int = 0
     rope_thetas: tuple[float, ...] = ()
+    rope_factor: float = 1.0
     windows: tuple[int | None, ...] = ()
     distances: DistanceBias | Disentangled | None = None
     one_layer: bool = False
@@ -109,8 +114,10 @@ class EncoderConfig:
     skips_first_norm: bool = False
     norm_bias: bool = True
     is_gated: bool = False
+    activates_last: bool = False
     attention_bias: bool = True
     mlp_bias: bool = True
+    down_bias: bool | None = None
 
     @property
     def head_dim(self) -> int:

@@ -44,10 +44,11 @@ class EncoderLayer:
             eps, bias = config.norm_eps, config.norm_bias
             return LayerNorm(size, eps=eps, bias=bias, dtype=dtype, device=device)
 
+        down_bias = config.mlp_bias if config.down_bias is None else config.down_bias
         self.qkv = linear(size, names.qkv, 3 * size, config.attention_bias)
         self.out = linear(size, (names.out,), size, config.attention_bias)
         self.up = linear(size, names.up, inner * (1 + config.is_gated), config.mlp_bias)
-        self.down = linear(inner, (names.down,), size, config.mlp_bias)
+        self.down = linear(inner, (names.down,), size, down_bias)
         has_norm = layer > 0 or not config.skips_first_norm
         self.attention_norm = norm() if has_norm else None
         self.mlp_norm = norm()
@@ -74,6 +75,8 @@ class EncoderLayer:
         if not self.config.is_gated:
             return self.down(self.activate(inner))
         shown, gate = inner.chunk(2, dim=-1)
+        if self.config.activates_last:
+            shown, gate = gate, shown
         return self.down(self.activate(shown).mul_(gate))
 
     def pack(self) -> None:

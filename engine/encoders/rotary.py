@@ -1,10 +1,17 @@
-"""NomicBERT and ModernBERT: encoders whose queries and keys are rotated, with gated layers."""
+"""NomicBERT, GTE and ModernBERT: encoders whose queries and keys are rotated, with gated layers."""
 
 from __future__ import annotations
 
 from remora.configs.errors import ConfigError
 from remora.engine.encoders.config import EncoderConfig, EncoderNames, read_sizes
-from remora.engine.models.families.reading import RawConfig, activation, positive, renamed
+from remora.engine.models.families.reading import (
+    RawConfig,
+    activation,
+    number,
+    positive,
+    refuse,
+    renamed,
+)
 
 _NOMIC = EncoderNames(
     prefixes=("nomic_bert.", "bert."),
@@ -18,6 +25,19 @@ _NOMIC = EncoderNames(
     up=("mlp.fc12", "mlp.fc11"),
     down="mlp.fc2",
     mlp_norm="norm2",
+)
+_GTE = EncoderNames(
+    prefixes=("new.", "gte."),
+    words="embeddings.word_embeddings",
+    types="embeddings.token_type_embeddings",
+    embedding_norm="embeddings.LayerNorm",
+    layer="encoder.layer.{}.",
+    qkv=("attention.qkv_proj",),
+    out="attention.o_proj",
+    attention_norm="attn_ln",
+    up=("mlp.up_gate_proj",),
+    down="mlp.down_proj",
+    mlp_norm="mlp_ln",
 )
 _MODERN = EncoderNames(
     prefixes=("model.",),
@@ -79,6 +99,56 @@ def parse_nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
         names=_NOMIC,
         **sizes,
     )
+
+
+def parse_gte(architecture: str, raw: RawConfig) -> EncoderConfig:
+    """GTE, as it was published (New) and as transformers has it (Gte)."""
+    for key, plain in (
+        ("position_embedding_type", "rope"),
+        ("layer_norm_type", "layer_norm"),
+        ("pack_qkv", True),
+        ("logn_attention_scale", False),
+    ):
+        refuse(raw, key, plain, f"and only {plain!r} is known")
+    usual = 10_000.0 if architecture.startswith("New") else 160_000.0
+    sizes = read_sizes(raw)
+    theta, factor = _gte_rotation(raw, usual, sizes["hidden_size"] // sizes["num_heads"])
+    return EncoderConfig(
+        architecture=architecture,
+        activation=activation(raw, "hidden_act", "gelu"),
+        norm_eps=number(raw, "layer_norm_eps", 1e-12),
+        num_types=int(number(raw, "type_vocab_size", 1)),
+        max_position=positive(raw, "max_position_embeddings"),
+        rope_thetas=(theta,) * sizes["num_layers"],
+        rope_factor=factor,
+        is_gated=True,
+        activates_last=True,
+        mlp_bias=False,
+        down_bias=True,
+        names=_GTE,
+        **sizes,
+    )
+
+
+def _gte_rotation(raw: RawConfig, usual: float, dim: int) -> tuple[float, float]:
+    """Return base and factor. `ntk` slows the fastest turn, too: https://kexue.fm/archives/9706."""
+    settings = raw.get("rope_parameters") or {
+        "rope_theta": raw.get("rope_theta"),
+        **(raw.get("rope_scaling") or {}),
+    }
+    theta = number(settings, "rope_theta", usual)
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    if kind == "default":
+        return theta, 1.0
+    factor = number(settings, "factor", 1.0)
+    if kind == "linear":
+        return theta, factor
+    if kind != "ntk" or settings.get("mixed_b") is not None:
+        raise ConfigError(
+            f"config.json scales rotation by {dict(settings)}; known are the types default, linear "
+            "and ntk without mixed_b."
+        )
+    return theta * factor, factor ** (2 / dim)
 
 
 def parse_modern(architecture: str, raw: RawConfig) -> EncoderConfig:

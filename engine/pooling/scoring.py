@@ -112,6 +112,8 @@ _ROBERTA = _two_layers("classifier.dense", last="classifier.out_proj")
 HEADS: Mapping[str, Callable[[RawConfig, int, int], Layers]] = {
     "Bert": _BERT,
     "NomicBert": _BERT,
+    "New": _BERT,
+    "Gte": _BERT,
     "Albert": _two_layers("pooler"),
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,

@@ -110,6 +110,31 @@ def test_norms_may_have_the_names_of_the_first_checkpoints(tmp_path: Path) -> No
     assert load(tmp_path)(rows) == pytest.approx(wanted)
 
 
+def test_gte_is_the_same_in_its_first_words(tmp_path: Path) -> None:
+    theta, factor, dim = 20_000.0, 8.0, 12
+    slower = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
+    oracle = make_tiny_encoder(tmp_path, "gte", rope_parameters=slower, type_vocab_size=1)
+    file = tmp_path / "config.json"
+    raw = json.loads(file.read_text()) | {
+        "architectures": ["NewModel"],
+        "model_type": "new",
+        "rope_theta": theta,
+        "rope_scaling": {"factor": factor, "type": "ntk"},
+    }
+    del raw["rope_parameters"]
+    file.write_text(json.dumps(raw))
+    model = load(tmp_path)
+    for row in rows_of((1, 300)):
+        with torch.inference_mode():
+            wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
+        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-5)
+    for key, value in (("logn_attention_scale", True), ("pack_qkv", False)):
+        with pytest.raises(ConfigError, match=key):
+            parse_encoder({**raw, key: value})
+    with pytest.raises(ConfigError, match="scales rotation by"):
+        parse_encoder({**raw, "rope_scaling": {"factor": 8.0, "type": "ntk", "mixed_b": 0.5}})
+
+
 def test_every_family_of_encoders_has_a_head_for_scores() -> None:
     assert HEADS.keys() == FAMILIES.keys()
 
