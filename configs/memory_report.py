@@ -73,6 +73,9 @@ def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
         tokens = (stream + max(stream, made)) * _FLOAT + int(
             normal * normal_bytes + (context + gated + normal) * written_bytes
         )
+        if model.experts_per_token:  # what routers read; and rows for each expert, in and out
+            of_expert = int(normal * normal_bytes) + stream * _FLOAT
+            tokens += stream * _FLOAT + model.experts_per_token * of_expert
         logits = _whole_panels(model.vocab_size) * _FLOAT + int(normal * normal_bytes)
         return plan.max_step_tokens * tokens + rows * logits + angles // 2
     item = 2 if plan.dtype in ("bfloat16", "float16") else _FLOAT

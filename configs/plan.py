@@ -60,6 +60,7 @@ class ModelFacts:
     copied_parameters:      of a layer, at most: those that every rank which shares it holds, beside
                             norms and projections to K and V
     gated:                  whether feed-forward layers have a gate beside what they project up
+    experts_per_token:      how many experts a token goes through in a layer; 0 = there are none
     kv_vectors:             what each KV head keeps of a token: K and V, or 1 latent that is both
     fingerprint:            which differs between checkpoints of one shape
     windows:                [num_layers] sliding window of each layer in tokens, None = all
@@ -85,6 +86,7 @@ class ModelFacts:
     layer_parameters: tuple[int, ...] = ()
     copied_parameters: int = 0
     gated: bool = True
+    experts_per_token: int = 0
     kv_vectors: int = 2
     fingerprint: str = ""
     windows: tuple[int | None, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remora.engine.models.config import DecoderConfig, MLPConfig
+from remora.engine.models.config import DecoderConfig, ExpertsConfig
 
 
 def not_covered(config: DecoderConfig) -> list[str]:
@@ -19,11 +19,10 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
         yield "factors on what blocks add, where something reads or makes the stream without a norm"
     if any(layer.chunked for layer in config.layers):
         yield "attention in chunks"
-    if attention.sinks:
-        yield "attention sinks"
-    if attention.alibi is not None:
-        yield "ALiBi"
     if attention.latent is not None:
         yield "latent attention"
-    if any(not isinstance(layer.mlp, MLPConfig) for layer in config.layers):
-        yield "experts"
+    experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
+    if any(each.weighs_inputs for each in experts):
+        yield "weights on what experts read"
+    if experts and (block.parallel or block.mlp_norm is None or block.mlp_out_norm is not None):
+        yield "experts beside attention, or without a norm before them alone"

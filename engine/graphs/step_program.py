@@ -18,16 +18,19 @@ from torch import Tensor
 
 from remora.configs.window_plan import WindowRoom
 from remora.engine.graphs import step_norms
+from remora.engine.graphs.operands import Operand, allocate_floats
+from remora.engine.graphs.step_experts import ExpertSteps
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.layers.attention import SelfAttention, growth_factors
+from remora.engine.layers.experts import Experts
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.mlp import MLP
 from remora.engine.layers.norm import Norm
-from remora.engine.models.config import ExpertsConfig, MLPConfig
+from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
-from remora.kernels.cpu.library import PANEL, Activation, Epilogue, Format, Team
+from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
 from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
@@ -164,6 +167,7 @@ class StepProgramBuilder:
             else torch.from_numpy(table.window_tables),
         )
         self._program = Program(team, batch)
+        self._expert_steps: dict[ExpertsConfig, ExpertSteps] = {}
         self._places = self._allocate()
         positions = torch.arange(shape.max_positions)
         self._angles: list[tuple[Tensor, Tensor]] = []
@@ -219,7 +223,7 @@ class StepProgramBuilder:
         # One after the other: q, k and v, and what parts make, where it is not added as it is.
         self._made = self._floats(max(heads * config.head_dim, config.hidden_size))
         self._attended = self._operand(config.num_heads * config.head_dim)
-        self._gated = self._operand(config.intermediate_size)
+        self._gated = self._operand(_dense_size(config))
 
         program.embed(model.embedding.weight, self._stream)
         if model.embedding.adapters is not None:
@@ -247,6 +251,12 @@ class StepProgramBuilder:
     def _layer(self, layer: int, block: DecoderBlock) -> None:
         attention, mlp = block.attention, block.mlp
         assert isinstance(attention, SelfAttention)
+        if isinstance(mlp, Experts):
+            hidden = self._enter(block.attention_norm, attention.qkv_proj)
+            self._attend(layer, block.rotary, attention, hidden)
+            self._leave(self._attended, attention.o_proj, block.attention_out_norm)
+            self._through_experts(block.mlp_norm, mlp)
+            return
         assert isinstance(mlp, MLP)
         is_parallel = self._config.block.parallel
         shares_norm = is_parallel and block.mlp_norm is None
@@ -263,17 +273,17 @@ class StepProgramBuilder:
             self._leave(self._attended, attention.o_proj, None)
         self._leave(self._gated, mlp.down_proj, block.mlp_out_norm)
 
-    def _enter(self, norm: Norm | None, *linears: Linear) -> _Operand:
+    def _enter(self, norm: Norm | None, *linears: Linear) -> Operand:
         """Add a norm of the stream, if there is one; returns what `linears` read."""
         if norm is None:
             stream, size = Rows.of(self._stream), self._config.hidden_size
-            return _Operand(written=stream, rows=self._normal.rows, size=size, on_logits=False)
+            return Operand(written=stream, rows=self._normal.rows, size=size, on_logits=False)
         has_adapters = any(linear.adapters is not None for linear in linears)
         normal = self._normal_in_floats if has_adapters else self._normal
         self._program.norm(self._stream, self._norm_weights(norm), normal.written)
         return normal
 
-    def _attend(self, layer: int, rotary: int, attention: SelfAttention, hidden: _Operand) -> None:
+    def _attend(self, layer: int, rotary: int, attention: SelfAttention, hidden: Operand) -> None:
         """Add what attention does before its last product; the result is in `_attended`."""
         program, num_heads = self._program, self._config.num_heads
         cache, place = self._places[layer]
@@ -299,9 +309,11 @@ class StepProgramBuilder:
             scale=attention.rule.scale,
             window=attention.rule.window,
             soft_cap=attention.rule.soft_cap,
+            sinks=attention.rule.sinks,
+            slopes=attention.rule.slopes,
         )
 
-    def _feed_forward(self, config: MLPConfig | ExpertsConfig, mlp: MLP, hidden: _Operand) -> None:
+    def _feed_forward(self, config: MLPConfig | ExpertsConfig, mlp: MLP, hidden: Operand) -> None:
         """Add what a feed-forward layer does before its last product; it is in `_gated`."""
         assert isinstance(config, MLPConfig)
         self._multiply(
@@ -312,7 +324,42 @@ class StepProgramBuilder:
             activation=ACTIVATIONS[config.activation],
         )
 
-    def _leave(self, x: _Operand, linear: Linear, norm: Norm | None) -> None:
+    def _through_experts(self, norm: Norm | None, experts: Experts) -> None:
+        """Add a layer of experts and what is beside them, with its norm, to the stream."""
+        assert norm is not None
+        program, config, hidden = self._program, experts.config, self._normal.rows
+        steps = self._steps_of(config)
+        program.norm(self._stream, self._norm_weights(norm), steps.exact)
+        program.round(steps.exact.values, self._config.hidden_size, hidden)
+        self._weight_bytes += steps.add(experts, hidden, Rows.of(self._stream))
+        shared = experts.shared
+        if shared is None or config.shared is None:
+            return
+        has_adapters = shared.gate_up_proj.adapters is not None
+        written = steps.exact if hidden.format.is_grouped and has_adapters else hidden
+        read = Operand(written=written, rows=hidden, size=self._config.hidden_size)
+        self._feed_forward(config.shared, shared, read)
+        if experts.shared_gate is None:
+            self._leave(self._gated, shared.down_proj, None)
+            return
+        gate = steps.pack(*experts.shared_gate.release(), Format.F32)
+        program.multiply(steps.exact, gate, steps.share, activation=Activation.SIGMOID)
+        self._multiply(self._gated, shared.down_proj, self._made)
+        program.add_weighted(self._made, self._config.hidden_size, steps.share, self._stream)
+
+    def _steps_of(self, config: ExpertsConfig) -> ExpertSteps:
+        if config not in self._expert_steps:
+            self._expert_steps[config] = ExpertSteps(
+                self._program,
+                config,
+                self._config.hidden_size,
+                max_tokens=self._shape.max_tokens,
+                format=self._format,
+                arena=self._arena,
+            )
+        return self._expert_steps[config]
+
+    def _leave(self, x: Operand, linear: Linear, norm: Norm | None) -> None:
         """Add a part's last product and its norm, if there is one, to the stream."""
         if norm is None:
             self._multiply(x, linear, self._stream, Epilogue.ADD)
@@ -346,7 +393,7 @@ class StepProgramBuilder:
 
     def _multiply(
         self,
-        x: _Operand,
+        x: Operand,
         linear: Linear,
         out: Tensor,
         epilogue: Epilogue = Epilogue.STORE,
@@ -373,7 +420,7 @@ class StepProgramBuilder:
 
     def _add_product(
         self,
-        x: _Operand,
+        x: Operand,
         weight: PackedWeight,
         adapters: LowRankSlots | None,
         out: Tensor,
@@ -406,43 +453,26 @@ class StepProgramBuilder:
             self._shrunk[width] = buffer((num_rows, width), torch.float32)
         return Updates(slots, self._shrunk[width])
 
+    def _floats(self, size: int, *, on_logits: bool = False) -> Tensor:
+        """Allocate [T or R, size] with room for the panels that products write."""
+        return allocate_floats(self._num_rows(on_logits), size)
+
+    def _operand(self, size: int, *, in_floats: bool = True, on_logits: bool = False) -> Operand:
+        return Operand.allocate(
+            self._team,
+            self._head_format if on_logits else self._format,
+            self._num_rows(on_logits),
+            size,
+            in_floats=in_floats,
+            on_logits=on_logits,
+        )
+
     def _num_rows(self, on_logits: bool) -> int:
         return self._max_logits if on_logits else self._shape.max_tokens
 
-    def _floats(self, size: int, *, on_logits: bool = False) -> Tensor:
-        """Allocate [T or R, size] with room for the panels that products write."""
-        return buffer((self._num_rows(on_logits), _whole_panels(size)), torch.float32)
 
-    def _operand(self, size: int, *, in_floats: bool = True, on_logits: bool = False) -> _Operand:
-        """Allocate what one operation writes and a product reads.
-
-        in_floats:  it is not written in groups, even if that is how it is read
-        """
-        format = self._head_format if on_logits else self._format
-
-        def rows(format: Format) -> Rows:
-            num_rows, padded = self._num_rows(on_logits), _whole_panels(size)
-            return Rows.allocate(self._team, format, num_rows, padded)
-
-        read = rows(format)
-        written = rows(Format.F32) if format.is_grouped and in_floats else read
-        return _Operand(written=written, rows=read, size=size, on_logits=on_logits)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Operand:
-    """Rows that one operation writes and a product reads.
-
-    written:    `size` values a row, or more
-    rows:       what is read: the same rows, or quantised ones
-    on_logits:  there are R of them, not T
-    """
-
-    written: Rows
-    rows: Rows
-    size: int
-    on_logits: bool
-
-
-def _whole_panels(size: int) -> int:
-    return -(-size // PANEL) * PANEL
+def _dense_size(config: DecoderConfig) -> int:
+    """Return the largest inner size of what all tokens go through; 1 where there is nothing."""
+    mlps = (layer.mlp for layer in config.layers)
+    dense = (mlp.shared if isinstance(mlp, ExpertsConfig) else mlp for mlp in mlps)
+    return max((mlp.size for mlp in dense if mlp is not None), default=1)

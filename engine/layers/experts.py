@@ -136,6 +136,12 @@ class Experts:
         if self.shared is not None:
             self.shared.pack()
 
+    def release(self) -> tuple[Tensor, Tensor]:
+        """Hand `gate_up` and `down` over to who computes with them; this layer no longer can."""
+        gate_up, down = self.gate_up, self.down
+        self.gate_up, self.down = gate_up.new_empty(0), down.new_empty(0)
+        return gate_up, down
+
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yield the linear layers that adapters may change, with the beginning of their names."""
         if self.shared is not None:

@@ -38,6 +38,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
 
         return fallback_facts(chosen.structure, dtype=dtype, fingerprint=fingerprint(path, raw))
     config = chosen.config
+    experts = _experts_of(config)
     shape = DecoderModel(config, dtype=torch.bfloat16, device="meta")
     return ModelFacts(
         architecture=config.architecture,
@@ -54,6 +55,7 @@ def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts
         layer_parameters=tuple(sum(_numbers_of(block.tensors(""))) for block in shape.blocks),
         copied_parameters=_copied_parameters(config),
         gated=any(not isinstance(each.mlp, MLPConfig) or each.mlp.gated for each in config.layers),
+        experts_per_token=max(each.routing.top_k for each in experts) if experts else 0,
         kv_vectors=1 if config.attention.latent is not None else 2,
         tied_embeddings=config.head.tied,
         fingerprint=fingerprint(path, raw),
@@ -70,8 +72,12 @@ def _copied_parameters(config: DecoderConfig) -> int:
     """Return what every rank holds of a layer: routers, and what makes queries narrow."""
     latent = config.attention.latent
     rows = 0 if latent is None or latent.query_rank is None else latent.query_rank
-    experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
-    return (rows + max((each.num_experts for each in experts), default=0)) * config.hidden_size
+    most = max((each.num_experts for each in _experts_of(config)), default=0)
+    return (rows + most) * config.hidden_size
+
+
+def _experts_of(config: DecoderConfig) -> list[ExpertsConfig]:
+    return [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
 
 
 def dtype_of(path: Path, raw: RawConfig) -> str:

@@ -16,11 +16,14 @@ from remora.kernels.cpu.structs import (
     AttentionStruct,
     BatchStruct,
     CacheStruct,
+    ChoicesStruct,
     LowRankStruct,
     NormStruct,
     OutputStruct,
     RotationStruct,
+    RoutingStruct,
     RowsStruct,
+    WeightedStruct,
     WeightStruct,
 )
 
@@ -57,6 +60,8 @@ class Activation(IntEnum):
     RELU = 4
     RELU2 = 5
     CAP = 6
+    SIGMOID = 7
+    GATES = 8
 
 
 PANEL = 64  # output columns of a packed weight's panel
@@ -91,7 +96,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "add_round": (
         None,
-        (c_void_p, c_int, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct)),
+        (c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct)),
     ),
     "add_shrink": (None, (c_void_p, c_int, POINTER(LowRankStruct), c_void_p, c_int, c_int)),
     "add_update_embedded": (None, (c_void_p, POINTER(LowRankStruct), c_void_p, c_int)),
@@ -108,6 +113,26 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
             POINTER(LowRankStruct),
         ),
     ),
+    "add_route": (
+        None,
+        (c_void_p, POINTER(RoutingStruct), c_void_p, c_int, POINTER(ChoicesStruct)),
+    ),
+    "add_sort_pairs": (None, (c_void_p, POINTER(ChoicesStruct))),
+    "add_gather": (
+        None,
+        (c_void_p, c_int, POINTER(RowsStruct), POINTER(RowsStruct), POINTER(ChoicesStruct)),
+    ),
+    "add_multiply_experts": (
+        None,
+        (
+            c_void_p,
+            POINTER(WeightStruct),
+            POINTER(RowsStruct),
+            POINTER(OutputStruct),
+            POINTER(ChoicesStruct),
+        ),
+    ),
+    "add_weighted": (None, (c_void_p, POINTER(WeightedStruct))),
 }
 
 

@@ -8,16 +8,28 @@ Legend: T tokens of a step, R rows of logits.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from ctypes import byref
 
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
+from remora.kernels.cpu.experts import Choices
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
 from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.packing import PackedWeight
-from remora.kernels.cpu.structs import AttentionStruct, NormStruct, OutputStruct, RotationStruct
+from remora.kernels.cpu.structs import (
+    AttentionStruct,
+    NormStruct,
+    OutputStruct,
+    RotationStruct,
+    RoutingStruct,
+    WeightedStruct,
+    WeightStruct,
+)
 from remora.kernels.memory import is_bf16
+from remora.kernels.moe_rules import SILU, Gating, Routing
 
 _NO_NORMS = NormStruct(), NormStruct()
 
@@ -104,12 +116,21 @@ class Program:
             adds,
         )
 
-    def round(self, x: Tensor, size: int, out: Rows, *, on_logits: bool = False) -> None:
+    def round(
+        self,
+        x: Tensor,
+        size: int,
+        out: Rows,
+        *,
+        on_logits: bool = False,
+        rows_per_token: int = 1,
+    ) -> None:
         """Round the first `size` columns of x [T or R, >= size] float32 to the format of `out`."""
         self._keep(x, out)
         self._library.add_round(
             self._pointer,
             on_logits,
+            rows_per_token,
             x.data_ptr(),
             x.shape[1],
             size,
@@ -194,12 +215,16 @@ class Program:
         scale: float,
         window: int | None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
+        slopes: Tensor | None = None,
     ) -> None:
         """Attend with the queries of qkv: out [T, >= num_heads * head_dim] bfloat16 or float32.
 
         soft_cap:  c, if scores s become c * tanh(s / c)
+        sinks:     [num_heads] float32, scores of keys without values
+        slopes:    [num_heads] float32, what scores fall by with each position a key lies behind
         """
-        self._keep(qkv, cache, out)
+        self._keep(qkv, cache, out, sinks, slopes)
         attention = AttentionStruct(
             cache=cache.struct(),
             layer=layer,
@@ -207,6 +232,8 @@ class Program:
             window=window or 0,
             scale=scale,
             soft_cap=soft_cap or 0.0,
+            sinks=None if sinks is None else sinks.data_ptr(),
+            slopes=None if slopes is None else slopes.data_ptr(),
             qkv=qkv.data_ptr(),
             qkv_stride=qkv.shape[1],
             out=out.data_ptr(),
@@ -239,26 +266,8 @@ class Program:
             raise ValueError(
                 f"updates of {updates.slots.bounds[-1]} columns do not fit a weight of {weight.n}"
             )
-        if (
-            x.format != weight.format
-            or x.values.shape[1] < weight.k
-            or out.shape[1] < weight.out_columns
-        ):
-            raise ValueError(
-                f"rows {x.format.name} {list(x.values.shape)} and out {list(out.shape)} do not "
-                f"fit a {weight.format.name} weight [{weight.n}, {weight.k}]"
-            )
+        to = _output(x, weight, out, epilogue, activation, limit)
         self._keep(x, weight, out, updates)
-        if is_bf16(out) and activation is Activation.LINEAR:
-            raise ValueError("a product without an activation is float32, not bfloat16")
-        to = OutputStruct(
-            epilogue=epilogue,
-            activation=activation,
-            limit=limit,
-            is_bf16=is_bf16(out),
-            values=out.data_ptr(),
-            stride=out.shape[1],
-        )
         self._library.add_multiply(
             self._pointer,
             on_logits,
@@ -268,8 +277,108 @@ class Program:
             None if updates is None else byref(updates.struct()),
         )
 
-    def _check_rows(self, *tensors: Tensor, on_logits: bool = False) -> None:
+    def route(
+        self, logits: Tensor, routing: Routing, correction: Tensor | None, out: Choices
+    ) -> None:
+        """Choose experts by logits [T, >= E] float32; see `kernels/moe_routing.py`.
+
+        correction:  [E] float32, added to scores for the choice alone, or None
+        """
+        self._keep(logits, correction, out)
+        settings = RoutingStruct(
+            num_experts=out.num_experts,
+            top_k=out.top_k,
+            is_sigmoid=routing.is_sigmoid,
+            by_logits=routing.chooses_by_logits(has_bias=correction is not None),
+            is_normalised=routing.is_normalised,
+            scaling=routing.scaling,
+            num_groups=routing.num_groups,
+            top_groups=routing.top_groups,
+            group_best=routing.group_best,
+            correction=None if correction is None else correction.data_ptr(),
+        )
+        self._library.add_route(
+            self._pointer, byref(settings), logits.data_ptr(), logits.shape[1], byref(out.struct())
+        )
+
+    def sort_pairs(self, choices: Choices) -> None:
+        """Sort what `route` has chosen by expert."""
+        self._keep(choices)
+        self._library.add_sort_pairs(self._pointer, byref(choices.struct()))
+
+    def gather(self, x: Rows, out: Rows, choices: Choices) -> None:
+        """Copy a token's row of x for each of its sorted pairs: out [T * k, as x has]."""
+        if (x.format, x.values.shape[1]) != (out.format, out.values.shape[1]):
+            raise ValueError(f"rows {list(x.values.shape)} do not fit {list(out.values.shape)}")
+        self._check_rows(x.values)
+        self._check_rows(out.values, rows_per_token=choices.top_k)
+        self._keep(x, out, choices)
+        self._library.add_gather(
+            self._pointer, x.format, byref(x.struct()), byref(out.struct()), byref(choices.struct())
+        )
+
+    def multiply_experts(
+        self,
+        x: Rows,
+        weights: Sequence[PackedWeight],
+        out: Tensor,
+        choices: Choices,
+        *,
+        gating: Gating | None = None,
+    ) -> None:
+        """Multiply rows of sorted pairs [T * k, ...] each with its expert's weight.
+
+        weights:  of all experts, of one shape and format; gated if there is `gating`
+        Otherwise as `multiply`.
+        """
+        if len(weights) != choices.num_experts:
+            raise ValueError(f"{len(weights)} weights for {choices.num_experts} experts")
+        if len({(each.format, each.n, each.k, each.is_gated) for each in weights}) > 1:
+            raise ValueError("the weights of experts are of several shapes")
+        self._check_rows(x.values, out, rows_per_token=choices.top_k)
+        if gating is None:
+            to = _output(x, weights[0], out)
+        else:  # products are quickest with the activation that they know best
+            activation = Activation.SILU if gating == SILU else Activation.GATES
+            limit = math.inf if gating.limit is None else gating.limit
+            to = _output(x, weights[0], out, Epilogue.GATED, activation, limit)
+            to.sharpness, to.offset = gating.sharpness, gating.offset
+        self._keep(x, weights, out, choices)
+        structs = (WeightStruct * len(weights))(*(each.struct() for each in weights))
+        self._library.add_multiply_experts(
+            self._pointer, structs, byref(x.struct()), byref(to), byref(choices.struct())
+        )
+
+    def add_weighted(
+        self, x: Tensor, size: int, weights: Tensor, out: Tensor, choices: Choices | None = None
+    ) -> None:
+        """Add rows times their weights to the first `size` columns of out [T, >= size] float32.
+
+        choices:  x has a row [T * k, >= size] for each sorted pair; None = one for each token
+        weights:  [T, >= k] float32, without choices [T, >= 1]
+        """
+        top_k = 1 if choices is None else choices.top_k
+        self._check_rows(x, rows_per_token=top_k)
+        self._check_rows(weights, out)
+        self._keep(x, weights, out, choices)
+        settings = WeightedStruct(
+            x=x.data_ptr(),
+            x_stride=x.shape[1],
+            size=size,
+            weights=weights.data_ptr(),
+            weights_stride=weights.shape[1],
+            top_k=top_k,
+            places=None if choices is None else choices.places.data_ptr(),
+            out=out.data_ptr(),
+            out_stride=out.shape[1],
+        )
+        self._library.add_weighted(self._pointer, byref(settings))
+
+    def _check_rows(
+        self, *tensors: Tensor, on_logits: bool = False, rows_per_token: int = 1
+    ) -> None:
         needed = len(self.batch.logit_index if on_logits else self.batch.token_ids)
+        needed *= rows_per_token
         if any(len(tensor) < needed for tensor in tensors):
             given = " and ".join(str(len(tensor)) for tensor in tensors)
             raise ValueError(f"{needed} rows are needed; got {given}")
@@ -278,3 +387,33 @@ class Program:
         """Count one more operation, and hold on to what it has pointers into."""
         self._kept.append(things)
         self._size += 1
+
+
+def _output(
+    x: Rows,
+    weight: PackedWeight,
+    out: Tensor,
+    epilogue: Epilogue = Epilogue.STORE,
+    activation: Activation = Activation.LINEAR,
+    limit: float = 0.0,
+) -> OutputStruct:
+    """Describe where a product goes. Raises ValueError where rows, weight and out do not fit."""
+    if (
+        x.format != weight.format
+        or x.values.shape[1] < weight.k
+        or out.shape[1] < weight.out_columns
+    ):
+        raise ValueError(
+            f"rows {x.format.name} {list(x.values.shape)} and out {list(out.shape)} do not "
+            f"fit a {weight.format.name} weight [{weight.n}, {weight.k}]"
+        )
+    if is_bf16(out) and activation is Activation.LINEAR:
+        raise ValueError("a product without an activation is float32, not bfloat16")
+    return OutputStruct(
+        epilogue=epilogue,
+        activation=activation,
+        limit=limit,
+        is_bf16=is_bf16(out),
+        values=out.data_ptr(),
+        stride=out.shape[1],
+    )

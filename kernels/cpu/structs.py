@@ -61,6 +61,8 @@ class OutputStruct(Structure):
         ("epilogue", c_int),
         ("activation", c_int),
         ("limit", c_float),
+        ("sharpness", c_float),
+        ("offset", c_float),
         ("is_bf16", c_bool),
         ("values", c_void_p),
         ("stride", c_int),
@@ -91,6 +93,8 @@ class AttentionStruct(Structure):
         ("window", c_int),
         ("scale", c_float),
         ("soft_cap", c_float),
+        ("sinks", c_void_p),
+        ("slopes", c_void_p),
         ("qkv", c_void_p),
         ("qkv_stride", c_int),
         ("out", c_void_p),
@@ -149,6 +153,54 @@ class LowRankStruct(Structure):
     )
 
 
+class RoutingStruct(Structure):
+    """experts.h: Routing."""
+
+    _fields_ = (
+        ("num_experts", c_int),
+        ("top_k", c_int),
+        ("is_sigmoid", c_bool),
+        ("by_logits", c_bool),
+        ("is_normalised", c_bool),
+        ("scaling", c_float),
+        ("num_groups", c_int),
+        ("top_groups", c_int),
+        ("group_best", c_int),
+        ("correction", c_void_p),
+    )
+
+
+class ChoicesStruct(Structure):
+    """experts.h: Choices."""
+
+    _fields_ = (
+        ("num_experts", c_int),
+        ("top_k", c_int),
+        ("ids", c_void_p),
+        ("weights", c_void_p),
+        ("tokens", c_void_p),
+        ("places", c_void_p),
+        ("starts", c_void_p),
+        ("active", c_void_p),
+    )
+
+
+class WeightedStruct(Structure):
+    """experts.h: AddWeighted::Settings."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("x_stride", c_int),
+        ("size", c_int),
+        ("weights", c_void_p),
+        ("weights_stride", c_int),
+        ("top_k", c_int),
+        ("places", c_void_p),
+        ("out", c_void_p),
+        ("out_stride", c_int),
+    )
+
+
 MIRRORED = (
     BatchStruct,
     WeightStruct,
@@ -159,4 +211,7 @@ MIRRORED = (
     RotationStruct,
     LowRankStruct,
     NormStruct,
+    RoutingStruct,
+    ChoicesStruct,
+    WeightedStruct,
 )

@@ -59,6 +59,29 @@ MODELS: dict[str, dict[str, Any]] = {
         "intermediate_size": 4096,
         "num_attention_heads": 16,
     },
+    "qwen3-moe": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 4,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+    },
+    "mixtral": {
+        "architectures": ["MixtralForCausalLM"],
+        "num_hidden_layers": 4,
+        "hidden_size": 2048,
+        "intermediate_size": 3584,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,13 +75,31 @@ def test_a_cached_prefix_changes_nothing(family: str, tiny_checkpoints: TinyChec
 
 
 @pytest.mark.parametrize(
-    ("family", "reason"), [("mixtral", "experts"), ("deepseek-v3", "latent attention, experts")]
+    ("family", "reason"),
+    [
+        ("deepseek-v3", "latent attention"),
+        ("llama4", "attention in chunks, weights on what experts read"),
+    ],
 )
 def test_native_kernels_say_what_they_do_not_know(
     family: str, reason: str, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     with pytest.raises(ConfigError, match=f"native kernels do not know {reason}"):
         LLM(str(tiny_checkpoints(family)), cpu_kernels="native", show_progress=False)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_experts_are_rounded_at_start_up(
+    quantization: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("qwen3-moe")
+    options: dict[str, Any] = {"quantization": quantization, "kv_tokens": 1024, "num_threads": 1}
+    llm = LLM(str(path), dtype="bfloat16", show_progress=False, **options)
+
+    first, again = (llm.generate(PROMPTS, GREEDY) for _ in range(2))
+
+    assert [len(each.token_ids) for each in first] == [6, 6, 6]
+    assert [each.token_ids for each in first] == [each.token_ids for each in again]
 
 
 @pytest.mark.parametrize("family", EXPERT_FAMILIES)

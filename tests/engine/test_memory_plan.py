@@ -24,6 +24,7 @@ from remora.kernels.memory import Arena
 from tests.conftest import TinyCheckpoints
 
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6}
+EXPERTS = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 16}
 
 
 def live_bytes() -> int:
@@ -44,18 +45,20 @@ def live_bytes() -> int:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "engine"),
+    ("family", "shape", "dtype", "engine"),
     [
-        ({}, "float32", {"cpu_kernels": "torch"}),
-        ({}, "bfloat16", {}),
-        (WIDE, "float32", {}),
-        (WIDE, "bfloat16", {"cpu_kernels": "torch"}),
-        (None, "bfloat16", {}),
+        ("llama", {}, "float32", {"cpu_kernels": "torch"}),
+        ("llama", {}, "bfloat16", {}),
+        ("llama", WIDE, "float32", {}),
+        ("llama", WIDE, "bfloat16", {"cpu_kernels": "torch"}),
+        ("smollm2", {}, "bfloat16", {}),
+        ("qwen3-moe", EXPERTS, "bfloat16", {}),
     ],
-    ids=["tiny-f32", "tiny-bf16-native", "wide-f32-native", "wide-bf16", "smollm2"],
+    ids=["tiny-f32", "tiny-bf16-native", "wide-f32-native", "wide-bf16", "smollm2", "experts"],
 )
 def test_an_engine_takes_what_was_planned(
-    shape: dict[str, Any] | None,
+    family: str,
+    shape: dict[str, Any],
     dtype: str,
     engine: dict[str, Any],
     tiny_checkpoints: TinyCheckpoints,
@@ -65,7 +68,7 @@ def test_an_engine_takes_what_was_planned(
     # What is not written to in a segment of 64 MiB costs nothing, but would be counted here.
     small = partial(Arena, segment_bytes=2**16)
     monkeypatch.setattr("remora.engine.graphs.step_program.Arena", small)
-    path = smollm2_path if shape is None else tiny_checkpoints("llama", **shape)
+    path = smollm2_path if family == "smollm2" else tiny_checkpoints(family, **shape)
     sizes = {"kv_tokens": 8192, "max_step_tokens": 256, "max_running_requests": 16}
     config = parse_args(
         {

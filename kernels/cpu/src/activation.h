@@ -15,9 +15,12 @@ enum Activation : int {
   RELU = 4,
   RELU2 = 5,
   CAP = 6,  // limit * tanh(x / limit)
+  SIGMOID = 7,
+  GATES = 8,  // of gates alone, which know more than one number: see linear.cpp
 };
 
 INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
+INLINE vf sigmoid(vf x) { return 1.0f / (1.0f + exp(-x)); }
 
 // To about 1e-7, which is much beside a small result; who needs one multiplies by x.
 INLINE vf tanh(vf x) {
@@ -58,6 +61,8 @@ INLINE vf activated(Activation activation, float limit, vf x) {
     case RELU: return relu(x);
     case RELU2: return relu(x) * relu(x);
     case CAP: return cap(x, limit);
+    case SIGMOID: return sigmoid(x);
+    case GATES: return x;
   }
   return x;
 }

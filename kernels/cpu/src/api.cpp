@@ -1,6 +1,7 @@
 // The library as Python sees it: plain functions over pointers. Nothing here computes.
 #include <exception>
 
+#include "experts.h"
 #include "program.h"
 
 using namespace remora;
@@ -57,7 +58,8 @@ int remora_struct_size(int number) {
   const size_t sizes[] = {sizeof(Batch),   sizeof(Weight),    sizeof(Rows),
                           sizeof(Output),  sizeof(KvCache),   sizeof(Attention),
                           sizeof(RotateAndStore::Settings), sizeof(LowRank),
-                          sizeof(NormWeights)};
+                          sizeof(NormWeights), sizeof(Routing), sizeof(Choices),
+                          sizeof(AddWeighted::Settings)};
   return (int)sizes[number];
 }
 
@@ -98,9 +100,9 @@ void remora_add_norm(void* program, int on_logits, const float* x, int stride,
                      const NormWeights* weights, int format, const Rows* out, int adds) {
   add<Norm>(program, on_logits, x, stride, *weights, (Format)format, *out, adds);
 }
-void remora_add_round(void* program, int on_logits, const float* x, int stride, int size,
-                      int format, const Rows* out) {
-  add<Round>(program, on_logits, x, stride, size, (Format)format, *out);
+void remora_add_round(void* program, int on_logits, int rows_per_token, const float* x, int stride,
+                      int size, int format, const Rows* out) {
+  add<Round>(program, on_logits, rows_per_token, x, stride, size, (Format)format, *out);
 }
 void remora_add_shrink(void* program, int on_logits, const LowRank* low, const void* x,
                        int x_is_bf16, int stride) {
@@ -119,6 +121,25 @@ void remora_add_attend(void* program, const Attention* attention) {
 void remora_add_multiply(void* program, int on_logits, const Weight* weight, const Rows* x,
                          const Output* out, const LowRank* low) {
   add<Multiply>(program, on_logits, *weight, *x, *out, adapter_rows(program, on_logits), low);
+}
+void remora_add_route(void* program, const Routing* routing, const float* logits, int stride,
+                      const Choices* out) {
+  add<Route>(program, *routing, logits, stride, *out);
+}
+void remora_add_sort_pairs(void* program, const Choices* choices) {
+  add<SortPairs>(program, *choices);
+}
+void remora_add_gather(void* program, int format, const Rows* x, const Rows* out,
+                       const Choices* choices) {
+  add<Gather>(program, (Format)format, *x, *out, *choices);
+}
+// weights: one of each expert
+void remora_add_multiply_experts(void* program, const Weight* weights, const Rows* x,
+                                 const Output* out, const Choices* choices) {
+  add<MultiplyExperts>(program, weights, *x, *out, *choices);
+}
+void remora_add_weighted(void* program, const AddWeighted::Settings* settings) {
+  add<AddWeighted>(program, *settings);
 }
 
 void remora_program_run(void* program, int first, int last, int num_tokens, int num_sequences,

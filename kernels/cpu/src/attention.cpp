@@ -43,6 +43,7 @@ template <class Step>
 class Block {
   typedef typename Step::element T;
   static constexpr int VECTORS = TILE_TOKENS / LANES;
+  static constexpr int32_t IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
  public:
   Block(const Attention& attention, const Batch& batch, int sequence, int first, int last,
@@ -84,10 +85,20 @@ class Block {
                           (kv_head_ * heads_ + row % heads_) * cache_.head_dim;
       for (int d = 0; d < dim_; d++)
         queries[row * dim_ + d] = stored<T>(d < cache_.head_dim ? from[d] * factor : 0.0f);
-      scratch_.maxima[row] = LOWEST;
     }
     std::fill_n(scratch_.out.begin(), rows_ * dim_, 0.0f);
     std::fill_n(scratch_.sums.begin(), rows_ * LANES, 0.0f);
+    std::fill_n(scratch_.maxima.begin(), rows_, LOWEST);
+    if (a_.sinks) begin_with_sinks();
+  }
+
+  // A sink is as if it had been the first key, with a value of zero.
+  void begin_with_sinks() {
+    for (int row = 0; row < rows_; row++) {
+      const float score = a_.sinks[kv_head_ * heads_ + row % heads_] * LOG2_E;
+      scratch_.maxima[row] = std::max(score, LOWEST);
+      scratch_.sums[row * LANES] = 1.0f;
+    }
   }
 
   // Find the groups of 16 positions of a tile; those past `last` repeat the first one.
@@ -132,6 +143,7 @@ class Block {
     vf most = splat(LOWEST);
     if (a_.soft_cap > 0)
       UNROLL for (int v = 0; v < VECTORS; v++) s[v] = cap(s[v], a_.soft_cap * LOG2_E);
+    if (a_.slopes) fall(s, (float)(start - at), a_.slopes[kv_head_ * heads_ + row % heads_]);
     UNROLL for (int v = 0; v < VECTORS; v++) {
       if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at));
       most = max(most, s[v]);
@@ -156,9 +168,14 @@ class Block {
     return shrink;
   }
 
+  // Scores fall with the distance of keys; `ahead` is that of the first one. ALiBi, arXiv:2108.12409.
+  static void fall(vf (&s)[VECTORS], float ahead, float slope) {
+    UNROLL for (int v = 0; v < VECTORS; v++)
+      s[v] = fma(to_float(load<vi>(IOTA)) + (ahead + v * LANES), splat(slope * LOG2_E), s[v]);
+  }
+
   // `ahead` is the position of lane 0 less the query's: what is above 0 lies in the future.
   vf masked(vf s, int ahead) const {
-    static constexpr int32_t IOTA[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const vi at = load<vi>(IOTA) + ahead;
     vi hidden = at > 0;
     if (a_.window > 0) hidden |= at <= -a_.window;

@@ -49,6 +49,8 @@ struct Attention {
   int window;    // positions a query sees, its own included; 0 = all
   float scale;   // of q.k
   float soft_cap;    // c, if scores s become c * tanh(s / c); 0 = they do not
+  const float* sinks;   // [num_heads] scores of keys without values, or null
+  const float* slopes;  // [num_heads] what scores fall by with each position behind, or null
   const float* qkv;  // [T][qkv_stride]: heads of q, k, v, rotated
   int qkv_stride;
   void* out;  // [T][out_stride], bf16 or float

@@ -60,12 +60,23 @@ struct Writer {
           const vf bias = weight.bias ? load<vf>(weight.bias + column + i) : vf{};
           return load<vf>(sums + i) + bias;
         };
+        if (out.activation == GATES) {
+          put(row, (column + at) / 2, let_through(value(at), value(at + LANES)));
+          continue;
+        }
         const vf made = activated(out.activation, out.limit, value(at));
         if (is_gated)
           put(row, (column + at) / 2, made * value(at + LANES));
         else
           put(row, column + at, made);
       }
+  }
+
+  // Gates that are cut off, as GPT-OSS has them. NaN stays NaN.
+  vf let_through(vf gate, vf up) const {
+    gate = gate > out.limit ? splat(out.limit) : gate;
+    up = up > out.limit ? splat(out.limit) : up < -out.limit ? splat(-out.limit) : up;
+    return gate * sigmoid(out.sharpness * gate) * (up + out.offset);
   }
 
   INLINE void put(int row, int column, vf value) const {

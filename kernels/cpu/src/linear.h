@@ -69,7 +69,8 @@ enum Epilogue : int {
 struct Output {
   Epilogue epilogue;
   Activation activation;
-  float limit;   // of CAP
+  float limit;   // of CAP and GATES
+  float sharpness, offset;  // of GATES
   bool is_bf16;  // of what has an activation; the rest is float
   void* values;
   int stride;  // elements; room for whole panels (half panels when GATED)

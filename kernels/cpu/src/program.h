@@ -30,9 +30,10 @@ class Operation {
 // An operation on rows that have nothing to do with each other.
 class RowOperation : public Operation {
  public:
-  explicit RowOperation(bool on_logits) : on_logits_(on_logits) {}
+  explicit RowOperation(bool on_logits, int rows_per_token = 1)
+      : on_logits_(on_logits), rows_per_token_(rows_per_token) {}
   int num_rows(const Batch& batch) const {
-    return on_logits_ ? batch.num_logits : batch.num_tokens;
+    return on_logits_ ? batch.num_logits : batch.num_tokens * rows_per_token_;
   }
   int num_chunks(const Batch& batch, int num_threads) const override;
   void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
@@ -40,6 +41,7 @@ class RowOperation : public Operation {
 
  private:
   const bool on_logits_;  // rows are those of logits, not of tokens
+  const int rows_per_token_;
 };
 
 // stream[t] = table[token_ids[t]], or stream[t] += table[positions[t]]
@@ -84,8 +86,10 @@ class Norm : public RowOperation {
 // out[r] = x[r], rounded to the format that a product reads.
 class Round : public RowOperation {
  public:
-  Round(bool on_logits, const float* x, int stride, int size, Format format, Rows out)
-      : RowOperation(on_logits), x_(x), stride_(stride), size_(size), format_(format), out_(out) {}
+  Round(bool on_logits, int rows_per_token, const float* x, int stride, int size, Format format,
+        Rows out)
+      : RowOperation(on_logits, rows_per_token), x_(x), stride_(stride), size_(size),
+        format_(format), out_(out) {}
   void run_row(const Batch& batch, int row, int thread) override;
 
  private:

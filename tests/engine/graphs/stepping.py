@@ -15,6 +15,7 @@ from remora.engine.eager import EagerForward
 from remora.engine.forward import QUANTIZED_FORMATS
 from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
+from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.protocols import ForwardPass
@@ -150,6 +151,9 @@ def make_eager(
     for block in model.blocks:
         for _, linear in block.linears(""):
             linear.weight = rounded(team, linear.weight, layer_format)
+        if isinstance(block.mlp, Experts):
+            for weight in (*block.mlp.gate_up, *block.mlp.down):
+                weight.copy_(rounded(team, weight, layer_format))
     model.head.linear.weight = rounded(team, model.head.linear.weight, head_format)
     team.close()
     prepare(model)

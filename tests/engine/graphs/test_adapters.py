@@ -102,6 +102,36 @@ def test_adapters_of_other_blocks_are_those_of_torch(
     native.forward.close()
 
 
+@pytest.mark.parametrize("prepare", [add_adapters, add_adapters_of_some])
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [("granite-moe-shared", "float32"), ("granite-moe-shared", "int8"), ("glm4-moe", "float32")],
+)
+def test_adapters_of_what_is_beside_experts_are_those_of_torch(
+    family: str,
+    mode: str,
+    prepare: Callable[[DecoderModel], None],
+    library: Library,
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    path = tiny_checkpoints(family)
+
+    def prepared(model: DecoderModel) -> None:
+        prepare(model)
+        model.embedding.adapters = None  # a scaled embedding has no place for them
+
+    native, exact = (
+        make(path, library, mode, prepare=prepared, adapters=ADAPTERS)
+        for make in (make_native, make_eager)
+    )
+
+    for counts in STEPS:
+        expected = exact.step(counts)
+        error = (native.step(counts) - expected).norm() / expected.norm()
+        assert error < ERRORS[mode]
+    native.forward.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_without_an_adapter_are_the_bits_of_a_program_without_adapters(
     mode: str, library: Library, tiny_checkpoints: TinyCheckpoints

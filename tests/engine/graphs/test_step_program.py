@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.forward import QUANTIZED_FORMATS
+from remora.engine.graphs.step_program import StepProgram
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.models.decoder import DecoderModel
 from remora.kernels.cpu.library import Library
@@ -42,10 +43,23 @@ def test_logits_are_close_to_those_of_torch_with_the_same_weights(
 
 
 NATIVE_FAMILIES = (
-    *("cohere-head-norms", "cohere2", "falcon-40b", "falcon-7b", "gemma", "gemma2", "gemma3"),
+    *(
+        "cohere-head-norms",
+        "cohere2",
+        "falcon-1b-alibi",
+        "falcon-40b",
+        "falcon-7b",
+        "gemma",
+        "gemma2",
+        "gemma3",
+    ),
     *("glm4", "gpt-neox", "gpt-neox-sequential", "gpt2", "granite", "internlm2", "minicpm"),
     *("ministral3", "olmo2", "phi", "phi-head-norms", "phi4-partial", "smollm3"),
     *("stablelm", "stablelm-parallel", "starcoder2"),
+)
+NATIVE_EXPERT_FAMILIES = (
+    *("glm4-moe", "gpt-oss", "granite-moe", "granite-moe-shared", "mixtral", "olmoe"),
+    *("qwen2-moe", "qwen3-moe"),
 )
 FAMILIES_IN_ALL_FORMATS = ("granite", "gemma2", "gemma3", "glm4", "olmo2", "gpt-neox", "gpt2")
 
@@ -67,6 +81,54 @@ def test_logits_of_every_kind_of_block_are_close_to_those_of_torch(
         error = (native.forward.hidden(0, 2) - expected).norm() / expected.norm()
         assert error < ERRORS[mode], mode
         native.forward.close()
+
+
+@pytest.mark.parametrize("mode", ["float32", *MODES])
+@pytest.mark.parametrize("family", NATIVE_EXPERT_FAMILIES)
+def test_logits_of_experts_are_close_to_those_of_torch(
+    family: str, mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    """Where activations are rounded, too, now and then another expert is chosen."""
+    path = tiny_checkpoints(family)
+    native, exact = make_native(path, library, mode), make_eager(path, library, mode)
+
+    for counts in ({0: 30, 1: 50}, {0: 1, 1: 1}):
+        expected = exact.step(counts)
+        error = (native.step(counts) - expected).norm() / expected.norm()
+        assert error < (1e-5 if mode == "float32" else 0.4)
+    native.forward.close()
+
+
+def test_of_experts_those_are_counted_that_a_token_reads(
+    library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_experts_per_tok": 2}
+    sizes = []
+    for number in (4, 8, 16):
+        path = tiny_checkpoints("mixtral", num_local_experts=number, **shape)
+        native = make_native(path, library)
+        assert isinstance(native.forward, StepProgram)
+        sizes.append(native.forward.weight_bytes)
+        native.forward.close()
+
+    assert sizes[0] == sizes[1] == sizes[2]  # routers take a panel each
+
+
+@pytest.mark.parametrize("mode", ["float32", *MODES])
+@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe", "gpt-oss"])
+def test_experts_give_the_same_bits_in_chunks_and_company(
+    family: str, mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints(family)
+    whole, cut = make_native(path, library, mode), make_native(path, library, mode)
+    whole.step({0: 60})
+
+    for counts in ({0: 33, 1: 17}, {2: 1, 0: 1, 1: 5}, {1: 1, 0: 26}):
+        cut.step(counts)
+
+    assert torch.equal(cut.step({3: 20, 0: 1})[:1], whole.step({0: 1}))
+    for stepper in (whole, cut):
+        stepper.forward.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

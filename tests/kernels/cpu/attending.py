@@ -20,7 +20,11 @@ MOST = {torch.float32: 3.3e38, torch.bfloat16: torch.finfo(torch.bfloat16).max}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The shape of attention."""
+    """The shape of attention.
+
+    slope: slopes go from this to zero, head by head; None = there are none
+    sink:  sinks go from this to its negative, head by head; None = there are none
+    """
 
     num_kv_heads: int = 2
     heads_per_kv: int = 3
@@ -28,11 +32,23 @@ class Heads:
     page_size: int = 16
     window: int | None = None
     soft_cap: float | None = None
+    sink: float | None = None
+    slope: float | None = None
     dtype: torch.dtype = torch.float32
 
     @property
     def num_heads(self) -> int:
         return self.num_kv_heads * self.heads_per_kv
+
+    @property
+    def sinks(self) -> Tensor | None:
+        if self.sink is None:
+            return None
+        return torch.linspace(self.sink, -self.sink, self.num_heads)
+
+    @property
+    def slopes(self) -> Tensor | None:
+        return None if self.slope is None else torch.linspace(self.slope, 0.0, self.num_heads)
 
     @property
     def scale(self) -> float:
@@ -94,6 +110,8 @@ class Attending:
             scale=heads.scale,
             window=heads.window,
             soft_cap=heads.soft_cap,
+            sinks=heads.sinks,
+            slopes=heads.slopes,
         )
         return program
 
@@ -161,10 +179,16 @@ def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
     if heads.soft_cap is not None:
         scores = heads.soft_cap * torch.tanh(scores / heads.soft_cap)
     at = torch.arange(len(qkv))
+    if heads.slopes is not None:
+        scores += heads.slopes.double()[:, None, None] * (at[None, :] - at[:, None])
     hidden = at[None, :] > at[:, None]
     if heads.window is not None:
         hidden |= at[None, :] <= at[:, None] - heads.window
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if heads.sinks is not None:
+        sinks = heads.sinks.double()[:, None, None].expand(-1, len(qkv), 1)
+        scores = torch.cat((scores, sinks), dim=2)
+    weights = scores.softmax(-1)[:, :, : len(qkv)]
     return torch.einsum("hqk,khd->qhd", weights, value)
 
 

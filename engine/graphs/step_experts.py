@@ -1,0 +1,107 @@
+"""Layers of experts as operations of a step program.
+
+Knows how tokens are chosen for, gathered, multiplied and added up; not what is around such a layer.
+
+Legend: T tokens of a step, E experts, k of them for each token, H hidden size, I inner size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from remora.engine.graphs.operands import Operand, allocate_floats
+from remora.engine.layers.experts import Experts
+from remora.engine.models.config import ExpertsConfig
+from remora.kernels.cpu.buffers import Rows
+from remora.kernels.cpu.experts import Choices
+from remora.kernels.cpu.library import Format
+from remora.kernels.cpu.packing import PackedWeight, pack
+from remora.kernels.cpu.program import Program
+from remora.kernels.memory import Arena
+
+
+class ExpertSteps:
+    """Adds the operations of layers of one shape, which share their memory.
+
+    exact:  [T, H] float32, the layer's input as the router reads it
+    share:  [T, >= 1] float32, room for how much counts of what is beside the experts
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        config: ExpertsConfig,
+        hidden_size: int,
+        *,
+        max_tokens: int,
+        format: Format,
+        arena: Arena,
+    ) -> None:
+        """See `add`.
+
+        format:  of the experts' weights
+        arena:   where packed weights lie
+        """
+        self._program, self._config = program, config
+        self._format, self._arena = format, arena
+        team, top_k = program.team, config.routing.top_k
+        self.exact = Rows.allocate(team, Format.F32, max_tokens, hidden_size)
+        self._logits = allocate_floats(max_tokens, config.num_experts)
+        self.share = allocate_floats(max_tokens, 1)
+        self._choices = Choices.allocate(
+            num_tokens=max_tokens, num_experts=config.num_experts, top_k=top_k
+        )
+        num_pairs = max_tokens * top_k
+        self._read = Operand.allocate(team, format, num_pairs, hidden_size, in_floats=False)
+        self._gated = Operand.allocate(team, format, num_pairs, config.size)
+        self._given = allocate_floats(num_pairs, hidden_size)
+        self._hidden_size = hidden_size
+
+    def add(self, experts: Experts, hidden: Rows, out: Rows) -> int:
+        """Add what a layer's experts give; those beside them not counted.
+
+        hidden:  [T, >= H] what experts read; what the router reads is in `exact`
+        out:     [T, >= H] float32, to be added to
+        The layer's weights are packed and given up. Returns the bytes that one token reads of them.
+        """
+        program, choices, gated = self._program, self._choices, self._gated
+        router = self.pack(*experts.router.release(), Format.F32)
+        program.multiply(self.exact, router, self._logits)
+        program.route(self._logits, self._config.routing, experts.correction, choices)
+        program.sort_pairs(choices)
+        program.gather(hidden, self._read.rows, choices)
+        gate_up, down = self._pack_experts(experts)
+        program.multiply_experts(
+            self._read.rows, gate_up, gated.written.values, choices, gating=self._config.gating
+        )
+        if gated.rows is not gated.written:
+            top_k = choices.top_k
+            program.round(gated.written.values, gated.size, gated.rows, rows_per_token=top_k)
+        program.multiply_experts(gated.rows, down, self._given, choices)
+        program.add_weighted(self._given, self._hidden_size, choices.weights, out.values, choices)
+        of_all = sum(weight.num_bytes for weight in (*gate_up, *down))
+        return router.num_bytes + of_all * choices.top_k // choices.num_experts
+
+    def pack(
+        self, weight: Tensor, bias: Tensor | None, format: Format, *, gated: bool = False
+    ) -> PackedWeight:
+        """Pack a weight that nobody else reads."""
+        team = self._program.team
+        return pack(team, weight, bias, format, self._arena, gated=gated, spent=True)
+
+    def _pack_experts(self, experts: Experts) -> tuple[list[PackedWeight], list[PackedWeight]]:
+        """Return gates and ups of each expert, and what each projects down with."""
+        of_inner, of_all = experts.biases
+        gate_up, down = experts.release()
+        return (
+            [
+                self.pack(
+                    weight, None if of_inner is None else of_inner[i], self._format, gated=True
+                )
+                for i, weight in enumerate(gate_up)
+            ],
+            [
+                self.pack(weight, None if of_all is None else of_all[i], self._format)
+                for i, weight in enumerate(down)
+            ],
+        )

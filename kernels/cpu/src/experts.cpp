@@ -1,0 +1,153 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace remora {
+
+namespace {
+
+constexpr float TINY = 1e-20f;  // a sum of weights is never zero
+constexpr int MOST_ROWS = 192;  // of one chunk of a product
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+void score_together(const float* logits, int size, float* scores) {
+  const float most = *std::max_element(logits, logits + size);
+  float total = 0;
+  for (int i = 0; i < size; i++) total += scores[i] = std::exp(logits[i] - most);
+  for (int i = 0; i < size; i++) scores[i] /= total;
+}
+
+void score_apart(const float* logits, int size, float* scores) {
+  for (int i = 0; i < size; i++) scores[i] = 1.0f / (1.0f + std::exp(-logits[i]));
+}
+
+// Take the index of the greatest value out, the first of equals; what was taken is -infinity. NaN is
+// the greatest of all: what is not finite is to be seen in the logits.
+int take_best(float* values, int size) {
+  int best = 0;
+  for (int i = 1; i < size; i++)
+    if (values[i] > values[best] || (std::isnan(values[i]) && !std::isnan(values[best]))) best = i;
+  values[best] = -INFINITY;
+  return best;
+}
+
+template <class T>
+void copy_row(const void* from, int64_t from_row, void* to, int64_t to_row, int size) {
+  memcpy((T*)to + to_row * size, (const T*)from + from_row * size, size * sizeof(T));
+}
+
+}  // namespace
+
+void Route::reserve(int num_threads) {
+  const std::vector<float> empty(routing_.num_experts);
+  scratch_.assign(num_threads, {empty, empty});
+}
+
+// Every expert outside of the best groups becomes -infinity.
+void Route::leave_best_groups(std::vector<float>& choice) const {
+  const int size = routing_.num_experts / routing_.num_groups;
+  std::vector<float> of_groups(routing_.num_groups);
+  for (int group = 0; group < routing_.num_groups; group++) {
+    float best = -INFINITY, second = -INFINITY;
+    for (int i = group * size; i < (group + 1) * size; i++) {
+      second = std::max(second, std::min(best, choice[i]));
+      best = std::max(best, choice[i]);
+    }
+    of_groups[group] = routing_.group_best == 2 && size > 1 ? best + second : best;
+  }
+  std::vector<bool> is_left(routing_.num_groups);
+  for (int i = 0; i < routing_.top_groups; i++)
+    is_left[take_best(of_groups.data(), routing_.num_groups)] = true;
+  for (int i = 0; i < routing_.num_experts; i++)
+    if (!is_left[i / size]) choice[i] = -INFINITY;
+}
+
+void Route::run_row(const Batch&, int row, int thread) {
+  const int size = routing_.num_experts;
+  const float* logits = logits_ + (int64_t)row * stride_;
+  auto& [scores, choice] = scratch_[thread];
+  (routing_.is_sigmoid ? score_apart : score_together)(logits, size, scores.data());
+  for (int i = 0; i < size; i++) {
+    choice[i] = routing_.by_logits ? logits[i] : scores[i];
+    if (routing_.correction) choice[i] += routing_.correction[i];
+  }
+  if (routing_.num_groups > 1) leave_best_groups(choice);
+  int32_t* ids = out_.ids + (int64_t)row * out_.top_k;
+  float* weights = out_.weights + (int64_t)row * out_.top_k;
+  float total = routing_.is_normalised ? TINY : 0;
+  for (int k = 0; k < out_.top_k; k++) {
+    ids[k] = take_best(choice.data(), size);
+    total += weights[k] = scores[ids[k]];
+  }
+  const float factor = routing_.scaling / (routing_.is_normalised ? total : 1.0f);
+  for (int k = 0; k < out_.top_k; k++) weights[k] *= factor;
+}
+
+void SortPairs::run_chunk(const Batch& batch, int, int, int) {
+  const int num_pairs = batch.num_tokens * c_.top_k;
+  std::fill_n(c_.starts, c_.num_experts + 1, 0);
+  std::fill_n(c_.active, c_.num_experts, -1);
+  for (int pair = 0; pair < num_pairs; pair++) c_.starts[c_.ids[pair] + 1]++;
+  int num_active = 0;
+  for (int expert = 0; expert < c_.num_experts; expert++) {
+    if (c_.starts[expert + 1]) c_.active[num_active++] = expert;
+    next_[expert] = c_.starts[expert];
+    c_.starts[expert + 1] += c_.starts[expert];
+  }
+  for (int pair = 0; pair < num_pairs; pair++) {
+    const int place = next_[c_.ids[pair]]++;
+    c_.places[pair] = place;
+    c_.tokens[place] = pair / c_.top_k;
+  }
+}
+
+void Gather::run_row(const Batch&, int row, int) {
+  const int from = c_.tokens[row];
+  if (format_ == F32) return copy_row<float>(x_.values, from, out_.values, row, x_.stride);
+  if (format_ == BF16) return copy_row<bf16>(x_.values, from, out_.values, row, x_.stride);
+  const int groups = x_.stride / group_size(format_);
+  copy_row<int8_t>(x_.values, from, out_.values, row, x_.stride);
+  copy_row<float>(x_.scales, from, out_.scales, row, groups);
+  copy_row<int32_t>(x_.sums, from, out_.sums, row, groups);
+}
+
+// How many chunks there are is fixed before anything is chosen: as many as there can be at most.
+int MultiplyExperts::num_chunks(const Batch& batch, int) const {
+  return c_.num_active(batch.num_tokens) * weights_[0].num_panels *
+         ceil_div(batch.num_tokens, MOST_ROWS);
+}
+
+void MultiplyExperts::run_chunk(const Batch& batch, int, int chunk, int) {
+  const int panels = weights_[0].num_panels, blocks = ceil_div(batch.num_tokens, MOST_ROWS);
+  const int expert = c_.active[chunk / panels / blocks];
+  if (expert < 0) return;
+  const int first = c_.starts[expert] + chunk / panels % blocks * MOST_ROWS;
+  const int last = std::min(first + MOST_ROWS, c_.starts[expert + 1]);
+  if (first < last)
+    multiply_panel(weights_[expert], x_, out_, chunk % panels, first, last, nullptr);
+}
+
+void AddWeighted::run_row(const Batch&, int row, int) {
+  float* out = s_.out + (int64_t)row * s_.out_stride;
+  const float* weights = s_.weights + (int64_t)row * s_.weights_stride;
+  const auto x = [&](int k) {
+    const int64_t from = s_.places ? s_.places[(int64_t)row * s_.top_k + k] : row;
+    return s_.x + from * s_.x_stride;
+  };
+  int i = 0;
+  for (; i + LANES <= s_.size; i += LANES) {
+    vf total = {};
+    for (int k = 0; k < s_.top_k; k++) total += load<vf>(x(k) + i) * weights[k];
+    store(out + i, load<vf>(out + i) + total);
+  }
+  for (; i < s_.size; i++) {
+    float total = 0;
+    for (int k = 0; k < s_.top_k; k++) total += x(k)[i] * weights[k];
+    out[i] += total;
+  }
+}
+
+}  // namespace remora

@@ -1,0 +1,120 @@
+// Layers of experts: who is chosen, and products of each expert that was with its tokens alone.
+//
+// A token and one of its experts are a pair. Pairs are sorted by expert, so that an expert's weight
+// is read once for all its tokens; within an expert they keep the order of the tokens. A row's
+// result does not depend on which other rows there are.
+#pragma once
+
+#include <vector>
+
+#include "program.h"
+
+namespace remora {
+
+// How a model chooses; E experts, k of them for each token.
+struct Routing {
+  int num_experts, top_k;
+  bool is_sigmoid;       // scores are sigmoids of logits; else one softmax
+  bool by_logits;        // the order of logits decides, which is that of scores but for rounding
+  bool is_normalised;    // weights of a token are divided by their sum
+  float scaling;         // on weights, at the end
+  int num_groups, top_groups, group_best;  // experts come from the best groups of experts
+  const float* correction;  // [E] added to scores for the choice alone, or null
+};
+
+// What was chosen, filled anew in each layer.
+struct Choices {
+  int num_experts, top_k;
+  int32_t* ids;      // [T][k] experts of a token, best first
+  float* weights;    // [T][k]
+  int32_t* tokens;   // [T * k] whose row a sorted pair is
+  int32_t* places;   // [T][k] where a pair stands when sorted
+  int32_t* starts;   // [E + 1] where the pairs of each expert begin
+  int32_t* active;   // [E] experts that have pairs, ascending; then -1
+  int num_active(int num_tokens) const {  // at most
+    const int64_t pairs = (int64_t)num_tokens * top_k;
+    return pairs < num_experts ? (int)pairs : num_experts;
+  }
+};
+
+// ids and weights from the router's logits [T][stride]
+class Route : public RowOperation {
+ public:
+  Route(const Routing& routing, const float* logits, int stride, const Choices& out)
+      : RowOperation(false), routing_(routing), logits_(logits), stride_(stride), out_(out) {}
+  void reserve(int num_threads) override;
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  struct Scratch {
+    std::vector<float> scores, choice;  // of each expert
+  };
+  void leave_best_groups(std::vector<float>& choice) const;
+
+  const Routing routing_;
+  const float* logits_;
+  const int stride_;
+  const Choices out_;
+  std::vector<Scratch> scratch_;
+};
+
+// The rest of `Choices` from ids.
+class SortPairs : public Operation {
+ public:
+  explicit SortPairs(const Choices& choices) : c_(choices), next_(choices.num_experts) {}
+  int num_chunks(const Batch& batch, int) const override { return batch.num_tokens > 0; }
+  void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
+
+ private:
+  const Choices c_;
+  std::vector<int32_t> next_;
+};
+
+// out[p] = x[tokens[p]], for every sorted pair p
+class Gather : public RowOperation {
+ public:
+  Gather(Format format, Rows x, Rows out, const Choices& choices)
+      : RowOperation(false, choices.top_k), format_(format), x_(x), out_(out), c_(choices) {}
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  const Format format_;
+  const Rows x_, out_;
+  const Choices c_;
+};
+
+// Rows of sorted pairs, each with its expert's weight; the weights are of one shape.
+class MultiplyExperts : public Operation {
+ public:
+  MultiplyExperts(const Weight* weights, Rows x, Output out, const Choices& choices)
+      : weights_(weights, weights + choices.num_experts), x_(x), out_(out), c_(choices) {}
+  int num_chunks(const Batch& batch, int num_threads) const override;
+  void run_chunk(const Batch& batch, int num_threads, int chunk, int thread) override;
+
+ private:
+  const std::vector<Weight> weights_;
+  const Rows x_;
+  const Output out_;
+  const Choices c_;
+};
+
+// out[t] += the sum over k of weights[t][k] * x[places[t][k]]
+class AddWeighted : public RowOperation {
+ public:
+  struct Settings {
+    const float* x;
+    int x_stride, size;
+    const float* weights;  // [T][weights_stride]
+    int weights_stride, top_k;
+    const int32_t* places;  // [T][top_k]; null: row t is the only one of token t
+    float* out;
+    int out_stride;
+  };
+  explicit AddWeighted(const Settings& settings) : RowOperation(false), s_(settings) {}
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  const Settings s_;
+};
+
+}  // namespace remora
