@@ -80,6 +80,11 @@ class Registry:
         """What is served."""
         return tuple(self._records.values())
 
+    @property
+    def ended(self) -> frozenset[int]:
+        """Versions whose requests are to be ended."""
+        return frozenset(self._ended)
+
     def desired(self, known: int = 0) -> Desired:
         """Return what replicas are to serve.
 
@@ -93,7 +98,7 @@ class Registry:
             active=tuple(self._records[name] for name in active),
             gone=frozenset((changed or set()) - self._records.keys()),
             staged=tuple(self._staged.values()),
-            ended=frozenset(self._ended),
+            ended=self.ended,
         )
 
     def find(self, name: str) -> AdapterRecord | None:

@@ -127,6 +127,9 @@ class LoRAManager:
             if adapter.digest:
                 self._registry.note_digest(adapter.name, adapter.version, adapter.digest)
         self._drop_broken(report.adapters)
+        # Whoever has asked for an end may have left.
+        for version in filter(self._is_gone, self._registry.ended):
+            self._registry.forget_ended(version)
         self._wake()
         return True
 
@@ -174,7 +177,6 @@ class LoRAManager:
                     f"after {self._lora.load_timeout_s:g} s. They may end by themselves.",
                     10.0,
                 )
-            self._registry.forget_ended(record.version)
             return {"name": name, "version": record.version}
 
     async def pin(self, name: str, *, pinned: bool) -> dict[str, Any]:

@@ -13,10 +13,12 @@ import pytest
 
 from remora.configs.errors import InvalidAdapter, InvalidRequest, Unavailable, UnknownModel
 from remora.deployments.adapters import manager as module
+from remora.deployments.adapters import syncing
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.adapters.syncing import AdapterSync
 from remora.lora.catalogue import Catalogue
 from tests.lora.catalogues import FakeLoader
+from tests.moments import cancelled, nothing_left, steps
 
 
 @pytest.fixture(autouse=True)
@@ -375,3 +377,28 @@ async def test_adapters_of_the_configuration_stay(tmp_path: Path) -> None:
         assert made.replicas[0].catalogue.names == ["a"]
         with pytest.raises(InvalidRequest, match=r"lora\.adapters"):
             await made.manager.unload("a")
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_change_whose_caller_leaves_at_any_moment_is_whole_or_undone(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SOON_S", "GATHER_S"):
+        monkeypatch.setattr(syncing, name, 0)
+    source = place(tmp_path, "a")
+    async with nothing_left(), cluster(tmp_path, "r1", "r2") as made:
+        for moment in range(0, 60, 2):
+            loading = made.manager.load("a", source, replaces=True)
+            await cancelled(loading, moment, again=again)
+            told = await made.manager.load("a", source, replaces=True)
+            assert {await replica.use("a") for replica in made.replicas} == {told["version"]}
+            assert not made.manager._registry.desired().staged
+            await cancelled(made.manager.unload("a", ends=True), moment, again=again)
+            with suppress(UnknownModel):
+                await made.manager.unload("a", ends=True)
+            async with asyncio.timeout(5):
+                while any(replica.catalogue.reports() for replica in made.replicas):
+                    await steps(1)
+                while made.manager._registry.desired().ended:
+                    await steps(1)
+        assert [replica.loader.loaded for replica in made.replicas] == [set(), set()]
