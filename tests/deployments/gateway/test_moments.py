@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 from collections.abc import Callable
 from contextlib import aclosing
 from types import SimpleNamespace
@@ -13,10 +15,11 @@ from starlette.types import ASGIApp
 
 from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.gateway import Gateway
+from remora.deployments.gateway.tunnel import Tunnel
 from remora.deployments.routing.key import RouteKey
 from tests.deployments.connection import Connection
 from tests.deployments.fakes import FakeEngine, FakeServer
-from tests.deployments.gateway.fakes import Replica, Replicas, gateway, ready
+from tests.deployments.gateway.fakes import NODE, Replica, Replicas, gateway, ready
 from tests.moments import cancelled, end, nothing_left, steps
 
 PATH, BODY = "/v1/completions", {"prompt": "x", "stream": True}
@@ -83,6 +86,37 @@ async def test_a_client_that_leaves_after_the_end_of_its_answer_ends_the_call() 
         connection.leave()
         await end(connection.task)
         await until(lambda: not replicas.open)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_replicas_end_of_a_call_may_be_cancelled_at_any_moment(again: bool) -> None:
+    replica = Replica("one", FakeServer(FakeEngine(gate=asyncio.Event())))
+    tunnel = Tunnel(node_id=NODE, host="127.0.0.1")
+    await tunnel.open()
+    num_open = len(os.listdir("/proc/self/fd"))
+    async with nothing_left():
+        for moment in range(30):
+            line = tunnel.line()
+            scope = {
+                "type": "http",
+                "method": "POST",
+                "path": PATH,
+                "query_string": b"",
+                "headers": [(b"content-type", b"application/json")],
+            }
+            call = Call(
+                scope=scope,
+                body=json.dumps(BODY).encode(),
+                address=tunnel.address,
+                secret=line.secret,
+            )
+            await cancelled(replica.relay.answer(call), moment, again=again)
+            assert not replica.server.client.running
+            await steps(10)
+            line.close()
+        await until(lambda: len(os.listdir("/proc/self/fd")) == num_open)
+    tunnel.close()
+    assert replica.server.client.requests
 
 
 class Chunks:

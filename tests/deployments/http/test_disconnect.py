@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,10 +13,12 @@ from starlette.types import Message
 from remora.configs.limits import LimitsSection
 from remora.deployments.http import limits
 from remora.deployments.http.dialects import OPENAI
+from remora.deployments.http.served import Served
 from remora.deployments.http.sse import EventStream
+from remora.deployments.llm_server import LLMServer
 from tests.deployments.connection import Connection
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
-from tests.moments import end, nothing_left, steps
+from tests.moments import cancelled, end, nothing_left, steps
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 TOOLS = [{"type": "function", "function": {"name": "add"}}]
@@ -27,6 +29,7 @@ BODIES = [
     ("/v1/completions", {"prompt": ["a", "b", "c"]}),
     ("/v1/completions", {"prompt": ["a", "b", "c"], "stream": True}),
     ("/generate", {"text": "a", "stream": True}),
+    ("/v1/responses", {"input": "a", "stream": True}),
 ]
 
 
@@ -87,6 +90,29 @@ async def test_a_call_that_ends_at_any_moment_leaves_nothing_running(
                 connection.task.cancel()
             await end(connection.task, again=ends == "cancel again")
             assert server.client.running == set(), f"{moment} steps after it began"
+
+
+async def read(chunks: AsyncGenerator[Any, None]) -> None:
+    async with aclosing(chunks):
+        async for _ in chunks:
+            await steps(3)
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_call_of_a_python_handle_may_be_cancelled_at_any_moment(again: bool) -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+    replica = object.__new__(LLMServer)
+    replica._served = Served.over(server)
+    async with nothing_left():
+        for moment in range(25):
+            for call in (
+                read(replica.chat_stream(CHAT)),
+                read(replica.generate({"text": "a"})),
+                replica.completions({"prompt": ["a", "b"]}),
+            ):
+                await cancelled(call, moment, again=again)
+                assert server.client.running == set(), f"{moment} steps after it began"
+    assert server.client.requests
 
 
 async def test_an_idle_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
