@@ -22,8 +22,9 @@ def make_adapter(base: Path, folder: Path, *, seed: int = 0, **settings: Any) ->
 
 def adapt(model: Any, folder: Path, *, seed: int = 0, **settings: Any) -> PeftModel:
     """Write an adapter of transformers' `model`, in its place; return the model that has it."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")  # tied weights: what it says of them is tested here
+        torch.manual_seed(seed)  # PEFT begins with random values, too
         adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings))
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
