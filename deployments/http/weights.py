@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ from pydantic import Field
 from remora.configs.errors import ConfigError, InvalidRequest
 from remora.deployments.http.fields import Body
 from remora.engine.protocols import EngineClient
+
+log = logging.getLogger(__name__)
 
 Install = Callable[[], None]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -63,6 +66,7 @@ class Weights:
             raise InvalidRequest("Other weights are being loaded already.", code="update_running")
         # It goes on when the caller leaves: half an update would be nobody's.
         self._updating = asyncio.create_task(self._update(self._exchange, body, client))
+        self._updating.add_done_callback(_log_failure)
         return await asyncio.shield(self._updating)
 
     async def _update(
@@ -84,3 +88,9 @@ class Weights:
             "message": "The new weights are served.",
             "weight_version": self.version,
         }
+
+
+def _log_failure(update: asyncio.Task[dict[str, Any]]) -> None:
+    """Say why an update has failed: whoever asked for it may have left."""
+    if not update.cancelled() and (error := update.exception()) is not None:
+        log.warning("other weights were not taken: %s", error)

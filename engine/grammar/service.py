@@ -91,8 +91,11 @@ class GrammarService:
         self._check_enabled(param)
         try:
             source = await asyncio.wrap_future(self._check(constraint))
-            # Others may wait for the same grammar: it is compiled even if this call is cancelled.
-            return await asyncio.shield(asyncio.wrap_future(self._grammar(source)))
+            compiled = asyncio.wrap_future(self._grammar(source))
+            # Others may wait for the same grammar: it is compiled even if this call is cancelled,
+            # and then nobody here asks what became of it.
+            compiled.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return await asyncio.shield(compiled)
         except ConstraintError as error:
             message = f"{param} cannot be enforced: {error}."
             raise InvalidRequest(message, param, "invalid_grammar", limit=error.limit) from None

@@ -149,3 +149,17 @@ async def tried(weights: Weights, body: UpdateBody) -> str:
     except InvalidRequest as refusal:
         return str(refusal.code)
     return "done"
+
+
+async def test_an_update_that_fails_when_its_caller_has_left_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    noting = Noting()
+    noting.may_load.clear()
+    weights = Weights("first", Exchange(noting.prepare, noting.run))
+    async with nothing_left():
+        await cancelled(weights.update(UpdateBody(model_path="broken"), FakeEngine()), 5)
+        noting.may_load.set()
+        while (await tried(weights, UpdateBody(model_path="/a"))) == "update_running":
+            await steps(1)
+    assert "The weights stay as they are: the weights do not fit" in caplog.text
