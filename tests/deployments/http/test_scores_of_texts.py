@@ -48,10 +48,11 @@ def framed(query: str, document: str) -> dict[str, Any]:
     return {"input_ids": found.ids, "token_type_ids": found.type_ids}
 
 
+@pytest.mark.parametrize("family", ["bert", "deberta"])
 async def test_cross_encoders_read_both_texts_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
 ) -> None:
-    oracle = make_tiny_encoder(tmp_path, "bert", classifies=True, num_labels=1)
+    oracle = make_tiny_encoder(tmp_path, family, classifies=True, num_labels=1)
     wanted = scores_of(oracle, [framed(QUERY, text) for text in DOCUMENTS])
     order = sorted(range(3), key=lambda index: -wanted[index])
     async with replica(tmp_path, monkeypatch) as (client, server):
@@ -136,9 +137,10 @@ async def test_embedders_compare_vectors(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.observes("pooling.activation")
-async def test_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["modernbert", "distilbert"])
+async def test_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     labels = {0: "no", 1: "maybe", 2: "yes"}
-    oracle = make_tiny_encoder(tmp_path, "modernbert", classifies=True, id2label=labels)
+    oracle = make_tiny_encoder(tmp_path, family, classifies=True, id2label=labels)
     ids = make_framing_tokenizer()(QUERY)["input_ids"]
     with torch.inference_mode():
         logits = oracle(torch.tensor([ids])).logits[0]
