@@ -407,8 +407,9 @@ class Catalogue:
             elif entry.facts is not None:
                 self._leave(entry)
             else:
-                self._entries.pop(entry.record.version, None)
-                self._note(entry)
+                if self._entries.get(entry.record.version) is entry:  # it may have come back since
+                    del self._entries[entry.record.version]
+                    self._note(entry)
                 return
 
     # -- telling -------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import psutil  # type: ignore[import-untyped]
 from remora.configs.errors import ConfigError, EngineError, InvalidAdapter
 from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, served_name
 from remora.configs.schema import ServeConfig
+from remora.deployments.beside import beside
 from remora.deployments.ranks.placement import bundle_index, rank_options
 from remora.deployments.ranks.stats import RankStats
 from remora.deployments.ranks.worker import EngineWorker, RankFacts
@@ -224,17 +225,16 @@ class RayTeam:
     ) -> None:
         from ray.exceptions import RayError
 
-        answer = asyncio.ensure_future(worker.actor.ping.remote())
-        await asyncio.wait({answer}, timeout=timeout_s)
-        # If it was we, or the whole machine, who stood still, the answer is about to be read.
-        await asyncio.wait({answer}, timeout=GRACE_S)
-        if not answer.done():
-            answer.cancel()
-            on_failure(EngineError(f"{_capital(worker)} has not answered for {timeout_s:g} s."))
-        elif isinstance(error := answer.exception(), RayError):
-            on_failure(EngineError(f"{_capital(worker)} has failed: {_first_line(error)}"))
-        elif error is None:
-            worker.stats = answer.result()
+        async with beside(worker.actor.ping.remote()) as answer:
+            await asyncio.wait({answer}, timeout=timeout_s)
+            # If it was we, or the whole machine, who stood still, the answer is about to be read.
+            await asyncio.wait({answer}, timeout=GRACE_S)
+            if not answer.done():
+                on_failure(EngineError(f"{_capital(worker)} has not answered for {timeout_s:g} s."))
+            elif isinstance(error := answer.exception(), RayError):
+                on_failure(EngineError(f"{_capital(worker)} has failed: {_first_line(error)}"))
+            elif error is None:
+                worker.stats = answer.result()
 
     def prepare_adapter(self, instance: int, source: str) -> list[Awaitable[AdapterFacts]]:
         """Load an adapter at each rank. What goes wrong at one of them its answer raises."""

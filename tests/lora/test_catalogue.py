@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections import Counter
 from contextlib import AsyncExitStack, nullcontext
@@ -339,5 +340,26 @@ async def test_a_use_that_is_cancelled_at_any_moment_holds_nothing(
             assert {each.version for each in catalogue.reports()} == ({1} if unloads else {1, 2})
             assert await use(catalogue, 1) == 1
             catalogue.adopt(wanted(revision=3))
+            await catalogue.settled()
+            assert loader.loaded == set()
+
+
+async def test_a_version_may_come_back_at_any_moment_of_its_leaving() -> None:
+    async with nothing_left():
+        for between, moment in itertools.product(range(4), range(12)):
+            loader = FakeLoader()
+            catalogue = Catalogue(loader, max_loaded=1)
+            catalogue.adopt(wanted(record(1)))
+            await catalogue.settled()
+            catalogue.adopt(wanted(revision=2))
+            await steps(between)
+            catalogue.adopt(wanted(revision=3))
+            await steps(moment)
+            catalogue.adopt(wanted(record(1), revision=4))
+            await catalogue.settled()
+
+            assert [each.version for each in catalogue.reports()] == [1]
+            assert await use(catalogue, 1) == 1
+            catalogue.adopt(wanted(revision=5))
             await catalogue.settled()
             assert loader.loaded == set()

@@ -32,6 +32,7 @@ from remora.engine.parallel.connect import listen
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.meeting import join
 from tests.engine.fakes import make_plan
+from tests.moments import cancelled, nothing_left
 
 CONFIG = parse_args({"model": {"path": "m"}, "parallel": {"tp_size": 3, "rank_timeout_s": 0.1}})
 MACHINE = MachineFacts(
@@ -412,3 +413,15 @@ async def test_a_failed_replica_ends_itself_once_its_streams_are_told(
     await engine._end_after_failure(FakeClient(events))  # type: ignore[arg-type]
 
     assert events == ["rank killed", "rank killed", "streams told", "exit 1"]
+
+
+async def test_the_watching_of_ranks_ends_at_any_moment(
+    team: RayTeam, actors: list[FakeActor]
+) -> None:
+    for worker in team.workers:
+        worker.facts = FACTS
+    async with nothing_left():
+        for moment in range(8):
+            actors[0].pinged, actors[1].pinged = Future(), Future()
+            actors[0].pinged.set_exception(ActorDiedError())
+            await cancelled(team.watch(lambda _error: None, 5.0), moment)
