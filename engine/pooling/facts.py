@@ -21,6 +21,7 @@ from remora.engine.models.families.reading import RawConfig
 from remora.engine.pooling.scoring import (
     REWARD_HEADS,
     STEP_HEADS,
+    STEP_LABELS,
     STEP_TOKEN,
     labels_of,
     score_activation,
@@ -321,18 +322,19 @@ def _scoring_facts(path: Path, raw: RawConfig, task: Task, hidden_size: int) -> 
             "pairs, which is not known of models with a head for classes."
         )
     method, stages = scoring_layers(raw, architecture, hidden_size)
-    if architecture.endswith(REWARD_HEADS):
+    activation = score_activation(raw, task, len(labels), said.get("activation_fn"))
+    step_token = None
+    if architecture.endswith(STEP_HEADS):
+        labels, activation, step_token = STEP_LABELS, "softmax", STEP_TOKEN
+    elif architecture.endswith(REWARD_HEADS):
         labels = labels[:1]
-    judges_steps = architecture.endswith(STEP_HEADS)
     return PoolingFacts(
         task=task,
         methods=(method,),
         stages=stages,
         normalize=False,
-        activation="softmax"
-        if judges_steps
-        else score_activation(raw, task, len(labels), said.get("activation_fn")),
-        step_token=STEP_TOKEN if judges_steps else None,
+        activation=activation,
+        step_token=step_token,
         labels=labels,
         prompts={},
     )

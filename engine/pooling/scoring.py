@@ -16,6 +16,7 @@ from remora.engine.pooling.stages import Stage, torch_activation
 REWARD_HEADS = ("ForRewardModel",)
 STEP_HEADS = ("ForProcessRewardModel",)
 STEP_TOKEN = "<extra_0>"
+STEP_LABELS = ("wrong", "right")  # whatever config.json calls them
 
 Layers = tuple[Method, tuple[Stage, ...]]
 
@@ -32,7 +33,7 @@ def scoring_layers(raw: RawConfig, architecture: str, size: int) -> Layers:
     if architecture.startswith("InternLM2"):
         return "last", (Stage(name="v_head", inputs=size, outputs=1, bias=False),)
     if architecture.endswith((*REWARD_HEADS, *STEP_HEADS)):
-        outputs = count if architecture.endswith(STEP_HEADS) else 1
+        outputs = len(STEP_LABELS) if architecture.endswith(STEP_HEADS) else 1
         first = Stage(name="score.0", inputs=size, outputs=size, activation="relu")
         return "last", (first, Stage(name="score.2", inputs=size, outputs=outputs))
     return "last", (Stage(name="score", inputs=size, outputs=count, bias=False),)

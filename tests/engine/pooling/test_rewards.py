@@ -108,7 +108,8 @@ def save_process_rewards(path: Path) -> Callable[[list[int], int], Tensor]:
         "score.2.weight": last,
         "score.2.bias": offset,
     }
-    write(path, {**tensors, **heads}, {**raw, "architectures": ["Qwen2ForProcessRewardModel"]})
+    said = {"architectures": ["Qwen2ForProcessRewardModel"], "id2label": {"0": "not so"}}
+    write(path, {**tensors, **heads}, {**raw, **said})
 
     def wanted(ids: list[int], step: int) -> Tensor:
         with torch.inference_mode():
@@ -128,6 +129,7 @@ def test_process_rewards_are_those_of_every_step(tmp_path: Path) -> None:
     assert task == "reward"
     facts = read_pooling_facts(tmp_path, task, PoolingSection(), hidden_size=SIZE)
     assert (facts.step_token, facts.activation, facts.size) == ("<extra_0>", "softmax", 2)
+    assert facts.labels == ("wrong", "right")
     model = load_pooling_model(
         tmp_path,
         replace(facts, step_id=step),
