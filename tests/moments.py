@@ -50,11 +50,12 @@ async def end(task: asyncio.Future[Any], *, again: bool = False) -> None:
 
 @asynccontextmanager
 async def nothing_left() -> AsyncIterator[None]:
-    """Fail if the block leaves a task, an error that nobody has seen, or an open generator.
+    """Fail if the block leaves a task, a timer, an error that nobody has seen, an open generator.
 
     Garbage is collected at the end only: what is just let go of must not be what closes it.
     """
     loop, before, hooks = asyncio.get_running_loop(), asyncio.all_tasks(), sys.get_asyncgen_hooks()
+    timers = _timers()
     faults: list[str] = []
 
     def dropped(generator: AsyncGenerator[Any, Any]) -> None:
@@ -67,6 +68,7 @@ async def nothing_left() -> AsyncIterator[None]:
         yield
         await steps(_SETTLING_STEPS)
         faults += [f"still runs: {task}" for task in asyncio.all_tasks() - before]
+        faults += [f"is still to come: {timer}" for timer in _timers() - timers]
         gc.collect()
         await steps(1)
     finally:
@@ -74,3 +76,8 @@ async def nothing_left() -> AsyncIterator[None]:
         loop.set_exception_handler(None)
         sys.set_asyncgen_hooks(*hooks)
     assert not faults, "\n".join(faults)
+
+
+def _timers() -> set[asyncio.TimerHandle]:
+    scheduled = getattr(asyncio.get_running_loop(), "_scheduled", ())  # asyncio's own loop has it
+    return {timer for timer in scheduled if not timer.cancelled()}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from remora.deployments.gateway.call import Address
@@ -45,6 +46,7 @@ class Line:
         self._frames = FrameReader()
         self._has_begun = False
         self._failure: BaseException | None = None
+        self._timers: list[asyncio.TimerHandle] = []
 
     async def taken(self) -> None:
         """Wait until a replica has taken the call. Raises CutOff if that cannot be any more."""
@@ -88,11 +90,14 @@ class Line:
         self._connected.set()
         if self._writer is not None:
             # Most have hung up by now; a machine that is gone does not.
-            asyncio.get_running_loop().call_later(GRACE_S, self._writer.close)
+            self._soon(self._writer.close)
 
     def expect_the_end(self) -> None:
         """Let the reader wait no longer for a replica: whoever had the call is done with it."""
-        asyncio.get_running_loop().call_later(GRACE_S, self._give_up)
+        self._soon(self._give_up)
+
+    def _soon(self, action: Callable[[], object]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(GRACE_S, action))
 
     def _give_up(self) -> None:
         self._failure = self._failure or CutOff()
@@ -101,6 +106,8 @@ class Line:
     def close(self) -> None:
         """Hang up; the replica takes that for its client having gone."""
         self._tunnel.forget(self.secret)
+        for timer in self._timers:
+            timer.cancel()
         if self._writer is not None:
             self._writer.transport.abort()
 

@@ -124,6 +124,7 @@ async def test_an_exchange_that_ends_at_any_moment_leaves_nothing(
     monkeypatch.setattr(manager_module, "log_through_serve", lambda: None)
     monkeypatch.setattr(syncing_module, "GATHER_S", 0)
     manager = await make_manager(Path("/"))
+    await steps(1)
     async with nothing_left():
         for moment in range(30):
             catalogue = Catalogue(FakeLoader(), max_loaded=2)

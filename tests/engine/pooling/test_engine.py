@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
@@ -19,6 +20,7 @@ from remora.engine.pooling.model import PoolingModel
 from remora.engine.pooling.row import Row
 from remora.engine.types import FinishReason, FloatArray, PoolingParams, Request, SamplingParams
 from tests.deployments.fakes import make_plan
+from tests.moments import cancelled, nothing_left
 
 VOCAB = 50
 PLAN = replace(
@@ -119,10 +121,12 @@ def test_what_can_never_run_is_refused() -> None:
 
 
 async def vector(client: LocalEngineClient, row: Request) -> FloatArray | None:
-    async for output in client.generate(row):
-        assert output.finish_reason is FinishReason.STOP
-        return output.pooled
-    return None
+    found = None
+    async with aclosing(client.generate(row)) as outputs:
+        async for output in outputs:
+            assert output.finish_reason is FinishReason.STOP
+            found = output.pooled
+    return found
 
 
 async def test_a_client_drives_it_like_any_engine() -> None:
@@ -139,4 +143,17 @@ async def test_a_client_drives_it_like_any_engine() -> None:
         await vector(client, request("bad", [7]))
     assert await vector(client, request("next", [1])) is not None
     assert await client.drain(1.0)
+    client.close()
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_row_whose_reader_leaves_at_any_moment_waits_no_longer(again: bool) -> None:
+    engine, _ = make_engine()
+    client = LocalEngineClient(engine, None)
+    async with nothing_left():
+        for moment in range(40):
+            await cancelled(vector(client, request("a", [moment])), moment, again=again)
+    assert await client.drain(1.0)
+    assert await client.flush_cache()
+    assert client.stats().num_queued_tokens == 0
     client.close()
