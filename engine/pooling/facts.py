@@ -29,6 +29,7 @@ from remora.engine.pooling.scoring import (
 )
 from remora.engine.pooling.stages import Stage, torch_activation
 
+TEXTS = "sentence_bert_config.json"
 SENTENCES = "config_sentence_transformers.json"
 VECTOR = "sentence_embedding"
 BASE_HEADS = ("Model",)
@@ -256,7 +257,7 @@ def _sentence_facts(path: Path, raw: RawConfig, hidden_size: int) -> PoolingFact
                     "Transformer, Pooling, Dense, Normalize and Dropout."
                 )
     said = _read(path / SENTENCES)
-    length = _read(path / "sentence_bert_config.json").get("max_seq_length")
+    length = _texts(path).get("max_seq_length")
     prompts = {name: text for name, text in (said.get("prompts") or {}).items() if text is not None}
     return PoolingFacts(
         task="embed",
@@ -267,6 +268,18 @@ def _sentence_facts(path: Path, raw: RawConfig, hidden_size: int) -> PoolingFact
         prompts=prompts,
         default_prompt=said.get("default_prompt_name"),
     )
+
+
+def _texts(path: Path) -> Mapping[str, Any]:
+    """Return how texts are read. Raises ConfigError where a chat template writes them first."""
+    said: Mapping[str, Any] = _read(path / TEXTS)
+    if "message" in (said.get("modality_config") or {}):
+        raise ConfigError(
+            f"{path / TEXTS} has message in modality_config: sentence-transformers writes each "
+            "text by the chat template, which is not done here. If the model was trained with "
+            "plain texts, remove that entry."
+        )
+    return said
 
 
 def _methods(folder: Path, settings: Mapping[str, Any]) -> tuple[Method, ...]:
@@ -316,6 +329,7 @@ def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) ->
 def _scoring_facts(path: Path, raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts:
     architecture, labels = _architecture(raw), labels_of(raw)
     said = _read(path / SENTENCES)
+    _texts(path)
     if said.get("default_prompt_name") is not None:
         raise ConfigError(
             f"{path / SENTENCES} puts the prompt {said['default_prompt_name']!r} in front of "

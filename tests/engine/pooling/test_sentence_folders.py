@@ -54,6 +54,20 @@ def test_what_gives_more_or_less_than_a_vector_of_each_text_is_no_embedder(
         pooling_task(tmp_path, "auto")
 
 
+@pytest.mark.parametrize("classifies", [False, True])
+def test_texts_that_a_chat_template_writes_are_refused(tmp_path: Path, classifies: bool) -> None:
+    make_tiny_encoder(tmp_path, "bert", classifies=classifies)
+    (tmp_path / "modules.json").write_text("[]")
+    text = {"method": "forward", "method_output_name": "logits"}
+    file = tmp_path / "sentence_bert_config.json"
+    change(file, modality_config={"text": text}, max_seq_length=30)
+    facts_of(tmp_path)
+    change(file, modality_config={"text": text, "message": {**text, "format": "flat"}})
+
+    with pytest.raises(ConfigError, match="writes each text by the chat template"):
+        facts_of(tmp_path)
+
+
 @pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
 def test_layers_for_each_token_are_refused(tmp_path: Path, key: str) -> None:
     model, _ = make_tiny_embedding_gemma(tmp_path)
