@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remora.configs.kv_budget import human_bytes
-from remora.configs.plan import EnginePlan, ModelFacts, kv_bytes_per_token
+from remora.configs.plan import EnginePlan, ModelFacts
 
 _FLOAT = 4
 _PANEL = 64  # columns that native products write together
@@ -45,9 +45,8 @@ def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryRep
 
     is_native:  whether native kernels of a CPU compute
     """
-    token_bytes = kv_bytes_per_token(model, plan.dtype, tp_size=plan.tp_size, pp_size=plan.pp_size)
-    if plan.windows is not None:  # its part of what layers with a window share
-        token_bytes = max(1, plan.kv_bytes // (plan.kv_tokens + plan.page_size))
+    # With windows: a token's part of what those layers share. One page is for padding.
+    token_bytes = max(1, plan.kv_bytes // (plan.kv_tokens + plan.page_size))
     lengths = sorted({*(n for n in _LENGTHS if n < plan.max_model_len), plan.max_model_len})
     return MemoryReport(
         weight_bytes=plan.weight_bytes,
@@ -76,6 +75,8 @@ def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
         if model.experts_per_token:  # what routers read; and rows for each expert, in and out
             of_expert = int(normal * normal_bytes) + stream * _FLOAT
             tokens += stream * _FLOAT + model.experts_per_token * of_expert
+        if model.kv_vectors == 1:  # queries of latents, values, and what both are made of
+            tokens += int(context * normal_bytes) + (context + heads) * _FLOAT
         logits = _whole_panels(model.vocab_size) * _FLOAT + int(normal * normal_bytes)
         return plan.max_step_tokens * tokens + rows * logits + angles // 2
     item = 2 if plan.dtype in ("bfloat16", "float16") else _FLOAT

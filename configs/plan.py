@@ -238,7 +238,9 @@ def make_plan(
         total_bytes=machine.total_bytes,
         device=device,
     )
-    limits = _kv_limits(config, model, dtype, max_running, max_model_len, chunk, on_device.overlap)
+    limits = _kv_limits(
+        config, model, dtype, device, max_running, max_model_len, chunk, on_device.overlap
+    )
     pools = size_pools(config, model, limits, budget)
     return EnginePlan(
         model_path=model_path,
@@ -321,6 +323,7 @@ def refit(
         config,
         model,
         plan.dtype,
+        plan.device,
         plan.max_running_requests,
         plan.max_model_len,
         plan.prefill_chunk_tokens,
@@ -340,6 +343,7 @@ def _kv_limits(
     config: ServeConfig,
     model: ModelFacts,
     dtype: str,
+    device: str,
     max_running: int,
     max_model_len: int,
     chunk_tokens: int,
@@ -348,6 +352,9 @@ def _kv_limits(
     """Gather what KV is sized by; with `overlap` a step is planned before the last is done."""
     tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
     token_bytes = kv_bytes_per_token(model, dtype, tp_size=tp_size, pp_size=pp_size)
+    is_native = device == "cpu" and config.engine.cpu_kernels != "torch" and tp_size * pp_size == 1
+    if is_native and model.kv_vectors == 1:  # in the order of K and in that of V
+        token_bytes *= 2
     return KVLimits(
         token_bytes=token_bytes // -(-model.num_layers // pp_size),
         max_running=max_running,

@@ -18,7 +18,7 @@ from remora.engine.eager import EagerForward
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.graphs.recording import CudaRecorder
-from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.layers.experts import Experts
 from remora.engine.models.config import DecoderConfig

@@ -21,7 +21,6 @@ _QUANTISED = not_yet(
 )
 _OFFLOAD = not_yet("weights in the host's memory")
 _SPARSE = Refused("sparse attention is not offered: every token is attended")
-_LATENT = not_yet("models with latent attention")
 _OWN_KERNELS = NoEffect("remora has attention kernels of its own, which give the same outputs")
 _NCCL = Refused("sums between ranks go through nccl or gloo as they are")
 _RAY_PLACES = Refused(
@@ -72,7 +71,7 @@ REFUSALS: Mapping[str, Rule] = {
     "sparse_attention.": _SPARSE,
     "attention.nsa_decode_backend": _SPARSE,
     "attention.nsa_prefill_backend": _SPARSE,
-    "attention.mla.": NoEffect("no model with latent attention is served yet"),
+    "attention.mla.": _OWN_KERNELS,
     "attention.fmha.": _OWN_KERNELS,
     "attention.fmha.nvtx": _NVTX,
     "attention.fmha.show_params": Refused(

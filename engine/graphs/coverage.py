@@ -13,14 +13,12 @@ def not_covered(config: DecoderConfig) -> list[str]:
 
 
 def _gaps(config: DecoderConfig) -> Iterator[str]:
-    block, attention = config.block, config.attention
+    block = config.block
     reads_stream = block.attention_norm is None or (block.mlp_norm is None and not block.parallel)
     if block.residual_scale != 1.0 and (reads_stream or config.embedding.num_positions):
         yield "factors on what blocks add, where something reads or makes the stream without a norm"
     if any(layer.chunked for layer in config.layers):
         yield "attention in chunks"
-    if attention.latent is not None:
-        yield "latent attention"
     experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
     if any(each.weighs_inputs for each in experts):
         yield "weights on what experts read"

@@ -12,8 +12,8 @@ from torch import Tensor
 from remora.engine.graphs.operands import Operand, allocate_floats
 from remora.engine.layers.experts import Experts
 from remora.engine.models.config import ExpertsConfig
+from remora.kernels.cpu import experts as native
 from remora.kernels.cpu.buffers import Rows
-from remora.kernels.cpu.experts import Choices
 from remora.kernels.cpu.library import Format
 from remora.kernels.cpu.packing import PackedWeight, pack
 from remora.kernels.cpu.program import Program
@@ -48,7 +48,7 @@ class ExpertSteps:
         self.exact = Rows.allocate(team, Format.F32, max_tokens, hidden_size)
         self._logits = allocate_floats(max_tokens, config.num_experts)
         self.share = allocate_floats(max_tokens, 1)
-        self._choices = Choices.allocate(
+        self._choices = native.Choices.allocate(
             num_tokens=max_tokens, num_experts=config.num_experts, top_k=top_k
         )
         num_pairs = max_tokens * top_k
@@ -67,18 +67,25 @@ class ExpertSteps:
         program, choices, gated = self._program, self._choices, self._gated
         router = self.pack(*experts.router.release(), Format.F32)
         program.multiply(self.exact, router, self._logits)
-        program.route(self._logits, self._config.routing, experts.correction, choices)
-        program.sort_pairs(choices)
-        program.gather(hidden, self._read.rows, choices)
+        native.route(program, self._logits, self._config.routing, experts.correction, choices)
+        native.sort_pairs(program, choices)
+        native.gather(program, hidden, self._read.rows, choices)
         gate_up, down = self._pack_experts(experts)
-        program.multiply_experts(
-            self._read.rows, gate_up, gated.written.values, choices, gating=self._config.gating
+        native.multiply_experts(
+            program,
+            self._read.rows,
+            gate_up,
+            gated.written.values,
+            choices,
+            gating=self._config.gating,
         )
         if gated.rows is not gated.written:
             top_k = choices.top_k
             program.round(gated.written.values, gated.size, gated.rows, rows_per_token=top_k)
-        program.multiply_experts(gated.rows, down, self._given, choices)
-        program.add_weighted(self._given, self._hidden_size, choices.weights, out.values, choices)
+        native.multiply_experts(program, gated.rows, down, self._given, choices)
+        native.add_weighted(
+            program, self._given, self._hidden_size, choices.weights, out.values, choices
+        )
         of_all = sum(weight.num_bytes for weight in (*gate_up, *down))
         return router.num_bytes + of_all * choices.top_k // choices.num_experts
 

@@ -153,7 +153,7 @@ class SelfAttention:
         self.o_proj.pack()
 
     def linears(self) -> tuple[Linear, Linear]:
-        """Return its linear layers."""
+        """Return its linear layers, the one that reads the stream first."""
         return self.qkv_proj, self.o_proj
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:

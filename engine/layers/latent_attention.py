@@ -119,8 +119,13 @@ class LatentAttention:
         for linear in self.linears():
             linear.pack()
 
+    def release(self) -> Tensor:
+        """Hand `unfold` over to who computes with it; this layer no longer can."""
+        unfold, self.unfold = self.unfold, self.unfold.new_empty(0)
+        return unfold
+
     def linears(self) -> tuple[Linear, ...]:
-        """Return its linear layers."""
+        """Return its linear layers, the one that reads the stream first."""
         middle = () if self.q_b_proj is None else (self.q_b_proj,)
         return (self.in_proj, *middle, self.o_proj)
 

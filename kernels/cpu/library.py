@@ -17,6 +17,9 @@ from remora.kernels.cpu.structs import (
     BatchStruct,
     CacheStruct,
     ChoicesStruct,
+    HeadsStruct,
+    JoinedStruct,
+    LatentsStruct,
     LowRankStruct,
     NormStruct,
     OutputStruct,
@@ -132,6 +135,18 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
             POINTER(ChoicesStruct),
         ),
     ),
+    "add_multiply_heads": (
+        None,
+        (
+            c_void_p,
+            POINTER(HeadsStruct),
+            POINTER(WeightStruct),
+            POINTER(RowsStruct),
+            POINTER(OutputStruct),
+        ),
+    ),
+    "add_join_latents": (None, (c_void_p, POINTER(LatentsStruct))),
+    "add_join_heads": (None, (c_void_p, POINTER(JoinedStruct), c_int, POINTER(RowsStruct))),
     "add_weighted": (None, (c_void_p, POINTER(WeightedStruct))),
 }
 

@@ -127,11 +127,13 @@ class RotationStruct(Structure):
         ("stride", c_int),
         ("cosines", c_void_p),
         ("sines", c_void_p),
+        ("first", c_int),
         ("num_pairs", c_int),
         ("is_interleaved", c_bool),
         ("query_factors", c_void_p),
         ("query_norm", NormStruct),
         ("key_norm", NormStruct),
+        ("keys_are_values", c_bool),
     )
 
 
@@ -201,6 +203,44 @@ class WeightedStruct(Structure):
     )
 
 
+class HeadsStruct(Structure):
+    """latents.h: MultiplyHeads::Settings."""
+
+    _fields_ = (("num_heads", c_int), ("x_step", c_int), ("out_step", c_int))
+
+
+class LatentsStruct(Structure):
+    """latents.h: JoinLatents::Settings."""
+
+    _fields_ = (
+        ("num_heads", c_int),
+        ("key_size", c_int),
+        ("rotary_size", c_int),
+        ("norm", NormStruct),
+        ("absorbed", c_void_p),
+        ("absorbed_stride", c_int),
+        ("absorbed_step", c_int),
+        ("query", c_void_p),
+        ("query_stride", c_int),
+        ("kept", c_void_p),
+        ("kept_stride", c_int),
+        ("heads", c_void_p),
+        ("heads_stride", c_int),
+    )
+
+
+class JoinedStruct(Structure):
+    """latents.h: JoinHeads::Settings."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("stride", c_int),
+        ("step", c_int),
+        ("num_heads", c_int),
+        ("size", c_int),
+    )
+
+
 MIRRORED = (
     BatchStruct,
     WeightStruct,
@@ -214,4 +254,7 @@ MIRRORED = (
     RoutingStruct,
     ChoicesStruct,
     WeightedStruct,
+    HeadsStruct,
+    LatentsStruct,
+    JoinedStruct,
 )

@@ -21,7 +21,8 @@ import torch
 
 from remora.configs.environment import cache_dir
 from remora.engine.forward import FORMATS, QUANTIZED_FORMATS
-from remora.engine.graphs.step_program import StepProgram, StepProgramBuilder, StepShape
+from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_program import StepProgram
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel

@@ -22,7 +22,8 @@ from remora.configs.environment import cache_dir
 from remora.engine.attention import TorchAttention
 from remora.engine.eager import EagerForward
 from remora.engine.forward import DTYPES, FORMATS
-from remora.engine.graphs.step_program import StepProgram, StepProgramBuilder, StepShape
+from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_program import StepProgram
 from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.config import DecoderConfig

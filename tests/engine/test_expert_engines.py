@@ -74,18 +74,10 @@ def test_a_cached_prefix_changes_nothing(family: str, tiny_checkpoints: TinyChec
     assert [each.num_cached_tokens for each in again] == [0, 48, 16]
 
 
-@pytest.mark.parametrize(
-    ("family", "reason"),
-    [
-        ("deepseek-v3", "latent attention"),
-        ("llama4", "attention in chunks, weights on what experts read"),
-    ],
-)
-def test_native_kernels_say_what_they_do_not_know(
-    family: str, reason: str, tiny_checkpoints: TinyCheckpoints
-) -> None:
-    with pytest.raises(ConfigError, match=f"native kernels do not know {reason}"):
-        LLM(str(tiny_checkpoints(family)), cpu_kernels="native", show_progress=False)
+def test_native_kernels_say_what_they_do_not_know(tiny_checkpoints: TinyCheckpoints) -> None:
+    reason = "native kernels do not know attention in chunks, weights on what experts read"
+    with pytest.raises(ConfigError, match=reason):
+        LLM(str(tiny_checkpoints("llama4")), cpu_kernels="native", show_progress=False)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -129,6 +121,19 @@ def test_a_plan_says_what_the_fullest_rank_holds(
     if facts.tied_embeddings and len(shares) == 1:
         fullest += shares[0].embedding.weight.nbytes  # packed, it becomes a copy
     assert 0.98 * fullest <= plan.weight_bytes <= 1.1 * fullest
+
+
+@pytest.mark.parametrize(("cpu_kernels", "times"), [("auto", 2), ("torch", 1)])
+def test_native_kernels_keep_latents_twice(
+    cpu_kernels: str, times: int, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("deepseek-v3")
+    args = {"model": {"path": str(path)}, "engine": {"cpu_kernels": cpu_kernels, "kv_tokens": 1024}}
+
+    plan = make_plan(parse_args(args), read_model_facts(path), MACHINE, path)
+
+    once = kv_bytes_per_token(read_model_facts(path), plan.dtype)
+    assert plan.kv_bytes == (1024 + plan.page_size) * once * times
 
 
 def test_latents_are_counted_once_and_on_every_rank(tiny_checkpoints: TinyCheckpoints) -> None:

@@ -24,6 +24,10 @@ from remora.kernels.memory import Arena
 from tests.conftest import TinyCheckpoints
 
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6}
+LATENTS = {
+    **{"hidden_size": 256, "kv_lora_rank": 128, "q_lora_rank": 128, "moe_intermediate_size": 128},
+    **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64, "head_dim": 64},
+}
 EXPERTS = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 16}
 
 
@@ -53,8 +57,19 @@ def live_bytes() -> int:
         ("llama", WIDE, "bfloat16", {"cpu_kernels": "torch"}),
         ("smollm2", {}, "bfloat16", {}),
         ("qwen3-moe", EXPERTS, "bfloat16", {}),
+        ("deepseek-v3", LATENTS, "float32", {}),
+        ("deepseek-v3", {}, "float32", {"cpu_kernels": "torch"}),
     ],
-    ids=["tiny-f32", "tiny-bf16-native", "wide-f32-native", "wide-bf16", "smollm2", "experts"],
+    ids=[
+        "tiny-f32",
+        "tiny-bf16-native",
+        "wide-f32-native",
+        "wide-bf16",
+        "smollm2",
+        "experts",
+        "latents",
+        "latents-torch",
+    ],
 )
 def test_an_engine_takes_what_was_planned(
     family: str,
@@ -67,7 +82,7 @@ def test_an_engine_takes_what_was_planned(
 ) -> None:
     # What is not written to in a segment of 64 MiB costs nothing, but would be counted here.
     small = partial(Arena, segment_bytes=2**16)
-    monkeypatch.setattr("remora.engine.graphs.step_program.Arena", small)
+    monkeypatch.setattr("remora.engine.graphs.step_builder.Arena", small)
     path = smollm2_path if family == "smollm2" else tiny_checkpoints(family, **shape)
     sizes = {"kv_tokens": 8192, "max_step_tokens": 256, "max_running_requests": 16}
     config = parse_args(

@@ -2,6 +2,7 @@
 #include <exception>
 
 #include "experts.h"
+#include "latents.h"
 #include "program.h"
 
 using namespace remora;
@@ -59,7 +60,8 @@ int remora_struct_size(int number) {
                           sizeof(Output),  sizeof(KvCache),   sizeof(Attention),
                           sizeof(RotateAndStore::Settings), sizeof(LowRank),
                           sizeof(NormWeights), sizeof(Routing), sizeof(Choices),
-                          sizeof(AddWeighted::Settings)};
+                          sizeof(AddWeighted::Settings), sizeof(MultiplyHeads::Settings),
+                          sizeof(JoinLatents::Settings), sizeof(JoinHeads::Settings)};
   return (int)sizes[number];
 }
 
@@ -140,6 +142,18 @@ void remora_add_multiply_experts(void* program, const Weight* weights, const Row
 }
 void remora_add_weighted(void* program, const AddWeighted::Settings* settings) {
   add<AddWeighted>(program, *settings);
+}
+// weights: one of each head
+void remora_add_multiply_heads(void* program, const MultiplyHeads::Settings* settings,
+                               const Weight* weights, const Rows* x, const Output* out) {
+  add<MultiplyHeads>(program, *settings, weights, *x, *out);
+}
+void remora_add_join_latents(void* program, const JoinLatents::Settings* settings) {
+  add<JoinLatents>(program, *settings);
+}
+void remora_add_join_heads(void* program, const JoinHeads::Settings* settings, int format,
+                           const Rows* out) {
+  add<JoinHeads>(program, *settings, (Format)format, *out);
 }
 
 void remora_program_run(void* program, int first, int last, int num_tokens, int num_sequences,

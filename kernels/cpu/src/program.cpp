@@ -18,21 +18,6 @@ int row_chunks(int rows, int num_threads) {
 // Where part `part` of `parts` begins.
 int part_start(int size, int part, int parts) { return (int)((int64_t)size * part / parts); }
 
-void write_row(const float* x, int size, Format format, const Rows& out, int64_t row) {
-  if (format == F32) {
-    std::copy_n(x, size, (float*)out.values + row * out.stride);
-  } else if (format == BF16) {
-    bf16* to = (bf16*)out.values + row * out.stride;
-    int i = 0;
-    for (; i + LANES <= size; i += LANES) store(to + i, narrow(load<vf>(x + i)));
-    for (; i < size; i++) to[i] = narrow(x[i]);
-  } else {
-    const int group = group_size(format), groups = out.stride / group;
-    quantize_row(x, size, group, (int8_t*)out.values + row * out.stride, padded_k(format, size),
-                 out.scales + row * groups, out.sums + row * groups);
-  }
-}
-
 // Turn the pairs (i, i + half) of a head by the angles of its position.
 void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
   int i = 0;
@@ -59,6 +44,21 @@ void rotate_neighbours(float* x, const float* cosines, const float* sines, int n
 }
 
 }  // namespace
+
+void write_row(const float* x, int size, Format format, const Rows& out, int64_t row) {
+  if (format == F32) {
+    std::copy_n(x, size, (float*)out.values + row * out.stride);
+  } else if (format == BF16) {
+    bf16* to = (bf16*)out.values + row * out.stride;
+    int i = 0;
+    for (; i + LANES <= size; i += LANES) store(to + i, narrow(load<vf>(x + i)));
+    for (; i < size; i++) to[i] = narrow(x[i]);
+  } else {
+    const int group = group_size(format), groups = out.stride / group;
+    quantize_row(x, size, group, (int8_t*)out.values + row * out.stride, padded_k(format, size),
+                 out.scales + row * groups, out.sums + row * groups);
+  }
+}
 
 int RowOperation::num_chunks(const Batch& batch, int num_threads) const {
   return row_chunks(num_rows(batch), num_threads);
@@ -110,8 +110,9 @@ void RotateAndStore::run_row(const Batch& batch, int row, int) {
   const int64_t angles = batch.positions[row] * s_.num_pairs;
   const auto rotate = s_.is_interleaved ? rotate_neighbours : rotate_halves;
   for (int head = 0; head < s_.num_heads + num_kv_heads; head++)
-    rotate(queries + head * dim, s_.cosines + angles, s_.sines + angles, s_.num_pairs);
-  store_kv(s_.cache, s_.layer, keys, keys + num_kv_heads * dim, s_.cache.slots(batch)[row]);
+    rotate(queries + head * dim + s_.first, s_.cosines + angles, s_.sines + angles, s_.num_pairs);
+  const float* values = s_.keys_are_values ? keys : keys + num_kv_heads * dim;
+  store_kv(s_.cache, s_.layer, keys, values, s_.cache.slots(batch)[row]);
 }
 
 void Shrink::prepare(const Batch&) {

@@ -83,6 +83,9 @@ class Norm : public RowOperation {
   std::vector<std::vector<float>> scratch_;
 };
 
+// Write `size` floats as row `row` of rows in a format.
+void write_row(const float* x, int size, Format format, const Rows& out, int64_t row);
+
 // out[r] = x[r], rounded to the format that a product reads.
 class Round : public RowOperation {
  public:
@@ -109,10 +112,11 @@ class RotateAndStore : public RowOperation {
     float* qkv;
     int stride;
     const float *cosines, *sines;  // [positions][num_pairs]
-    int num_pairs;                 // at the beginning of each head; what follows is not turned
+    int first, num_pairs;          // of each head's elements: what else it has is not turned
     bool is_interleaved;  // neighbours are pairs, or else what stands in one place of two halves
     const float* query_factors;     // [positions] or null
     NormWeights query_norm, key_norm;
+    bool keys_are_values;  // what is kept of a token is both
   };
   explicit RotateAndStore(const Settings& settings) : RowOperation(false), s_(settings) {}
   void run_row(const Batch& batch, int row, int thread) override;

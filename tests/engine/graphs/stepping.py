@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.attention import TorchAttention
+from remora.engine.device import make_attention
 from remora.engine.eager import EagerForward
 from remora.engine.forward import QUANTIZED_FORMATS
-from remora.engine.graphs.step_program import StepProgramBuilder, StepShape
+from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.inputs import RowTable
 from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
@@ -21,6 +21,7 @@ from remora.engine.models.registry import load_model
 from remora.engine.protocols import ForwardPass
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.library import Format, Library, Team
+from tests.engine.fakes import make_plan
 from tests.kernels.cpu.products import pack_alone, unpack
 
 PAGE_SIZE, MAX_TOKENS, MAX_ROWS, NUM_PAGES = 16, 256, 4, 64
@@ -145,7 +146,6 @@ def make_eager(
     model = load_model(
         path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
     )
-    config = model.config
     layer_format, head_format = MODES[mode]
     team = Team(library, 1)
     for block in model.blocks:
@@ -157,15 +157,8 @@ def make_eager(
     model.head.linear.weight = rounded(team, model.head.linear.weight, head_format)
     team.close()
     prepare(model)
-    attention = TorchAttention(
-        num_layers=config.num_layers,
-        num_pages=NUM_PAGES,
-        page_size=PAGE_SIZE,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=torch.float32,
-        device="cpu",
-    )
+    plan = make_plan(page_size=PAGE_SIZE)
+    attention = make_attention(model, plan, NUM_PAGES)
     forward = EagerForward(model, attention, page_size=PAGE_SIZE)
     return Stepper(forward, make_table(), adapters)
 

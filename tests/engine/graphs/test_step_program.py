@@ -58,7 +58,18 @@ NATIVE_FAMILIES = (
     *("stablelm", "stablelm-parallel", "starcoder2"),
 )
 NATIVE_EXPERT_FAMILIES = (
-    *("glm4-moe", "gpt-oss", "granite-moe", "granite-moe-shared", "mixtral", "olmoe"),
+    *(
+        "deepseek-v2",
+        "deepseek-v2-lite",
+        "deepseek-v3",
+        "glm4-moe-lite",
+        "glm4-moe",
+        "gpt-oss",
+        "granite-moe",
+        "granite-moe-shared",
+        "mixtral",
+        "olmoe",
+    ),
     *("qwen2-moe", "qwen3-moe"),
 )
 FAMILIES_IN_ALL_FORMATS = ("granite", "gemma2", "gemma3", "glm4", "olmo2", "gpt-neox", "gpt2")
@@ -115,7 +126,7 @@ def test_of_experts_those_are_counted_that_a_token_reads(
 
 
 @pytest.mark.parametrize("mode", ["float32", *MODES])
-@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe", "gpt-oss"])
+@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe", "gpt-oss", "deepseek-v3"])
 def test_experts_give_the_same_bits_in_chunks_and_company(
     family: str, mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:

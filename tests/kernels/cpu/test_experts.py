@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.kernels.cpu.buffers import Rows
-from remora.kernels.cpu.experts import Choices
+from remora.kernels.cpu.experts import (
+    Choices,
+    add_weighted,
+    gather,
+    multiply_experts,
+    route,
+    sort_pairs,
+)
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
 from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.program import Program
@@ -44,8 +51,8 @@ def run_route(team: Team, logits: Tensor, routing: Routing, correction: Tensor |
     choices = Choices.allocate(num_tokens=count + 1, num_experts=number, top_k=routing.top_k)
     choices.ids[count] = choices.places[count] = -7
     program = Program(team, make_batch(count))
-    program.route(F.pad(logits, (0, 3)).contiguous(), routing, correction, choices)
-    program.sort_pairs(choices)
+    route(program, F.pad(logits, (0, 3)).contiguous(), routing, correction, choices)
+    sort_pairs(program, choices)
     program.run(count, 0, 0)
     assert (choices.ids[count] == -7).all()
     assert (choices.places[count] == -7).all()
@@ -143,8 +150,8 @@ def test_each_row_is_multiplied_with_its_expert_s_weight(
     gathered = Rows.allocate(each_team, format, num_tokens * top_k + 1, size)
     out = torch.full((num_tokens * top_k + 1, packed[0].out_columns), GUARD)
     program = Program(each_team, make_batch(num_tokens))
-    program.gather(rows, gathered, choices)
-    program.multiply_experts(gathered, packed, out, choices, gating=SILU)
+    gather(program, rows, gathered, choices)
+    multiply_experts(program, gathered, packed, out, choices, gating=SILU)
 
     program.run(num_tokens, 0, 0)
 
@@ -174,7 +181,7 @@ def test_gates_let_through_what_their_rule_says(
     choices = chosen(5, 1, 1)
     out = torch.empty(5, packed.out_columns)
     program = Program(each_team, make_batch(5))
-    program.multiply_experts(rows, [packed], out, choices, gating=gating)
+    multiply_experts(program, rows, [packed], out, choices, gating=gating)
 
     program.run(5, 0, 0)
 
@@ -192,7 +199,7 @@ def test_rows_are_added_with_their_weights(team: Team, size: int, top_k: int) ->
     start = torch.randn(10, size + 1)
     out = start.clone()
     program = Program(team, make_batch(9))
-    program.add_weighted(x, size, choices.weights, out, choices)
+    add_weighted(program, x, size, choices.weights, out, choices)
 
     program.run(9, 0, 0)
 
@@ -206,7 +213,7 @@ def test_rows_are_added_with_their_weights(team: Team, size: int, top_k: int) ->
 def test_a_token_s_only_row_is_added_with_its_weight(team: Team) -> None:
     x, weights, out = torch.randn(5, 70), torch.rand(5, 64), torch.zeros(5, 70)
     program = Program(team, make_batch(5))
-    program.add_weighted(x, 70, weights, out)
+    add_weighted(program, x, 70, weights, out)
 
     program.run(5, 0, 0)
 
@@ -228,7 +235,7 @@ def test_weights_of_several_shapes_are_refused(team: Team) -> None:
     program = Program(team, make_batch(2))
 
     with pytest.raises(ValueError, match="several shapes"):
-        program.multiply_experts(x, weights, torch.zeros(2, 64), choices)
+        multiply_experts(program, x, weights, torch.zeros(2, 64), choices)
     with pytest.raises(ValueError, match="1 weights for 2 experts"):
-        program.multiply_experts(x, weights[:1], torch.zeros(2, 64), choices)
+        multiply_experts(program, x, weights[:1], torch.zeros(2, 64), choices)
     assert unpack(weights[0]).values.shape == (32, 32)

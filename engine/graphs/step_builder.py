@@ -1,0 +1,428 @@
+"""Builds native step programs (`step_program.py`) from decoders.
+
+Built once from a decoder; layers whose weights are not loaded yet are loaded when they are packed.
+The residual stream is float32; what products read is rounded to the program's format. Which models
+it covers is said in `coverage.py`; what a layer does stands in `StepProgramBuilder._layer`, part by
+part.
+
+Legend: T tokens of a step, R rows of logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from remora.configs.window_plan import WindowRoom
+from remora.engine.graphs import step_norms
+from remora.engine.graphs.operands import Operand, allocate_floats
+from remora.engine.graphs.step_experts import ExpertSteps
+from remora.engine.graphs.step_latents import LatentSteps
+from remora.engine.graphs.step_program import StepProgram
+from remora.engine.inputs import RowTable
+from remora.engine.layers.attention import growth_factors
+from remora.engine.layers.experts import Experts
+from remora.engine.layers.latent_attention import LatentAttention
+from remora.engine.layers.linear import Linear
+from remora.engine.layers.mlp import MLP
+from remora.engine.layers.norm import Norm
+from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
+from remora.engine.models.decoder import DecoderBlock, DecoderModel
+from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
+from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
+from remora.kernels.cpu.experts import add_weighted
+from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
+from remora.kernels.cpu.norms import NormWeights
+from remora.kernels.cpu.packing import PackedWeight, pack
+from remora.kernels.cpu.program import Program
+from remora.kernels.lora import LowRankSlots
+from remora.kernels.memory import Arena, buffer
+
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU2,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """The most that one step holds.
+
+    num_pages:      of the KV pool, the dump page 0 not counted
+    max_positions:  tokens of the longest sequence
+    windows:        pages of layers with a window, where these have their own
+    """
+
+    max_tokens: int
+    max_rows: int
+    num_pages: int
+    page_size: int
+    max_positions: int
+    windows: WindowRoom | None = None
+
+
+class StepProgramBuilder:
+    """Goes through a model once, packing weights and adding operations.
+
+    Layers that have adapters by then keep their slots: what is written there later counts at once.
+    The model's weights are given up: it cannot run by itself after `build`.
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        team: Team,
+        shape: StepShape,
+        table: RowTable,
+        *,
+        layer_format: Format,
+        head_format: Format,
+    ) -> None:
+        config = model.config
+        self._model, self._config, self._team = model, config, team
+        self._shape = shape
+        self._format, self._head_format = layer_format, head_format
+        self._max_logits = max(shape.max_rows, PROMPT_LOGPROB_ROWS)
+        self._weight_bytes = 0
+        self._shrunk: dict[int, Tensor] = {}
+        self._arena = Arena()
+        batch = Batch(
+            max_tokens=shape.max_tokens,
+            max_rows=shape.max_rows,
+            max_logits=self._max_logits,
+            tables=torch.from_numpy(table.tables),
+            window_tables=None
+            if table.window_tables is None
+            else torch.from_numpy(table.window_tables),
+        )
+        self._program = Program(team, batch)
+        self._latent_steps: LatentSteps | None = None
+        self._expert_steps: dict[ExpertsConfig, ExpertSteps] = {}
+        self._places = self._allocate()
+        positions = torch.arange(shape.max_positions)
+        self._angles: list[tuple[Tensor, Tensor]] = []
+        for rotary in model.rotaries:
+            cosines, sines = rotary.angles(positions, torch.float32)
+            self._angles.append((cosines.contiguous(), sines.contiguous()))
+        growth = config.attention.growth
+        self._growth = None if growth is None else growth_factors(growth, positions)
+
+    def _allocate(self) -> list[tuple[PagedCache, int]]:
+        """Allocate KV memory; returns each layer's cache and which layer of it that is."""
+        config, shape = self._config, self._shape
+
+        def allocate(num_layers: int, num_pages: int, *, is_windowed: bool = False) -> PagedCache:
+            return PagedCache.allocate(
+                self._team,
+                num_layers=num_layers,
+                num_pages=num_pages + 1,
+                page_size=shape.page_size,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                is_bf16=self._model.dtype == torch.bfloat16,
+                is_windowed=is_windowed,
+            )
+
+        if shape.windows is None:
+            cache = allocate(config.num_layers, shape.num_pages)
+            return [(cache, layer) for layer in range(config.num_layers)]
+        apart = shape.windows.layers
+        caches = (
+            allocate(len(apart) - sum(apart), shape.num_pages),
+            allocate(sum(apart), shape.windows.num_pages, is_windowed=True),
+        )
+        return [
+            (caches[is_apart], sum(other == is_apart for other in apart[:layer]))
+            for layer, is_apart in enumerate(apart)
+        ]
+
+    def build(self, fill: Fill = nothing_left) -> StepProgram:
+        """Pack everything; call it once.
+
+        fill:  loads the model's weights, a block when it is packed, unless they are there
+        """
+        model, program, config = self._model, self._program, self._config
+        fill(model.outer_tensors().keys())
+        if model.head.linear.bias is not None:
+            model.head.linear.bias *= config.head.scale
+        head = self._pack(model.head.linear, self._head_format)  # before blocks fill the memory
+        self._stream = self._floats(config.hidden_size)
+        self._normal = self._operand(config.hidden_size, in_floats=False)
+        self._normal_in_floats = self._operand(config.hidden_size)
+        heads = config.num_heads + 2 * config.num_kv_heads
+        # One after the other: q, k and v, and what parts make, where it is not added as it is.
+        self._made = self._floats(max(heads * config.head_dim, config.hidden_size))
+        self._attended = self._operand(config.num_heads * config.head_dim)
+        self._gated = self._operand(_dense_size(config))
+
+        program.embed(model.embedding.weight, self._stream)
+        if model.embedding.adapters is not None:
+            program.update_embedded(self._updates(model.embedding.adapters), self._stream)
+        if model.positions is not None:
+            program.embed(model.positions, self._stream, by_position=True)
+        for layer, block in enumerate(model.blocks):
+            fill(model.block_tensors(layer).keys())
+            self._layer(layer, block)
+        head_start = len(program)
+        logits = self._head(head)
+        # After the head, which may be packed from the same weight.
+        scale = model.embedding_scale / config.block.residual_scale
+        if scale != 1.0:
+            model.embedding.weight.mul_(scale)
+        return StepProgram(
+            program,
+            head_start=head_start,
+            logits=logits[:, : model.vocab_size],
+            stream=self._stream[:, : config.hidden_size],
+            norm=self._norm_weights(model.norm),
+            weight_bytes=self._weight_bytes,
+        )
+
+    def _layer(self, layer: int, block: DecoderBlock) -> None:
+        attention, mlp = block.attention, block.mlp
+        reading, o_proj = attention.linears()[0], attention.o_proj
+        if isinstance(mlp, Experts):
+            attended = self._attend(layer, block, self._enter(block.attention_norm, reading))
+            self._leave(attended, o_proj, block.attention_out_norm)
+            self._through_experts(block.mlp_norm, mlp)
+            return
+        is_parallel = self._config.block.parallel
+        shares_norm = is_parallel and block.mlp_norm is None
+        readers = (reading, mlp.gate_up_proj) if shares_norm else (reading,)
+
+        hidden = self._enter(block.attention_norm, *readers)
+        attended = self._attend(layer, block, hidden)
+        if not is_parallel:
+            self._leave(attended, o_proj, block.attention_out_norm)
+        if not shares_norm:
+            hidden = self._enter(block.mlp_norm, mlp.gate_up_proj)
+        self._feed_forward(self._config.layers[layer].mlp, mlp, hidden)
+        if is_parallel:  # only now has nothing more to read what the block got
+            self._leave(attended, o_proj, None)
+        self._leave(self._gated, mlp.down_proj, block.mlp_out_norm)
+
+    def _enter(self, norm: Norm | None, *linears: Linear) -> Operand:
+        """Add a norm of the stream, if there is one; returns what `linears` read."""
+        if norm is None:
+            stream, size = Rows.of(self._stream), self._config.hidden_size
+            return Operand(written=stream, rows=self._normal.rows, size=size, on_logits=False)
+        has_adapters = any(linear.adapters is not None for linear in linears)
+        normal = self._normal_in_floats if has_adapters else self._normal
+        self._program.norm(self._stream, self._norm_weights(norm), normal.written)
+        return normal
+
+    def _attend(self, layer: int, block: DecoderBlock, hidden: Operand) -> Operand:
+        """Add what attention does before its last product; returns what that reads."""
+        program, num_heads, attention = self._program, self._config.num_heads, block.attention
+        cache, place = self._places[layer]
+        cosines, sines = self._angles[block.rotary]
+        if isinstance(attention, LatentAttention):
+            steps = self._latent_steps = self._latent_steps or self._make_latent_steps()
+            attended, num_bytes = steps.add(attention, hidden, cache, place, (cosines, sines))
+            self._weight_bytes += num_bytes
+            return attended
+        self._multiply(hidden, attention.qkv_proj, self._made)
+        program.rotate_and_store(
+            self._made,
+            cache,
+            place,
+            num_heads=num_heads,
+            cosines=cosines,
+            sines=sines,
+            interleaved=attention.interleaved,
+            query_factors=None if attention.growth is None else self._growth,
+            norms=step_norms.of_heads(attention),
+        )
+        program.attend(
+            self._made,
+            cache,
+            place,
+            self._attended.written.values,
+            num_heads=num_heads,
+            scale=attention.rule.scale,
+            window=attention.rule.window,
+            soft_cap=attention.rule.soft_cap,
+            sinks=attention.rule.sinks,
+            slopes=attention.rule.slopes,
+        )
+        return self._attended
+
+    def _make_latent_steps(self) -> LatentSteps:
+        return LatentSteps(
+            self._program,
+            self._config,
+            max_tokens=self._shape.max_tokens,
+            format=self._format,
+            is_bf16=self._model.dtype == torch.bfloat16,
+            arena=self._arena,
+            multiply=self._multiply,
+        )
+
+    def _feed_forward(self, config: MLPConfig | ExpertsConfig, mlp: MLP, hidden: Operand) -> None:
+        """Add what a feed-forward layer does before its last product; it is in `_gated`."""
+        assert isinstance(config, MLPConfig)
+        self._multiply(
+            hidden,
+            mlp.gate_up_proj,
+            self._gated.written.values,
+            Epilogue.GATED if config.gated else Epilogue.STORE,
+            activation=ACTIVATIONS[config.activation],
+        )
+
+    def _through_experts(self, norm: Norm | None, experts: Experts) -> None:
+        """Add a layer of experts and what is beside them, with its norm, to the stream."""
+        assert norm is not None
+        program, config, hidden = self._program, experts.config, self._normal.rows
+        steps = self._steps_of(config)
+        program.norm(self._stream, self._norm_weights(norm), steps.exact)
+        program.round(steps.exact.values, self._config.hidden_size, hidden)
+        self._weight_bytes += steps.add(experts, hidden, Rows.of(self._stream))
+        shared = experts.shared
+        if shared is None or config.shared is None:
+            return
+        has_adapters = shared.gate_up_proj.adapters is not None
+        written = steps.exact if hidden.format.is_grouped and has_adapters else hidden
+        read = Operand(written=written, rows=hidden, size=self._config.hidden_size)
+        self._feed_forward(config.shared, shared, read)
+        if experts.shared_gate is None:
+            self._leave(self._gated, shared.down_proj, None)
+            return
+        gate = steps.pack(*experts.shared_gate.release(), Format.F32)
+        program.multiply(steps.exact, gate, steps.share, activation=Activation.SIGMOID)
+        self._multiply(self._gated, shared.down_proj, self._made)
+        add_weighted(program, self._made, self._config.hidden_size, steps.share, self._stream)
+
+    def _steps_of(self, config: ExpertsConfig) -> ExpertSteps:
+        if config not in self._expert_steps:
+            self._expert_steps[config] = ExpertSteps(
+                self._program,
+                config,
+                self._config.hidden_size,
+                max_tokens=self._shape.max_tokens,
+                format=self._format,
+                arena=self._arena,
+            )
+        return self._expert_steps[config]
+
+    def _leave(self, x: Operand, linear: Linear, norm: Norm | None) -> None:
+        """Add a part's last product and its norm, if there is one, to the stream."""
+        if norm is None:
+            self._multiply(x, linear, self._stream, Epilogue.ADD)
+            return
+        self._multiply(x, linear, self._made)
+        weights = step_norms.of_rows(norm, residual_scale=1.0)
+        self._program.norm(self._made, weights, Rows.of(self._stream), adds=True)
+
+    def _head(self, weight: PackedWeight) -> Tensor:
+        """Add the last norm and the head; returns where the logits will be."""
+        adapters, config = self._model.head.linear.adapters, self._config
+        in_floats = adapters is not None
+        normal = self._operand(config.hidden_size, in_floats=in_floats, on_logits=True)
+        logits = self._floats(self._model.vocab_size, on_logits=True)
+        weights = self._norm_weights(self._model.norm, factor=config.head.scale)
+        self._program.norm(self._stream, weights, normal.written, on_logits=True)
+        limit = config.head.soft_cap
+        activation = Activation.LINEAR if limit is None else Activation.CAP
+        self._add_product(
+            normal, weight, adapters, logits, activation=activation, limit=limit or 0.0
+        )
+        return logits
+
+    def _norm_weights(self, norm: Norm, *, factor: float = 1.0) -> NormWeights:
+        """Return a norm of the stream as it is kept: divided by the residual scale.
+
+        What blocks add needs no factor then.
+        """
+        scale = self._config.block.residual_scale
+        return step_norms.of_rows(norm, residual_scale=scale, factor=factor)
+
+    def _multiply(
+        self,
+        x: Operand,
+        linear: Linear,
+        out: Tensor,
+        epilogue: Epilogue = Epilogue.STORE,
+        *,
+        activation: Activation = Activation.LINEAR,
+    ) -> None:
+        """Add the product with a layer's weight and, where it has them, its adapters."""
+        weight = self._pack(linear, x.rows.format, gated=epilogue is Epilogue.GATED)
+        self._add_product(x, weight, linear.adapters, out, epilogue, activation=activation)
+
+    def _pack(self, linear: Linear, format: Format, *, gated: bool = False) -> PackedWeight:
+        weight, bias = linear.release()
+        packed = pack(
+            self._team,
+            weight,
+            bias,
+            format,
+            self._arena,
+            gated=gated,
+            spent=linear.owns_weight,
+        )
+        self._weight_bytes += packed.num_bytes
+        return packed
+
+    def _add_product(
+        self,
+        x: Operand,
+        weight: PackedWeight,
+        adapters: LowRankSlots | None,
+        out: Tensor,
+        epilogue: Epilogue = Epilogue.STORE,
+        *,
+        activation: Activation = Activation.LINEAR,
+        limit: float = 0.0,
+    ) -> None:
+        program, updates = self._program, None
+        if adapters is not None:
+            updates = self._updates(adapters)
+            program.shrink(x.written.values, updates, on_logits=x.on_logits)
+        if x.rows is not x.written:
+            program.round(x.written.values, x.size, x.rows, on_logits=x.on_logits)
+        program.multiply(
+            x.rows,
+            weight,
+            out,
+            epilogue,
+            activation=activation,
+            limit=limit,
+            updates=updates,
+            on_logits=x.on_logits,
+        )
+
+    def _updates(self, slots: LowRankSlots) -> Updates:
+        width = slots.a.shape[1]
+        if width not in self._shrunk:
+            num_rows = max(self._shape.max_tokens, self._max_logits)
+            self._shrunk[width] = buffer((num_rows, width), torch.float32)
+        return Updates(slots, self._shrunk[width])
+
+    def _floats(self, size: int, *, on_logits: bool = False) -> Tensor:
+        """Allocate [T or R, size] with room for the panels that products write."""
+        return allocate_floats(self._num_rows(on_logits), size)
+
+    def _operand(self, size: int, *, in_floats: bool = True, on_logits: bool = False) -> Operand:
+        return Operand.allocate(
+            self._team,
+            self._head_format if on_logits else self._format,
+            self._num_rows(on_logits),
+            size,
+            in_floats=in_floats,
+            on_logits=on_logits,
+        )
+
+    def _num_rows(self, on_logits: bool) -> int:
+        return self._max_logits if on_logits else self._shape.max_tokens
+
+
+def _dense_size(config: DecoderConfig) -> int:
+    """Return the largest inner size of what all tokens go through; 1 where there is nothing."""
+    mlps = (layer.mlp for layer in config.layers)
+    dense = (mlp.shared if isinstance(mlp, ExpertsConfig) else mlp for mlp in mlps)
+    return max((mlp.size for mlp in dense if mlp is not None), default=1)

@@ -1,0 +1,156 @@
+"""Attention over latents as operations of a step program.
+
+Knows how queries and latents are made, turned, kept and attended over; not what is around that.
+
+Legend: T tokens of a step, N heads, C elements of a latent, P elements that are rotated, D elements
+of a head that are not, V elements of a head's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from remora.engine.graphs import step_norms
+from remora.engine.graphs.operands import Operand, allocate_floats, whole_panels
+from remora.engine.layers.latent_attention import LatentAttention
+from remora.engine.layers.linear import Linear
+from remora.engine.models.config import DecoderConfig
+from remora.kernels.cpu.buffers import PagedCache, Rows
+from remora.kernels.cpu.latents import join_heads, join_latents, multiply_heads
+from remora.kernels.cpu.library import Format
+from remora.kernels.cpu.packing import PackedWeight, pack
+from remora.kernels.cpu.program import Program
+from remora.kernels.memory import Arena
+
+Multiply = Callable[[Operand, Linear, Tensor], None]
+
+
+class LatentSteps:
+    """Adds the attention of layers, which share its memory.
+
+    What is kept of a token lies in the cache twice, as K and as V: each of attention's two products
+    reads it in an order of its own.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        config: DecoderConfig,
+        *,
+        max_tokens: int,
+        format: Format,
+        is_bf16: bool,
+        arena: Arena,
+        multiply: Multiply,
+    ) -> None:
+        """See `add`.
+
+        format:    in which the layers' products read
+        is_bf16:   whether what each head is multiplied with is bfloat16, not float32
+        multiply:  adds a product with a layer
+        """
+        latent = config.attention.latent
+        assert latent is not None
+        self._program, self._latent, self._num_heads = program, latent, config.num_heads
+        self._arena, self._multiply = arena, multiply
+        team, heads = program.team, config.num_heads
+        self._row = latent.size + latent.rotary_size
+        self._query_size = heads * (latent.key_size + latent.rotary_size)
+        self._steps = whole_panels(latent.size), whole_panels(latent.value_size)
+        self._plain = Format.BF16 if is_bf16 else Format.F32
+        first = latent.query_rank or self._query_size
+
+        def rows(size: int) -> Rows:
+            return Rows.allocate(team, self._plain, max_tokens, whole_panels(size))
+
+        self._made = allocate_floats(max_tokens, first + self._row)
+        self._kept = self._made[:, first : first + self._row]
+        self._query = self._made
+        if latent.query_rank is not None:
+            self._narrow = Operand.allocate(team, format, max_tokens, latent.query_rank)
+            self._query = allocate_floats(max_tokens, self._query_size)
+        self._query_rows = rows(self._query_size)
+        self._absorbed = allocate_floats(max_tokens, heads * self._steps[0])
+        self._heads = allocate_floats(max_tokens, (heads + 1) * self._row)
+        self._attended = rows(heads * self._row)
+        self._values = allocate_floats(max_tokens, heads * self._steps[1])
+        self._joined = Operand.allocate(team, format, max_tokens, heads * latent.value_size)
+
+    def add(
+        self,
+        attention: LatentAttention,
+        hidden: Operand,
+        cache: PagedCache,
+        place: int,
+        angles: tuple[Tensor, Tensor],
+    ) -> tuple[Operand, int]:
+        """Add what attention does before its last product.
+
+        hidden:  [T, hidden_size]
+        place:   which layer of the cache
+        angles:  cosines and sines [positions, P / 2] float32
+        Returns what the last product reads, and the bytes of the weights that are read here beside
+        those of `multiply`.
+        """
+        program, latent, num_heads = self._program, self._latent, self._num_heads
+        self._multiply(hidden, attention.in_proj, self._made)
+        if attention.q_norm is not None and attention.q_b_proj is not None:
+            norm = step_norms.of_rows(attention.q_norm, residual_scale=1.0)
+            program.norm(self._made, norm, self._narrow.written)
+            self._multiply(self._narrow, attention.q_b_proj, self._query)
+        make_keys, make_values = self._pack_heads(attention)
+
+        program.round(self._query, self._query_size, self._query_rows)
+        step = latent.key_size + latent.rotary_size
+        to_latents, to_values = self._steps
+        multiply_heads(program, self._query_rows, step, make_keys, self._absorbed, to_latents)
+        join_latents(
+            program,
+            self._absorbed,
+            to_latents,
+            self._query,
+            self._kept,
+            step_norms.of_rows(attention.latent_norm, residual_scale=1.0),
+            self._heads,
+            num_heads=num_heads,
+            key_size=latent.key_size,
+            rotary_size=latent.rotary_size,
+        )
+        cosines, sines = angles
+        program.rotate_and_store(
+            self._heads,
+            cache,
+            place,
+            num_heads=num_heads,
+            cosines=cosines,
+            sines=sines,
+            first=latent.size,
+            interleaved=attention.interleaved,
+            keys_are_values=True,
+        )
+        program.attend(
+            self._heads,
+            cache,
+            place,
+            self._attended.values,
+            num_heads=num_heads,
+            scale=attention.rule.scale,
+            window=attention.rule.window,
+        )
+        multiply_heads(program, self._attended, self._row, make_values, self._values, to_values)
+        joined, size = self._joined, latent.value_size
+        join_heads(program, self._values, to_values, num_heads, size, joined.written)
+        return joined, sum(weight.num_bytes for weight in (*make_keys, *make_values))
+
+    def _pack_heads(
+        self, attention: LatentAttention
+    ) -> tuple[list[PackedWeight], list[PackedWeight]]:
+        """Return of each head what queries are multiplied with, and what makes its values."""
+        unfold, size = attention.release(), self._latent.key_size
+
+        def packed(weight: Tensor) -> PackedWeight:
+            return pack(self._program.team, weight, None, self._plain, self._arena)
+
+        return [packed(each[:size].T) for each in unfold], [packed(each[size:]) for each in unfold]
