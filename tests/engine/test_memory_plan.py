@@ -25,8 +25,14 @@ from tests.conftest import TinyCheckpoints
 
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6}
 LATENTS = {
-    **{"hidden_size": 256, "kv_lora_rank": 128, "q_lora_rank": 128, "moe_intermediate_size": 128},
-    **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 64, "v_head_dim": 64, "head_dim": 64},
+    "hidden_size": 256,
+    "kv_lora_rank": 128,
+    "q_lora_rank": 128,
+    "moe_intermediate_size": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+    "head_dim": 64,
 }
 EXPERTS = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 16}
 
