@@ -17,10 +17,6 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
     reads_stream = block.attention_norm is None or (block.mlp_norm is None and not block.parallel)
     if block.residual_scale != 1.0 and (reads_stream or config.embedding.num_positions):
         yield "factors on what blocks add, where something reads or makes the stream without a norm"
-    if any(layer.chunked for layer in config.layers):
-        yield "attention in chunks"
     experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
-    if any(each.weighs_inputs for each in experts):
-        yield "weights on what experts read"
     if experts and (block.parallel or block.mlp_norm is None or block.mlp_out_norm is not None):
         yield "experts beside attention, or without a norm before them alone"

@@ -10,7 +10,7 @@ Legend: T tokens of a step, R rows of logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -201,10 +201,10 @@ class StepProgramBuilder:
             self._leave(attended, o_proj, block.attention_out_norm)
         if not shares_norm:
             hidden = self._enter(block.mlp_norm, mlp.gate_up_proj)
-        self._feed_forward(self._config.layers[layer].mlp, mlp, hidden)
+        gated = self._feed_forward(self._config.layers[layer].mlp, mlp, hidden)
         if is_parallel:  # only now has nothing more to read what the block got
             self._leave(attended, o_proj, None)
-        self._leave(self._gated, mlp.down_proj, block.mlp_out_norm)
+        self._leave(gated, mlp.down_proj, block.mlp_out_norm)
 
     def _enter(self, norm: Norm | None, *linears: Linear) -> Operand:
         """Add a norm of the stream, if there is one; returns what `linears` read."""
@@ -246,6 +246,7 @@ class StepProgramBuilder:
             num_heads=num_heads,
             scale=attention.rule.scale,
             window=attention.rule.window,
+            chunked=attention.rule.chunked,
             soft_cap=attention.rule.soft_cap,
             sinks=attention.rule.sinks,
             slopes=attention.rule.slopes,
@@ -263,8 +264,10 @@ class StepProgramBuilder:
             multiply=self._multiply,
         )
 
-    def _feed_forward(self, config: MLPConfig | ExpertsConfig, mlp: MLP, hidden: Operand) -> None:
-        """Add what a feed-forward layer does before its last product; it is in `_gated`."""
+    def _feed_forward(
+        self, config: MLPConfig | ExpertsConfig, mlp: MLP, hidden: Operand
+    ) -> Operand:
+        """Add what a feed-forward layer does before its last product; returns what that reads."""
         assert isinstance(config, MLPConfig)
         self._multiply(
             hidden,
@@ -273,6 +276,7 @@ class StepProgramBuilder:
             Epilogue.GATED if config.gated else Epilogue.STORE,
             activation=ACTIVATIONS[config.activation],
         )
+        return replace(self._gated, size=config.size)  # what else is there is a wider layer's
 
     def _through_experts(self, norm: Norm | None, experts: Experts) -> None:
         """Add a layer of experts and what is beside them, with its norm, to the stream."""
@@ -288,13 +292,13 @@ class StepProgramBuilder:
         has_adapters = shared.gate_up_proj.adapters is not None
         written = steps.exact if hidden.format.is_grouped and has_adapters else hidden
         read = Operand(written=written, rows=hidden, size=self._config.hidden_size)
-        self._feed_forward(config.shared, shared, read)
+        gated = self._feed_forward(config.shared, shared, read)
         if experts.shared_gate is None:
-            self._leave(self._gated, shared.down_proj, None)
+            self._leave(gated, shared.down_proj, None)
             return
         gate = steps.pack(*experts.shared_gate.release(), Format.F32)
         program.multiply(steps.exact, gate, steps.share, activation=Activation.SIGMOID)
-        self._multiply(self._gated, shared.down_proj, self._made)
+        self._multiply(gated, shared.down_proj, self._made)
         add_weighted(program, self._made, self._config.hidden_size, steps.share, self._stream)
 
     def _steps_of(self, config: ExpertsConfig) -> ExpertSteps:

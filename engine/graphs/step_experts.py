@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from remora.engine.graphs.operands import Operand, allocate_floats
+from remora.engine.graphs.operands import Operand, allocate_floats, whole_panels
 from remora.engine.layers.experts import Experts
 from remora.engine.models.config import ExpertsConfig
 from remora.kernels.cpu import experts as native
@@ -51,6 +51,7 @@ class ExpertSteps:
         self._choices = native.Choices.allocate(
             num_tokens=max_tokens, num_experts=config.num_experts, top_k=top_k
         )
+        self._weighed = Rows.allocate(team, format, max_tokens, whole_panels(hidden_size))
         num_pairs = max_tokens * top_k
         self._read = Operand.allocate(team, format, num_pairs, hidden_size, in_floats=False)
         self._gated = Operand.allocate(team, format, num_pairs, config.size)
@@ -68,6 +69,9 @@ class ExpertSteps:
         router = self.pack(*experts.router.release(), Format.F32)
         program.multiply(self.exact, router, self._logits)
         native.route(program, self._logits, self._config.routing, experts.correction, choices)
+        if self._config.weighs_inputs:
+            native.weigh(program, self.exact.values, self._hidden_size, self._weighed, choices)
+            hidden = self._weighed
         native.sort_pairs(program, choices)
         native.gather(program, hidden, self._read.rows, choices)
         gate_up, down = self._pack_experts(experts)

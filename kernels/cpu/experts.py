@@ -107,6 +107,26 @@ def sort_pairs(program: Program, choices: Choices) -> None:
     program.add("sort_pairs", byref(choices.struct()), keeps=(choices,))
 
 
+def weigh(program: Program, x: Tensor, size: int, out: Rows, choices: Choices) -> None:
+    """Write the first `size` columns of x [T, >= size] float32 times a token's one weight to `out`.
+
+    The weights are 1 from then on, until `route` chooses anew.
+    """
+    if choices.top_k != 1:
+        raise ValueError(f"each token has {choices.top_k} weights, not one")
+    program.check_rows(x, out.values)
+    program.add(
+        "weigh",
+        x.data_ptr(),
+        x.shape[1],
+        size,
+        out.format,
+        byref(out.struct()),
+        byref(choices.struct()),
+        keeps=(x, out, choices),
+    )
+
+
 def gather(program: Program, x: Rows, out: Rows, choices: Choices) -> None:
     """Copy a token's row of x for each of its sorted pairs: out [T * k, as x has]."""
     if (x.format, x.values.shape[1]) != (out.format, out.values.shape[1]):

@@ -125,6 +125,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         None,
         (c_void_p, c_int, POINTER(RowsStruct), POINTER(RowsStruct), POINTER(ChoicesStruct)),
     ),
+    "add_weigh": (
+        None,
+        (c_void_p, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct), POINTER(ChoicesStruct)),
+    ),
     "add_multiply_experts": (
         None,
         (

@@ -220,12 +220,15 @@ class Program:
         num_heads: int,
         scale: float,
         window: int | None,
+        chunked: bool = False,
         soft_cap: float | None = None,
         sinks: Tensor | None = None,
         slopes: Tensor | None = None,
     ) -> None:
         """Attend with the queries of qkv: out [T, >= num_heads * head_dim] bfloat16 or float32.
 
+        window:    positions that a query sees; None = all
+        chunked:   whether it sees those from the latest multiple of the window on instead
         soft_cap:  c, if scores s become c * tanh(s / c)
         sinks:     [num_heads] float32, scores of keys without values
         slopes:    [num_heads] float32, what scores fall by with each position a key lies behind
@@ -235,6 +238,7 @@ class Program:
             layer=layer,
             num_heads=num_heads,
             window=window or 0,
+            is_chunked=chunked,
             scale=scale,
             soft_cap=soft_cap or 0.0,
             sinks=None if sinks is None else sinks.data_ptr(),

@@ -91,6 +91,7 @@ class AttentionStruct(Structure):
         ("layer", c_int),
         ("num_heads", c_int),
         ("window", c_int),
+        ("is_chunked", c_bool),
         ("scale", c_float),
         ("soft_cap", c_float),
         ("sinks", c_void_p),

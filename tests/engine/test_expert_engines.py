@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from remora.configs.adapter_room import AdapterRoom
-from remora.configs.errors import ConfigError, InvalidAdapter
+from remora.configs.errors import InvalidAdapter
 from remora.configs.load import parse_args
 from remora.configs.plan import MachineFacts, kv_bytes_per_token, make_plan
+from remora.engine.graphs.coverage import not_covered
 from remora.engine.layers.experts import Experts
 from remora.engine.llm import LLM
 from remora.engine.models.checkpoint import read_config
@@ -74,10 +76,18 @@ def test_a_cached_prefix_changes_nothing(family: str, tiny_checkpoints: TinyChec
     assert [each.num_cached_tokens for each in again] == [0, 48, 16]
 
 
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
+def test_native_kernels_know_every_family(family: str, tiny_checkpoints: TinyCheckpoints) -> None:
+    assert not_covered(read_config(tiny_checkpoints(family))) == []
+
+
 def test_native_kernels_say_what_they_do_not_know(tiny_checkpoints: TinyCheckpoints) -> None:
-    reason = "native kernels do not know attention in chunks, weights on what experts read"
-    with pytest.raises(ConfigError, match=reason):
-        LLM(str(tiny_checkpoints("llama4")), cpu_kernels="native", show_progress=False)
+    config = read_config(tiny_checkpoints("mixtral"))
+    config = replace(config, block=replace(config.block, parallel=True))
+
+    assert not_covered(config) == [
+        "experts beside attention, or without a norm before them alone",
+    ]
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])

@@ -135,6 +135,10 @@ void remora_add_gather(void* program, int format, const Rows* x, const Rows* out
                        const Choices* choices) {
   add<Gather>(program, (Format)format, *x, *out, *choices);
 }
+void remora_add_weigh(void* program, const float* x, int stride, int size, int format,
+                      const Rows* out, const Choices* choices) {
+  add<Weigh>(program, x, stride, size, (Format)format, *out, *choices);
+}
 // weights: one of each expert
 void remora_add_multiply_experts(void* program, const Weight* weights, const Rows* x,
                                  const Output* out, const Choices* choices) {

@@ -62,8 +62,7 @@ class Block {
   void run() {
     take_queries();
     const int64_t from = batch_.positions[first_], to = batch_.positions[first_ + (rows_ - 1) / heads_];
-    const int64_t seen = a_.window > 0 ? std::max<int64_t>(0, from - a_.window + 1) : 0;
-    for (int64_t tile = seen / TILE_TOKENS; tile <= to / TILE_TOKENS; tile++) {
+    for (int64_t tile = a_.first_seen(from) / TILE_TOKENS; tile <= to / TILE_TOKENS; tile++) {
       locate(tile, to);
       // A few rows at a time go all the way, while K and V of the tile stay in the first cache.
       for (int row = 0; row < rows_; row += TILE_ROWS)
@@ -138,14 +137,14 @@ class Block {
 
   // Turn one row's scores into weights; returns what the row's sums so far must shrink by.
   INLINE float weigh(int64_t start, int row, vf (&s)[VECTORS], T* weights) {
-    const int64_t at = position(row);
-    const bool partial = start + TILE_TOKENS - 1 > at || (a_.window > 0 && start <= at - a_.window);
+    const int64_t at = position(row), seen = a_.first_seen(at);
+    const bool partial = start + TILE_TOKENS - 1 > at || start < seen;
     vf most = splat(LOWEST);
     if (a_.soft_cap > 0)
       UNROLL for (int v = 0; v < VECTORS; v++) s[v] = cap(s[v], a_.soft_cap * LOG2_E);
     if (a_.slopes) fall(s, (float)(start - at), a_.slopes[kv_head_ * heads_ + row % heads_]);
     UNROLL for (int v = 0; v < VECTORS; v++) {
-      if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at));
+      if (partial) s[v] = masked(s[v], (int)(start + v * LANES - at), (int)(seen - at));
       most = max(most, s[v]);
     }
     const float before = scratch_.maxima[row], now = std::max(before, max_lane(most));
@@ -174,11 +173,11 @@ class Block {
       s[v] = fma(to_float(load<vi>(IOTA)) + (ahead + v * LANES), splat(slope * LOG2_E), s[v]);
   }
 
-  // `ahead` is the position of lane 0 less the query's: what is above 0 lies in the future.
-  vf masked(vf s, int ahead) const {
+  // Positions are less the query's: that of lane 0 and that of the first key which is seen. What is
+  // above 0 lies in the future.
+  static vf masked(vf s, int ahead, int seen) {
     const vi at = load<vi>(IOTA) + ahead;
-    vi hidden = at > 0;
-    if (a_.window > 0) hidden |= at <= -a_.window;
+    const vi hidden = (at > 0) | (at < seen);
     return bits_to_float((float_to_bits(s) & ~hidden) | (float_to_bits(splat(-3e38f)) & hidden));
   }
 

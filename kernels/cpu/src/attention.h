@@ -47,6 +47,7 @@ struct Attention {
   KvCache cache;
   int layer, num_heads;
   int window;    // positions a query sees, its own included; 0 = all
+  bool is_chunked;   // it sees those from the latest multiple of the window on instead
   float scale;   // of q.k
   float soft_cap;    // c, if scores s become c * tanh(s / c); 0 = they do not
   const float* sinks;   // [num_heads] scores of keys without values, or null
@@ -57,6 +58,12 @@ struct Attention {
   int out_stride;
   bool out_is_bf16;
 
+  // The first position that a query at this one sees.
+  int64_t first_seen(int64_t position) const {
+    if (window == 0) return 0;
+    if (is_chunked) return position / window * window;
+    return position < window ? 0 : position - window + 1;
+  }
   int heads_per_kv() const { return num_heads / cache.num_kv_heads; }
   // Tokens of one sequence that are attended for together.
   int block_tokens() const {

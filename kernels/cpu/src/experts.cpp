@@ -114,6 +114,18 @@ void Gather::run_row(const Batch&, int row, int) {
   copy_row<int32_t>(x_.sums, from, out_.sums, row, groups);
 }
 
+void Weigh::reserve(int num_threads) {
+  weighed_.assign(num_threads, std::vector<float>(size_));
+}
+
+void Weigh::run_row(const Batch&, int row, int thread) {
+  const float* x = x_ + (int64_t)row * stride_;
+  float* weighed = weighed_[thread].data();
+  for (int i = 0; i < size_; i++) weighed[i] = c_.weights[row] * x[i];
+  c_.weights[row] = 1.0f;
+  write_row(weighed, size_, format_, out_, row);
+}
+
 // How many chunks there are is fixed before anything is chosen: as many as there can be at most.
 int MultiplyExperts::num_chunks(const Batch& batch, int) const {
   return c_.num_active(batch.num_tokens) * weights_[0].num_panels *

@@ -83,6 +83,25 @@ class Gather : public RowOperation {
   const Choices c_;
 };
 
+// out[t] = weights[t] * x[t] in a format: what experts read whose weights are factors on that. A
+// token has one expert, and what that gives counts as it is: the weight is 1 from then on.
+class Weigh : public RowOperation {
+ public:
+  Weigh(const float* x, int stride, int size, Format format, Rows out, const Choices& choices)
+      : RowOperation(false), x_(x), stride_(stride), size_(size), format_(format), out_(out),
+        c_(choices) {}
+  void reserve(int num_threads) override;
+  void run_row(const Batch& batch, int row, int thread) override;
+
+ private:
+  const float* x_;
+  const int stride_, size_;
+  const Format format_;
+  const Rows out_;
+  const Choices c_;
+  std::vector<std::vector<float>> weighed_;
+};
+
 // Rows of sorted pairs, each with its expert's weight; the weights are of one shape.
 class MultiplyExperts : public Operation {
  public:

@@ -19,6 +19,7 @@ from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.stepping import make_eager, make_native
 from tests.engine.models.families import make_family
 from tests.engine.test_parity import make_prompts
+from tests.tiny_experts import EXPERT_FAMILIES
 
 MODES = ("none", *QUANTIZED_FORMATS)
 # Norm of what the logits differ by, as a share of their own: what rounding activations costs these
@@ -57,21 +58,6 @@ NATIVE_FAMILIES = (
     *("ministral3", "olmo2", "phi", "phi-head-norms", "phi4-partial", "smollm3"),
     *("stablelm", "stablelm-parallel", "starcoder2"),
 )
-NATIVE_EXPERT_FAMILIES = (
-    *(
-        "deepseek-v2",
-        "deepseek-v2-lite",
-        "deepseek-v3",
-        "glm4-moe-lite",
-        "glm4-moe",
-        "gpt-oss",
-        "granite-moe",
-        "granite-moe-shared",
-        "mixtral",
-        "olmoe",
-    ),
-    *("qwen2-moe", "qwen3-moe"),
-)
 FAMILIES_IN_ALL_FORMATS = ("granite", "gemma2", "gemma3", "glm4", "olmo2", "gpt-neox", "gpt2")
 
 
@@ -95,7 +81,7 @@ def test_logits_of_every_kind_of_block_are_close_to_those_of_torch(
 
 
 @pytest.mark.parametrize("mode", ["float32", *MODES])
-@pytest.mark.parametrize("family", NATIVE_EXPERT_FAMILIES)
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
 def test_logits_of_experts_are_close_to_those_of_torch(
     family: str, mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:
@@ -126,7 +112,7 @@ def test_of_experts_those_are_counted_that_a_token_reads(
 
 
 @pytest.mark.parametrize("mode", ["float32", *MODES])
-@pytest.mark.parametrize("family", ["qwen2-moe", "glm4-moe", "gpt-oss", "deepseek-v3"])
+@pytest.mark.parametrize("family", EXPERT_FAMILIES)
 def test_experts_give_the_same_bits_in_chunks_and_company(
     family: str, mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:

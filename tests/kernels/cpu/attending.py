@@ -31,6 +31,7 @@ class Heads:
     head_dim: int = 16
     page_size: int = 16
     window: int | None = None
+    chunked: bool = False
     soft_cap: float | None = None
     sink: float | None = None
     slope: float | None = None
@@ -109,6 +110,7 @@ class Attending:
             num_heads=heads.num_heads,
             scale=heads.scale,
             window=heads.window,
+            chunked=heads.chunked,
             soft_cap=heads.soft_cap,
             sinks=heads.sinks,
             slopes=heads.slopes,
@@ -182,7 +184,9 @@ def attend_densely(heads: Heads, qkv: Tensor) -> Tensor:
     if heads.slopes is not None:
         scores += heads.slopes.double()[:, None, None] * (at[None, :] - at[:, None])
     hidden = at[None, :] > at[:, None]
-    if heads.window is not None:
+    if heads.window is not None and heads.chunked:
+        hidden |= at[None, :] < at[:, None] // heads.window * heads.window
+    elif heads.window is not None:
         hidden |= at[None, :] <= at[:, None] - heads.window
     scores = scores.masked_fill(hidden, -torch.inf)
     if heads.sinks is not None:

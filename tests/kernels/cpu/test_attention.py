@@ -25,6 +25,7 @@ def all_heads(draw: st.DrawFn) -> Heads:
         page_size=draw(st.sampled_from([16, 32, 64])),
         window=draw(st.none() | st.integers(1, 200)),
         soft_cap=draw(st.none() | st.sampled_from([0.5, 50.0])),
+        chunked=draw(st.booleans()),
         slope=draw(st.none() | st.sampled_from([0.01, 0.5])),
         sink=draw(st.none() | st.sampled_from([1.0, 60.0])),
         dtype=draw(st.sampled_from(DTYPES)),

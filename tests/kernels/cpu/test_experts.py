@@ -19,6 +19,7 @@ from remora.kernels.cpu.experts import (
     multiply_experts,
     route,
     sort_pairs,
+    weigh,
 )
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
 from remora.kernels.cpu.packing import PackedWeight
@@ -165,6 +166,22 @@ def test_each_row_is_multiplied_with_its_expert_s_weight(
         one_by_one = multiply(each_team, rows, weight, epilogue=Epilogue.GATED)
         places = choices.places[choices.ids == expert].long()
         assert torch.equal(out[places], one_by_one[ids[:, 0]])
+
+
+@pytest.mark.parametrize("format", Format)
+def test_what_an_expert_reads_is_weighed_once(team: Team, format: Format) -> None:
+    x, choices = torch.randn(5, 70), chosen(5, 4, 1)
+    weights = choices.weights.clone()
+    rows = Rows.allocate(team, format, 6, 70)
+    program = Program(team, make_batch(5))
+    weigh(program, x, 70, rows, choices)
+
+    program.run(5, 0, 0)
+
+    expected = read_rows(make_rows(team, format, x * weights), 70)
+    assert torch.equal(read_rows(rows, 70)[:5], expected)
+    assert not rows.values[5].any()
+    assert (choices.weights == 1).all()
 
 
 @pytest.mark.parametrize("format", [Format.F32, Format.Q8])
