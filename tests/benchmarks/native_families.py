@@ -1,10 +1,11 @@
 """Decode steps of one random model, by the native step program and by torch, in turns.
 
     python tests/benchmarks/native_families.py [gemma3] [--dtype bfloat16] [--threads 2] [--rows 1]
+        [--quantization int8]
 
 Prints the median milliseconds of both and how many times as fast the native one is: the median over
-the turns, with the quartiles. Weights are random, K and V of the context zero: neither changes what
-is computed.
+the turns, with the quartiles. Only native weights are quantised. Weights are random, K and V of the
+context zero: neither changes what is computed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import torch
 from remora.configs.environment import cache_dir
 from remora.engine.attention import TorchAttention
 from remora.engine.eager import EagerForward
-from remora.engine.forward import DTYPES, FORMATS
+from remora.engine.forward import DTYPES, FORMATS, QUANTIZED_FORMATS
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.inputs import RowTable, StepInputs
+from remora.engine.latent_pages import PagedLatents
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.protocols import ForwardPass
+from remora.engine.protocols import AttentionBackend, ForwardPass
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Library, Team
@@ -73,6 +75,36 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 128,
     },
+    "gpt-oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "num_hidden_layers": 4,
+        "hidden_size": 1440,
+        "intermediate_size": 1440,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "rope_theta": 150_000.0,
+        "rope_scaling": {"rope_type": "default"},
+    },
+    "deepseek-v2-lite": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 1,
+        "hidden_size": 2048,
+        "intermediate_size": 10_944,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 32,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 2,
+        "num_attention_heads": 16,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    },
     "mixtral": {
         "architectures": ["MixtralForCausalLM"],
         "num_hidden_layers": 4,
@@ -95,7 +127,12 @@ def make_model(config: DecoderConfig, dtype: torch.dtype) -> DecoderModel:
 
 
 def make_native(
-    config: DecoderConfig, dtype: str, table: RowTable, rows: int, threads: int
+    config: DecoderConfig,
+    dtype: str,
+    quantization: str,
+    table: RowTable,
+    rows: int,
+    threads: int,
 ) -> StepProgram:
     shape = StepShape(
         max_tokens=max(rows, 64),
@@ -105,21 +142,36 @@ def make_native(
         max_positions=PAGES * PAGE_SIZE,
     )
     team = Team(Library(load_library(cache_dir() / "kernels")), threads)
-    format = FORMATS[dtype]
+    layer_format, head_format = QUANTIZED_FORMATS.get(quantization, (FORMATS[dtype],) * 2)
     return StepProgramBuilder(
         make_model(config, DTYPES[dtype]),
         team,
         shape,
         table,
-        layer_format=format,
-        head_format=format,
+        layer_format=layer_format,
+        head_format=head_format,
     ).build()
 
 
 def make_torch(config: DecoderConfig, dtype: str, rows: int) -> EagerForward:
     model = make_model(config, DTYPES[dtype])
     model.pack()
-    attention = TorchAttention(
+    return EagerForward(model, make_attention(config, dtype, rows), page_size=PAGE_SIZE)
+
+
+def make_attention(config: DecoderConfig, dtype: str, rows: int) -> AttentionBackend:
+    latent = config.attention.latent
+    if latent is not None:
+        return PagedLatents(
+            num_layers=config.num_layers,
+            num_pages=rows * PAGES,
+            page_size=PAGE_SIZE,
+            row_size=latent.size + latent.rotary_size,
+            latent_size=latent.size,
+            dtype=DTYPES[dtype],
+            device="cpu",
+        )
+    return TorchAttention(
         num_layers=config.num_layers,
         num_pages=rows * PAGES,
         page_size=PAGE_SIZE,
@@ -128,7 +180,6 @@ def make_torch(config: DecoderConfig, dtype: str, rows: int) -> EagerForward:
         dtype=DTYPES[dtype],
         device="cpu",
     )
-    return EagerForward(model, attention, page_size=PAGE_SIZE)
 
 
 def make_inputs(table: RowTable, rows: int) -> StepInputs:
@@ -189,6 +240,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("model", nargs="?", default="gemma3", choices=MODELS)
     parser.add_argument("--dtype", default="bfloat16", choices=FORMATS)
+    parser.add_argument("--quantization", default="none", choices=("none", *QUANTIZED_FORMATS))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--turns", type=int, default=30)
@@ -196,9 +248,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     config = parse_config({**COMMON, **MODELS[options.model]})
     table = RowTable(max_rows=options.rows, max_tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
-    native = make_native(config, options.dtype, table, options.rows, options.threads)
+    native = make_native(
+        config, options.dtype, options.quantization, table, options.rows, options.threads
+    )
     eager = make_torch(config, options.dtype, options.rows)
-    sys.stdout.write(f"{options.model}, {options.dtype}, {options.rows} rows: ")
+    kind = options.dtype if options.quantization == "none" else options.quantization
+    sys.stdout.write(f"{options.model}, {kind}, {options.threads} threads, {options.rows} rows: ")
     measure((native, eager), make_inputs(table, options.rows), options.turns)
     native.close()
 
