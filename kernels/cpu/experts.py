@@ -21,6 +21,8 @@ from remora.kernels.cpu.structs import ChoicesStruct, RoutingStruct, WeightedStr
 from remora.kernels.memory import buffer
 from remora.kernels.moe_rules import SILU, Gating, Routing
 
+BLOCK_ROWS = 192  # what a thread multiplies with one panel of a weight at a time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choices:
@@ -33,7 +35,8 @@ class Choices:
     tokens:   [T * k] int32, of the sorted pairs
     places:   [T, k] int32, where a pair stands when sorted
     starts:   [E + 1] int32, where an expert's pairs begin
-    active:   [E] int32, experts that have pairs; then -1
+    blocks:   [B] int32, where each block of at most `BLOCK_ROWS` pairs of one expert begins; then
+              -1, as far as a step of so many tokens can have blocks
     """
 
     num_experts: int
@@ -43,20 +46,22 @@ class Choices:
     tokens: Tensor
     places: Tensor
     starts: Tensor
-    active: Tensor
+    blocks: Tensor
 
     @staticmethod
     def allocate(*, num_tokens: int, num_experts: int, top_k: int) -> Choices:
         """Allocate room for so many tokens."""
+        num_pairs = num_tokens * top_k
+        num_blocks = num_pairs // BLOCK_ROWS + min(num_pairs, num_experts)
         return Choices(
             num_experts=num_experts,
             top_k=top_k,
             ids=buffer((num_tokens, top_k), torch.int32),
             weights=buffer((num_tokens, top_k), torch.float32),
-            tokens=buffer((num_tokens * top_k,), torch.int32),
+            tokens=buffer((num_pairs,), torch.int32),
             places=buffer((num_tokens, top_k), torch.int32),
             starts=buffer((num_experts + 1,), torch.int32),
-            active=buffer((num_experts,), torch.int32),
+            blocks=buffer((num_blocks,), torch.int32),
         )
 
     def struct(self) -> ChoicesStruct:
@@ -64,12 +69,13 @@ class Choices:
         return ChoicesStruct(
             num_experts=self.num_experts,
             top_k=self.top_k,
+            block_rows=BLOCK_ROWS,
             ids=self.ids.data_ptr(),
             weights=self.weights.data_ptr(),
             tokens=self.tokens.data_ptr(),
             places=self.places.data_ptr(),
             starts=self.starts.data_ptr(),
-            active=self.active.data_ptr(),
+            blocks=self.blocks.data_ptr(),
         )
 
 

@@ -179,12 +179,13 @@ class ChoicesStruct(Structure):
     _fields_ = (
         ("num_experts", c_int),
         ("top_k", c_int),
+        ("block_rows", c_int),
         ("ids", c_void_p),
         ("weights", c_void_p),
         ("tokens", c_void_p),
         ("places", c_void_p),
         ("starts", c_void_p),
-        ("active", c_void_p),
+        ("blocks", c_void_p),
     )
 
 

@@ -9,10 +9,6 @@ namespace remora {
 namespace {
 
 constexpr float TINY = 1e-20f;  // a sum of weights is never zero
-constexpr int MOST_ROWS = 192;  // of one chunk of a product
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
 void score_together(const float* logits, int size, float* scores) {
   const float most = *std::max_element(logits, logits + size);
   float total = 0;
@@ -89,14 +85,15 @@ void Route::run_row(const Batch&, int row, int thread) {
 void SortPairs::run_chunk(const Batch& batch, int, int, int) {
   const int num_pairs = batch.num_tokens * c_.top_k;
   std::fill_n(c_.starts, c_.num_experts + 1, 0);
-  std::fill_n(c_.active, c_.num_experts, -1);
   for (int pair = 0; pair < num_pairs; pair++) c_.starts[c_.ids[pair] + 1]++;
-  int num_active = 0;
+  int num_blocks = 0;
   for (int expert = 0; expert < c_.num_experts; expert++) {
-    if (c_.starts[expert + 1]) c_.active[num_active++] = expert;
     next_[expert] = c_.starts[expert];
     c_.starts[expert + 1] += c_.starts[expert];
+    for (int at = c_.starts[expert]; at < c_.starts[expert + 1]; at += c_.block_rows)
+      c_.blocks[num_blocks++] = at;
   }
+  std::fill(c_.blocks + num_blocks, c_.blocks + c_.most_blocks(batch.num_tokens), -1);
   for (int pair = 0; pair < num_pairs; pair++) {
     const int place = next_[c_.ids[pair]]++;
     c_.places[pair] = place;
@@ -128,18 +125,15 @@ void Weigh::run_row(const Batch&, int row, int thread) {
 
 // How many chunks there are is fixed before anything is chosen: as many as there can be at most.
 int MultiplyExperts::num_chunks(const Batch& batch, int) const {
-  return c_.num_active(batch.num_tokens) * weights_[0].num_panels *
-         ceil_div(batch.num_tokens, MOST_ROWS);
+  return c_.most_blocks(batch.num_tokens) * weights_[0].num_panels;
 }
 
-void MultiplyExperts::run_chunk(const Batch& batch, int, int chunk, int) {
-  const int panels = weights_[0].num_panels, blocks = ceil_div(batch.num_tokens, MOST_ROWS);
-  const int expert = c_.active[chunk / panels / blocks];
-  if (expert < 0) return;
-  const int first = c_.starts[expert] + chunk / panels % blocks * MOST_ROWS;
-  const int last = std::min(first + MOST_ROWS, c_.starts[expert + 1]);
-  if (first < last)
-    multiply_panel(weights_[expert], x_, out_, chunk % panels, first, last, nullptr);
+void MultiplyExperts::run_chunk(const Batch&, int, int chunk, int) {
+  const int panels = weights_[0].num_panels, first = c_.blocks[chunk / panels];
+  if (first < 0) return;
+  const int32_t* end = std::upper_bound(c_.starts, c_.starts + c_.num_experts + 1, first);
+  const int expert = (int)(end - c_.starts) - 1, last = std::min(first + c_.block_rows, *end);
+  multiply_panel(weights_[expert], x_, out_, chunk % panels, first, last, nullptr);
 }
 
 void AddWeighted::run_row(const Batch&, int row, int) {

@@ -25,15 +25,17 @@ struct Routing {
 // What was chosen, filled anew in each layer.
 struct Choices {
   int num_experts, top_k;
+  int block_rows;    // pairs of one expert that are multiplied together, at most
   int32_t* ids;      // [T][k] experts of a token, best first
   float* weights;    // [T][k]
   int32_t* tokens;   // [T * k] whose row a sorted pair is
   int32_t* places;   // [T][k] where a pair stands when sorted
   int32_t* starts;   // [E + 1] where the pairs of each expert begin
-  int32_t* active;   // [E] experts that have pairs, ascending; then -1
-  int num_active(int num_tokens) const {  // at most
-    const int64_t pairs = (int64_t)num_tokens * top_k;
-    return pairs < num_experts ? (int)pairs : num_experts;
+  int32_t* blocks;   // [most_blocks(T)] where each block of an expert's pairs begins; then -1
+  // How many blocks so many tokens can have. Each expert that is chosen has one that is not full.
+  int most_blocks(int num_tokens) const {
+    const int pairs = num_tokens * top_k;
+    return pairs / block_rows + (pairs < num_experts ? pairs : num_experts);
   }
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from remora.kernels.cpu.buffers import Rows
 from remora.kernels.cpu.experts import (
+    BLOCK_ROWS,
     Choices,
     add_weighted,
     gather,
@@ -63,14 +65,14 @@ def run_route(team: Team, logits: Tensor, routing: Routing, correction: Tensor |
 @pytest.mark.parametrize("has_correction", [False, True])
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
 def test_experts_are_chosen_as_torch_does(
-    team: Team, routing: Routing, has_correction: bool
+    each_team: Team, routing: Routing, has_correction: bool
 ) -> None:
     torch.manual_seed(routing.top_k)
     logits = 3 * torch.randn(200, 16)
     logits[:20] = logits[:20].round()  # equals
     correction = torch.randn(16) if has_correction else None
 
-    found = run_route(team, logits, routing, correction)
+    found = run_route(each_team, logits, routing, correction)
 
     ids, weights = route_reference(logits, routing, correction)
     assert torch.equal(found.ids[:200], ids)
@@ -80,18 +82,23 @@ def test_experts_are_chosen_as_torch_does(
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_is_seen_in_the_weights(
-    team: Team, routing: Routing, bad: float
+    each_team: Team, routing: Routing, bad: float
 ) -> None:
     logits = torch.full((1, 16), bad)
 
-    found = run_route(team, logits, routing, None)
+    found = run_route(each_team, logits, routing, None)
 
     assert ((found.ids[0] >= 0) & (found.ids[0] < 16)).all()
     if math.isnan(bad) or not routing.is_sigmoid:
         assert found.weights[0].isnan().all()
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.data())
+def begins_of_blocks(starts: Tensor) -> list[int]:
+    ranges = itertools.pairwise(starts.tolist())
+    return [block for first, last in ranges for block in range(first, last, BLOCK_ROWS)]
+
+
+@given(st.integers(1, 40) | st.integers(190, 600), st.integers(1, 12), st.data())
 def test_pairs_are_sorted_by_expert_and_by_token(
     team: Team, num_tokens: int, num_experts: int, data: st.DataObject
 ) -> None:
@@ -106,9 +113,10 @@ def test_pairs_are_sorted_by_expert_and_by_token(
     assert torch.equal(found.tokens[: len(ids)].long(), order // top_k)
     counts = torch.bincount(ids, minlength=num_experts)
     assert torch.equal(found.starts.long(), F.pad(counts.cumsum(0), (1, 0)))
-    active = counts.nonzero().flatten()
-    assert torch.equal(found.active[: len(active)].long(), active)
-    assert (found.active[len(active) :] == -1).all()
+    blocks = begins_of_blocks(found.starts)
+    most = Choices.allocate(num_tokens=num_tokens, num_experts=num_experts, top_k=top_k)
+    found_blocks = found.blocks[: len(most.blocks)].tolist()
+    assert found_blocks == blocks + [-1] * (len(most.blocks) - len(blocks))
 
 
 def chosen(num_tokens: int, num_experts: int, top_k: int, *, skewed: bool = False) -> Choices:
@@ -123,8 +131,8 @@ def chosen(num_tokens: int, num_experts: int, top_k: int, *, skewed: bool = Fals
     choices.tokens[:] = (order // top_k).int()
     counts = torch.bincount(ids, minlength=num_experts)
     choices.starts[1:] = counts.cumsum(0)
-    active = counts.nonzero().flatten()
-    choices.active.fill_(-1)[: len(active)] = active.int()
+    blocks = begins_of_blocks(choices.starts)
+    choices.blocks.fill_(-1)[: len(blocks)] = torch.tensor(blocks)
     return choices
 
 
@@ -168,17 +176,35 @@ def test_each_row_is_multiplied_with_its_expert_s_weight(
         assert torch.equal(out[places], one_by_one[ids[:, 0]])
 
 
+def test_many_experts_in_long_steps_are_a_number_of_chunks_that_a_team_can_count(
+    team: Team,
+) -> None:
+    """2**24 of one stage; that many would be if each expert could have all tokens."""
+    number, columns = 16_384, 768
+    weight = pack_alone(team, torch.ones(columns, 1), None, Format.F32)
+    x = make_rows(team, Format.F32, torch.arange(number).float().unsqueeze(1))
+    choices = Choices.allocate(num_tokens=number, num_experts=number, top_k=1)
+    out = torch.zeros(number, columns)
+    program = Program(team, make_batch(number))
+    sort_pairs(program, choices)
+    multiply_experts(program, x, [weight] * number, out, choices)
+
+    program.run(number, 0, 0)
+
+    assert torch.equal(out, x.values.expand(number, columns))
+
+
 @pytest.mark.parametrize("format", Format)
-def test_what_an_expert_reads_is_weighed_once(team: Team, format: Format) -> None:
+def test_what_an_expert_reads_is_weighed_once(each_team: Team, format: Format) -> None:
     x, choices = torch.randn(5, 70), chosen(5, 4, 1)
     weights = choices.weights.clone()
-    rows = Rows.allocate(team, format, 6, 70)
-    program = Program(team, make_batch(5))
+    rows = Rows.allocate(each_team, format, 6, 70)
+    program = Program(each_team, make_batch(5))
     weigh(program, x, 70, rows, choices)
 
     program.run(5, 0, 0)
 
-    expected = read_rows(make_rows(team, format, x * weights), 70)
+    expected = read_rows(make_rows(each_team, format, x * weights), 70)
     assert torch.equal(read_rows(rows, 70)[:5], expected)
     assert not rows.values[5].any()
     assert (choices.weights == 1).all()
@@ -210,12 +236,12 @@ def test_gates_let_through_what_their_rule_says(
 
 @pytest.mark.parametrize("size", [1, 16, 70])
 @pytest.mark.parametrize("top_k", [1, 3])
-def test_rows_are_added_with_their_weights(team: Team, size: int, top_k: int) -> None:
+def test_rows_are_added_with_their_weights(each_team: Team, size: int, top_k: int) -> None:
     torch.manual_seed(size)
     choices, x = chosen(9, 6, top_k), torch.randn(9 * top_k, size + 2)
     start = torch.randn(10, size + 1)
     out = start.clone()
-    program = Program(team, make_batch(9))
+    program = Program(each_team, make_batch(9))
     add_weighted(program, x, size, choices.weights, out, choices)
 
     program.run(9, 0, 0)
@@ -237,11 +263,13 @@ def test_a_token_s_only_row_is_added_with_its_weight(team: Team) -> None:
     torch.testing.assert_close(out, x * weights[:, :1])
 
 
-def test_products_have_sigmoids(team: Team) -> None:
+def test_products_have_sigmoids(each_team: Team) -> None:
     x, weight = torch.randn(4, 32), torch.randn(1, 32)
-    packed = pack_alone(team, weight, None, Format.F32)
+    packed = pack_alone(each_team, weight, None, Format.F32)
 
-    made = multiply(team, make_rows(team, Format.F32, x), packed, activation=Activation.SIGMOID)
+    made = multiply(
+        each_team, make_rows(each_team, Format.F32, x), packed, activation=Activation.SIGMOID
+    )
 
     torch.testing.assert_close(made[:, :1], torch.sigmoid(x @ weight.T))
 
