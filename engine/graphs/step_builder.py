@@ -297,6 +297,7 @@ class StepProgramBuilder:
             self._leave(gated, shared.down_proj, None)
             return
         gate = steps.pack(*experts.shared_gate.release(), Format.F32)
+        self._weight_bytes += gate.num_bytes
         program.multiply(steps.exact, gate, steps.share, activation=Activation.SIGMOID)
         self._multiply(gated, shared.down_proj, self._made)
         add_weighted(program, self._made, self._config.hidden_size, steps.share, self._stream)

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from remora.engine.forward import QUANTIZED_FORMATS
 from remora.engine.graphs.step_program import StepProgram
+from remora.engine.layers.experts import Experts
+from remora.engine.layers.linear import Linear
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.models.decoder import DecoderModel
 from remora.kernels.cpu.library import Library
@@ -109,6 +111,28 @@ def test_of_experts_those_are_counted_that_a_token_reads(
         native.forward.close()
 
     assert sizes[0] == sizes[1] == sizes[2]  # routers take a panel each
+
+
+def test_what_shared_experts_count_by_is_a_weight_that_a_token_reads(
+    library: Library, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("qwen2-moe")
+    gates: list[Linear] = []
+
+    def without(model: DecoderModel) -> None:
+        for block in model.blocks:
+            if isinstance(block.mlp, Experts) and block.mlp.shared_gate is not None:
+                gates.append(block.mlp.shared_gate)
+                block.mlp.shared_gate = None
+
+    whole, less = make_native(path, library), make_native(path, library, prepare=without)
+
+    assert isinstance(whole.forward, StepProgram)
+    assert isinstance(less.forward, StepProgram)
+    a_panel = 64 * gates[0].weight.shape[1] * 4
+    assert whole.forward.weight_bytes - less.forward.weight_bytes == len(gates) * a_panel
+    for stepper in (whole, less):
+        stepper.forward.close()
 
 
 @pytest.mark.parametrize("mode", ["float32", *MODES])
