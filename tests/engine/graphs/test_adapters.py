@@ -105,9 +105,15 @@ def test_adapters_of_other_blocks_are_those_of_torch(
 @pytest.mark.parametrize("prepare", [add_adapters, add_adapters_of_some])
 @pytest.mark.parametrize(
     ("family", "mode"),
-    [("granite-moe-shared", "float32"), ("granite-moe-shared", "int8"), ("glm4-moe", "float32")],
+    [
+        ("granite-moe-shared", "float32"),
+        ("granite-moe-shared", "int8"),
+        ("glm4-moe", "float32"),
+        ("deepseek-v3", "float32"),
+        *(("deepseek-v2-lite", mode) for mode in MODES),
+    ],
 )
-def test_adapters_of_what_is_beside_experts_are_those_of_torch(
+def test_adapters_beside_experts_and_of_latents_are_those_of_torch(
     family: str,
     mode: str,
     prepare: Callable[[DecoderModel], None],

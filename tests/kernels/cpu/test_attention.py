@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -80,6 +82,18 @@ def test_every_instruction_set_attends(
     heads = Heads(head_dim=head_dim, window=window, dtype=dtype)
 
     check(each_team, heads, [(0, 1), (150, 1), (40, 77), (0, 20)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "rule",
+    [{"window": 24, "chunked": True}, {"sink": 1.0, "window": 24}, {"slope": 0.1}, {"soft_cap": 5}],
+    ids=str,
+)
+def test_every_instruction_set_knows_every_rule(
+    each_team: Team, rule: dict[str, Any], dtype: torch.dtype
+) -> None:
+    check(each_team, Heads(dtype=dtype, **rule), [(150, 1), (40, 77)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
