@@ -9,6 +9,7 @@ namespace remora {
 namespace {
 
 constexpr float TINY = 1e-20f;  // a sum of weights is never zero
+
 void score_together(const float* logits, int size, float* scores) {
   const float most = *std::max_element(logits, logits + size);
   float total = 0;
@@ -50,7 +51,7 @@ void Route::leave_best_groups(std::vector<float>& choice) const {
     float best = -INFINITY, second = -INFINITY;
     for (int i = group * size; i < (group + 1) * size; i++) {
       second = std::max(second, std::min(best, choice[i]));
-      best = std::max(best, choice[i]);
+      best = std::isnan(choice[i]) ? choice[i] : std::max(best, choice[i]);  // NaN stays
     }
     of_groups[group] = routing_.group_best == 2 && size > 1 ? best + second : best;
   }

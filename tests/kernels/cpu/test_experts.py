@@ -98,6 +98,18 @@ def begins_of_blocks(starts: Tensor) -> list[int]:
     return [block for first, last in ranges for block in range(first, last, BLOCK_ROWS)]
 
 
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+def test_an_expert_without_a_score_is_chosen_so_that_it_is_seen(
+    each_team: Team, routing: Routing
+) -> None:
+    logits = torch.arange(16.0).unsqueeze(0)
+    logits[0, 1] = math.nan  # of the worst group
+
+    found = run_route(each_team, logits, routing, None)
+
+    assert found.weights[0].isnan().any()
+
+
 @given(st.integers(1, 40) | st.integers(190, 600), st.integers(1, 12), st.data())
 def test_pairs_are_sorted_by_expert_and_by_token(
     team: Team, num_tokens: int, num_experts: int, data: st.DataObject
