@@ -51,7 +51,7 @@ SUBJECTS = [
     {"a": LONG},
     {97: LONG},
     (1, 2),
-    range(99999),
+    range(9999),
     deep(),
 ]
 ARGUMENTS: list[tuple[Any, ...]] = [
