@@ -16,7 +16,7 @@ from jinja2 import Template
 from jinja2.meta import find_undeclared_variables
 
 from remora.engine.tokens.template_limits import Allowance, OverRenderLimit, allowance
-from remora.engine.tokens.template_sandbox import TemplateSandbox
+from remora.engine.tokens.template_sandbox import TemplateSandbox, held_values
 
 # Names that callers and templates have given to what a model thought before it answered.
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -73,7 +73,7 @@ class ChatTemplate:
     def _write(self, names: dict[str, Any]) -> str:
         template = self._compiled
         pieces, num_chars = [], 0
-        limit = allowance.set(Allowance(self.max_render_s, self.max_render_chars))
+        limit = allowance.set(Allowance(self.max_render_s, self.max_render_chars, held_values))
         try:
             for piece in template.generate(names):
                 pieces.append(piece)

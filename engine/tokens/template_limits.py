@@ -8,7 +8,7 @@ rendering as a whole may make, whether or not the template keeps it. Knows nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from sys import getsizeof
 from typing import Any
@@ -40,9 +40,16 @@ class Allowance:
 
     max_seconds:  of the thread's own time: waiting for a busy machine costs nobody an answer
     max_chars:    that may come out
+    held:         tells what an object that is none of Python's own holds for a template to read
     """
 
-    def __init__(self, max_seconds: float, max_chars: int) -> None:
+    def __init__(
+        self,
+        max_seconds: float,
+        max_chars: int,
+        held: Callable[[Any], Iterable[Any]] = lambda _: (),
+    ) -> None:
+        self._held = held
         self._max_seconds = max_seconds
         self._deadline = time.thread_time() + max_seconds
         self._max_step_chars = STEP_CHARS_PER_CHAR * max_chars + STEP_CHARS
@@ -98,6 +105,8 @@ class Allowance:
                 num_chars += NUMBER_CHARS + item.bit_length() // 3
             else:
                 num_chars += NUMBER_CHARS
+                self._check_step(num_chars, step)
+                waiting += [(inner, depth + 1) for inner in self._held(item)]
         self._check_step(num_chars, step)
         self._spend(num_chars)
         return num_chars

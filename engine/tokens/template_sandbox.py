@@ -21,13 +21,13 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Macro, markup_join, str_join
+from jinja2.runtime import Context, LoopContext, Macro, markup_join, str_join
 from jinja2.sandbox import (
     ImmutableSandboxedEnvironment,
     SandboxedEscapeFormatter,
     SandboxedFormatter,
 )
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
@@ -215,8 +215,8 @@ def _checked(
     if name in PERCENT:
         limit.expect(limit.size(subject, name), name)
         num_chars = _percent_chars(limit, str(subject), kwargs or args)
-    elif name == "replace" and isinstance(subject, str) and _are_texts(given[:2]):
-        num_chars = len(subject) + subject.count(given[0]) * len(given[1])
+    elif name in RECKONERS:
+        num_chars = RECKONERS[name](limit, subject, given)
     else:
         largest = max((_weight(limit, name, arg) for arg in given), default=0)
         num_chars = (1 + limit.size(subject, name)) * (1 + largest)
@@ -224,8 +224,58 @@ def _checked(
     return args
 
 
-def _are_texts(given: list[Any]) -> bool:
-    return len(given) == 2 and all(isinstance(arg, str) for arg in given)
+def _replace_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
+    size = limit.size(subject, "replace")
+    old, new, *_ = (*given, "", "")
+    if isinstance(subject, str) and isinstance(old, str) and isinstance(new, str):
+        return size + subject.count(old) * len(new)
+    return (1 + size) * (1 + sum(limit.size(each, "replace") for each in given))
+
+
+def _join_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
+    """Reckon text between the items, and at each end; whichever argument it is.
+
+    Items come first in the filter, last in the method of text.
+    """
+    if isinstance(subject, str) and given and not isinstance(given[0], str):
+        subject, given = given[0], [subject]
+    between = sum(limit.size(each, "join") for each in given)
+    return limit.size(subject, "join") + (1 + _length(subject)) * between
+
+
+def _wrapped_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
+    """Reckon text after each character; widths add nothing."""
+    size = limit.size(subject, "wordwrap")
+    after = sum(limit.size(each, "wordwrap") for each in given if not isinstance(each, int))
+    return (1 + size) * (2 + after)
+
+
+def _summed_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
+    """Reckon a list that is copied with every item; numbers make nothing."""
+    size = limit.size(subject, "sum") + sum(limit.size(each, "sum") for each in given)
+    is_copied = any(isinstance(each, COLLECTIONS) for each in given)
+    return size * (1 + len(subject)) if is_copied and isinstance(subject, COLLECTIONS) else size
+
+
+# What the rule says too much of.
+RECKONERS: dict[str, Callable[[Allowance, Any, list[Any]], int]] = {
+    "join": _join_chars,
+    "replace": _replace_chars,
+    "sum": _summed_chars,
+    "wordwrap": _wrapped_chars,
+}
+
+
+def held_values(item: Any) -> Iterable[Any]:
+    """Return what an object of Jinja's holds that a filter can read by its attributes."""
+    if isinstance(item, Namespace):
+        values: dict[str, Any] = object.__getattribute__(item, "_Namespace__attrs")
+        return values.values()
+    if isinstance(item, Cycler):
+        return item.items
+    if isinstance(item, Joiner):
+        return (item.sep,)
+    return (item.previtem, item.nextitem) if isinstance(item, LoopContext) else ()
 
 
 def _weight(limit: Allowance, name: str, arg: Any) -> int:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from remora.engine.tokens.chat_template import ChatTemplate
 from remora.engine.tokens.template_limits import Allowance, OverRenderLimit, allowance
-from remora.engine.tokens.template_sandbox import TemplateSandbox
+from remora.engine.tokens.template_sandbox import TemplateSandbox, held_values
 
 MAX_CHARS = 2**8
 SPARE_BYTES = 2**25  # far more than limits of so few characters need, far less than a bomb
@@ -121,13 +121,33 @@ SOURCES = [
 ]
 
 
+# What objects of Jinja's hold; texts may have more characters here.
+WIDE_CHARS = 2**16
+WIDE_SOURCES = [
+    *(
+        "{% set held = " + held + " %}{{ ([held] * 4000) | " + step + "'" + name + "') }}"
+        for held, name in [
+            ("namespace(x='a' * 500000)", "x"),
+            ("{'n': namespace(x='a' * 500000)}", "n.x"),
+            ("cycler('a' * 500000)", "current"),
+            ("joiner('a' * 500000)", "sep"),
+        ]
+        for step in ["join(attribute=", "join('', "]
+    ),
+    "{% for i in ['a' * 500000, 'a' * 500000] %}"
+    "{{ ([loop] * 4000) | join(attribute='nextitem') }}{% endfor %}",
+    "{{ ([namespace(x=[1] * 90000)] * 4000) | sum(attribute='x', start=[]) }}",
+    "{{ ([[1] * 300] * 300) | sum(start=[]) }}",
+]
+
+
 def main() -> None:
     """Take every step and render every source."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + SPARE_BYTES,) * 2)
     num_refused = 0
     for what, step in chain(_methods(), _filters()):
-        token = allowance.set(Allowance(5, MAX_CHARS))
+        token = allowance.set(Allowance(5, MAX_CHARS, held_values))
         try:
             made = step()
             if hasattr(made, "__next__"):
@@ -140,9 +160,10 @@ def main() -> None:
             pass  # what does not take such arguments takes no memory
         finally:
             allowance.reset(token)
-    for source in SOURCES:
-        if not _is_refused(source):
-            print("source:", source)
+    for sources, max_chars in ((SOURCES, MAX_CHARS), (WIDE_SOURCES, WIDE_CHARS)):
+        for source in sources:
+            if not _is_refused(source, max_chars):
+                print("source:", source)
     print("refused:", num_refused)
 
 
@@ -183,9 +204,9 @@ def _shown(args: tuple[Any, ...]) -> str:
     return str([arg if isinstance(arg, int) else type(arg).__name__ for arg in args])
 
 
-def _is_refused(source: str) -> bool:
+def _is_refused(source: str, max_chars: int) -> bool:
     template = ChatTemplate(source, {})
-    template.max_render_chars = MAX_CHARS
+    template.max_render_chars = max_chars
     try:
         template.render(
             [{"role": "user", "content": "hello"}],

@@ -60,6 +60,21 @@ def test_ordinary_steps_come_out_as_under_transformers(step: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "step", ["messages | map(attribute='content') | join(between)", "between.join(texts)"]
+)
+def test_long_chats_are_joined(step: str) -> None:
+    chat = [{"role": "user", "content": "abc" * 1000}] * 300
+    source = (
+        "{% set between = '-' * 44 %}{% set texts = messages | map(attribute='content') | list %}"
+    )
+
+    ours, theirs = both(source + "{{ " + step + " }}", chat)
+
+    assert ours == theirs
+    assert len(ours) > 900_000
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{% autoescape true %}{{ '<' ~ '>' }}{{ messages }}{% endautoescape %}",
