@@ -4,22 +4,14 @@
 
 namespace remora {
 
-namespace {
-
-constexpr int MOST_ROWS = 192;  // of one chunk of a product
-
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
-}  // namespace
-
 int MultiplyHeads::num_chunks(const Batch& batch, int) const {
-  return s_.num_heads * weights_[0].num_panels * ceil_div(batch.num_tokens, MOST_ROWS);
+  return s_.num_heads * weights_[0].num_panels * ceil_div(batch.num_tokens, PRODUCT_ROWS);
 }
 
 void MultiplyHeads::run_chunk(const Batch& batch, int, int chunk, int) {
-  const int panels = weights_[0].num_panels, blocks = ceil_div(batch.num_tokens, MOST_ROWS);
-  const int head = chunk / panels / blocks, first = chunk / panels % blocks * MOST_ROWS;
-  const int last = std::min(first + MOST_ROWS, batch.num_tokens);
+  const int panels = weights_[0].num_panels, blocks = ceil_div(batch.num_tokens, PRODUCT_ROWS);
+  const int head = chunk / panels / blocks, first = chunk / panels % blocks * PRODUCT_ROWS;
+  const int last = std::min(first + PRODUCT_ROWS, batch.num_tokens);
   const Weight& weight = weights_[head];
   Rows x = x_;
   x.values = (char*)x.values + (int64_t)head * s_.x_step * (weight.format == BF16 ? 2 : 4);

@@ -6,8 +6,6 @@ namespace remora {
 
 namespace {
 
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
-
 // Enough chunks that threads end together, not so many that claiming them shows, and as many for
 // each thread.
 int row_chunks(int rows, int num_threads) {
@@ -153,12 +151,12 @@ void UpdateEmbedded::run_chunk(const Batch& batch, int, int chunk, int) {
 // rows that it has made; every one of them then reads the whole weight, at a rate that does not
 // matter any more.
 int Multiply::num_blocks(int num_rows, int num_threads) const {
-  constexpr int MANY = 16, MOST_ROWS = 192;  // of one thread; of one block
+  constexpr int MANY = 16;  // of one thread
   if (num_rows < MANY * num_threads) {
     const int wanted = ceil_div(4 * num_threads, weight_.num_panels);
     return std::clamp(wanted, 1, std::max(1, num_rows / TILE_ROWS));
   }
-  return num_threads * ceil_div(num_rows, MOST_ROWS * num_threads);
+  return num_threads * ceil_div(num_rows, PRODUCT_ROWS * num_threads);
 }
 
 int Multiply::num_chunks(const Batch& batch, int num_threads) const {

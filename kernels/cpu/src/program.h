@@ -18,6 +18,10 @@
 
 namespace remora {
 
+constexpr int PRODUCT_ROWS = 192;  // of one chunk of a product
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
 class Operation {
  public:
   virtual ~Operation() = default;
