@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from remora.configs.adapter_room import AdapterRoom
-from remora.configs.kv_budget import human_bytes
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
 
 _WIDTH = 12
 

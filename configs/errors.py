@@ -20,7 +20,7 @@
 
 Messages say what was found, what was expected, and what to do. Every class keeps its arguments
 in `args`, so it survives pickling between Ray processes. This module maps nothing to HTTP:
-`deployments/http/errors.py` holds the one table that does.
+`deployments/http/core/errors.py` holds the one table that does.
 """
 
 from __future__ import annotations

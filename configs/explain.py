@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from remora.configs.fields import Section
-from remora.configs.in_place import IN_PLACE
-from remora.configs.messages import shown
+from remora.configs.live_update import IN_PLACE
 from remora.configs.schema import ServeConfig
+from remora.configs.validation_messages import shown
 
 
 @dataclass(frozen=True, slots=True)

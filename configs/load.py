@@ -17,12 +17,8 @@ from pydantic_core import PydanticCustomError
 from remora.configs.dialects.resolve import Resolved, nowhere, resolve
 from remora.configs.dialects.translate import Line
 from remora.configs.errors import ConfigError
-from remora.configs.in_place import CHOOSER, GATEWAY, with_user_config
-from remora.configs.layers import Override, over
-from remora.configs.messages import KeyPath, Locate, describe, shown, unknown_keys
-from remora.configs.positions import Document, parse_yaml
-from remora.configs.schema import ServeConfig
-from remora.configs.several import (
+from remora.configs.live_update import CHOOSER, GATEWAY, with_user_config
+from remora.configs.multiple_models import (
     MODELS,
     deployment_names,
     name_of,
@@ -30,6 +26,10 @@ from remora.configs.several import (
     split_models,
     validate_models,
 )
+from remora.configs.positions import Document, parse_yaml
+from remora.configs.schema import ServeConfig
+from remora.configs.validation_messages import KeyPath, Locate, describe, shown, unknown_keys
+from remora.configs.value_sources import Override, over
 
 IMPORT_PATH = "remora.deployments.app:build"
 DEFAULT_HOST, DEFAULT_PORT = "127.0.0.1", 8000

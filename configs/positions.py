@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from remora.configs.errors import ConfigError
-from remora.configs.messages import KeyPath
+from remora.configs.validation_messages import KeyPath
 
 Mark = tuple[int, int]
 

@@ -32,21 +32,21 @@ from typing import Self
 
 from pydantic import model_validator
 
-from remora.configs.api import ApiSection
-from remora.configs.autoscaling import AutoscalingSection
-from remora.configs.debug import DebugSection
-from remora.configs.engine import EngineSection
 from remora.configs.fields import Section, conflict
-from remora.configs.grammar import GrammarSection
-from remora.configs.limits import LimitsSection
-from remora.configs.lora import LoraSection
-from remora.configs.metrics import MetricsSection
-from remora.configs.model import ModelSection
-from remora.configs.parallel import ParallelSection
-from remora.configs.pooling import PoolingSection
-from remora.configs.routing import RoutingSection
-from remora.configs.sampling import SamplingSection
-from remora.configs.warmup import WarmupSection
+from remora.configs.sections.api import ApiSection
+from remora.configs.sections.autoscaling import AutoscalingSection
+from remora.configs.sections.debug import DebugSection
+from remora.configs.sections.engine import EngineSection
+from remora.configs.sections.grammar import GrammarSection
+from remora.configs.sections.limits import LimitsSection
+from remora.configs.sections.lora import LoraSection
+from remora.configs.sections.metrics import MetricsSection
+from remora.configs.sections.model import ModelSection
+from remora.configs.sections.parallel import ParallelSection
+from remora.configs.sections.pooling import PoolingSection
+from remora.configs.sections.routing import RoutingSection
+from remora.configs.sections.sampling import SamplingSection
+from remora.configs.sections.warmup import WarmupSection
 
 BUILTIN_MODEL = "smollm2-135m-instruct"
 BUILTIN_MODELS = (BUILTIN_MODEL, "all-minilm-l6-v2")

@@ -19,19 +19,19 @@ from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import BackpressureConfig
 
 from remora.configs.dialects.resolve import resolve
-from remora.configs.in_place import DEPLOYMENT, MANAGER
+from remora.configs.live_update import DEPLOYMENT, MANAGER
 from remora.configs.load import parse_models
+from remora.configs.multiple_models import deployment_names, split_models
 from remora.configs.schema import ServeConfig
-from remora.configs.several import deployment_names, split_models
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.autoscaling.options import scaling_options
 from remora.deployments.gateway.build import gateway_options, goes_direct, needs_gateway
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.ranks.placement import placement_options
-from remora.deployments.routing.asking import ask_first, is_asked
-from remora.deployments.routing.chooser import Chooser, chooser_options
+from remora.deployments.routing.haproxy_hook import ask_first, is_asked
 from remora.deployments.routing.options import check_alone, routing_options
+from remora.deployments.routing.routing_service import Chooser, chooser_options
 
 logger = logging.getLogger("remora.app")
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from remora.deployments.http.served import Served
+from remora.deployments.http.generation.server_state import Served
 
 POLL_S = 0.2
 

@@ -32,20 +32,20 @@ from ray.serve.handle import DeploymentHandle
 
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
-from remora.configs.plan import EnginePlan
+from remora.configs.planning.plan import EnginePlan
 from remora.deployments.adapters.handle import HandledManager
 from remora.deployments.adapters.present import Adapters, FixedAdapters
 from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.autoscaling.reports import LoadReporter
 from remora.deployments.draining import watch_for_the_end
 from remora.deployments.gateway.call import Call
-from remora.deployments.gateway.merging import Whole
+from remora.deployments.gateway.merge import Whole
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.http.app import build_http_app
-from remora.deployments.http.auth import Access
-from remora.deployments.http.batches import BatchStore
-from remora.deployments.http.batches_runner import BatchRunner
-from remora.deployments.http.jobs import (
+from remora.deployments.http.batches.runner import BatchRunner
+from remora.deployments.http.batches.store import BatchStore
+from remora.deployments.http.core.auth import Access
+from remora.deployments.http.endpoints import (
     CHAT,
     CLASSIFY,
     COMPLETIONS,
@@ -57,12 +57,12 @@ from remora.deployments.http.jobs import (
     run,
     stream,
 )
-from remora.deployments.http.served import Served
-from remora.deployments.http.weights import Exchange
-from remora.deployments.in_place import InPlace
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.sglang.weight_update import Exchange
+from remora.deployments.live_update import InPlace
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
-from remora.deployments.observing.replica import Telling
+from remora.deployments.observing.telemetry import Telling
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector
@@ -75,8 +75,8 @@ from remora.engine.grammar.service import GrammarService
 from remora.engine.protocols import EngineClient
 
 if TYPE_CHECKING:
-    from remora.engine.inspection import Inspection
     from remora.engine.launch import BuiltEngine, LaunchedEngine
+    from remora.engine.observe.inspection import Inspection
     from remora.engine.pooling.facts import PoolingFacts
     from remora.engine.pooling.launch import BuiltPooling
     from remora.engine.tokens.tokenizer import Tokenizer

@@ -21,7 +21,7 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
-        _ERRORS: "remora.deployments.http.proxy:middlewares",
+        _ERRORS: "remora.deployments.http.core.serve_proxy:middlewares",
         _THREAD: "0",
         _PROXY: "1",
     }

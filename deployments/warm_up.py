@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from remora.configs.errors import ConfigError, RequestError
-from remora.configs.warmup import WarmupSection
-from remora.deployments.http.chat import prepare_chat
-from remora.deployments.http.fields import parse
-from remora.deployments.http.openai_bodies import ChatBody
-from remora.deployments.http.pooling import NO_TEXT, framer_of
-from remora.deployments.http.sampling import check_vocabulary
-from remora.deployments.http.served import Served
+from remora.configs.sections.warmup import WarmupSection
+from remora.deployments.http.core.fields import parse
+from remora.deployments.http.generation.bodies import ChatBody
+from remora.deployments.http.generation.chat import prepare_chat
+from remora.deployments.http.generation.sampling import check_vocabulary
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.pooling.requests import NO_TEXT, framer_of
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.types import PoolingParams, Request, SamplingParams
 

@@ -22,9 +22,9 @@ from remora.configs.errors import (
     RequestError,
     Unavailable,
 )
-from remora.configs.plan import EnginePlan
+from remora.configs.planning.plan import EnginePlan
 from remora.engine.loop import EngineLoop, Stepping
-from remora.engine.outputs import OutputProcessor
+from remora.engine.tokens.outputs import OutputProcessor
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import NOT_FINITE, EngineStats, Output, Request, RowFault, SequenceOutput
 

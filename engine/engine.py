@@ -13,18 +13,18 @@ import time
 from collections.abc import Callable, Iterable
 
 from remora.configs.errors import InvalidRequest, InvalidSampling
-from remora.configs.plan import EnginePlan
-from remora.engine.adapter_slots import AdapterSlots
-from remora.engine.admission import check_fits
+from remora.configs.planning.plan import EnginePlan
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
 from remora.engine.kv.window import WindowPages
-from remora.engine.pace import AdmissionPace
 from remora.engine.protocols import OverlappingRunner, Runner
-from remora.engine.sampling import check_token_ids
-from remora.engine.sampling_params import SamplingParams
-from remora.engine.scheduler import Scheduler
-from remora.engine.sequence import Sequence
+from remora.engine.sampling.params import SamplingParams
+from remora.engine.sampling.sampler import check_token_ids
+from remora.engine.scheduler.adapter_slots import AdapterSlots
+from remora.engine.scheduler.admission import check_fits
+from remora.engine.scheduler.admission_pace import AdmissionPace
+from remora.engine.scheduler.scheduler import Scheduler
+from remora.engine.scheduler.sequence import Sequence
 from remora.engine.types import EngineStats, Request, SequenceOutput, StepPlan, StepResult
 
 _SEED_SPACE = 2**64

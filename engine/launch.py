@@ -18,42 +18,42 @@ import torch
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
 from remora.configs.machine import read_machine_facts
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan, refit
-from remora.configs.pooling import Task
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan, refit
 from remora.configs.schema import ServeConfig
-from remora.engine.choosing import Choosing
+from remora.configs.sections.pooling import Task
 from remora.engine.client import LocalEngineClient
-from remora.engine.device import measure
-from remora.engine.device_memory import CudaMeter, Meter
 from remora.engine.engine import Engine
 from remora.engine.fallback.model import FallbackModel
-from remora.engine.forward import DTYPES, build_forward
-from remora.engine.inputs import RowTable
-from remora.engine.inspection import Inspection, inspect
-from remora.engine.logit_processors import load_processors
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import open_served_model, open_weights
-from remora.engine.new_weights import NewWeights
+from remora.engine.observe.inspection import Inspection, inspect
+from remora.engine.observe.tensor_dump import dump_tensors
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.layout import Layout
-from remora.engine.parallel.meeting import Meeting, NoTeam, Team, join
+from remora.engine.parallel.rendezvous import Meeting, NoTeam, Team, join
 from remora.engine.pooling.facts import pooling_task
 from remora.engine.pooling.launch import BuiltPooling, build_pooling
 from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, Fill
-from remora.engine.runner import LocalRunner
-from remora.engine.sampling import Sampler
-from remora.engine.tensor_dump import dump_tensors
+from remora.engine.runner.device import measure
+from remora.engine.runner.device_memory import CudaMeter, Meter
+from remora.engine.runner.forward import DTYPES, build_forward
+from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.runner import LocalRunner
+from remora.engine.sampling.logit_processors import load_processors
+from remora.engine.sampling.sampler import Sampler
+from remora.engine.sampling.token_sampler import Choosing
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
-from remora.engine.tokens.spellings import Spellings
+from remora.engine.tokens.token_text import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.weights.deleting import delete_weights
+from remora.engine.weights.delete import delete_weights
 from remora.engine.weights.renaming import RenamingRules
 from remora.engine.weights.source import resolve_model
+from remora.engine.weights.update import NewWeights
 
 logger = logging.getLogger(__name__)
 

@@ -20,15 +20,15 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from remora.configs.engine import EngineSection
 from remora.configs.errors import ConfigError, EngineError, RequestError
 from remora.configs.load import parse_args
-from remora.configs.model import ModelSection
+from remora.configs.sections.engine import EngineSection
+from remora.configs.sections.model import ModelSection
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.service import GrammarService
 from remora.engine.launch import build_engine
-from remora.engine.outputs import OutputProcessor
 from remora.engine.protocols import NO_ADAPTERS, Adapting
+from remora.engine.tokens.outputs import OutputProcessor
 from remora.engine.types import (
     EngineStats,
     FinishReason,
@@ -98,7 +98,7 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...); `adapting` is what `remora.lora.adapting` makes of adapters.
+    `max_running_requests`, ...); `adapting` is what `remora.lora.setup` makes of adapters.
     Raises ConfigError. Use it from one thread.
     """
 
@@ -180,7 +180,7 @@ class LLM:
         if self._pool is None:
             raise ConfigError(
                 "this model has no room for adapters beside its weights: make it with adapting = "
-                "remora.lora.adapting.pooling(...)"
+                "remora.lora.setup.pooling(...)"
             )
         instance = next(self._instances)
         self._pool.prepare(instance, folder)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from remora.configs.errors import EngineError, StepTimeout
-from remora.configs.plan import EnginePlan
-from remora.engine.adapter_slots import AdapterSlots
+from remora.configs.planning.plan import EnginePlan
+from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.types import EngineStats, Request, SequenceOutput
 
 logger = logging.getLogger(__name__)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from remora.configs.adapter_room import AdapterRoom
-from remora.configs.plan import EnginePlan
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.plan import EnginePlan
 from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:  # what only serves requests need not load torch
     from torch import Tensor
 
-    from remora.engine.batch import AttentionRule, ForwardBatch, Turn
-    from remora.engine.inputs import StepInputs
+    from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+    from remora.engine.runner.inputs import StepInputs
     from remora.kernels.lora import LowRankSlots, RowGroups
 
 PROMPT_LOGPROB_ROWS = 64  # most rows of logits that `ForwardPass.logits` is asked for at a time

@@ -1,6 +1,6 @@
 """The nouns of the engine, in the order in which data becomes them.
 
-    Request -> Sequence (engine/sequence.py) -> StepPlan -> ForwardBatch (engine/batch.py)
+    Request -> Sequence (engine/scheduler/sequence.py) -> StepPlan -> ForwardBatch (engine/runner/batch.py)
             -> StepResult -> SequenceOutput -> Output
 
 `StepPlan` and `StepResult` hold ints, numpy arrays and frozen values only: they are all that
@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from remora.configs.errors import InvalidRequest
-from remora.engine.sampling_params import MAX_N as MAX_N
-from remora.engine.sampling_params import MAX_SEED as MAX_SEED
-from remora.engine.sampling_params import MAX_STOP_CHARS as MAX_STOP_CHARS
-from remora.engine.sampling_params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
-from remora.engine.sampling_params import SamplingParams as SamplingParams
+from remora.engine.sampling.params import MAX_N as MAX_N
+from remora.engine.sampling.params import MAX_SEED as MAX_SEED
+from remora.engine.sampling.params import MAX_STOP_CHARS as MAX_STOP_CHARS
+from remora.engine.sampling.params import MAX_STOP_STRINGS as MAX_STOP_STRINGS
+from remora.engine.sampling.params import SamplingParams as SamplingParams
 
 IntArray = npt.NDArray[np.int32]
 TokenArray = npt.NDArray[np.int64]

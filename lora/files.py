@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from safetensors import SafetensorError
 
 from remora.configs.errors import InvalidAdapter
-from remora.configs.lora import MAX_ADAPTER_BYTES
+from remora.configs.sections.lora import MAX_ADAPTER_BYTES
 from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
 
 if TYPE_CHECKING:  # who only looks at files can do without torch

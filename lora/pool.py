@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import InvalidAdapter
+from remora.configs.planning.lora_slots import AdapterRoom
 from remora.engine.protocols import AdapterFacts, Renaming, UpdatePlace, WeightSource
 from remora.lora.adapter import Adapter, LowRank, read_adapter
 

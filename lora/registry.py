@@ -16,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from remora.configs.errors import ConfigError, InvalidRequest, UnknownModel
-from remora.configs.lora import ADAPTER_NAME
+from remora.configs.sections.lora import ADAPTER_NAME
 from remora.lora.records import AdapterRecord, Desired, Owner
 
 # Replicas hear of every change at once; one that has missed more is told everything.

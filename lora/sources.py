@@ -18,10 +18,11 @@ from pathlib import Path
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest, Unavailable
-from remora.configs.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
+from remora.configs.sections.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
 from remora.lora.files import CONFIG, WEIGHTS, check_files
 from remora.lora.network import PAUSES_S, RETRY_AFTER_S, scrubbed, tried
-from remora.lora.places import (
+from remora.lora.remote import RemoteAdapter
+from remora.lora.source_paths import (
     HubRepo,
     LocalFolder,
     Place,
@@ -32,7 +33,6 @@ from remora.lora.places import (
     parse_root,
     shown,
 )
-from remora.lora.remote import RemoteAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ settings.load_profile("remora")
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] = (
-    "remora.deployments.http.proxy:middlewares"
+    "remora.deployments.http.core.serve_proxy:middlewares"
 )
 
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from remora.configs.environment import cache_dir
-from remora.engine.choosing import SamplingKernels
+from remora.engine.sampling.token_sampler import SamplingKernels
 from remora.kernels import sampling as torch_kernels
 from remora.kernels.cpu.build import InstructionSet, NativeUnavailable, load_library
 from remora.kernels.cpu.library import Library, Team

@@ -32,7 +32,7 @@ from remora.configs.dialects.shared_rules import (
     compiled_rows,
     memory_share,
 )
-from remora.configs.messages import KeyPath
+from remora.configs.validation_messages import KeyPath
 
 _DOCUMENTS = ("optimization", "optimisation", "pipeline")
 _VERSIONS = ("v3", "v4")

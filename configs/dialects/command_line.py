@@ -21,8 +21,8 @@ from remora.configs.dialects.catalogue import (
 )
 from remora.configs.dialects.values import is_bool_text
 from remora.configs.errors import ConfigError
-from remora.configs.messages import shown
 from remora.configs.positions import Document, parse_yaml
+from remora.configs.validation_messages import shown
 
 _CONFIG_FILE = "config"  # SGLang's option that names a YAML file
 

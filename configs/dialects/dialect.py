@@ -9,7 +9,7 @@ from typing import Any
 from remora.configs.dialects.catalogue import Parameter, System, catalogue
 from remora.configs.dialects.refusals import rule_of_capability
 from remora.configs.dialects.rules import Rule, Settings
-from remora.configs.messages import KeyPath
+from remora.configs.validation_messages import KeyPath
 
 Flat = Mapping[str, tuple[KeyPath, Any]]
 

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from remora.configs.dialects.rules import UNSAID, Effect, Refusal, Settings
-from remora.configs.lora import ADAPTER_NAME
+from remora.configs.sections.lora import ADAPTER_NAME
 
 _PATHS = ("path", "source", "location", "lora_path")
 _NAMES = ("id", "lora_id", "name", "lora_name")

@@ -18,9 +18,9 @@ from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS, System
 from remora.configs.dialects.translate import Line, translate
 from remora.configs.errors import ConfigError
-from remora.configs.layers import over_sections
-from remora.configs.messages import KeyPath, Locate, nearest, shown
 from remora.configs.profiles import PROFILES
+from remora.configs.validation_messages import KeyPath, Locate, nearest, shown
+from remora.configs.value_sources import over_sections
 
 DIALECT, ARGS, MODELS, PROFILE = "dialect", "args", "models", "profile"
 

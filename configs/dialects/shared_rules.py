@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from remora.configs.buckets import two_sided_exponential
 from remora.configs.dialects.rules import UNSAID, Harmless, Means, Refusal, Sets, Settings
+from remora.configs.sections.metrics_buckets import two_sided_exponential
 
 REASONING = Sets(key="api.reasoning_parser", table={"deepseek-v3": "deepseek_v3"})
 TOOLS = Sets(

@@ -16,7 +16,7 @@ from remora.configs.dialects.dialect import Dialect
 from remora.configs.dialects.rules import Harmless, Refusal
 from remora.configs.dialects.values import WrongValue, coerce
 from remora.configs.errors import ConfigError
-from remora.configs.messages import nearest, shown
+from remora.configs.validation_messages import nearest, shown
 
 HTTP = "http"  # keys of Serve's http_options, which no section of ours holds
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.configs.dialects.catalogue import Parameter
-from remora.configs.messages import nearest, shown
+from remora.configs.validation_messages import nearest, shown
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})

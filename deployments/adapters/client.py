@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remora.configs.errors import QueueFull
-from remora.configs.plan import EnginePlan
-from remora.deployments.beside import beside
+from remora.configs.planning.plan import EnginePlan
+from remora.deployments.scoped_task import beside
 from remora.engine.protocols import EngineClient
 from remora.engine.types import EngineStats, FinishReason, Output, Request
-from remora.lora.catalogue import Catalogue
+from remora.lora.adapter_cache import Catalogue
 
 
 @dataclass(frozen=True, slots=True, eq=False)

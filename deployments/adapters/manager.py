@@ -28,7 +28,7 @@ from remora.configs.errors import (
     Unavailable,
 )
 from remora.configs.load import parse_args
-from remora.configs.plan import served_name
+from remora.configs.planning.plan import served_name
 from remora.deployments.serve_context import log_through_serve
 from remora.lora.records import AdapterRecord, AdapterReport, Desired, Owner, ReplicaReport
 from remora.lora.registry import Registry

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, Protocol
 
 from remora.configs.errors import InvalidRequest, RemoraError
-from remora.configs.lora import LoraSection
+from remora.configs.sections.lora import LoraSection
 from remora.deployments.adapters.handle import Manager
-from remora.lora.catalogue import Catalogue
+from remora.lora.adapter_cache import Catalogue
 
 # What another replica has been told of a moment ago this one may not know yet.
 NEWS_S = 5.0

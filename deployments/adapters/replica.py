@@ -11,7 +11,7 @@ from remora.deployments.adapters.handle import Manager
 from remora.deployments.adapters.present import ComingAdapters
 from remora.deployments.adapters.syncing import AdapterSync
 from remora.deployments.ranks.adapters import OtherRanks, RankLoader
-from remora.lora.catalogue import Catalogue
+from remora.lora.adapter_cache import Catalogue
 from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.deployments.adapters.handle import Manager
-from remora.deployments.beside import beside
-from remora.lora.catalogue import Catalogue
+from remora.deployments.scoped_task import beside
+from remora.lora.adapter_cache import Catalogue
 from remora.lora.records import AdapterReport, Desired, ReplicaReport
 
 log = logging.getLogger(__name__)

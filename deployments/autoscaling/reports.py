@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from remora.engine.types import EngineStats
 
 if TYPE_CHECKING:
-    from remora.deployments.http.served import Served
+    from remora.deployments.http.generation.server_state import Served
 
 MAX_LOOKS = 64
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

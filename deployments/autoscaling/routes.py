@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from remora.configs.schema import ServeConfig
 from remora.deployments.autoscaling.explain import explain
-from remora.deployments.http.auth import ADMIN
-from remora.deployments.http.served import Served
-from remora.deployments.http.wire import JSONAnswer
+from remora.deployments.http.core.auth import ADMIN
+from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.generation.server_state import Served
 
 EXPLAIN = "/autoscaling/explain"
 OFF = (

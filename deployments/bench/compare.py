@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from remora.deployments.bench.contestants import Contestant, Figures
-from remora.deployments.bench.figures import compared, more_is_better, number
-from remora.deployments.bench.record import Bar, BarChart, Result, TextTable
+from remora.deployments.bench.report.figures import compared, more_is_better, number
+from remora.deployments.bench.report.record import Bar, BarChart, Result, TextTable
 from remora.deployments.bench.stats import Ratio, median_figures, ratio_of
 from remora.deployments.bench.workloads import Workload
 

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from remora.deployments.bench.figures import number, percent
 from remora.deployments.bench.http_client import Endpoint, exchange
 from remora.deployments.bench.online import Server, measure
-from remora.deployments.bench.record import Bar, BarChart, Result, TextTable
+from remora.deployments.bench.report.figures import number, percent
+from remora.deployments.bench.report.record import Bar, BarChart, Result, TextTable
 from remora.deployments.bench.workloads import Workload
 
 _STEPS, _SECONDS = "remora_steps_total", "remora_step_time_seconds_total"

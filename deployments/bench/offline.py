@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
-from remora.configs.plan import EnginePlan
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.deployments.bench.record import Result
+from remora.deployments.bench.report.record import Result
 from remora.deployments.bench.roofline import Bounds, ModelWork, bound_share, model_work
 from remora.deployments.bench.stats import (
     Slo,
@@ -31,7 +31,7 @@ from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
-from remora.lora.adapting import configured
+from remora.lora.setup import configured
 
 WARM_UP = Workload(
     name="warm-up", about="first-time work", num_requests=2, input_tokens=16, output_tokens=4

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from remora.deployments.bench.http_client import Endpoint, Reply, exchange
-from remora.deployments.bench.record import Result
+from remora.deployments.bench.report.record import Result
 from remora.deployments.bench.stats import (
     Slo,
     Trace,

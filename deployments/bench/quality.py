@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 
 from remora.configs.errors import EngineError
-from remora.deployments.bench.record import Report, Result, TextTable
+from remora.deployments.bench.report.record import Report, Result, TextTable
 from remora.deployments.bench.session import progress_bar
 from remora.deployments.bench.targets import Target
 from remora.deployments.cli.terminal import Failure
 from remora.engine.engine import Engine
 from remora.engine.launch import BuiltEngine, build_engine
-from remora.engine.logprobs import concat_logprobs
+from remora.engine.sampling.logprobs import concat_logprobs
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import FloatArray, LogprobRows, Request, SamplingParams
-from remora.lora.adapting import configured
+from remora.lora.setup import configured
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
 WINDOW_TOKENS = 512

@@ -11,17 +11,17 @@ from functools import partial
 from rich.console import Console
 
 from remora.configs.environment import cache_dir
-from remora.configs.loading import Loading
 from remora.configs.machine import read_machine_facts
-from remora.configs.plan import make_plan
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import make_plan
 from remora.deployments.bench import compare, online
-from remora.deployments.bench.charts import charts
 from remora.deployments.bench.contestants import Contestant
 from remora.deployments.bench.http_client import Endpoint, parse_url
 from remora.deployments.bench.latency import latency_chart, latency_table, run_latency
 from remora.deployments.bench.machine import listener_pid
 from remora.deployments.bench.offline import with_bound, work_of_plan
-from remora.deployments.bench.record import Report
+from remora.deployments.bench.report.charts import charts
+from remora.deployments.bench.report.record import Report
 from remora.deployments.bench.roofline import ModelWork
 from remora.deployments.bench.server_process import running_server
 from remora.deployments.bench.session import note_bounds, progress_bar

@@ -19,9 +19,9 @@ from remora.deployments.bench.machine import (
     describe_software,
     forget_peak_memory,
 )
-from remora.deployments.bench.record import Report
-from remora.deployments.bench.report_html import render_html
-from remora.deployments.bench.report_table import show
+from remora.deployments.bench.report.html import render_html
+from remora.deployments.bench.report.record import Report
+from remora.deployments.bench.report.table import show
 from remora.deployments.bench.roofline import Bounds
 from remora.deployments.cli.terminal import Failure, answer
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from remora.deployments.bench.figures import number
 from remora.deployments.bench.http_client import exchange, parse_url
 from remora.deployments.bench.machine import peak_memory
-from remora.deployments.bench.record import Result, TextTable
+from remora.deployments.bench.report.figures import number
+from remora.deployments.bench.report.record import Result, TextTable
 from remora.deployments.bench.server_process import OwnServer, running_server
 from remora.deployments.bench.stats import median_figures, spread_of
 from remora.deployments.bench.targets import Target

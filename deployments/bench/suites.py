@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from remora.configs.machine import read_machine_facts
 from remora.deployments.bench import offline, sweep
-from remora.deployments.bench.charts import charts
 from remora.deployments.bench.machine import peak_memory
-from remora.deployments.bench.record import Report, Result
+from remora.deployments.bench.report.charts import charts
+from remora.deployments.bench.report.record import Report, Result
 from remora.deployments.bench.session import note_bounds, progress_bar
 from remora.deployments.bench.stats import Slo
 from remora.deployments.bench.targets import Target

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from remora.deployments.bench.figures import number, percent
 from remora.deployments.bench.offline import OfflineEngine, StepTime
-from remora.deployments.bench.record import Plot, Result, TextTable
+from remora.deployments.bench.report.figures import number, percent
+from remora.deployments.bench.report.record import Plot, Result, TextTable
 from remora.deployments.bench.workloads import Workload
 from remora.deployments.cli.terminal import Failure
 

@@ -15,9 +15,9 @@ import yaml
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import load_serve_file, parse_args
+from remora.configs.multiple_models import split_models
 from remora.configs.schema import ServeConfig
 from remora.configs.serve_file import config_of_model, our_application
-from remora.configs.several import split_models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

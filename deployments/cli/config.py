@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from remora.configs.layers import Override, of_environment, of_options
 from remora.configs.load import FileModel
+from remora.configs.multiple_models import split_models
 from remora.configs.schema import BUILTIN_MODEL
 from remora.configs.serve_file import our_application
-from remora.configs.several import split_models
+from remora.configs.value_sources import Override, of_environment, of_options
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
 
@@ -79,7 +79,7 @@ def explain(target: Target = None, dialect: Dialect = None, settings: Set = None
     profile, the default.
     """
     from remora.configs.explain import explain as explain_settings
-    from remora.configs.messages import shown
+    from remora.configs.validation_messages import shown
 
     models = read_models(target or (), dialect, _overrides(settings))
     console = Console(soft_wrap=True, highlight=False)
@@ -97,7 +97,7 @@ def explain(target: Target = None, dialect: Dialect = None, settings: Set = None
 def diff(a: str, b: str) -> None:
     """Show the keys whose values differ between two configurations; exit code 1 if any do."""
     from remora.configs.explain import explain as explain_settings
-    from remora.configs.messages import shown
+    from remora.configs.validation_messages import shown
 
     found = False
     first, second = (read_models([target], None, ()) for target in (a, b))
@@ -184,7 +184,7 @@ def convert(
     to: Annotated[str, typer.Option(help="Likewise.")] = "remora",
 ) -> None:
     """Say a configuration in another server's words; what is lost is told on stderr."""
-    from remora.deployments.cli.converting import converted
+    from remora.deployments.cli.convert import converted
 
     text, notes = converted(target or (), source, to)
     answer(text)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import FileModel
-from remora.configs.messages import shown
 from remora.configs.schema import ServeConfig
+from remora.configs.validation_messages import shown
 from remora.engine.weights.source import BUILT_IN
 
 _MODEL = "put a Hugging Face folder or a .gguf file there, or give the path of one"

@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 
 from remora.deployments.cli.terminal import Failure
-from remora.deployments.routing import asking
+from remora.deployments.routing import haproxy_hook as asking
 
 SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"

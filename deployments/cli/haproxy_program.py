@@ -1,6 +1,6 @@
 """The program that Serve starts as HAProxy: edits what Serve has written for it, then becomes it.
 
-Serve writes the configuration, an error page and the question to a chooser (`routing/asking.py`)
+Serve writes the configuration, an error page and the question to a chooser (`routing/haproxy_hook.py`)
 anew each time before it starts the program, and has no settings for what is edited here:
 
 - HAProxy's own errors (no replica, one that died, no such path, a slow body) look like all others.
@@ -20,7 +20,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from remora.deployments.cli.haproxy import BINARY, find_binary
-from remora.deployments.routing.asking import CUT_HEADER, PATH_HEADER
+from remora.deployments.routing.haproxy_hook import CUT_HEADER, PATH_HEADER
 
 _SCRIPT = """\
 #!/bin/sh
@@ -103,8 +103,8 @@ _HINTS = {
 
 def _error(status: int, message: str) -> str:
     """Return the body of an error of ours."""
-    from remora.deployments.http.errors import answer_to_status, shape
-    from remora.deployments.http.wire import dumps
+    from remora.deployments.http.core.errors import answer_to_status, shape
+    from remora.deployments.http.core.wire import dumps
 
     return dumps(shape(message, answer_to_status(status))).decode()
 

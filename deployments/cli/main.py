@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from remora.deployments.cli import bench, chat, compile, config, doctor, generate, lora, plan, serve
+from remora.deployments.cli import bench, chat, compile, config, generate, lora, plan, serve
+from remora.deployments.cli.doctor import command as doctor
 from remora.deployments.cli.terminal import Commands, answer
 
 app = typer.Typer(

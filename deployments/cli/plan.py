@@ -10,7 +10,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from remora.configs.fields import Bytes
-from remora.configs.layers import of_environment, of_options
+from remora.configs.value_sources import of_environment, of_options
 from remora.deployments.cli.target import read_models
 from remora.deployments.cli.terminal import Failure, answer
 
@@ -38,10 +38,10 @@ def plan(
 ) -> None:
     """Say what weights, KV cache and steps take, and how many requests fit; loads nothing."""
     from remora.configs.environment import cache_dir
-    from remora.configs.loading import Loading
-    from remora.configs.memory_report import lines, report
-    from remora.configs.plan import make_plan
-    from remora.deployments.cli.pooling_findings import pooling_findings
+    from remora.configs.planning.loading import Loading
+    from remora.configs.planning.memory_report import lines, report
+    from remora.configs.planning.plan import make_plan
+    from remora.deployments.cli.doctor.pooling import pooling_findings
     from remora.engine.launch import read_machine
     from remora.engine.models.facts import read_model_facts
     from remora.engine.pooling.facts import pooling_task

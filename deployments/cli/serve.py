@@ -20,12 +20,12 @@ import typer
 
 from remora.configs.dialects.translate import State
 from remora.configs.environment import cache_dir
-from remora.configs.layers import Override, of_environment, of_options
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_models
+from remora.configs.multiple_models import split_models
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.secrets import read_keys
 from remora.configs.serve_file import our_application
-from remora.configs.several import split_models
+from remora.configs.value_sources import Override, of_environment, of_options
 from remora.deployments.cli.files import check_files
 from remora.deployments.cli.haproxy import (
     SWITCH,
@@ -36,13 +36,13 @@ from remora.deployments.cli.haproxy import (
     own_folder,
 )
 from remora.deployments.cli.haproxy_program import use_our_program
-from remora.deployments.cli.hush import hushed
+from remora.deployments.cli.log_filters import hushed
 from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
 from remora.deployments.gateway.build import goes_direct
 from remora.deployments.ranks.cluster import check_room
-from remora.deployments.routing import asking
+from remora.deployments.routing import haproxy_hook as asking
 from remora.deployments.serve_environment import ENVIRONMENT
 
 POLL_S = 0.2

@@ -14,12 +14,12 @@ from remora.configs.dialects.command_line import read_command_line
 from remora.configs.dialects.resolve import ARGS, DIALECT, Resolved, resolve
 from remora.configs.dialects.translate import Line
 from remora.configs.errors import ConfigError
-from remora.configs.layers import Override, over
 from remora.configs.load import FileModel, load_serve_file, parse_args
-from remora.configs.messages import KeyPath
+from remora.configs.multiple_models import name_of
 from remora.configs.positions import Document
 from remora.configs.serve_file import config_of_args, config_of_model
-from remora.configs.several import name_of
+from remora.configs.validation_messages import KeyPath
+from remora.configs.value_sources import Override, over
 from remora.deployments.cli.terminal import Failure
 
 _MAX_PORT = 65_535

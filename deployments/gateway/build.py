@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remora.configs.in_place import GATEWAY
-from remora.configs.routing import READS_BODY
+from remora.configs.live_update import GATEWAY
 from remora.configs.schema import ServeConfig
+from remora.configs.sections.routing import READS_BODY
 
 _LONGEST = ("graceful_shutdown_timeout_s", "graceful_shutdown_wait_loop_s")
 

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.types import Scope
 
 from remora.configs.errors import RemoraError, Unavailable
-from remora.deployments.http.resuming import Begun
+from remora.deployments.http.generation.resumption import Begun
 
 # Of an ASGI scope: what is plain data and belongs to the request.
 _SCOPE_KEYS = (

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from remora.configs.errors import RequestCrashed, Unavailable
-from remora.deployments.beside import beside
 from remora.deployments.gateway.call import BrokenOff, Call, NoWayBack, Unreachable
 from remora.deployments.gateway.client_side import ClientSide
 from remora.deployments.gateway.crashes import Crashes
 from remora.deployments.gateway.failures import DIED, cause_of, is_death, is_refusal, told
 from remora.deployments.gateway.frames import Frame, Kind
 from remora.deployments.gateway.tunnel import CutOff, Line, Tunnel
-from remora.deployments.gateway.waiting import WaitingRoom
-from remora.deployments.http.resuming import Begun
+from remora.deployments.gateway.wait_queue import WaitingRoom
+from remora.deployments.http.generation.resumption import Begun
 from remora.deployments.routing.key import RouteKey
+from remora.deployments.scoped_task import beside
 
 # Until Serve has found out what became of a replica that has hung up.
 VERDICT_TIMEOUT_S = 10.0

@@ -15,8 +15,8 @@ import orjson
 from starlette.types import Send
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.gateway.waiting import Phase
-from remora.deployments.http.dialects import EVENT_STREAM, Dialect
+from remora.deployments.gateway.wait_queue import Phase
+from remora.deployments.http.core.wire_formats import EVENT_STREAM, Dialect
 
 _EARLY_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 _ERROR_STATUS = 400

@@ -21,18 +21,18 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from remora.configs.errors import ConfigError
-from remora.configs.in_place import with_user_config
+from remora.configs.live_update import with_user_config
 from remora.configs.load import parse_models
 from remora.configs.schema import ServeConfig
 from remora.deployments.draining import serves_mark
-from remora.deployments.gateway.choosing import choose
-from remora.deployments.gateway.ending import Ending
 from remora.deployments.gateway.failures import cause_of
-from remora.deployments.gateway.front import build_front
+from remora.deployments.gateway.frontend import build_front
 from remora.deployments.gateway.metrics import GatewayMetrics
 from remora.deployments.gateway.model import Model
+from remora.deployments.gateway.model_choice import choose
+from remora.deployments.gateway.shutdown import Ending
 from remora.deployments.gateway.tunnel import Tunnel
-from remora.deployments.http.auth import Access
+from remora.deployments.http.core.auth import Access
 from remora.deployments.routing.prompt_keys import PromptKeys
 from remora.deployments.serve_context import listens_locally, log_through_serve
 

@@ -19,10 +19,10 @@ from starlette.datastructures import Headers
 from remora.configs.schema import ServeConfig
 from remora.deployments.gateway.carrier import Carrier
 from remora.deployments.gateway.crashes import Crashes
-from remora.deployments.gateway.merging import Whole, no_answer
+from remora.deployments.gateway.merge import Whole, no_answer
 from remora.deployments.gateway.metrics import GatewayMetrics
 from remora.deployments.gateway.tunnel import Tunnel
-from remora.deployments.gateway.waiting import Phase, WaitingRoom
+from remora.deployments.gateway.wait_queue import Phase, WaitingRoom
 from remora.deployments.routing.key import RouteKey
 
 ASK_TIMEOUT_S = 30.0

@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Message, Scope
 from remora.configs.errors import EngineError, Unavailable
 from remora.deployments.gateway.call import Address, Call, CannotContinue, NoWayBack, Unreachable
 from remora.deployments.gateway.frames import Frame, Kind, body_frames
-from remora.deployments.gateway.merging import Whole, no_answer
-from remora.deployments.http.dialects import KEEP_ALIVES
-from remora.deployments.http.resuming import Begun, go_on_from
+from remora.deployments.gateway.merge import Whole, no_answer
+from remora.deployments.http.core.wire_formats import KEEP_ALIVES
+from remora.deployments.http.generation.resumption import Begun, go_on_from
 
 log = logging.getLogger(__name__)
 

@@ -18,19 +18,25 @@ from starlette.routing import Match
 
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.deployments.autoscaling.routes import autoscaling_routes
-from remora.deployments.http import ops
-from remora.deployments.http.anthropic import anthropic_routes
-from remora.deployments.http.anthropic_bodies import CountTokensBody, MessagesBody
-from remora.deployments.http.auth import Access, Gate
-from remora.deployments.http.batches_routes import BatchBody, batch_routes
-from remora.deployments.http.classifying import ClassifyBody, EncodeBody, PoolingBody
-from remora.deployments.http.dialects import dialect_of
-from remora.deployments.http.edge import Edge, RawHeaders, error_answer, refused
-from remora.deployments.http.embeddings import EmbeddingsBody
-from remora.deployments.http.errors import log_error
-from remora.deployments.http.fields import Body
-from remora.deployments.http.handlers import Route, generation_routes
-from remora.deployments.http.jobs import (
+from remora.deployments.http.admin import server as ops
+from remora.deployments.http.admin.lora_routes import LORA_BODIES, lora_routes
+from remora.deployments.http.admin.routes import (
+    control_routes,
+    health_routes,
+    information_routes,
+    token_routes,
+)
+from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
+from remora.deployments.http.anthropic.messages import anthropic_routes
+from remora.deployments.http.batches.routes import BatchBody, batch_routes
+from remora.deployments.http.core.auth import Access, Gate
+from remora.deployments.http.core.edge import Edge, RawHeaders, error_answer, refused
+from remora.deployments.http.core.errors import log_error
+from remora.deployments.http.core.fields import Body
+from remora.deployments.http.core.openapi import describe_bodies
+from remora.deployments.http.core.request_labels import RequestLabels
+from remora.deployments.http.core.wire_formats import dialect_of
+from remora.deployments.http.endpoints import (
     CHAT,
     CLASSIFY,
     COMPLETIONS,
@@ -42,30 +48,24 @@ from remora.deployments.http.jobs import (
     RESPONSES,
     SCORE,
 )
-from remora.deployments.http.lora_routes import LORA_BODIES, lora_routes
-from remora.deployments.http.native_routes import GENERATE_BODIES, generate_routes
-from remora.deployments.http.ollama_routes import OLLAMA_BODIES, ollama_routes
-from remora.deployments.http.openai_bodies import (
+from remora.deployments.http.generation.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
-from remora.deployments.http.openapi import describe_bodies
-from remora.deployments.http.ops_routes import (
-    control_routes,
-    health_routes,
-    information_routes,
-    token_routes,
-)
-from remora.deployments.http.parse_routes import PARSE_BODIES, parse_routes
-from remora.deployments.http.request_labels import RequestLabels
-from remora.deployments.http.reranking import PairScoreBody, RerankBody
-from remora.deployments.http.responses import responses_routes
-from remora.deployments.http.responses_bodies import ResponsesBody
-from remora.deployments.http.scoring import ScoreBody
-from remora.deployments.http.served import Served
-from remora.deployments.http.weights import UpdateBody
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.handlers import Route, generation_routes
+from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
+from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
+from remora.deployments.http.pooling.embeddings import EmbeddingsBody
+from remora.deployments.http.pooling.rerank import PairScoreBody, RerankBody
+from remora.deployments.http.responses.bodies import ResponsesBody
+from remora.deployments.http.responses.response import responses_routes
+from remora.deployments.http.sglang.parse_routes import PARSE_BODIES, parse_routes
+from remora.deployments.http.sglang.score import ScoreBody
+from remora.deployments.http.sglang.weight_update import UpdateBody
+from remora.deployments.http.shared_paths import GENERATE_BODIES, generate_routes
 from remora.deployments.observing.spans import note_parent
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -10,12 +10,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from remora.deployments.http.auth import viewer
-from remora.deployments.http.fields import Body
-from remora.deployments.http.jobs import Endpoint, open_stream, run
-from remora.deployments.http.served import Served
-from remora.deployments.http.sse import EventStream, as_events, while_connected
-from remora.deployments.http.wire import JSONAnswer, read_json, written
+from remora.deployments.http.core.auth import viewer
+from remora.deployments.http.core.fields import Body
+from remora.deployments.http.core.sse import EventStream, as_events, while_connected
+from remora.deployments.http.core.wire import JSONAnswer, read_json, written
+from remora.deployments.http.endpoints import Endpoint, open_stream, run
+from remora.deployments.http.generation.server_state import Served
 
 Handler = Callable[[Request], Awaitable[Response]]
 

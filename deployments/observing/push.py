@@ -11,8 +11,8 @@ from urllib.parse import quote
 import httpx
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from remora.configs.metrics import MetricsSection
 from remora.configs.secrets import read_keys
+from remora.configs.sections.metrics import MetricsSection
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from remora.configs.metrics import MetricsSection
+from remora.configs.sections.metrics import MetricsSection
 from remora.deployments.observing.lines import as_json, changed
 from remora.deployments.observing.trace import CallTrace
 from remora.engine.types import Request

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from remora.configs.errors import ConfigError
-from remora.deployments.parsers import structural_tags as tags
-from remora.deployments.parsers.call_ids import kimi_id, mistral_id, random_id
-from remora.deployments.parsers.call_parser import CallParser, CallSyntax, Desk
 from remora.deployments.parsers.events import ReplyParser
-from remora.deployments.parsers.faults import NoteFault, note_nothing
-from remora.deployments.parsers.json_calls import Envelopes, NamedObjects
-from remora.deployments.parsers.python_calls import read_python_calls
 from remora.deployments.parsers.reader import BLANKS, Steps
+from remora.deployments.parsers.tool_calls import structural_tags as tags
+from remora.deployments.parsers.tool_calls.faults import NoteFault, note_nothing
+from remora.deployments.parsers.tool_calls.ids import kimi_id, mistral_id, random_id
+from remora.deployments.parsers.tool_calls.json_calls import Envelopes, NamedObjects
+from remora.deployments.parsers.tool_calls.parser import CallParser, CallSyntax, Desk
+from remora.deployments.parsers.tool_calls.python_calls import read_python_calls
+from remora.deployments.parsers.tool_calls.xml_calls import Reading, XmlCalls
 from remora.deployments.parsers.tools import Tool, ToolUse
 from remora.deployments.parsers.writer import MakeId
-from remora.deployments.parsers.xml_calls import Reading, XmlCalls
 
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+):\d+")
 

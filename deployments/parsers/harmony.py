@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remora.deployments.parsers.events import ReplyEvent, ReplyParser, Thought
-from remora.deployments.parsers.faults import CallFault, NoteFault, note_nothing
 from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps
 from remora.deployments.parsers.scan import json_brackets, read_nested
+from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault, note_nothing
 from remora.deployments.parsers.tools import ToolUse
 from remora.deployments.parsers.writer import MakeId, ReplyWriter
 

@@ -13,11 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Self
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.parsers import call_grammars
-from remora.deployments.parsers.call_ids import random_id
 from remora.deployments.parsers.events import ReplyParser
-from remora.deployments.parsers.faults import CallFault, NoteFault
-from remora.deployments.parsers.forced import forced_parser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
 from remora.deployments.parsers.formats import ToolFormat
 from remora.deployments.parsers.harmony import HarmonyFormat
@@ -30,6 +26,10 @@ from remora.deployments.parsers.reply_reader import (
     ThoughtReader,
 )
 from remora.deployments.parsers.response_template import CheckpointFormat
+from remora.deployments.parsers.tool_calls import grammars as call_grammars
+from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault
+from remora.deployments.parsers.tool_calls.forced import forced_parser
+from remora.deployments.parsers.tool_calls.ids import random_id
 from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.types import Thinking

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from remora.deployments.parsers.events import ReplyEvent, ReplyParser, Text, Thought
-from remora.deployments.parsers.faults import CallFault, NoteFault, note_nothing
 from remora.deployments.parsers.reasoning import ThoughtSplitter
 from remora.deployments.parsers.response_template import (
     CheckpointFormat,
@@ -19,6 +18,7 @@ from remora.deployments.parsers.response_template import (
     PartFinder,
     PartKind,
 )
+from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault, note_nothing
 from remora.deployments.parsers.writer import MakeId, ReplyWriter
 
 

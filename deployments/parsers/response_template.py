@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from remora.configs.errors import ConfigError
-from remora.deployments.parsers import structural_tags as tags
+from remora.deployments.parsers.tool_calls import structural_tags as tags
 from remora.deployments.parsers.tools import ToolUse
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remora.configs.parallel import ParallelSection
 from remora.configs.schema import ServeConfig
+from remora.configs.sections.parallel import ParallelSection
 
 # Ray refuses bundles that hold nothing.
 LEAST_CPU = 0.001

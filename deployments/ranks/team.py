@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import psutil  # type: ignore[import-untyped]
 
 from remora.configs.errors import ConfigError, EngineError, InvalidAdapter
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, served_name
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, served_name
 from remora.configs.schema import ServeConfig
-from remora.deployments.beside import beside
 from remora.deployments.ranks.placement import bundle_index, rank_options
 from remora.deployments.ranks.stats import RankStats
 from remora.deployments.ranks.worker import EngineWorker, RankFacts
+from remora.deployments.scoped_task import beside
 
 if TYPE_CHECKING:  # torch is imported when it is needed
     from remora.engine.parallel.followers import Followers
     from remora.engine.parallel.group import Group
     from remora.engine.parallel.layout import Layout
-    from remora.engine.parallel.meeting import Host
+    from remora.engine.parallel.rendezvous import Host
     from remora.engine.protocols import AdapterFacts
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class RayTeam:
         """Return the least of what all ranks' machines offer. Raises what a rank did not find."""
         import ray
 
-        from remora.lora.adapting import digests
+        from remora.lora.setup import digests
 
         adapters = digests(self.config.lora)
         here = ray.get_runtime_context().get_node_id()
@@ -145,7 +145,7 @@ class RayTeam:
 
     def load(self, plan: EnginePlan) -> None:
         """Let the ranks load; what fails there ends the waiting for them."""
-        from remora.engine.parallel.meeting import Host
+        from remora.engine.parallel.rendezvous import Host
 
         self._host = Host(
             self._address(),

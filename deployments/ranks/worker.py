@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.stats import RankStats
 from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed
     from remora.engine.parallel.follower import Follower
-    from remora.engine.parallel.meeting import Meeting
+    from remora.engine.parallel.rendezvous import Meeting
     from remora.engine.protocols import AdapterFacts, AdapterPool
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class EngineWorker:
         from remora.engine.launch import read_machine
         from remora.engine.models.facts import read_model_facts
         from remora.engine.weights.source import resolve_model
-        from remora.lora.adapting import digests
+        from remora.lora.setup import digests
 
         host = os.uname().nodename
         try:
@@ -123,7 +123,7 @@ class EngineWorker:
     def _follow(self, plan: EnginePlan, meeting: Meeting, loaded: Future[None]) -> None:
         """The rank's thread, from loading to the end."""
         from remora.engine.launch import build_follower
-        from remora.lora.adapting import configured
+        from remora.lora.setup import configured
 
         assert self._path is not None
         try:

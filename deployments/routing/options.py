@@ -15,8 +15,8 @@ from ray.serve._private.constants import SERVE_SESSION_ID
 from ray.serve.config import RequestRouterConfig
 
 from remora.configs.errors import ConfigError
-from remora.configs.routing import NEEDS_BODY
 from remora.configs.schema import ServeConfig
+from remora.configs.sections.routing import NEEDS_BODY
 from remora.deployments.routing.router import RemoraRouter
 
 

@@ -17,15 +17,15 @@ from typing import Any, cast
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, RemoraError
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.multiple_models import name_of
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.configs.schema import ServeConfig
-from remora.configs.several import name_of
 from remora.deployments.adapters.present import FixedAdapters
 from remora.deployments.http.app import GENERATION
-from remora.deployments.http.jobs import Endpoint
-from remora.deployments.http.native_routes import text_routes
-from remora.deployments.http.ollama_routes import OLLAMA_ROUTES
-from remora.deployments.http.served import Served
+from remora.deployments.http.endpoints import Endpoint
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.ollama.routes import OLLAMA_ROUTES
+from remora.deployments.http.shared_paths import text_routes
 from remora.deployments.routing.key import RouteKey
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats

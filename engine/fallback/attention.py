@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.engine.protocols import AttentionBackend
+from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
 
 PAGED = "remora"
 STEP = "remora_step"

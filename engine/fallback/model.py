@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from remora.configs.errors import ConfigError
-from remora.engine.batch import AttentionRule, ForwardBatch
 from remora.engine.fallback.attention import STEP, Step
 from remora.engine.fallback.head import split_ends
 from remora.engine.fallback.linear import Ranks, divide
@@ -20,6 +19,7 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
+from remora.engine.runner.batch import AttentionRule, ForwardBatch
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
 

@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from remora.configs.errors import EngineError
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.frames import frame, receive
 from remora.engine.grammar.prepare import Source, prepare

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remora.engine.grammar.characters import JSON_PLAIN
-from remora.engine.grammar.merge import Schema
+from remora.engine.grammar.json_schema.merge import Schema
 from remora.engine.grammar.regex import Chars, Choice, Node, Repeat
 from remora.engine.grammar.regex_reader import read_pattern
 

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 
 DEFAULTS = GrammarSection()

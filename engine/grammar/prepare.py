@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar import limits
 from remora.engine.grammar.characters import union
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
+from remora.engine.grammar.json_schema.schema import plain_schema
+from remora.engine.grammar.json_schema.to_regex import schema_regex
 from remora.engine.grammar.regex import Chars, Choice, Node, Repeat, Series, literal, render
 from remora.engine.grammar.regex_reader import read_pattern
-from remora.engine.grammar.schema import plain_schema
-from remora.engine.grammar.schema_regex import schema_regex
 from remora.engine.grammar.structural_tag import plain_tag
 
 # Unlimited whitespace lets small models write nothing else.

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from remora.configs.errors import EngineError, InvalidRequest, QueueFull
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.cache import BoundedCache
 from remora.engine.grammar.compiler_process import CompilerProcess
 from remora.engine.grammar.constraint import Constraint, ConstraintError

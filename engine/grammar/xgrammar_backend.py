@@ -9,8 +9,8 @@ import xgrammar
 
 from remora.engine.grammar.constraint import ConstraintError
 from remora.engine.grammar.ebnf import StringRules, render_ebnf, with_named_strings
+from remora.engine.grammar.json_schema.merge import Schema
 from remora.engine.grammar.matching import BaseMatcher
-from remora.engine.grammar.merge import Schema
 from remora.engine.grammar.prepare import MAX_SPACES, Source, SourceKind
 from remora.engine.grammar.regex_reader import read_pattern
 from remora.engine.grammar.vocabulary import EndMask, Vocabulary

@@ -19,13 +19,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from remora.configs.graph_sizes import size_for
-from remora.engine.batch import ForwardBatch
-from remora.engine.graphs.recording import Recorder
+from remora.configs.planning.graph_sizes import size_for
+from remora.engine.graphs.cuda_graphs import Recorder
 from remora.engine.graphs.staging import Shape, Staging, room_for
-from remora.engine.inputs import Int32Array, StepInputs, on_dump_page
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, Model
+from remora.engine.runner.batch import ForwardBatch
+from remora.engine.runner.inputs import Int32Array, StepInputs, on_dump_page
 from remora.engine.types import IntArray
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from remora.configs.window_plan import WindowRoom
+from remora.configs.planning.window_plan import WindowRoom
 from remora.engine.graphs import step_norms
 from remora.engine.graphs.operands import Operand, allocate_floats
 from remora.engine.graphs.step_experts import ExpertSteps
 from remora.engine.graphs.step_latents import LatentSteps
 from remora.engine.graphs.step_program import StepProgram
-from remora.engine.inputs import RowTable
 from remora.engine.layers.attention import growth_factors
 from remora.engine.layers.experts import Experts
 from remora.engine.layers.latent_attention import LatentAttention
@@ -31,6 +30,7 @@ from remora.engine.layers.norm import Norm
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
+from remora.engine.runner.inputs import RowTable
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
 from remora.kernels.cpu.experts import add_weighted
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Team

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.engine.inputs import StepInputs
+from remora.engine.runner.inputs import StepInputs
 from remora.kernels.cpu.norms import NormWeights
 from remora.kernels.cpu.program import Program
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.engine.layers.head_norm import HeadsNorm
 from remora.engine.layers.linear import Linear
 from remora.engine.layers.norm import RMSNorm
@@ -17,6 +16,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
+from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
 
 
 class SelfAttention:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from remora.engine.batch import AttentionRule, ForwardBatch, Turn
 from remora.engine.layers.linear import Linear, allocate_weight
 from remora.engine.layers.norm import RMSNorm
 from remora.engine.models.config import DecoderConfig
@@ -26,6 +25,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
+from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
 
 NORM_EPS = 1e-6  # of the norms of what is narrow, whatever config.json says of the others
 

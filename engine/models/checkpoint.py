@@ -36,7 +36,7 @@ def _read_raw_config(path: Path) -> dict[str, Any]:
         if not path.is_file():
             raise ConfigError(f"{path} does not exist.")
         # It loads torch, which a reader of config.json can do without.
-        from remora.engine.weights.gguf_config import read_gguf_config
+        from remora.engine.weights.gguf.config import read_gguf_config
 
         return read_gguf_config(path)
     if not path.is_dir():

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError
-from remora.engine.batch import ForwardBatch
+from remora.configs.planning.lora_slots import AdapterRoom
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.embedding import Embedding, Head
 from remora.engine.layers.experts import Experts
@@ -29,6 +28,7 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import NOTHING, WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend, Fill, UpdatePlace, nothing_left
+from remora.engine.runner.batch import ForwardBatch
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
+from remora.configs.planning.loading import Loading
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import is_gguf, read_raw_config
 from remora.engine.models.config import DecoderConfig

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import PLAIN_LOADING, Loading
+from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.engine.models.checkpoint import is_gguf, read_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.protocols import Fill, WeightEdit, WeightSource, nothing_left
-from remora.engine.weights.dequantised import dequantised
+from remora.engine.weights.dequantise import dequantised
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.files import check_hashes, weight_files
-from remora.engine.weights.gguf import GGUFWeights
+from remora.engine.weights.gguf.weights import GGUFWeights
 from remora.engine.weights.loader import Filling, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
 from remora.engine.weights.renaming import RenamedWeights, RenamingRules

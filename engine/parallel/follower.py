@@ -10,11 +10,11 @@ import time
 import torch
 
 from remora.configs.errors import EngineError
-from remora.engine.inputs import RowTable
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.wire import ComeIn, Failed, Logits, Message, Step
 from remora.engine.protocols import AdapterPool, ForwardPass
+from remora.engine.runner.inputs import RowTable
 
 
 class Follower:

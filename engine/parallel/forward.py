@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.eager import make_batch
 from remora.engine.fallback.model import FallbackModel
-from remora.engine.inputs import Int32Array, StepInputs
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.micro_batches import split_inputs
 from remora.engine.protocols import AttentionBackend
+from remora.engine.runner.eager import make_batch
+from remora.engine.runner.inputs import Int32Array, StepInputs
 from remora.kernels.lora import RowGroups
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remora.configs.shares import kv_heads_of, share
+from remora.configs.planning.shares import kv_heads_of, share
 
 NOTHING = range(0)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from remora.configs.shares import share
-from remora.engine.inputs import StepInputs, WindowInputs
+from remora.configs.planning.shares import share
+from remora.engine.runner.inputs import StepInputs, WindowInputs
 
 
 def split_inputs(inputs: StepInputs, num_parts: int) -> list[StepInputs]:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from remora.engine.sampling_params import SamplingParams
+from remora.engine.sampling.params import SamplingParams
 from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan, TokenArray
 
 HEAD = struct.Struct("<IB")

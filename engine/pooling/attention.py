@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.engine.attention import turned
-from remora.engine.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.attention.torch_backend import turned
 from remora.engine.pooling.rows import RowBatch
+from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
 
 
 class RowsAttention:

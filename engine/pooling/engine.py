@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
-from remora.configs.plan import EnginePlan
-from remora.engine.adapter_slots import AdapterSlots
+from remora.configs.planning.plan import EnginePlan
 from remora.engine.pooling.model import PoolingModel
 from remora.engine.pooling.row import Row
+from remora.engine.scheduler.adapter_slots import AdapterSlots
 from remora.engine.types import (
     EngineStats,
     FinishReason,

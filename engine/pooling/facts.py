@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.errors import ConfigError
-from remora.configs.pooling import Method, PoolingSection, Task
+from remora.configs.sections.pooling import Method, PoolingSection, Task
 from remora.engine.encoders.architectures import CLASSIFIER, encoder_architecture
 from remora.engine.models.architectures import ARCHITECTURES, sees_both_ways
 from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config

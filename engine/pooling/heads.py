@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.configs.pooling import Method
+from remora.configs.sections.pooling import Method
 from remora.engine.layers import mlp
 from remora.engine.layers.norm import LayerNorm
 from remora.engine.parallel.shard import Shard

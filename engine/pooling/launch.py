@@ -14,11 +14,11 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.machine import read_machine_facts
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
-from remora.configs.pooling import Task
-from remora.configs.pooling_plan import make_pooling_plan
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.planning.pooling_plan import make_pooling_plan
 from remora.configs.schema import ServeConfig
-from remora.engine.inspection import Inspection
+from remora.configs.sections.pooling import Task
+from remora.engine.observe.inspection import Inspection
 from remora.engine.pooling.engine import PoolingEngine
 from remora.engine.pooling.facts import YES_NO, PoolingFacts, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model, pooling_model_facts

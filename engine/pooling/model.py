@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from remora.engine.batch import ForwardBatch
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.shard import Shard
@@ -16,6 +15,7 @@ from remora.engine.pooling.attention import RowsAttention
 from remora.engine.pooling.heads import Head
 from remora.engine.pooling.row import Row
 from remora.engine.pooling.rows import RowBatch, make_rows
+from remora.engine.runner.batch import ForwardBatch
 from remora.engine.types import FloatArray
 
 

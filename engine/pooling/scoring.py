@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from remora.configs.errors import ConfigError
-from remora.configs.pooling import Method, Task
+from remora.configs.sections.pooling import Method, Task
 from remora.engine.encoders.architectures import CLASSIFIER
 from remora.engine.models.families.reading import RawConfig, activation, refuse
 from remora.engine.pooling.stages import Stage, torch_activation

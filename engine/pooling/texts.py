@@ -13,7 +13,7 @@ from typing import Literal
 
 from tokenizers import Encoding
 
-from remora.configs.pooling import PoolingSection
+from remora.configs.sections.pooling import PoolingSection
 from remora.engine.pooling.facts import YES_NO, PoolingFacts
 from remora.engine.pooling.row import Row
 from remora.engine.tokens.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
-from remora.configs.model import ModelSection
+from remora.configs.sections.model import ModelSection
 from remora.engine.tokens.absent import AbsentTokenizer
 from remora.engine.tokens.generation_config import read_eos_token_ids
 from remora.engine.tokens.tokenizer import Tokenizer

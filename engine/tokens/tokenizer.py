@@ -92,7 +92,7 @@ class Tokenizer:
         trust_code:  whether code that lies in the folder may run
         """
         if path.is_file() and path.suffix == ".gguf":
-            from remora.engine.weights.gguf_tokenizer import gguf_eos_token_ids, load_gguf_tokenizer
+            from remora.engine.weights.gguf.tokenizer import gguf_eos_token_ids, load_gguf_tokenizer
 
             found = cls(load_gguf_tokenizer(path), eos_token_ids=gguf_eos_token_ids(path))
         else:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.engine.observe.progress import progress_bar
 from remora.engine.parallel.shard import Shard
-from remora.engine.progress import progress_bar
 from remora.engine.protocols import WeightSource
 
 logger = logging.getLogger(__name__)

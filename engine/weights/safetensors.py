@@ -20,7 +20,7 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.weights.files import find_files, weight_files
-from remora.engine.weights.mapping import map_range, read_range
+from remora.engine.weights.mmap import map_range, read_range
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 # Beside weights there may be tensors that the model has no use for.

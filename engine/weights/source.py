@@ -21,7 +21,7 @@ def _smollm2(cache: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     # It loads torch, which those who only look for the folder can do without.
-    from remora.engine.weights.materialise import materialise_smollm2
+    from remora.engine.weights.builtin import materialise_smollm2
 
     return materialise_smollm2(cache)
 

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from remora.configs.environment import cache_dir
-from remora.engine.forward import FORMATS, QUANTIZED_FORMATS
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.graphs.step_program import StepProgram
-from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
+from remora.engine.runner.forward import FORMATS, QUANTIZED_FORMATS
+from remora.engine.runner.inputs import RowTable, StepInputs
 from remora.engine.weights.source import resolve_model
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Library, Team

@@ -17,8 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
 
 from remora.deployments.autoscaling import explain
-from remora.deployments.bench.record import Plot
-from remora.deployments.bench.svg import line_plot
+from remora.deployments.bench.report.record import Plot
+from remora.deployments.bench.report.svg import line_plot
 from tests.deployments.autoscaling.simulation import (
     Curve,
     PlainRequests,

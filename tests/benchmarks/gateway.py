@@ -31,10 +31,10 @@ from remora.deployments.cli.haproxy_program import use_our_program
 from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.gateway.relay import Relay
-from remora.deployments.routing.asking import ask_first, is_asked
-from remora.deployments.routing.chooser import Chooser
+from remora.deployments.routing.haproxy_hook import ask_first, is_asked
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.options import routing_options
+from remora.deployments.routing.routing_service import Chooser
 
 # Events of an answer, milliseconds between them, and how many answers are asked for.
 SHORT, LONG, PACED = (128, 0, 64), (4096, 0, 16), (256, 10, 32)

@@ -29,16 +29,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by py
 
 from remora.configs.environment import cache_dir
 from remora.configs.load import parse_args
-from remora.configs.loading import Loading
-from remora.configs.plan import MachineFacts, make_plan
-from remora.engine.forward import build_forward
-from remora.engine.inputs import RowTable
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import MachineFacts, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import open_model
 from remora.engine.parallel.layout import Layout
 from remora.engine.protocols import Fill
+from remora.engine.runner.forward import build_forward
+from remora.engine.runner.inputs import RowTable
 from remora.engine.weights.files import weight_files
 from remora.engine.weights.loader import whole_shapes
 
@@ -215,7 +215,7 @@ def write_gguf(
     """Write a GGUF file; norms are float32."""
     import gguf
 
-    from remora.engine.weights.gguf_names import BLOCK_NAMES, TOP_NAMES
+    from remora.engine.weights.gguf.names import BLOCK_NAMES, TOP_NAMES
 
     names = {str(ours): name for name, ours in (TOP_NAMES | BLOCK_NAMES).items()}
     writer = gguf.GGUFWriter(file, "llama", use_temp_file=True)

@@ -20,17 +20,17 @@ import numpy as np
 import torch
 
 from remora.configs.environment import cache_dir
-from remora.engine.attention import TorchAttention
-from remora.engine.eager import EagerForward
-from remora.engine.forward import DTYPES, FORMATS, QUANTIZED_FORMATS
+from remora.engine.attention.latent import PagedLatents
+from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.graphs.step_program import StepProgram
-from remora.engine.inputs import RowTable, StepInputs
-from remora.engine.latent_pages import PagedLatents
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import AttentionBackend, ForwardPass
+from remora.engine.runner.eager import EagerForward
+from remora.engine.runner.forward import DTYPES, FORMATS, QUANTIZED_FORMATS
+from remora.engine.runner.inputs import RowTable, StepInputs
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Library, Team

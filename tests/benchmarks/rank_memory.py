@@ -29,15 +29,15 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
 
 from remora.configs.load import parse_args
-from remora.configs.plan import EnginePlan, MachineFacts, make_plan
-from remora.engine.forward import build_forward
-from remora.engine.inputs import RowTable
+from remora.configs.planning.plan import EnginePlan, MachineFacts, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.layout import Layout
+from remora.engine.runner.forward import build_forward
+from remora.engine.runner.inputs import RowTable
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.loader import whole_shapes

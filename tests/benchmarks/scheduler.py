@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
 
 from remora.engine.engine import Engine
-from remora.engine.scheduler import Scheduler
+from remora.engine.scheduler.scheduler import Scheduler
 from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
 from tests.engine.fakes import make_plan
 

@@ -26,11 +26,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
 
-from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
-from remora.engine.parallel.meeting import Host, Meeting, join
+from remora.engine.parallel.rendezvous import Host, Meeting, join
+from remora.engine.runner.inputs import RowTable, StepInputs
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 
 MAX_ROWS, MAX_TOKENS, PAGE_SIZE, WIDTH = 256, 8192, 16, 576

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from remora.configs.adapter_room import AdapterRoom
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
-from remora.configs.plan import MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.plan import MachineFacts, ModelFacts, make_plan
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",

@@ -21,16 +21,16 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from remora.configs.errors import InvalidRequest, QueueFull
-from remora.configs.plan import EnginePlan
+from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.present import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
-from remora.deployments.http.auth import Access
-from remora.deployments.http.served import Served
-from remora.deployments.http.weights import Exchange
+from remora.deployments.http.core.auth import Access
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.sglang.weight_update import Exchange
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats
-from remora.engine.inspection import Inspection
+from remora.engine.observe.inspection import Inspection
 from remora.engine.types import (
     EngineStats,
     FinishReason,

@@ -13,7 +13,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
 from remora.deployments import app
 from remora.deployments.app import build, deployment_options
-from remora.deployments.routing.asking import SWITCH
+from remora.deployments.routing.haproxy_hook import SWITCH
 
 
 def make_config(**sections: Any) -> ServeConfig:

@@ -11,8 +11,8 @@ import pytest
 
 from remora.deployments.draining import drain, serves_mark
 from remora.deployments.http.app import build_http_app
-from remora.deployments.http.auth import Access
-from remora.deployments.http.served import Served
+from remora.deployments.http.core.auth import Access
+from remora.deployments.http.generation.server_state import Served
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from remora.configs.errors import ConfigError, EngineError, InvalidRequest
-from remora.deployments.http.batches import BatchStore
+from remora.deployments.http.batches.store import BatchStore
 from remora.deployments.llm_server import LLMServer
 from tests.conftest import TinyCheckpoints
 

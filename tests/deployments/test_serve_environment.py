@@ -15,5 +15,5 @@ def test_what_is_missing_is_named_with_its_price() -> None:
     text = without({key: value for key, value in ENVIRONMENT.items() if key != name})
 
     assert text is not None
-    assert f"{name}=remora.deployments.http.proxy:middlewares (errors that" in text
+    assert f"{name}=remora.deployments.http.core.serve_proxy:middlewares (errors that" in text
     assert text.count("=") == 1

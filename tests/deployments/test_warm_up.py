@@ -10,7 +10,7 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.served import Served
+from remora.deployments.http.generation.server_state import Served
 from remora.deployments.warm_up import warm_up
 from remora.engine.types import Request
 from tests.deployments.fakes import FakeServer

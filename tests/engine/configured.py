@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.load import parse_args
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
-from tests.engine.scheduled import Harness
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from tests.engine.scheduler.scheduled import Harness
 
 SMALL: dict[str, Any] = {
     "page_size": 4,

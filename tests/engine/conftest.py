@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from remora.engine.choosing import HostChoosing, SamplingKernels
-from remora.engine.sampling import (
+from remora.engine.sampling.sampler import (
     Sampler,
 )
-from tests.engine.guided import EOS as END_OF_SEQUENCE
-from tests.engine.guided import VOCAB
-from tests.engine.sampled import (
+from remora.engine.sampling.token_sampler import HostChoosing, SamplingKernels
+from tests.engine.sampling.constrained import EOS as END_OF_SEQUENCE
+from tests.engine.sampling.constrained import VOCAB
+from tests.engine.sampling.sampled import (
     EOS,
     VOCAB_SIZE,
     MakeSampler,

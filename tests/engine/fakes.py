@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from remora.configs.kv_budget import pages_needed
-from remora.configs.plan import EnginePlan
-from remora.configs.window_plan import WindowRoom
+from remora.configs.planning.kv_budget import pages_needed
+from remora.configs.planning.plan import EnginePlan
+from remora.configs.planning.window_plan import WindowRoom
 from remora.engine.types import (
     NOT_FINITE,
     LogprobRows,

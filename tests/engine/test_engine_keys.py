@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from remora.configs.device_plan import plan_device
 from remora.configs.errors import QueueFull, StepTimeout
 from remora.configs.load import parse_args
+from remora.configs.planning.device_plan import plan_device
 from remora.engine.client import LocalEngineClient
 from remora.engine.engine import Engine
 from remora.engine.launch import _make_engine
 from remora.engine.types import StepPlan, StepResult
 from tests.engine.configured import MODEL, configured, plan_for
 from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, make_plan
-from tests.engine.scheduled import make_request as make_short
+from tests.engine.scheduler.scheduled import make_request as make_short
 from tests.engine.test_limits import Queue, make_request
 
 WAIT_S = 20

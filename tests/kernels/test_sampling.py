@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from remora.engine.choosing import SamplingKernels
+from remora.engine.sampling.token_sampler import SamplingKernels
 from remora.kernels import sampling
 from tests.sampling_kernels import NAMES, sampling_kernels
 

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import InvalidAdapter
 from remora.configs.load import parse_args
+from remora.configs.planning.lora_slots import AdapterRoom
 from remora.engine.launch import build_engine
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
@@ -28,15 +28,15 @@ from remora.engine.models.registry import load_model, open_weights
 from remora.engine.types import Request, SamplingParams
 from remora.engine.weights.renaming import RenamingRules
 from remora.lora.adapter import read_needs
-from remora.lora.adapting import pooling
 from remora.lora.merge import merging
 from remora.lora.pool import HostAdapters
+from remora.lora.setup import pooling
 from tests.engine.models.families import CASES, make_family
 from tests.engine.models.paged_model import PagedModel
 from tests.engine.parallel.teams import ThreadTeam
-from tests.engine.weights.gguf_converter import convert
-from tests.engine.weights.gguf_kinds import KINDS
-from tests.engine.weights.test_gguf_families import make_checkpoint
+from tests.engine.weights.gguf.converter import convert
+from tests.engine.weights.gguf.kinds import KINDS
+from tests.engine.weights.gguf.test_families import make_checkpoint
 from tests.lora.adapters import adapt
 from tests.tiny_models import VOCAB_SIZE, make_tiny_tokenizer
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
-from remora.configs.lora import AdapterEntry, LoraSection
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.sections.lora import AdapterEntry, LoraSection
 from remora.lora.files import CONFIG, WEIGHTS
 from remora.lora.pool import HostAdapters
 from remora.lora.sources import Sources, local_folders

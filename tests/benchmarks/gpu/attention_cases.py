@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from remora.kernels.attention_decode import attend_decode_paged
-from remora.kernels.attention_prefill import attend_extend
+from remora.kernels.attention.decode import attend_decode_paged
+from remora.kernels.attention.prefill import attend_extend
 from tests.benchmarks.gpu.timing import Case
 
 PAGE = 16

@@ -32,22 +32,22 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from remora.configs.load import parse_args
-from remora.configs.plan import EnginePlan, kv_bytes_per_token, make_plan, refit
+from remora.configs.planning.plan import EnginePlan, kv_bytes_per_token, make_plan, refit
 from remora.deployments.bench.roofline import model_work
-from remora.engine import device as gpu
-from remora.engine.choosing import Choosing
-from remora.engine.device_memory import CudaMeter
 from remora.engine.engine import Engine
-from remora.engine.forward import step_weight_bytes
+from remora.engine.graphs.cuda_graphs import CudaRecorder
 from remora.engine.graphs.device_forward import DeviceForward
-from remora.engine.graphs.recording import CudaRecorder
-from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.launch import read_machine
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
-from remora.engine.runner import LocalRunner
-from remora.engine.sampling import Sampler
+from remora.engine.runner import device as gpu
+from remora.engine.runner.device_memory import CudaMeter
+from remora.engine.runner.forward import step_weight_bytes
+from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.runner import LocalRunner
+from remora.engine.sampling.sampler import Sampler
+from remora.engine.sampling.token_sampler import Choosing
 from remora.engine.types import Request, SamplingParams
 from tests.benchmarks.gpu import workers
 from tests.benchmarks.gpu.bounds import Bounds

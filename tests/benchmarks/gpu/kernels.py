@@ -63,7 +63,7 @@ def interpret() -> Iterator[Measured]:
 def interpret_on_cpu() -> None:
     """Let the kernels have tensors of a CPU, and no more programs than a few."""
     import remora.kernels.dispatch
-    from remora.kernels.gpu import attention_decode
+    from remora.kernels.gpu.attention import decode as attention_decode
 
     remora.kernels.dispatch.TRITON_DEVICES = frozenset({"cpu"})
     attention_decode.LAUNCHES = {

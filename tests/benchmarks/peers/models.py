@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.materialise import (
+from remora.engine.weights.builtin import (
     INSTALL,
     PACKAGE,
     find_packaged_gguf,

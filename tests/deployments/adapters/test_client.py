@@ -13,7 +13,7 @@ from remora.configs.errors import QueueFull
 from remora.deployments.adapters.client import AdaptingClient
 from remora.engine.protocols import EngineClient
 from remora.engine.types import FinishReason, Output, Request, SamplingParams
-from remora.lora.catalogue import Catalogue
+from remora.lora.adapter_cache import Catalogue
 from tests.deployments.fakes import FakeEngine, make_plan
 from tests.lora.catalogues import FakeLoader, record, wanted
 from tests.moments import cancelled, nothing_left, steps

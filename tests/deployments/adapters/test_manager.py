@@ -16,7 +16,7 @@ from remora.deployments.adapters import manager as module
 from remora.deployments.adapters import syncing
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.adapters.syncing import AdapterSync
-from remora.lora.catalogue import Catalogue
+from remora.lora.adapter_cache import Catalogue
 from tests.lora.catalogues import FakeLoader
 from tests.moments import cancelled, nothing_left, steps
 

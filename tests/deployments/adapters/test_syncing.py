@@ -17,7 +17,7 @@ from remora.deployments.adapters import manager as manager_module
 from remora.deployments.adapters import syncing as syncing_module
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.adapters.syncing import AdapterSync
-from remora.lora.catalogue import Catalogue
+from remora.lora.adapter_cache import Catalogue
 from remora.lora.records import Desired, ReplicaReport
 from tests.deployments.adapters.test_manager import make_manager
 from tests.lora.catalogues import FakeLoader

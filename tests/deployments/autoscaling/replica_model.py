@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 
 from remora.deployments.autoscaling.reports import LoadReporter
-from remora.deployments.http.histograms import Latencies
+from remora.deployments.http.core.histograms import Latencies
 from remora.engine.types import EngineStats
 
 TICK_S = 0.5

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.deployments.autoscaling.reports import MAX_LOOKS, LoadReporter, percentile
-from remora.deployments.http.histograms import Latencies
+from remora.deployments.http.core.histograms import Latencies
 from remora.engine.types import EngineStats
 
 NOTHING = EngineStats(

@@ -13,10 +13,10 @@ from starlette.exceptions import HTTPException
 
 from remora.deployments.autoscaling.explain import OLD_NOTE, explain, publish, retract
 from remora.deployments.autoscaling.routes import explanations
-from remora.deployments.gateway.ending import Ending
-from remora.deployments.gateway.front import build_front
+from remora.deployments.gateway.frontend import build_front
 from remora.deployments.gateway.metrics import GatewayMetrics
-from remora.deployments.http.auth import Access
+from remora.deployments.gateway.shutdown import Ending
+from remora.deployments.http.core.auth import Access
 from tests.deployments.fakes import make_client, make_server_config
 
 

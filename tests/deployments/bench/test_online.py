@@ -10,7 +10,7 @@ import pytest
 
 from remora.deployments.bench.http_client import Reply, parse_url
 from remora.deployments.bench.online import Server, measure, trace_of
-from remora.deployments.bench.record import Result
+from remora.deployments.bench.report.record import Result
 from remora.deployments.bench.workloads import OFFLINE, Workload, online
 from remora.deployments.cli.terminal import Failure
 from tests.deployments.bench.openai_server import Answer, FakeOpenAI, by_rule, completion_events

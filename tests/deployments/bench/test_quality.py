@@ -31,7 +31,7 @@ from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import LogprobRows, TokenArray
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from tests.conftest import TinyCheckpoints
-from tests.engine.oracle import Oracle
+from tests.engine.models.oracle import Oracle
 from tests.tiny_models import VOCAB_SIZE
 
 Distributions = npt.NDArray[np.float64]

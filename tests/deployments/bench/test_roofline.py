@@ -17,9 +17,9 @@ from remora.deployments.bench.roofline import (
     decode_bound,
     model_work,
 )
-from remora.engine.forward import step_weight_bytes
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.runner.forward import step_weight_bytes
 from tests.conftest import TinyCheckpoints
 
 BOUNDS = Bounds(

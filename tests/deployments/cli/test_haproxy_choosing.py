@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from remora.deployments.routing.asking import SHOWN_BYTES
+from remora.deployments.routing.haproxy_hook import SHOWN_BYTES
 from tests.conftest import TinyCheckpoints
 from tests.deployments.lifecycle.server import (
     CHOOSER,

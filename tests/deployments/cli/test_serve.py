@@ -11,13 +11,13 @@ import yaml
 from typer.testing import CliRunner
 
 from remora.configs.errors import ConfigError
-from remora.configs.layers import of_options
 from remora.configs.load import IMPORT_PATH
 from remora.configs.schema import ServeConfig
+from remora.configs.value_sources import of_options
 from remora.deployments.cli.main import app
 from remora.deployments.cli.serve import check_asking, check_port, serve_config
 from remora.deployments.cli.terminal import Failure
-from remora.deployments.routing import asking
+from remora.deployments.routing import haproxy_hook as asking
 
 
 def make_file(folder: Path, **changes: Any) -> Path:

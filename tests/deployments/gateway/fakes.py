@@ -15,14 +15,14 @@ from starlette.datastructures import Headers
 from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.carrier import Carrier
 from remora.deployments.gateway.crashes import Crashes
-from remora.deployments.gateway.ending import Ending
-from remora.deployments.gateway.front import build_front
-from remora.deployments.gateway.merging import Whole
+from remora.deployments.gateway.frontend import build_front
+from remora.deployments.gateway.merge import Whole
 from remora.deployments.gateway.metrics import GatewayMetrics
 from remora.deployments.gateway.relay import Relay
+from remora.deployments.gateway.shutdown import Ending
 from remora.deployments.gateway.tunnel import Tunnel
-from remora.deployments.gateway.waiting import Phase, WaitingRoom
-from remora.deployments.http.auth import Access
+from remora.deployments.gateway.wait_queue import Phase, WaitingRoom
+from remora.deployments.http.core.auth import Access
 from remora.deployments.routing.key import RouteKey
 from remora.engine.types import Output, Request, SequenceOutput
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app, make_server_config

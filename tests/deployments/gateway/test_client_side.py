@@ -10,8 +10,8 @@ from starlette.types import Message
 
 from remora.configs.errors import Unavailable
 from remora.deployments.gateway.client_side import ClientSide
-from remora.deployments.gateway.waiting import Phase
-from remora.deployments.http.dialects import ANTHROPIC, OLLAMA, OPENAI, RESPONSES, Dialect
+from remora.deployments.gateway.wait_queue import Phase
+from remora.deployments.http.core.wire_formats import ANTHROPIC, OLLAMA, OPENAI, RESPONSES, Dialect
 
 STREAM = orjson.dumps({"status": 200, "headers": [("content-type", "text/event-stream")]})
 REFUSAL = orjson.dumps({"status": 400, "headers": [("content-type", "application/json")]})

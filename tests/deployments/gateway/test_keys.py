@@ -11,7 +11,7 @@ from remora.configs.errors import Unavailable
 from remora.deployments.gateway import model as module
 from remora.deployments.gateway.metrics import GatewayMetrics
 from remora.deployments.gateway.model import Model
-from remora.deployments.gateway.waiting import Phase
+from remora.deployments.gateway.wait_queue import Phase
 from remora.deployments.routing.key import RouteKey
 from tests.deployments.fakes import make_server_config
 

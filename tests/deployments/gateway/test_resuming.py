@@ -48,7 +48,9 @@ async def stream(path: str, body: Any, *replicas: Replica, resumes: bool = True)
 def _clock_of_the_answers_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     # An answer keeps the time of its beginning wherever it goes on.
     seconds = iter(range(10**9, 10**9 + 10**6))
-    monkeypatch.setattr("remora.deployments.http.resuming.time.time", lambda: next(seconds))
+    monkeypatch.setattr(
+        "remora.deployments.http.generation.resumption.time.time", lambda: next(seconds)
+    )
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 7, len(TEXT) - 1])

@@ -10,7 +10,7 @@ import pytest
 
 from remora.configs.errors import EngineError, InvalidRequest
 from tests.deployments.fakes import FakeServer, make_client
-from tests.deployments.http.test_disconnect import running
+from tests.deployments.http.core.test_disconnect import running
 from tests.deployments.http.test_golden import (
     CASES,
     GOLDEN,

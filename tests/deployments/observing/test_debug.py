@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError, EngineError
 from remora.deployments import llm_server
-from remora.deployments.http.served import Served
+from remora.deployments.http.generation.server_state import Served
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.replay import read_ids
-from remora.deployments.observing.replica import Telling
+from remora.deployments.observing.telemetry import Telling
 from remora.deployments.observing.trace import CallTrace
 from remora.engine.types import Request, SamplingParams
 from tests.conftest import TinyCheckpoints

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.deployments.http.served import Served
+from remora.deployments.http.generation.server_state import Served
 from remora.deployments.observing.log_files import apply_log_config
-from remora.deployments.observing.replica import Telling
 from remora.deployments.observing.stats_log import StatsLog
+from remora.deployments.observing.telemetry import Telling
 from remora.deployments.serve_context import limit_access_log
 from remora.engine.types import EngineStats
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config

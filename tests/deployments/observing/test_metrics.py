@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from remora.configs.buckets import two_sided_exponential
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.deployments.http import request_labels
-from remora.deployments.http.served import Served
-from remora.deployments.observing.replica import Telling
+from remora.configs.sections.metrics_buckets import two_sided_exponential
+from remora.deployments.http.core import request_labels
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.observing.telemetry import Telling
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
 
 CHAT = "/v1/chat/completions"

@@ -13,10 +13,10 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.deployments.http.app import build_http_app
-from remora.deployments.http.auth import Access
-from remora.deployments.http.served import Served
-from remora.deployments.observing.replica import Telling
+from remora.deployments.http.core.auth import Access
+from remora.deployments.http.generation.server_state import Served
 from remora.deployments.observing.spans import Spans
+from remora.deployments.observing.telemetry import Telling
 from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_server_config
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")

@@ -15,7 +15,6 @@ from itertools import product
 import pytest
 
 from remora.deployments.parsers.events import ReplyEvent, ReplyParser
-from remora.deployments.parsers.forced import forced_parser
 from remora.deployments.parsers.formats import TOOL_FORMATS
 from remora.deployments.parsers.reasoning import (
     REASONING_FORMATS,
@@ -23,9 +22,10 @@ from remora.deployments.parsers.reasoning import (
     ThoughtSplitter,
     ThoughtStart,
 )
+from remora.deployments.parsers.tool_calls.forced import forced_parser
 from remora.deployments.parsers.tools import ToolUse
 from tests.deployments.parsers import test_replies, test_response_template
-from tests.deployments.parsers.test_tool_chunking import FORCED, FORMATS, make_id, make_parser
+from tests.deployments.parsers.tool_calls.test_chunking import FORCED, FORMATS, make_id, make_parser
 from tests.thinned import thinned
 
 SIZES = (20_000, 400_000)

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError
-from remora.deployments.parsers.call_ids import random_id
 from remora.deployments.parsers.events import CallArguments, CallBegun, Text, Thought
-from remora.deployments.parsers.faults import CallFault
 from remora.deployments.parsers.harmony import HarmonyFormat, HarmonyReader
 from remora.deployments.parsers.replies import ReplyFormats
+from remora.deployments.parsers.tool_calls.faults import CallFault
+from remora.deployments.parsers.tool_calls.ids import random_id
 from remora.deployments.parsers.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
 from tests.deployments.parsers.replies import cut, read
 from tests.deployments.parsers.test_replies import make_tokenizer

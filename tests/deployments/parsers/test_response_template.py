@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
 from remora.configs.errors import ConfigError
-from remora.deployments.parsers.call_ids import random_id
 from remora.deployments.parsers.reply_reader import PartReader
 from remora.deployments.parsers.response_template import MAX_CALL_CHARS, CheckpointFormat
+from remora.deployments.parsers.tool_calls.ids import random_id
 from tests.deployments.parsers.replies import cut, read
 
 START = "<|im_start|>assistant\n"

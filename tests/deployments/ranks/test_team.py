@@ -21,7 +21,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from remora.configs.errors import ConfigError, EngineError
 from remora.configs.load import parse_args
-from remora.configs.plan import MachineFacts, ModelFacts
+from remora.configs.planning.plan import MachineFacts, ModelFacts
 from remora.deployments.ranks import replica as replica_module
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector, RankStats
@@ -30,7 +30,7 @@ from remora.deployments.ranks.worker import RankFacts
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.connect import listen
 from remora.engine.parallel.layout import Layout
-from remora.engine.parallel.meeting import join
+from remora.engine.parallel.rendezvous import join
 from tests.engine.fakes import make_plan
 from tests.moments import cancelled, nothing_left
 
@@ -298,7 +298,7 @@ def test_ranks_meet_at_the_port_that_is_written(
         ports.append(made.getsockname()[1])
         return made
 
-    monkeypatch.setattr("remora.engine.parallel.meeting.listen", noted)
+    monkeypatch.setattr("remora.engine.parallel.rendezvous.listen", noted)
     team.machine(MACHINE, MODEL)
     team.load(PLAN)
     with ThreadPoolExecutor(1) as threads:

@@ -12,14 +12,14 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.plan import EnginePlan, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks import worker as worker_module
 from remora.deployments.ranks.worker import EngineWorker
 from remora.engine.launch import read_machine
 from remora.engine.models.facts import read_model_facts
 from remora.engine.parallel.layout import Layout
-from remora.engine.parallel.meeting import Host
+from remora.engine.parallel.rendezvous import Host
 from tests.conftest import TinyCheckpoints
 
 

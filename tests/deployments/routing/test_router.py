@@ -19,7 +19,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.request_router import PendingRequest
 
 from remora.configs.errors import ConfigError
-from remora.configs.routing import RoutingSection
+from remora.configs.sections.routing import RoutingSection
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.options import check_alone, routing_options
 from remora.deployments.routing.report import Report

@@ -10,8 +10,8 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.engine.tokens.tokenizer import Tokenizer
 from tests.engine.fallback.conftest import Checkpoints
-from tests.engine.oracle import Oracle
-from tests.engine.test_parity import ids, make_llm, make_prompts
+from tests.engine.models.oracle import Oracle
+from tests.engine.models.test_parity import ids, make_llm, make_prompts
 
 MODEL_CODE = """
 from pathlib import Path

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
+from remora.configs.planning.loading import Loading
 from remora.engine.fallback.load import load_fallback, structure_of
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.llm import SamplingParams
@@ -22,9 +22,9 @@ from remora.engine.weights.safetensors import SafetensorsWeights
 from tests.conftest import TinyCheckpoints
 from tests.engine.fallback.checkpoints import FAMILIES
 from tests.engine.fallback.conftest import Checkpoints
+from tests.engine.models.oracle import Oracle
 from tests.engine.models.paged_model import PagedModel
-from tests.engine.oracle import Oracle
-from tests.engine.test_parity import GREEDY, ids, make_llm, make_prompts
+from tests.engine.models.test_parity import GREEDY, ids, make_llm, make_prompts
 
 OURS_TOO = ("llama", "qwen2", "qwen3", "mistral")
 TOLERANCE = 2e-4

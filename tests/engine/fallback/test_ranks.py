@@ -9,17 +9,17 @@ import torch
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.loading import Loading
-from remora.configs.plan import make_plan
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import make_plan
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import open_served_model
 from remora.engine.parallel.layout import Layout
 from tests.engine.fallback.conftest import Checkpoints
+from tests.engine.models.oracle import Oracle
 from tests.engine.models.paged_model import PagedModel
-from tests.engine.oracle import Oracle
+from tests.engine.models.test_parity import make_prompts
 from tests.engine.parallel.ranks import connected
 from tests.engine.parallel.test_shares import MACHINE
-from tests.engine.test_parity import make_prompts
 
 
 def plan_of(path: Path, **sections: dict[str, object]) -> object:

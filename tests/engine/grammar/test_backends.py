@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.prepare import prepare
 from tests.engine.grammar.schemas import SCHEMAS

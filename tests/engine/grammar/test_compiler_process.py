@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import EngineError
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar import compiler_process
 from remora.engine.grammar.compiler_process import CompilerProcess
 from remora.engine.grammar.constraint import ConstraintError

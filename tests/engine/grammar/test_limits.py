@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar import limits
-from remora.engine.grammar import schema as schema_module
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
+from remora.engine.grammar.json_schema import schema as schema_module
 from remora.engine.grammar.prepare import Source, prepare
 
 K = ConstraintKind

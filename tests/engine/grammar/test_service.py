@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import EngineError, InvalidRequest, QueueFull
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar import compiler_process, service
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.service import GrammarService

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import InvalidRequest
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.prepare import Source
 from remora.engine.grammar.service import GrammarService

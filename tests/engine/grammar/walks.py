@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from remora.configs.grammar import GrammarSection
+from remora.configs.sections.grammar import GrammarSection
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.grammar.outlines_backend import OutlinesCompiler, OutlinesLoader
 from remora.engine.grammar.prepare import Source, prepare

@@ -10,26 +10,26 @@ from typing import Any, TypeVar
 
 import torch
 
-from remora.configs.adapter_room import AdapterRoom
-from remora.configs.device_plan import DevicePlan
-from remora.configs.graph_sizes import graph_sizes
-from remora.configs.plan import EnginePlan
-from remora.engine.attention import TorchAttention
-from remora.engine.device import record
-from remora.engine.eager import EagerForward
+from remora.configs.planning.device_plan import DevicePlan
+from remora.configs.planning.graph_sizes import graph_sizes
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.plan import EnginePlan
+from remora.engine.attention.torch_backend import TorchAttention
+from remora.engine.attention.windowed import WindowedAttention
 from remora.engine.engine import Engine
-from remora.engine.graphs.device_choosing import DeviceChoosing
+from remora.engine.graphs.cuda_graphs import Recorder
 from remora.engine.graphs.device_forward import DeviceForward, Limits, Made
-from remora.engine.graphs.recording import Recorder
-from remora.engine.inputs import RowTable
+from remora.engine.graphs.device_sampler import DeviceChoosing
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.protocols import AttentionBackend
-from remora.engine.runner import LocalRunner
-from remora.engine.sampling import Sampler
+from remora.engine.runner.device import record
+from remora.engine.runner.eager import EagerForward
+from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.runner import LocalRunner
+from remora.engine.sampling.sampler import Sampler
 from remora.engine.types import Request, SamplingParams, SequenceOutput
-from remora.engine.windowed_attention import WindowedAttention
 from tests.engine.fakes import make_plan
 
 T = TypeVar("T")

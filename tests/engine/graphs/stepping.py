@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.device import make_attention
-from remora.engine.eager import EagerForward
-from remora.engine.forward import QUANTIZED_FORMATS
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
-from remora.engine.inputs import RowTable
 from remora.engine.layers.experts import Experts
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.protocols import ForwardPass
+from remora.engine.runner.device import make_attention
+from remora.engine.runner.eager import EagerForward
+from remora.engine.runner.forward import QUANTIZED_FORMATS
+from remora.engine.runner.inputs import RowTable
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.library import Format, Library, Team
 from tests.engine.fakes import make_plan

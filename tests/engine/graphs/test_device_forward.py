@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from remora.engine.device import make_forward
-from remora.engine.device_memory import largest_step
 from remora.engine.models.registry import load_model
+from remora.engine.runner.device import make_forward
+from remora.engine.runner.device_memory import largest_step
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from remora.configs.device_plan import DevicePlan, plan_device
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
+from remora.configs.planning.device_plan import DevicePlan, plan_device
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.device_runs import Requests, Rerun, run

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from remora.configs.load import parse_args
-from remora.engine.device_memory import CudaMeter
-from remora.engine.graphs.recording import CudaRecorder
+from remora.engine.attention.triton_backend import TritonAttention
+from remora.engine.graphs.cuda_graphs import CudaRecorder
 from remora.engine.launch import build_engine
-from remora.engine.triton_attention import TritonAttention
+from remora.engine.runner.device_memory import CudaMeter
 from remora.engine.types import Request, SamplingParams
 from remora.kernels.memory import to_device
 from tests.conftest import TinyCheckpoints

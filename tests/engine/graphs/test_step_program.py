@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from remora.engine.forward import QUANTIZED_FORMATS
 from remora.engine.graphs.step_program import StepProgram
 from remora.engine.layers.experts import Experts
 from remora.engine.layers.linear import Linear
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.models.decoder import DecoderModel
+from remora.engine.runner.forward import QUANTIZED_FORMATS
 from remora.kernels.cpu.library import Library
 from tests.conftest import TinyCheckpoints
 from tests.engine.graphs.stepping import make_eager, make_native
 from tests.engine.models.families import make_family
-from tests.engine.test_parity import make_prompts
+from tests.engine.models.test_parity import make_prompts
 from tests.tiny_experts import EXPERT_FAMILIES
 
 MODES = ("none", *QUANTIZED_FORMATS)

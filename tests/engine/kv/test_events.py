@@ -12,10 +12,10 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.engine.engine import Engine
-from remora.engine.inspection import inspect
 from remora.engine.kv.events import AllCleared, CacheEvents, KVEvent, PagesRemoved, PagesStored
 from remora.engine.kv.hashes import HASH_BYTES, page_hashes
 from remora.engine.kv.publisher import Publisher
+from remora.engine.observe.inspection import inspect
 from remora.engine.types import Namespace, Request, SamplingParams
 from tests.engine.fakes import VOCAB, FakeRunner, make_plan
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.batch import ForwardBatch
-from remora.engine.device import make_attention
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.parallel.group import ALONE, Group
+from remora.engine.runner.batch import ForwardBatch
+from remora.engine.runner.device import make_attention
 from remora.kernels.lora import RowGroups
 from tests.engine.fakes import make_plan
 

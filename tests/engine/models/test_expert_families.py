@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from remora.configs.device_plan import DevicePlan
 from remora.configs.errors import ConfigError
-from remora.engine.device import make_attention
+from remora.configs.planning.device_plan import DevicePlan
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.models.architectures import parse_config
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import ExpertsConfig
+from remora.engine.runner.device import make_attention
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 from tests.engine.models.paged_model import PagedModel

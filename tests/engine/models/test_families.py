@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from remora.configs.device_plan import DevicePlan
 from remora.configs.errors import ConfigError
-from remora.engine.device import make_attention
+from remora.configs.planning.device_plan import DevicePlan
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.registry import load_model
+from remora.engine.runner.device import make_attention
 from tests.engine.fakes import make_plan
 from tests.engine.models.families import CASES, make_family
 from tests.engine.models.paged_model import PagedModel

@@ -13,14 +13,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from remora.configs.plan import EnginePlan
-from remora.engine.forward import DTYPES, build_forward
-from remora.engine.inputs import RowTable, StepInputs
+from remora.configs.planning.plan import EnginePlan
 from remora.engine.models.registry import load_model
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.protocols import ForwardPass
+from remora.engine.runner.forward import DTYPES, build_forward
+from remora.engine.runner.inputs import RowTable, StepInputs
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 60.0

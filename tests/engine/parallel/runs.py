@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from remora.engine.engine import Engine
-from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.models.checkpoint import read_config
 from remora.engine.protocols import ForwardPass
-from remora.engine.runner import LocalRunner
-from remora.engine.sampling import Sampler
+from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.runner import LocalRunner
+from remora.engine.sampling.sampler import Sampler
 from remora.engine.types import Request, SamplingParams
 from tests.engine.fakes import make_plan
 from tests.engine.parallel.ranks import ranks_forward

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
 from remora.engine.launch import build_follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
-from remora.engine.parallel.meeting import Host
+from remora.engine.parallel.rendezvous import Host
 from remora.engine.protocols import NO_ADAPTERS, Adapting
 
 

@@ -8,8 +8,8 @@ import torch
 
 from remora.engine.types import SamplingParams
 from tests.engine.models.families import CASES, make_family
+from tests.engine.models.test_parity import make_prompts
 from tests.engine.parallel.runs import run
-from tests.engine.test_parity import make_prompts
 
 TOLERANCE = 2e-4
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import EngineError
-from remora.engine.choosing import HostChoosing
 from remora.engine.engine import Engine
-from remora.engine.inputs import RowTable, StepInputs
 from remora.engine.parallel.channel import Address, Channel, Listener
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import ChannelFollowers
 from remora.engine.parallel.group import Alone
-from remora.engine.runner import LocalRunner
-from remora.engine.sampling import Sampler
+from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.runner import LocalRunner
+from remora.engine.sampling.sampler import Sampler
+from remora.engine.sampling.token_sampler import HostChoosing
 from remora.engine.types import Request, SamplingParams
 from tests.engine.fakes import VOCAB, make_plan
 

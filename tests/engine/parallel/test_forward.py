@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from remora.configs.errors import ConfigError
-from remora.engine.forward import BuiltForward, build_forward
-from remora.engine.inputs import RowTable
 from remora.engine.models.registry import load_model
 from remora.engine.parallel.group import Alone
 from remora.engine.parallel.layout import Layout
+from remora.engine.runner.forward import BuiltForward, build_forward
+from remora.engine.runner.inputs import RowTable
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
+from tests.engine.models.test_parity import make_prompts
 from tests.engine.parallel.runs import Run, run
-from tests.engine.test_parity import make_prompts
 from tests.tiny_models import FAMILIES, VOCAB_SIZE
 
 # Logits are about 2; what differs is the order of sums in float32.

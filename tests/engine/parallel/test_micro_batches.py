@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.engine.inputs import StepInputs
 from remora.engine.parallel.micro_batches import split_inputs
+from remora.engine.runner.inputs import StepInputs
 
 NO_TABLES = np.zeros((0, 0), dtype=np.int32)
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from remora.configs.adapter_room import AdapterRoom
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import (
     AttentionConfig,
@@ -31,10 +31,10 @@ from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
 from remora.engine.models.rope_config import RopeConfig
 from remora.engine.parallel.layout import Layout
-from remora.engine.weights.gguf import GGUFWeights
+from remora.engine.weights.gguf.weights import GGUFWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
 from tests.conftest import TinyCheckpoints
-from tests.engine.weights.tiny_gguf import make_gguf
+from tests.engine.weights.gguf.tiny_gguf import make_gguf
 
 MACHINE = MachineFacts(
     num_cores=1,

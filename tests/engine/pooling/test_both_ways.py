@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 from transformers import AutoModel
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
-from remora.configs.model import ModelSection
+from remora.configs.planning.loading import Loading
+from remora.configs.sections.model import ModelSection
 from remora.engine.models.architectures import parse_config, parse_states
 from remora.engine.models.implementation import implementation_of
 from remora.engine.pooling.embedder import Embedder

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
-from remora.configs.model import ModelSection
-from remora.configs.pooling import PoolingSection, Task
+from remora.configs.planning.loading import Loading
+from remora.configs.sections.model import ModelSection
+from remora.configs.sections.pooling import PoolingSection, Task
 from remora.engine.encoders.architectures import FAMILIES, parse_encoder
 from remora.engine.pooling.facts import pooling_task, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from remora.configs.pooling import PoolingSection
+from remora.configs.sections.pooling import PoolingSection
 from remora.engine.pooling.facts import pooling_task, read_pooling_facts
 from remora.engine.pooling.load import pooling_model_facts
 

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
-from remora.configs.model import ModelSection
-from remora.configs.pooling import PoolingSection
+from remora.configs.planning.loading import Loading
+from remora.configs.sections.model import ModelSection
+from remora.configs.sections.pooling import PoolingSection
 from remora.engine.pooling.facts import pooling_task, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model
 from remora.engine.pooling.row import Row

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.configs.pooling import PoolingSection
+from remora.configs.sections.pooling import PoolingSection
 from remora.engine.pooling.facts import PoolingFacts, pooling_task, read_pooling_facts
 from tests.tiny_embedders import make_tiny_embedding_gemma
 from tests.tiny_encoders import make_tiny_encoder

@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from remora.configs.errors import ConfigError
-from remora.configs.loading import Loading
+from remora.configs.planning.loading import Loading
 from remora.engine.models.registry import load_model
 from remora.engine.parallel.layout import Layout
 from tests.conftest import TinyCheckpoints
-from tests.engine.weights.tiny_gguf import make_gguf
+from tests.engine.weights.gguf.tiny_gguf import make_gguf
 
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.weights.loader import whole_shapes
-from tests.engine.weights.tiny_gguf import make_gguf
+from tests.engine.weights.gguf.tiny_gguf import make_gguf
 
 SIZES = {
     "architectures": ["LlamaForCausalLM"],
@@ -37,7 +37,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 import gguf, torch  # before memory is measured
-from remora.configs.loading import Loading
+from remora.configs.planning.loading import Loading
 from remora.engine.models.registry import load_model
 from remora.engine.parallel.layout import Layout
 
@@ -69,9 +69,9 @@ import torch
 from remora.configs.environment import cache_dir
 from remora.configs.load import parse_args
 from remora.configs.machine import read_machine_facts
-from remora.configs.plan import make_plan
-from remora.engine.forward import build_forward
-from remora.engine.inputs import RowTable
+from remora.configs.planning.plan import make_plan
+from remora.engine.runner.forward import build_forward
+from remora.engine.runner.inputs import RowTable
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import open_model
 

@@ -82,7 +82,7 @@ def launch_few_programs(patch: pytest.MonkeyPatch) -> None:
 
     Interpreted, each takes milliseconds, also those that find nothing to do.
     """
-    from remora.kernels.gpu import attention_decode as kernels
+    from remora.kernels.gpu.attention import decode as kernels
 
     few = kernels.Launch(keys=64, num_warps=4, num_stages=2, programs=4)
     patch.setattr(kernels, "LAUNCHES", {Arch.HOPPER: {64: few, 128: few, 256: few}})

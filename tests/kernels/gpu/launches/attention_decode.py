@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from remora.kernels.attention_decode import attend_decode_paged
+from remora.kernels.attention.decode import attend_decode_paged
 from remora.kernels.gpu import arch
 from remora.kernels.gpu.arch import Arch
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from remora.kernels.attention_mla import attend_latents, extend_over_latents
+from remora.kernels.attention.mla import attend_latents, extend_over_latents
 
 ROWS, TOKENS, PAGE_SIZE, NUM_PAGES, LATENT, ROTATED = 64, 4096, 16, 4096, 512, 64
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from remora.kernels.attention_prefill import attend_extend
+from remora.kernels.attention.prefill import attend_extend
 
 TOKENS, ROWS, PAGE_SIZE, NUM_PAGES = 8192, 8, 16, 4096
 

@@ -1,0 +1,87 @@
+"""What may change while a replica runs: the keys that `user_config` takes.
+
+`user_config` has the sections and keys of `args`, and wins over them; but only these keys, since
+the others are built into a running engine. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from remora.configs.errors import ConfigError
+from remora.configs.schema import ServeConfig
+from remora.configs.sections.limits import LimitsSection
+from remora.configs.sections.sampling import SamplingSection
+from remora.configs.validation_messages import Locate, shown
+
+# The deployments that take it; the others only where requests come to the replicas through them,
+# or where HAProxy asks them.
+DEPLOYMENT = "LLMServer"
+GATEWAY = "Gateway"
+CHOOSER = "Chooser"
+MANAGER = "LoRAManager"
+IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "sampling": tuple(SamplingSection.model_fields),
+        "limits": tuple(LimitsSection.model_fields),
+        "engine": ("max_queued_requests", "max_queued_tokens", "queue_timeout_s"),
+        "grammar": ("first_token_ids", "token_healing"),
+        "api": (
+            "unknown_fields",
+            "max_body_bytes",
+            "request_timeout_s",
+            "max_concurrent_requests",
+            "wait_when_busy",
+            "api_key",
+            "admin_api_key",
+            "reasoning_field",
+            "stream_text",
+            "stream_interval_tokens",
+            "prompt_truncation",
+            "prompt_logprobs",
+            "generation",
+        ),
+        "metrics": (
+            "log_level",
+            "access_log_level",
+            "log_requests",
+            "log_responses",
+            "log_request_times",
+        ),
+    }
+)
+
+
+def with_user_config(
+    args: Mapping[str, Any],
+    user_config: Mapping[str, Any] | None,
+    locate: Locate = lambda _path, _at_key: "",
+) -> dict[str, Any]:
+    """Return `args` with what `user_config` says instead; neither is validated yet.
+
+    locate:  from a path within `user_config` to its place in a file
+
+    Raises ConfigError for keys that need a restart, one line each.
+    """
+    merged = dict(args)
+    refused = []
+    for section, values in (user_config or {}).items():
+        if not isinstance(values, Mapping) or section not in ServeConfig.model_fields:
+            merged[section] = values  # the schema says what is wrong with it
+            continue
+        known = ServeConfig.model_fields[section].annotation
+        fixed = set(getattr(known, "model_fields", ())) - set(IN_PLACE.get(section, ()))
+        refused += [
+            f"{locate((section, key), True)}user_config: {section}.{key} = {shown(value)}: takes "
+            "effect only when a replica starts; write it under args, and Serve replaces the "
+            "replicas one after the other"
+            for key, value in values.items()
+            if key in fixed
+        ]
+        below = merged.get(section)
+        merged[section] = {**(below if isinstance(below, Mapping) else {}), **values}
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return merged

@@ -1,0 +1,494 @@
+"""What will be run: ServeConfig + model facts + machine facts -> EnginePlan.
+
+Pure: it opens no file and asks no device. `machine.py` and the engine's loader gather the facts.
+Everything that depends on model or machine is decided here, once, and logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from remora.configs.errors import ConfigError
+from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, compiled_rows, plan_device
+from remora.configs.planning.fallback import check_fallback
+from remora.configs.planning.kv_budget import max_replicas, ranks_on_machine
+from remora.configs.planning.loading import PLAIN_LOADING, Loading
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.scheduling_plan import (
+    BY_ARRIVAL,
+    SchedulingPlan,
+    plan_limits,
+    plan_scheduling,
+)
+from remora.configs.planning.shares import (
+    check_divisible,
+    kv_elements_per_token,
+    stage_parameters,
+    update_elements,
+)
+from remora.configs.planning.window_plan import Budget, KVLimits, KVPools, WindowRoom, size_pools
+from remora.configs.schema import ServeConfig
+from remora.configs.sections.pooling import Task
+
+# Keys of the section `engine` that need no deciding.
+_AS_WRITTEN = (
+    "prefix_cache",
+    "prefix_eviction",
+    "step_timeout_s",
+    "random_seed",
+    "low_priority_first",
+    "priority_preemption_gap",
+    "logit_processors",
+)
+_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
+_QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the checkpoint says of itself.
+
+    dtype:                  of the stored weights: bfloat16, float16 or float32
+    max_position:           longest sequence it was made for, in tokens
+    num_parameters:         of the whole model, tied weights counted once
+    tied_embeddings:        whether the head uses the embedding's weight
+    layer_parameters:       of each layer; () = they are alike
+    copied_parameters:      of a layer, at most: those that every rank which shares it holds, beside
+                            norms and projections to K and V
+    gated:                  whether feed-forward layers have a gate beside what they project up
+    experts_per_token:      how many experts a token goes through in a layer; 0 = there are none
+    kv_vectors:             what each KV head keeps of a token: K and V, or 1 latent that is both
+    fingerprint:            which differs between checkpoints of one shape
+    windows:                [num_layers] sliding window of each layer in tokens, None = all
+                            positions; empty = no layer has one
+    module_words:           last words of our names of modules by those that the checkpoint has in
+                            their place, where these are others
+    implementation:         whose code runs it
+    indivisible:            why several ranks cannot share its layers; empty if they can
+    """
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int
+    dtype: str
+    num_parameters: int
+    tied_embeddings: bool = False
+    layer_parameters: tuple[int, ...] = ()
+    copied_parameters: int = 0
+    gated: bool = True
+    experts_per_token: int = 0
+    kv_vectors: int = 2
+    fingerprint: str = ""
+    windows: tuple[int | None, ...] = ()
+    module_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    implementation: Literal["remora", "transformers"] = "remora"
+    indivisible: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts:
+    """What this machine offers the engine.
+
+    num_cores:         physical cores that this process may use
+    total_bytes:       memory there is, taken or not
+    available_bytes:   memory that can be taken now without swapping, cgroup limits included
+    has_triton:        whether kernels for GPUs can be compiled
+    """
+
+    num_cores: int
+    total_bytes: int
+    available_bytes: int
+    cpu_name: str
+    cpu_features: tuple[str, ...]
+    devices: tuple[str, ...]
+    has_triton: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """Everything the engine needs to know, decided.
+
+    num_threads:             of one rank
+    num_pages:               pages of the KV pool, the dump page 0 not counted
+    kv_bytes, weight_bytes:  of one rank; of the one that holds most
+    max_model_len:           most tokens of one sequence, prompt and output
+    max_running_requests:    rows of a batch
+    max_step_tokens:         tokens of one step, decode rows and prefill chunks together
+    prefill_chunk_tokens:    most prompt tokens of one sequence in one step
+    max_queued_requests:     waiting sequences beyond which requests are refused
+    max_queued_tokens:       tokens of waiting prompts beyond which requests are refused; None: any
+    conservativeness:        factor on the share of unproduced output that admission reserves
+    step_timeout_s:          watchdog: a step that runs longer fails the replica
+    random_seed:             base of the seeds drawn for requests that have none
+    low_priority_first:      whether a smaller `priority` value means sooner
+    priority_preemption_gap: a waiting request preempts a running one whose priority is lower by
+                             more than this; None = never
+    tp_size, pp_size:        ranks that share each layer, and stages that share the layers
+    micro_batches:           parts that a step is cut into for the stages
+    adapters:                room for adapters; None = there is none
+    adapter_bytes:           memory of that room, of the rank that holds most
+    on_device:               how a step runs on its device
+    logit_processors:        import paths of the operator's, by the names that requests choose
+    loading:                 how the checkpoint is read
+    scheduling:              order and pace of sequences, and what is reserved for them
+    windows:                 pages of layers with a sliding window; None = all layers share pages
+    task:                    what the model is for; only those that generate have a KV cache
+    """
+
+    model_path: Path
+    served_model_name: str
+    load_format: str
+    device: str
+    dtype: str
+    quantization: str
+    cpu_kernels: str
+    num_threads: int
+    page_size: int
+    num_pages: int
+    kv_bytes: int
+    weight_bytes: int
+    max_model_len: int
+    max_running_requests: int
+    max_step_tokens: int
+    prefill_chunk_tokens: int
+    max_queued_requests: int
+    prefix_cache: bool
+    conservativeness: float
+    step_timeout_s: float
+    random_seed: int
+    low_priority_first: bool
+    priority_preemption_gap: int | None
+    max_queued_tokens: int | None = None
+    prefix_eviction: Literal["lru", "lfu"] = "lru"
+    tp_size: int = 1
+    pp_size: int = 1
+    micro_batches: int = 1
+    adapters: AdapterRoom | None = None
+    adapter_bytes: int = 0
+    on_device: DevicePlan = ONE_BY_ONE
+    logit_processors: Mapping[str, str] = field(default_factory=dict)
+    loading: Loading = PLAIN_LOADING
+    scheduling: SchedulingPlan = BY_ARRIVAL
+    windows: WindowRoom | None = None
+    task: Task = "generate"
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that run the model together."""
+        return self.tp_size * self.pp_size
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV pool holds."""
+        return self.num_pages * self.page_size
+
+    @property
+    def max_open_sequences(self) -> int:
+        """Most sequences that are running or queued at a time."""
+        return self.max_running_requests + self.max_queued_requests
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Most tokens one sequence can have: the context, or the KV pool if that is smaller."""
+        if self.task != "generate":
+            return self.max_model_len
+        return min(self.max_model_len, self.kv_tokens)
+
+
+def make_plan(
+    config: ServeConfig,
+    model: ModelFacts,
+    machine: MachineFacts,
+    model_path: Path,
+    adapters: AdapterRoom | None = None,
+) -> EnginePlan:
+    """Decide everything that depends on model or machine.
+
+    adapters:  room for them that is needed beside the weights; targets may be the checkpoint's
+    The machine's memory is that of the device that the model will run on, before the weights are
+    loaded. Replicas are taken to share one machine, with as many ranks of each as a node has; a GPU
+    that was asked for is a rank's own. Raises ConfigError, with numbers and settings that work.
+    """
+    engine, parallel = config.engine, config.parallel
+    if model.implementation == "transformers":
+        check_fallback(config)
+    check_divisible(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
+    dtype, device = pick_dtype(config, model), pick_device(config, machine)
+    _check_ranks(config, device)
+    _check_new_weights(config, device)
+    weight_bytes = _weight_bytes(config, model, dtype, device)
+    room = None if adapters is None else adapters.in_our_words(model.module_words)
+    adapter_bytes = _adapter_bytes(config, model, dtype, room)
+    max_model_len = pick_context(config, model)
+    max_running, max_step, chunk = plan_limits(config, max_model_len)
+    on_device = _plan_steps(config, model, device, machine.has_triton, max_running, bool(adapters))
+    budget = Budget(
+        weight_bytes=weight_bytes + adapter_bytes,
+        available_bytes=machine.available_bytes,
+        total_bytes=machine.total_bytes,
+        device=device,
+    )
+    limits = _kv_limits(
+        config, model, dtype, device, max_running, max_model_len, chunk, on_device.overlap
+    )
+    pools = size_pools(config, model, limits, budget)
+    return EnginePlan(
+        model_path=model_path,
+        served_model_name=served_name(config, model_path),
+        load_format=config.model.load_format,
+        device=device,
+        dtype=dtype,
+        quantization=config.model.quantization,
+        cpu_kernels=engine.cpu_kernels,
+        num_threads=engine.num_threads or max(1, machine.num_cores // ranks_on_machine(config)),
+        page_size=engine.page_size,
+        num_pages=pools.num_pages,
+        kv_bytes=pools.kv_bytes,
+        windows=pools.windows,
+        weight_bytes=weight_bytes,
+        max_model_len=max_model_len,
+        max_running_requests=max_running,
+        max_step_tokens=max_step,
+        prefill_chunk_tokens=chunk,
+        max_queued_requests=engine.max_queued_requests,
+        max_queued_tokens=_queued_tokens(config, pools),
+        conservativeness=engine.schedule_conservativeness,
+        tp_size=parallel.tp_size,
+        pp_size=parallel.pp_size,
+        micro_batches=parallel.micro_batches or parallel.pp_size,
+        adapters=room,
+        adapter_bytes=adapter_bytes,
+        on_device=on_device,
+        loading=Loading.of(config.model),
+        scheduling=plan_scheduling(config),
+        **{key: getattr(engine, key) for key in _AS_WRITTEN},
+    )
+
+
+def _plan_steps(
+    config: ServeConfig,
+    model: ModelFacts,
+    device: str,
+    has_triton: bool,
+    max_running: int,
+    has_adapters: bool,
+) -> DevicePlan:
+    """Decide how a step runs on its device. Raises ConfigError."""
+    planned = plan_device(
+        config,
+        device,
+        has_triton,
+        max_running,
+        has_adapters,
+        is_recordable=model.implementation == "remora",
+    )
+    return replace(planned, compiled_rows=compiled_rows(config, max_running))
+
+
+def refit(
+    plan: EnginePlan,
+    config: ServeConfig,
+    model: ModelFacts,
+    *,
+    free_bytes: int,
+    total_bytes: int,
+    step_bytes: int,
+) -> EnginePlan:
+    """Size the KV pool anew by what a device has told, once the weights are there.
+
+    free_bytes:  beside the weights and the room for adapters
+    total_bytes: of the device, taken or not
+    step_bytes:  that the largest steps need beside weights and KV
+    Raises ConfigError, with the numbers and with settings that would work.
+    """
+    held_bytes = plan.weight_bytes + plan.adapter_bytes
+    budget = Budget(
+        weight_bytes=held_bytes,
+        available_bytes=held_bytes + free_bytes,
+        total_bytes=total_bytes,
+        step_bytes=step_bytes,
+        device=plan.device,
+    )
+    limits = _kv_limits(
+        config,
+        model,
+        plan.dtype,
+        plan.device,
+        plan.max_running_requests,
+        plan.max_model_len,
+        plan.prefill_chunk_tokens,
+        plan.on_device.overlap,
+    )
+    pools = size_pools(config, model, limits, budget)
+    return replace(
+        plan,
+        num_pages=pools.num_pages,
+        kv_bytes=pools.kv_bytes,
+        windows=pools.windows,
+        max_queued_tokens=_queued_tokens(config, pools),
+    )
+
+
+def _kv_limits(
+    config: ServeConfig,
+    model: ModelFacts,
+    dtype: str,
+    device: str,
+    max_running: int,
+    max_model_len: int,
+    chunk_tokens: int,
+    overlap: bool,
+) -> KVLimits:
+    """Gather what KV is sized by; with `overlap` a step is planned before the last is done."""
+    tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
+    token_bytes = kv_bytes_per_token(model, dtype, tp_size=tp_size, pp_size=pp_size)
+    is_native = device == "cpu" and config.engine.cpu_kernels != "torch" and tp_size * pp_size == 1
+    if is_native and model.kv_vectors == 1:  # in the order of K and in that of V
+        token_bytes *= 2
+    return KVLimits(
+        token_bytes=token_bytes // -(-model.num_layers // pp_size),
+        max_running=max_running,
+        max_model_len=max_model_len,
+        ahead_tokens=chunk_tokens * (2 if overlap else 1),
+    )
+
+
+def _queued_tokens(config: ServeConfig, pools: KVPools) -> int:
+    engine = config.engine
+    return engine.max_queued_tokens or 4 * pools.num_pages * engine.page_size
+
+
+def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_size: int = 1) -> int:
+    """Return the bytes of K and V of one token on the rank that holds most."""
+    elements = kv_elements_per_token(model, tp_size=tp_size, pp_size=pp_size)
+    return elements * _DTYPE_BYTES[dtype]
+
+
+def bytes_of(dtype: str) -> int:
+    """Return the bytes of a number."""
+    return _DTYPE_BYTES[dtype]
+
+
+def served_name(config: ServeConfig, model_path: Path) -> str:
+    """Return the name that clients use for the model."""
+    written = Path(config.model.path).name or model_path.name
+    return config.model.served_name or written.removesuffix(".gguf") or "model"
+
+
+def pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
+    """Return the number format of weights and activations. Raises ConfigError."""
+    dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
+    if dtype not in _DTYPE_BYTES:
+        raise ConfigError(
+            f"the checkpoint's number format is {dtype}; remora computes in "
+            f"{', '.join(_DTYPE_BYTES)}: set model.dtype to one of them"
+        )
+    return dtype
+
+
+def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: str) -> int:
+    """Return the bytes of one rank's weights, of the one that holds most.
+
+    On a CPU a tied head is packed apart, except by torch in float32; between stages, table and head
+    are on two ranks.
+    Raises ConfigError for a quantisation that the device does not have.
+    """
+    quantization, parallel = config.model.quantization, config.parallel
+    each = float(_DTYPE_BYTES[dtype])
+    if device != "cpu" and quantization != "none":
+        raise ConfigError(
+            f"model.quantization = {quantization}: quantised weights are computed on a CPU "
+            f"only, and the device is {device}; set model.quantization to none, or "
+            "engine.device to cpu"
+        )
+    layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
+    by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
+    is_packed = device == "cpu" and not (by_torch and dtype != "bfloat16")
+    is_packed = is_packed and not (by_torch and config.engine.compile)
+    if not is_packed and model.tied_embeddings and parallel.pp_size == 1:
+        head_bytes = 0.0
+    stages = stage_parameters(model, tp_size=parallel.tp_size, pp_size=parallel.pp_size)
+    return max(
+        int(stage.table * each + stage.head * head_bytes + stage.layers * layer_bytes)
+        for stage in stages
+    )
+
+
+def _adapter_bytes(
+    config: ServeConfig, model: ModelFacts, dtype: str, room: AdapterRoom | None
+) -> int:
+    """Return the bytes of one rank's slots for adapters, of the one that holds most."""
+    if room is None:
+        return 0
+    parallel = config.parallel
+    elements = update_elements(
+        model, room.targets, tp_size=parallel.tp_size, pp_size=parallel.pp_size
+    )
+    return room.num_slots * room.max_rank * elements * _DTYPE_BYTES[dtype]
+
+
+def _check_ranks(config: ServeConfig, device: str) -> None:
+    """Raise ConfigError for what several ranks, or replicas, cannot do."""
+    num_ranks = config.parallel.num_ranks
+    num_processes = num_ranks * max_replicas(config)
+    if device == "cuda" and config.engine.device == "auto" and num_processes > 1:
+        raise ConfigError(
+            f"engine.device = auto has found a GPU, and up to {num_processes} processes (replicas "
+            "* tp_size * pp_size) would share it: set engine.device to cuda, so that Ray reserves "
+            "a GPU for each, or to cpu"
+        )
+    if device != "cpu" or num_ranks == 1:
+        return
+    for key, value, plain in (
+        ("engine.cpu_kernels", config.engine.cpu_kernels, "torch"),
+        ("model.quantization", config.model.quantization, "none"),
+    ):
+        if value not in (plain, "auto"):
+            raise ConfigError(
+                f"{key} = {value}: native CPU kernels run a model on one rank, and "
+                f"parallel.tp_size * pp_size is {num_ranks}; set {key} to {plain}"
+            )
+
+
+def _check_new_weights(config: ServeConfig, device: str) -> None:
+    for key in ("weight_roots", "weight_loaders"):
+        if device != "cpu" and getattr(config.model, key):
+            raise ConfigError(
+                f"model.{key}: weights change while a model serves on a CPU only, and the device "
+                f"is {device}, where the KV cache has the memory that a second copy would take; "
+                "leave it out, or set engine.device to cpu"
+            )
+
+
+def pick_device(config: ServeConfig, machine: MachineFacts) -> str:
+    """Return the kind of device that computes. Raises ConfigError."""
+    kinds = {device.split(":")[0] for device in machine.devices}
+    if config.engine.device == "auto":
+        return "cuda" if "cuda" in kinds else "cpu"
+    if config.engine.device not in kinds:
+        raise ConfigError(
+            f"engine.device = {config.engine.device}: this machine offers "
+            f"{', '.join(machine.devices)}; set engine.device to auto"
+        )
+    return config.engine.device
+
+
+def pick_context(config: ServeConfig, model: ModelFacts) -> int:
+    """Return the most tokens of one sequence. Raises ConfigError."""
+    wanted = config.model.context_length
+    if wanted is not None and wanted > model.max_position:
+        raise ConfigError(
+            f"model.context_length = {wanted}: the model was made for at most "
+            f"{model.max_position} tokens; set it to {model.max_position} or less"
+        )
+    return wanted or model.max_position

@@ -1,0 +1,120 @@
+"""What will be run for embeddings and scores: the counterpart of `make_plan`, without KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from remora.configs.errors import ConfigError
+from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import (
+    EnginePlan,
+    MachineFacts,
+    ModelFacts,
+    bytes_of,
+    pick_context,
+    pick_device,
+    pick_dtype,
+    served_name,
+)
+from remora.configs.planning.scheduling_plan import plan_scheduling
+from remora.configs.schema import ServeConfig
+from remora.configs.sections.pooling import Task
+
+MAX_ROWS = 1024
+MAX_QUEUED_ROWS = 8192  # one request is often hundreds of texts
+STEP_TOKENS_EACH = 1024  # of each thread: fewer, and whole rows no longer divide evenly
+DEVICE_STEP_TOKENS = 16_384
+
+
+def make_pooling_plan(
+    config: ServeConfig,
+    model: ModelFacts,
+    machine: MachineFacts,
+    model_path: Path,
+    *,
+    task: Task,
+    max_tokens: int | None,
+    head_parameters: int,
+) -> EnginePlan:
+    """Decide everything that depends on model or machine. Raises ConfigError.
+
+    max_tokens:       of a row, as the checkpoint wants it
+    head_parameters:  of the layers behind pooling, which are float32
+    """
+    _check_alone(config, task)
+    engine, written = config.engine, config.engine.model_fields_set
+    dtype, device = pick_dtype(config, model), pick_device(config, machine)
+    weight_bytes = model.num_parameters * bytes_of(dtype) + head_parameters * bytes_of("float32")
+    if weight_bytes > machine.available_bytes:
+        raise ConfigError(
+            f"the weights take {human_bytes(weight_bytes)} in {dtype}, and "
+            f"{human_bytes(machine.available_bytes)} of memory are available; set model.dtype to a "
+            "smaller format, or free memory"
+        )
+    context = pick_context(config, model)
+    if config.model.context_length is None and max_tokens is not None:
+        context = min(context, max_tokens)
+    num_threads = engine.num_threads or machine.num_cores
+    usual_tokens = STEP_TOKENS_EACH * num_threads if device == "cpu" else DEVICE_STEP_TOKENS
+    has_rows = "max_running_requests" in written
+    plan = EnginePlan(
+        model_path=model_path,
+        served_model_name=served_name(config, model_path),
+        load_format=config.model.load_format,
+        device=device,
+        dtype=dtype,
+        quantization="none",
+        cpu_kernels="torch",
+        num_threads=num_threads,
+        page_size=engine.page_size,
+        num_pages=0,
+        kv_bytes=0,
+        weight_bytes=weight_bytes,
+        max_model_len=context,
+        max_running_requests=engine.max_running_requests if has_rows else MAX_ROWS,
+        max_step_tokens=engine.max_step_tokens if "max_step_tokens" in written else usual_tokens,
+        prefill_chunk_tokens=context,
+        max_queued_requests=engine.max_queued_requests,
+        max_queued_tokens=engine.max_queued_tokens,
+        prefix_cache=False,
+        conservativeness=1.0,
+        step_timeout_s=engine.step_timeout_s,
+        random_seed=engine.random_seed,
+        low_priority_first=engine.low_priority_first,
+        priority_preemption_gap=None,
+        loading=Loading.of(config.model),
+        scheduling=plan_scheduling(config),
+        task=task,
+    )
+    return with_queue(plan, config)
+
+
+def with_queue(plan: EnginePlan, config: ServeConfig) -> EnginePlan:
+    """Return the plan with the limits of the queue that a configuration has."""
+    engine = config.engine
+    num_requests, num_tokens = engine.max_queued_requests, engine.max_queued_tokens
+    if plan.task == "generate":
+        num_tokens = num_tokens or 4 * plan.kv_tokens
+    elif "max_queued_requests" not in engine.model_fields_set:
+        num_requests = MAX_QUEUED_ROWS
+    return replace(plan, max_queued_requests=num_requests, max_queued_tokens=num_tokens)
+
+
+def _check_alone(config: ServeConfig, task: Task) -> None:
+    """Raise ConfigError for what has no meaning where no text is made, or is not done there."""
+    for is_set, key, fix in (
+        (config.parallel.num_ranks > 1, "parallel.tp_size * pp_size > 1", "set both to 1"),
+        (config.model.quantization != "none", "model.quantization", "set it to none"),
+        (bool(config.lora.adapters) or config.lora.dynamic, "lora", "leave it out"),
+        (config.model.impl == "transformers", "model.impl transformers", "set it to auto"),
+        (bool(config.model.weight_roots), "model.weight_roots", "leave it out"),
+        (bool(config.model.weight_loaders), "model.weight_loaders", "leave it out"),
+        (config.debug.tensor_dump_dir is not None, "debug.tensor_dump_dir", "leave it out"),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{key} is not available for models that give embeddings or scores (model.task is "
+                f"{task}): {fix}"
+            )

@@ -1,0 +1,90 @@
+"""In which order and at which pace sequences are computed, and what is reserved for them.
+
+Pure, like `plan.py`, which it is a part of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remora.configs.errors import ConfigError
+from remora.configs.schema import ServeConfig
+from remora.configs.sections.engine_scheduling import SchedulePolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservePlan:
+    """What admission reserves for output; see the keys of `scheduling.py`."""
+
+    full_usage: float | None = None
+    expected_output_tokens: int | None = None
+    min_tokens: int = 0
+    free_fraction: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingPlan:
+    """Order and pace; see the keys of `scheduling.py`."""
+
+    policy: SchedulePolicy = "fcfs"
+    use_priorities: bool = True
+    mixed_steps: bool = True
+    chunked_prefill: bool = True
+    max_prefill_requests: int | None = None
+    max_prefill_tokens: int | None = None
+    admission_interval_steps: int = 1
+    admission_interval_s: float = 0.0
+    poll_interval_steps: int = 1
+    reserve: ReservePlan = ReservePlan()
+
+
+BY_ARRIVAL = SchedulingPlan()
+
+
+def plan_scheduling(config: ServeConfig) -> SchedulingPlan:
+    """Gather the keys of order, pace and reserve."""
+    engine = config.engine
+    return SchedulingPlan(
+        policy=engine.schedule_policy,
+        use_priorities=engine.use_priorities,
+        mixed_steps=engine.mixed_steps,
+        chunked_prefill=engine.chunked_prefill,
+        max_prefill_requests=engine.max_prefill_requests,
+        max_prefill_tokens=engine.max_prefill_tokens,
+        admission_interval_steps=engine.admission_interval_steps,
+        admission_interval_s=engine.admission_interval_s,
+        poll_interval_steps=engine.poll_interval_steps,
+        reserve=ReservePlan(
+            full_usage=engine.full_reserve_usage,
+            expected_output_tokens=engine.expected_output_tokens,
+            min_tokens=engine.min_reserved_tokens,
+            free_fraction=engine.free_kv_fraction,
+        ),
+    )
+
+
+def plan_limits(config: ServeConfig, max_model_len: int) -> tuple[int, int, int]:
+    """Return (running requests, step tokens, chunk tokens); defaults give way to written values.
+
+    Raises ConfigError where prompts are not to be divided and a step cannot hold them.
+    """
+    engine = config.engine
+    max_step = engine.max_step_tokens
+    if "max_step_tokens" not in engine.model_fields_set:
+        max_step = max(
+            max_step,
+            engine.max_running_requests,
+            engine.prefill_chunk_tokens,
+            engine.max_prefill_tokens or 0,
+            0 if engine.chunked_prefill else max_model_len,
+        )
+    running = min(engine.max_running_requests, max_step)
+    if engine.chunked_prefill:
+        return running, max_step, min(engine.prefill_chunk_tokens, max_step)
+    if max_step < max_model_len:
+        raise ConfigError(
+            f"engine.chunked_prefill = false: a prompt of up to {max_model_len} tokens must fit "
+            f"one step, and engine.max_step_tokens is {max_step}; leave that out, or set it to at "
+            f"least {max_model_len}, or model.context_length to at most {max_step}"
+        )
+    return running, max_step, max_step

@@ -1,0 +1,152 @@
+"""How a model is divided between ranks. Pure arithmetic, for plans and for layers alike.
+
+Ranks that share a layer hold parts of each dimension that differ by one at most; stages hold
+layers likewise. Plans go by the rank that holds most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remora.configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from remora.configs.planning.plan import ModelFacts
+
+
+def share(size: int, index: int, parts: int) -> range:
+    """Return part `index` of range(size) cut into `parts`, whose sizes differ by one at most."""
+    return range(index * size // parts, (index + 1) * size // parts)
+
+
+def kv_heads_of(num_kv_heads: int, tp_rank: int, tp_size: int) -> range:
+    """Return the KV heads of a rank: an equal part, or one that several hold when there are fewer.
+
+    One of the two numbers must divide the other.
+    """
+    if num_kv_heads >= tp_size:
+        return share(num_kv_heads, tp_rank, tp_size)
+    head = tp_rank * num_kv_heads // tp_size
+    return range(head, head + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageParameters:
+    """Numbers of parameters that a rank of one pipeline stage holds, at most.
+
+    table, head:  rows of the vocabulary that are looked up, and those that logits are made with; a
+                  tied head counts in both
+    """
+
+    layers: int
+    table: int
+    head: int
+
+
+def stage_parameters(model: ModelFacts, *, tp_size: int, pp_size: int) -> list[StageParameters]:
+    """Return what a rank of each stage holds: of its ranks, the one that holds most."""
+    last_norm = model.hidden_size  # of which every rank has a copy
+    in_layers = _layer_parameters(model)
+    if tp_size > 1:
+        in_layers = [_rank_layer(model, layer, tp_size) for layer in in_layers]
+    vocabulary = -(-model.vocab_size // tp_size) * model.hidden_size
+    return [
+        StageParameters(
+            layers=sum(in_layers[layer] for layer in share(model.num_layers, stage, pp_size))
+            + last_norm,
+            table=vocabulary if stage == 0 else 0,
+            head=vocabulary if stage == pp_size - 1 else 0,
+        )
+        for stage in range(pp_size)
+    ]
+
+
+def _layer_parameters(model: ModelFacts) -> list[int]:
+    if model.layer_parameters:
+        return list(model.layer_parameters)
+    tables = (1 if model.tied_embeddings else 2) * model.vocab_size * model.hidden_size
+    in_layers = model.num_parameters - tables - model.hidden_size
+    return [len(share(in_layers, layer, model.num_layers)) for layer in range(model.num_layers)]
+
+
+def _rank_layer(model: ModelFacts, layer: int, tp_size: int) -> int:
+    """Return how many of a layer's parameters a rank holds, at most.
+
+    KV heads may be held several times, norms always are, and what cannot be divided evenly gives
+    some rank one row more of each of three products.
+    """
+    kv_head = model.kv_vectors * model.head_dim * model.hidden_size
+    copied = min(2 * model.hidden_size + model.copied_parameters, layer)
+    divided = max(0, layer - model.num_kv_heads * kv_head - copied)
+    held_kv_heads = len(kv_heads_of(model.num_kv_heads, 0, tp_size))
+    uneven = 3 * model.hidden_size
+    return -(-divided // tp_size) + held_kv_heads * kv_head + copied + uneven
+
+
+def kv_elements_per_token(model: ModelFacts, *, tp_size: int = 1, pp_size: int = 1) -> int:
+    """Return the elements of K and V, or of latents, of one token that a rank holds, at most."""
+    num_layers = -(-model.num_layers // pp_size)
+    num_kv_heads = len(kv_heads_of(model.num_kv_heads, 0, tp_size))
+    return model.kv_vectors * num_layers * num_kv_heads * model.head_dim
+
+
+def update_elements(
+    model: ModelFacts, targets: Iterable[str], *, tp_size: int = 1, pp_size: int = 1
+) -> int:
+    """Return the elements of A and B that a rank holds, at most, of updates of rank 1.
+
+    targets:  last words of the names of the modules that are updated
+    """
+    query = -(-model.num_heads // tp_size) * model.head_dim
+    kv = len(kv_heads_of(model.num_kv_heads, 0, tp_size)) * model.head_dim
+    inner = -(-model.intermediate_size // tp_size)
+    hidden, wanted = model.hidden_size, set(targets)
+    up = frozenset({"gate_proj", "up_proj"}) if model.gated else frozenset({"up_proj"})
+    # What is fused has room for all of its parts, or for none.
+    of_layer = {
+        frozenset({"q_proj", "k_proj", "v_proj"}): _blocks(query + 2 * kv) + 3 * hidden,
+        frozenset({"o_proj"}): query + _blocks(hidden),
+        up: _blocks(len(up) * inner) + len(up) * hidden,
+        frozenset({"down_proj"}): inner + _blocks(hidden),
+    }
+    in_layer = sum(size for parts, size in of_layer.items() if parts & wanted)
+    vocabulary = -(-model.vocab_size // tp_size)
+    of_ends = {
+        "embed_tokens": vocabulary + _blocks(hidden),
+        "lm_head": _blocks(vocabulary) + hidden,
+    }
+    at_ends = sum(size for name, size in of_ends.items() if name in wanted)
+    return -(-model.num_layers // pp_size) * in_layer + at_ends
+
+
+def _blocks(outputs: int) -> int:
+    """Round up to what B is padded to; see `kernels/lora.py`."""
+    return -(-outputs // 64) * 64
+
+
+def check_divisible(model: ModelFacts, *, tp_size: int, pp_size: int) -> None:
+    """Raise ConfigError if the model cannot be divided so, with the sizes that would work."""
+    if tp_size > 1 and model.indivisible:
+        raise ConfigError(
+            f"parallel.tp_size = {tp_size}: {model.architecture} cannot be divided between ranks: "
+            f"{model.indivisible}; set it to 1"
+        )
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    sizes = [
+        size
+        for size in range(1, heads + 1)
+        if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
+    ]
+    if tp_size not in sizes:
+        raise ConfigError(
+            f"parallel.tp_size = {tp_size}: the model's {heads} query heads and {kv_heads} KV "
+            f"heads cannot be divided between {tp_size} ranks; set it to one of "
+            f"{', '.join(map(str, sizes))}"
+        )
+    if pp_size > model.num_layers:
+        raise ConfigError(
+            f"parallel.pp_size = {pp_size}: the model has {model.num_layers} layers, and each "
+            f"stage needs one; set it to {model.num_layers} or less"
+        )

@@ -1,0 +1,206 @@
+"""Pages of KV for layers with a sliding window: whether they are apart, and how many.
+
+Pure, like `plan.py`, which it is a part of. Layers without a window keep every token of a sequence;
+those with one need the last `window` tokens, and what a step computes. Apart, both kinds share the
+memory by a ratio. Together, every page has room for all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remora.configs.errors import ConfigError
+from remora.configs.planning.kv_budget import pages_needed, size_kv_pool
+from remora.configs.planning.shares import share
+from remora.configs.schema import ServeConfig
+
+if TYPE_CHECKING:
+    from remora.configs.planning.plan import ModelFacts
+
+# So many tokens for layers with a window for each token of the others: sequences of twice the
+# window or more gain by it.
+DEFAULT_RATIO = 0.5
+MIN_WINDOWS = 2  # contexts of so many windows or fewer gain too little for short sequences to lose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRoom:
+    """Pages of the layers with a window.
+
+    layers:     [num_layers] which have one
+    window:     tokens that the widest sees, the newest included
+    num_pages:  the dump page not counted
+    row_pages:  most that one sequence holds at a time
+    """
+
+    layers: tuple[bool, ...]
+    window: int
+    num_pages: int
+    row_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPools:
+    """The memory for KV of one rank, of the one that holds most."""
+
+    num_pages: int
+    kv_bytes: int
+    windows: WindowRoom | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLimits:
+    """What is known of sequences before the pools are sized.
+
+    token_bytes:   of one token in one layer, on the rank that holds most
+    ahead_tokens:  tokens of one sequence that may be computed ahead of what is known to be done
+    """
+
+    token_bytes: int
+    max_running: int
+    max_model_len: int
+    ahead_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Bytes, as `size_kv_pool` takes them."""
+
+    weight_bytes: int
+    available_bytes: int
+    total_bytes: int
+    device: str
+    step_bytes: int = 0
+
+
+def size_pools(config: ServeConfig, model: ModelFacts, limits: KVLimits, budget: Budget) -> KVPools:
+    """Divide the memory for KV. Raises ConfigError, with the numbers and settings that work."""
+    ratio = _ratio(config, model, limits)
+    if ratio is not None:
+        pools = _apart(config, model, limits, budget, ratio)
+        if pools is not None:
+            return pools
+    layers = [(len(each), 0) for each in _stages(config, model)]
+    return _pools(config, limits, budget, layers, 0.0, None)
+
+
+def _written(config: ServeConfig) -> str | None:
+    """Return what insists on pages apart."""
+    for key in ("window_ratio", "window_saving"):
+        value = getattr(config.engine, key)
+        if value is not None:
+            return f"engine.{key} = {value}"
+    return None
+
+
+def _ratio(config: ServeConfig, model: ModelFacts, limits: KVLimits) -> float | None:
+    """Return the ratio; None where all layers share their pages."""
+    engine, window, written = config.engine, max_window(model), _written(config)
+    if window is None or limits.max_model_len <= window:
+        if written is not None:
+            reason = (
+                "the model has no layers with a sliding window"
+                if window is None
+                else f"a sequence has at most {limits.max_model_len} tokens, and the window of the "
+                f"model's layers is {window}"
+            )
+            raise ConfigError(f"{written}: {reason}; leave it out")
+        return None
+    row_pages = _row_pages(window, limits, engine.page_size)
+    least = min(1.0, row_pages / pages_needed(limits.max_model_len, engine.page_size))
+    if engine.window_ratio is not None:
+        return engine.window_ratio
+    if engine.window_saving is not None:
+        return 1 - engine.window_saving * (1 - least)
+    if engine.window_pages == "off" or least == 1:
+        return None
+    if None not in model.windows:
+        return least  # the others cost nothing
+    return max(DEFAULT_RATIO, least) if limits.max_model_len > MIN_WINDOWS * window else None
+
+
+def _apart(
+    config: ServeConfig, model: ModelFacts, limits: KVLimits, budget: Budget, ratio: float
+) -> KVPools | None:
+    """Size pools of both kinds; None if one sequence does not fit and nobody insists on it."""
+    window = max_window(model)
+    assert window is not None, "the caller has asked"
+    windowed = tuple(each is not None for each in model.windows)
+    layers = [
+        (sum(not windowed[at] for at in held), sum(windowed[at] for at in held))
+        for held in _stages(config, model)
+    ]
+    page_size = config.engine.page_size
+    row_pages = _row_pages(window, limits, page_size)
+    room = WindowRoom(layers=windowed, window=window, num_pages=0, row_pages=row_pages)
+    pools = _pools(config, limits, budget, layers, ratio, room)
+    made = pools.windows
+    assert made is not None, "there is a room"
+    longest = min(pools.num_pages, pages_needed(limits.max_model_len, page_size))
+    needed = min(row_pages, longest)
+    if made.num_pages >= needed:
+        return pools
+    written = _written(config)
+    if written is None:
+        return None
+    raise ConfigError(
+        f"{written}: that leaves {max(made.num_pages, 0) * page_size} tokens "
+        f"for the layers with a window, and one sequence needs {needed * page_size} (the window "
+        f"of {window}, and {limits.ahead_tokens} that are computed at a time); leave it out, make "
+        "engine.prefill_chunk_tokens smaller, or give the KV cache more memory"
+    )
+
+
+def _pools(
+    config: ServeConfig,
+    limits: KVLimits,
+    budget: Budget,
+    layers: list[tuple[int, int]],
+    ratio: float,
+    room: WindowRoom | None,
+) -> KVPools:
+    """Size pools for stages with so many layers without and with a window of their own pages."""
+    page_size = config.engine.page_size
+    page_bytes = page_size * limits.token_bytes
+    num_pages = size_kv_pool(
+        config,
+        page_bytes=max(
+            1, max(round(page_bytes * (full + ratio * apart)) for full, apart in layers)
+        ),
+        weight_bytes=budget.weight_bytes,
+        available_bytes=budget.available_bytes,
+        total_bytes=budget.total_bytes,
+        step_bytes=budget.step_bytes,
+        most_useful_pages=limits.max_running * pages_needed(limits.max_model_len, page_size),
+        device=budget.device,
+    )
+    if room is not None:
+        num_apart = int((num_pages + 1) * ratio) - 1
+        room = WindowRoom(
+            layers=room.layers,
+            window=room.window,
+            num_pages=num_apart,
+            row_pages=room.row_pages,
+        )
+    apart_pages = 0 if room is None else room.num_pages + 1
+    return KVPools(
+        num_pages=num_pages,
+        kv_bytes=page_bytes
+        * max(full * (num_pages + 1) + apart * apart_pages for full, apart in layers),
+        windows=room,
+    )
+
+
+def max_window(model: ModelFacts) -> int | None:
+    """Return the widest window of the model's layers, if they have any."""
+    return max((window for window in model.windows if window is not None), default=None)
+
+
+def _row_pages(window: int, limits: KVLimits, page_size: int) -> int:
+    return pages_needed(window + limits.ahead_tokens, page_size) + 1
+
+
+def _stages(config: ServeConfig, model: ModelFacts) -> list[range]:
+    pp_size = config.parallel.pp_size
+    return [share(model.num_layers, stage, pp_size) for stage in range(pp_size)]

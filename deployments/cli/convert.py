@@ -1,0 +1,45 @@
+"""Configurations from one server's words into another's, for `remora config convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from remora.configs.dialects.all import DIALECTS
+from remora.configs.dialects.catalogue import SYSTEMS
+from remora.configs.dialects.convert import convert, settings_of, written
+from remora.configs.multiple_models import MODELS
+from remora.configs.serve_file import our_application
+from remora.configs.validation_messages import shown
+from remora.deployments.cli.target import read_target
+from remora.deployments.cli.terminal import Failure
+
+OURS = "remora"
+
+
+def converted(target: Sequence[str], source: str, to: str) -> tuple[str, list[str]]:
+    """Return a configuration in the words of `to`, and what is to be known of it.
+
+    Raises ConfigError, Failure.
+    """
+    for option, name in (("--from", source), ("--to", to)):
+        if name not in (OURS, *SYSTEMS):
+            raise Failure(f"{option} {name}: must be one of {', '.join((OURS, *SYSTEMS))}")
+    raw, lines = read_target(target, None if source == OURS else source, ())
+    notes = [str(line) for line in lines]
+    if to == OURS:
+        return yaml.safe_dump(raw, sort_keys=False).rstrip(), notes
+    args: dict[str, Any] = our_application(raw)["args"]
+    if MODELS in args:
+        raise Failure(f"several models at one address cannot be said in the words of {to}")
+    http = {f"http.{key}": value for key, value in raw.get("http_options", {}).items()}
+    dialect = next(found for name, found in DIALECTS.items() if name == to)
+    result = convert(dialect, settings_of(args) | http)
+    notes += [
+        f"{key} = {shown(ours)}: {dialect.title} "
+        + ("has no word for it" if theirs is None else f"means {shown(theirs)} instead")
+        for key, (ours, theirs) in result.lost.items()
+    ]
+    return written(dialect, result.values), notes

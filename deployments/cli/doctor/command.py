@@ -1,0 +1,74 @@
+"""`remora doctor`: what is here, what would be used, and what to mend first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from remora.configs.schema import BUILTIN_MODEL
+from remora.configs.value_sources import of_environment, of_options
+from remora.deployments.cli.target import read_models
+from remora.deployments.cli.terminal import EXIT_FAULT, Commands
+
+if TYPE_CHECKING:
+    from remora.deployments.cli.doctor.findings import Finding
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fix": "bold red"}
+
+app = typer.Typer(cls=Commands, invoke_without_command=True)
+
+
+@app.callback()
+def doctor(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Option(help="Model to plan for: folder, .gguf file or built-in name.")
+    ] = BUILTIN_MODEL,
+) -> None:
+    """Report versions, devices and memory, and what would be used. Exit code 2 if it won't work."""
+    if context.invoked_subcommand is not None:
+        return
+    from remora.deployments.cli.doctor import findings
+
+    _show(findings.examine(model))
+
+
+@app.command("model")
+def doctor_model(
+    target: Annotated[
+        str, typer.Argument(help="Model folder, .gguf file, built-in name or Serve config file.")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="A key's value: --set model.impl=remora.")
+    ] = None,
+) -> None:
+    """Say what would serve a model: whose code, kernels, parsers, chat template, memory.
+
+    Loads no weights. Exit code 2 if it cannot be served.
+    """
+    from remora.configs.environment import cache_dir
+    from remora.deployments.cli.doctor.model import examine_model
+    from remora.engine.launch import read_machine
+    from remora.engine.weights.source import resolve_model
+
+    overrides = [*of_environment(os.environ), *of_options(settings or ())]
+    for model in read_models([target], None, overrides).values():
+        path = resolve_model(model.config.model.path, cache_dir())
+        _show(examine_model(model.config, path, read_machine(model.config)))
+
+
+def _show(found: Iterable[Finding]) -> None:
+    """Print findings as they come. Leaves with EXIT_FAULT if one must be mended."""
+    console = Console(highlight=False, soft_wrap=True)
+    levels = set()
+    for finding in found:
+        levels.add(str(finding.level))
+        mark = f"[{_COLOURS[finding.level]}]{finding.level:<4}[/]"
+        console.print(f"{mark} {finding.subject:<14} {escape(finding.text)}")
+    if "fix" in levels:
+        raise typer.Exit(EXIT_FAULT)

@@ -1,0 +1,204 @@
+"""What `remora doctor` looks at. Each check returns findings; none changes anything.
+
+A check that meets something broken reports it; it never fails itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from remora.configs.environment import cache_dir
+from remora.configs.errors import ConfigError
+from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_args
+from remora.configs.machine import read_machine_facts
+from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.plan import EnginePlan, MachineFacts, make_plan
+from remora.configs.schema import BUILTIN_MODEL
+from remora.deployments.cli.compile import KERNELS
+from remora.kernels.cpu.build import COMPILERS, best_instruction_set, read_cpu_flags
+
+_MODULES = ("torch", "ray.serve", "transformers", "tokenizers", "safetensors", "gguf", "fastapi")
+_MODEL_BYTES = 300 * 2**20
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FIX = "fix"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. FIX: remora will not work before this is mended."""
+
+    level: Level
+    subject: str
+    text: str
+
+
+def examine(model: str) -> Iterator[Finding]:
+    """Yield every finding, in the order in which one would mend them."""
+    yield from check_versions()
+    machine = read_machine()
+    yield from check_machine(machine)
+    yield check_cache()
+    yield check_kernels()
+    yield check_port()
+    yield from check_model(model, machine)
+
+
+def check_versions() -> Iterator[Finding]:
+    """Report Python and the packages that serving needs, each imported for real."""
+    yield Finding(Level.OK, "Python", f"{platform.python_version()} at {sys.executable}")
+    yield Finding(Level.OK, "remora", version("remora"))
+    for module in _MODULES:
+        yield _check_module(module)
+
+
+def _check_module(module: str) -> Finding:
+    package = module.split(".")[0]
+    try:
+        importlib.import_module(module)
+        return Finding(Level.OK, package, version(package))
+    except (ImportError, PackageNotFoundError, OSError) as error:
+        return Finding(Level.FIX, package, f"cannot be imported ({error}); run `make setup`")
+
+
+def read_machine() -> MachineFacts:
+    """Return the machine's facts, its accelerators included where torch sees them."""
+    devices = ["cpu"]
+    try:
+        import torch
+    except (ImportError, OSError):
+        return read_machine_facts()
+    devices += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    return read_machine_facts(devices=devices)
+
+
+def check_machine(machine: MachineFacts) -> Iterator[Finding]:
+    """Report processor, memory and devices."""
+    yield Finding(Level.OK, "processor", f"{machine.cpu_name}, {machine.num_cores} physical cores")
+    features = ", ".join(machine.cpu_features) or "none of those that matter"
+    is_fast = bool({"avx2", "asimd"} & set(machine.cpu_features))
+    yield Finding(
+        Level.OK if is_fast else Level.WARN,
+        "features",
+        features if is_fast else f"{features}; without AVX2 or NEON the engine will be slow",
+    )
+    memory = f"{human_bytes(machine.available_bytes)} of {human_bytes(machine.total_bytes)} free"
+    enough = machine.available_bytes >= 2 * 2**30
+    yield Finding(
+        Level.OK if enough else Level.WARN,
+        "memory",
+        memory if enough else f"{memory}; Ray and a small model want 2 GiB",
+    )
+    yield Finding(Level.OK, "devices", ", ".join(machine.devices))
+
+
+def check_cache() -> Finding:
+    """Report whether the built-in model can be written, or is there."""
+    folder = cache_dir()
+    if (folder / BUILTIN_MODEL / "config.json").is_file():
+        return Finding(Level.OK, "cache", f"{folder} holds {BUILTIN_MODEL}")
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        return Finding(
+            Level.FIX, "cache", f"{existing} cannot be written; set REMORA_CACHE to a folder"
+        )
+    free_bytes = shutil.disk_usage(existing).free
+    if free_bytes < _MODEL_BYTES:
+        return Finding(
+            Level.FIX,
+            "cache",
+            f"{folder}: {human_bytes(free_bytes)} free, {human_bytes(_MODEL_BYTES)} needed; "
+            "make room or set REMORA_CACHE",
+        )
+    return Finding(Level.OK, "cache", f"{folder}; {BUILTIN_MODEL} will be written there")
+
+
+def check_kernels() -> Finding:
+    """Report whether native kernels are compiled, or can be; without, torch serves, slower."""
+    folder = cache_dir() / KERNELS
+    target = best_instruction_set(read_cpu_flags())
+    if any(folder.glob(f"remora-cpu-{target}-*.so")):
+        return Finding(Level.OK, "kernels", f"native, for {target}, in {folder}")
+    chosen = os.environ.get("CXX", "").split()[:1]
+    compiler = next(filter(None, map(shutil.which, chosen or COMPILERS)), None)
+    if compiler is None:
+        return Finding(
+            Level.WARN,
+            "kernels",
+            f"no C++ compiler ({', '.join(chosen or COMPILERS)}), so torch will serve, which is "
+            "slower; install g++ 11 or newer and run `remora compile`",
+        )
+    return Finding(
+        Level.OK,
+        "kernels",
+        f"native, compiled by {compiler} at the first start or `remora compile`",
+    )
+
+
+def check_port(host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Finding:
+    """Report whether somebody listens where `make serve` wants to."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        taken = probe.connect_ex((host, port)) == 0
+    if taken:
+        return Finding(Level.WARN, "port", f"{host}:{port} is in use; serve elsewhere with --port")
+    return Finding(Level.OK, "port", f"{host}:{port} is free")
+
+
+def check_model(model: str, machine: MachineFacts) -> Iterator[Finding]:
+    """Report what would be used to serve `model`: its plan on this machine."""
+    try:
+        plan = _plan_for(model, machine)
+    except ConfigError as error:
+        yield Finding(Level.FIX, "model", str(error))
+        return
+    yield Finding(Level.OK, "model", f"{model} from {plan.model_path}")
+    yield Finding(
+        Level.OK,
+        "would use",
+        f"{plan.device}, {plan.dtype}, quantization {plan.quantization}, "
+        f"{plan.num_threads} threads, "
+        f"{human_bytes(plan.weight_bytes)} for weights",
+    )
+    short = plan.max_sequence_tokens < plan.max_model_len
+    room = f"{human_bytes(plan.kv_bytes)} for {plan.kv_tokens:,} tokens"
+    yield Finding(
+        Level.WARN if short else Level.OK,
+        "KV cache",
+        f"{room}; less than one context of {plan.max_model_len:,}" if short else room,
+    )
+
+
+def _plan_for(model: str, machine: MachineFacts) -> EnginePlan:
+    from remora.engine.models.facts import read_model_facts
+
+    path = _locate(model)
+    config = parse_args({"model": {"path": model}})
+    return make_plan(config, read_model_facts(path, Loading.of(config.model)), machine, path)
+
+
+def _locate(model: str) -> Path:
+    """Return the model's files; of the built-in model, if need be, those it will be made from."""
+    from remora.engine.weights.builtin import INSTALL, PACKAGE, find_packaged_gguf
+    from remora.engine.weights.source import resolve_model
+
+    is_made = (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
+    if model == BUILTIN_MODEL and not is_made:
+        return find_packaged_gguf(PACKAGE, INSTALL)
+    return resolve_model(model, cache_dir())

@@ -1,0 +1,129 @@
+"""What `remora doctor model` says of a checkpoint: what would serve it, and whether that can work.
+
+Headers of weight files are read, weights are not. What cannot work is the last line; weights alone
+may be missing before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from remora.configs.errors import ConfigError
+from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.loading import Loading
+from remora.configs.planning.memory_report import report
+from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.schema import ServeConfig
+from remora.deployments.cli.doctor.findings import Finding, Level
+from remora.deployments.cli.doctor.pooling import pooling_findings
+
+
+def examine_model(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:
+    """Yield what is found, in the order in which the engine looks.
+
+    A FIX ends it, unless weights are all that is missing.
+    """
+    try:
+        yield from _examine(config, path, machine)
+    except ConfigError as error:
+        yield Finding(Level.FIX, "not served", str(error))
+
+
+def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:
+    from remora.engine.models.facts import read_model_facts
+    from remora.engine.models.implementation import Ours, implementation_of
+    from remora.engine.models.registry import check_files
+    from remora.engine.pooling.facts import pooling_task
+
+    loading = Loading.of(config.model)
+    yield Finding(Level.OK, "model", f"{path}, {'a folder' if path.is_dir() else 'a GGUF file'}")
+    task = pooling_task(path, config.model.task, config.model.config_overrides)
+    if task is not None:
+        for subject, text in pooling_findings(config, path, task, machine):
+            yield Finding(Level.OK, subject, text)
+        return
+    chosen = implementation_of(path, loading)
+    facts = read_model_facts(path, loading)
+    whose = (
+        "remora's own code" if isinstance(chosen, Ours) else "transformers' code on our KV cache"
+    )
+    yield Finding(Level.OK, "family", facts.architecture)
+    yield Finding(
+        Level.OK if isinstance(chosen, Ours) else Level.WARN,
+        "implementation",
+        f"{whose}: {chosen.reason}",
+    )
+    size = f"{facts.num_parameters / 1e6:,.1f} million parameters in {facts.dtype}"
+    try:
+        files = check_files(path, config.model.load_format, loading)
+        yield Finding(Level.OK, "weights", f"{size}, {files}")
+    except ConfigError as error:  # what the model would take is of use before they are there
+        yield Finding(Level.FIX, "weights", f"{size} are needed: {error}")
+    plan = make_plan(config, facts, machine, path)
+    yield _kernels(plan, chosen.config if isinstance(chosen, Ours) else None)
+    yield from _memory(plan, facts)
+    yield from _texts(config, path, facts)
+
+
+def _kernels(plan: EnginePlan, own: object) -> Finding:
+    from remora.engine.models.config import DecoderConfig
+    from remora.engine.runner.forward import check_covered
+    from remora.kernels.cpu.build import NativeUnavailable
+
+    if not isinstance(own, DecoderConfig):
+        return Finding(Level.OK, "kernels", f"torch's, on {plan.device}, step by step")
+    if plan.device != "cpu":
+        return Finding(Level.OK, "kernels", f"{plan.on_device.attention_backend} on {plan.device}")
+    if plan.cpu_kernels == "torch":
+        return Finding(Level.OK, "kernels", "torch's, as engine.cpu_kernels says")
+    try:
+        check_covered(own, plan, plan.num_ranks)
+    except NativeUnavailable as reason:
+        return Finding(Level.WARN, "kernels", f"torch's, which are slower: {reason}")
+    return Finding(Level.OK, "kernels", "native step program")
+
+
+def _memory(plan: EnginePlan, facts: ModelFacts) -> Iterator[Finding]:
+    found = report(plan, facts, is_native=False)
+    of_rank = f" of each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
+    yield Finding(
+        Level.OK,
+        "memory",
+        f"{human_bytes(found.weight_bytes)} of weights in {plan.dtype}{of_rank}; "
+        f"{human_bytes(found.kv_token_bytes)} of KV cache per token; `remora plan` says more",
+    )
+    short = plan.max_sequence_tokens < plan.max_model_len
+    yield Finding(
+        Level.WARN if short else Level.OK,
+        "context",
+        f"{plan.max_model_len:,} tokens"
+        + (f", of which memory holds {plan.max_sequence_tokens:,}" if short else ""),
+    )
+
+
+def _texts(config: ServeConfig, path: Path, facts: ModelFacts) -> Iterator[Finding]:
+    from remora.deployments.parsers.format_choice import choose_formats
+    from remora.engine.tokens.configured import configured_tokenizer
+
+    tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
+    if not tokenizer.takes_text:
+        yield Finding(Level.OK, "tokenizer", "none, as model.skip_tokenizer says")
+        return
+    is_known = tokenizer.vocab_size <= facts.vocab_size
+    yield Finding(
+        Level.OK if is_known else Level.WARN,
+        "tokenizer",
+        f"{tokenizer.vocab_size:,} ids; the model has {facts.vocab_size:,}",
+    )
+    if tokenizer.template_source is None:
+        yield Finding(
+            Level.WARN, "chat template", "none: chats get HTTP 400; model.chat_template names one"
+        )
+    else:
+        yield Finding(Level.OK, "chat template", f"from {tokenizer.template_place}")
+    chosen = choose_formats(tokenizer, config.api.tool_parser, config.api.reasoning_parser)
+    both = None if chosen.checkpoint is None else type(chosen.checkpoint).__name__
+    tools = chosen.tools.name if chosen.tools else both or "none"
+    reasoning = chosen.reasoning.name if chosen.reasoning else both or "none"
+    yield Finding(Level.OK, "parsers", f"tool calls: {tools}; reasoning: {reasoning}")

@@ -1,0 +1,141 @@
+"""Routes of what looks after the server: tokens, information, health, control."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from remora.deployments.http.admin import server as ops
+from remora.deployments.http.core.auth import ADMIN, require_operator
+from remora.deployments.http.core.fields import parse
+from remora.deployments.http.core.sse import while_connected
+from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.handlers import read_body
+from remora.deployments.http.sglang.weight_update import UpdateBody
+
+
+def token_routes(served: Served) -> APIRouter:
+    """Return what turns text into ids and back."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/tokenize")
+    @router.post("/v1/tokenize")
+    async def tokenize(request: Request) -> Response:
+        answer, headers = await ops.tokenize(served, await read_body(served, request))
+        return JSONAnswer(answer, headers=headers)
+
+    @router.post("/detokenize")
+    @router.post("/v1/detokenize")
+    async def detokenize(request: Request) -> Response:
+        answer, headers = await ops.detokenize(served, await read_body(served, request))
+        return JSONAnswer(answer, headers=headers)
+
+    return router
+
+
+def information_routes(served: Served) -> APIRouter:
+    """Return what says which model is served, and how it is going."""
+    router = APIRouter(tags=["information"])
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        cards = [ops.model_card(served, name) for name in served.names]
+        return JSONAnswer({"object": "list", "data": cards})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        return JSONAnswer(ops.model_card(served, (await served.model(name)).name))
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> Response:
+        return JSONAnswer(ops.model_info(served))
+
+    @router.get("/server_info")
+    @router.get("/get_server_info")
+    async def server_info() -> Response:
+        return JSONAnswer(ops.server_info(served))
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        if not served.config.metrics.enabled:
+            raise HTTPException(404, "Metrics are off: metrics.enabled is false.")
+        return Response(served.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    return router
+
+
+def health_routes(served: Served) -> APIRouter:
+    """Return what load balancers ask."""
+    router = APIRouter(tags=["health"])
+    asking = asyncio.Lock()
+
+    async def health() -> Response:
+        ops.check_health(served)
+        return Response()
+
+    async def ready() -> Response:
+        ops.check_ready(served)
+        return Response()
+
+    for path, answer in (("/health", health), ("/healthz", health), ("/ready", ready)):
+        router.add_api_route(path, answer, methods=["GET"])
+        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
+
+    async def token() -> None:
+        # One at a time: this is work that nobody needs a key for.
+        async with asking:
+            await ops.check_token(served)
+
+    @router.get("/health_generate")
+    async def health_generate(request: Request) -> Response:
+        await while_connected(request, token())
+        return Response()
+
+    return router
+
+
+def control_routes(served: Served) -> APIRouter:
+    """Return what changes how the server stands."""
+    router = APIRouter(tags=["control"])
+
+    @router.get("/flush_cache", dependencies=ADMIN)
+    @router.post("/flush_cache", dependencies=ADMIN)
+    async def flush_cache() -> Response:
+        return JSONAnswer(await ops.flush_cache(served))
+
+    @router.post("/update_weights_from_disk", dependencies=ADMIN)
+    async def update_weights(request: Request) -> Response:
+        body = parse(UpdateBody, await read_body(served, request))
+        return JSONAnswer(await served.weights.update(body, served.client))
+
+    @router.get("/step_records", dependencies=ADMIN)
+    async def step_records() -> Response:
+        return JSONAnswer(ops.step_records(served))
+
+    @router.get("/start_profile", dependencies=ADMIN)
+    @router.post("/start_profile", dependencies=ADMIN)
+    async def start_profile(request: Request) -> Response:
+        has_body = request.method == "POST" and request.headers.get("content-length", "0") != "0"
+        body = parse(ops.ProfileBody, await read_body(served, request) if has_body else {})
+        await ops.profiler(served).start(body.num_steps)
+        return JSONAnswer({"success": True, "message": "The profile begins with the next step."})
+
+    @router.get("/stop_profile", dependencies=ADMIN)
+    @router.post("/stop_profile", dependencies=ADMIN)
+    async def stop_profile() -> Response:
+        return JSONAnswer({"success": True, "trace": await ops.profiler(served).stop()})
+
+    @router.post("/abort_request")
+    async def abort_request(request: Request) -> Response:
+        body = parse(ops.AbortBody, await read_body(served, request))
+        if body.abort_all:
+            await require_operator(request)
+        return JSONAnswer(await ops.abort(served, body))
+
+    return router

@@ -1,0 +1,108 @@
+"""Content blocks of a message, and the events that tell of them as they grow.
+
+A whole message is made of the same blocks as a streamed one, by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.wire import parse_json
+from remora.deployments.parsers.events import (
+    CallArguments,
+    CallBegun,
+    ReplyEvent,
+    Text,
+    Thought,
+)
+
+Event = dict[str, Any]
+
+TEXT, THINKING, TOOL_USE = "text", "thinking", "tool_use"
+_NEW: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {TEXT: {"text": ""}, THINKING: {"thinking": "", "signature": ""}}
+)
+# Type of a block's deltas, and what they hold.
+_DELTAS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        TEXT: ("text_delta", "text"),
+        THINKING: ("thinking_delta", "thinking"),
+        TOOL_USE: ("input_json_delta", "partial_json"),
+    }
+)
+
+
+class BlockWriter:
+    """Writes one reply as blocks.
+
+    blocks:  those that are finished, and the one that grows, which lacks its text until then
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+        self._is_open = False
+        self._pieces: list[str] = []
+
+    def take(self, events: Iterable[ReplyEvent]) -> list[Event]:
+        """Add what a piece of the reply means."""
+        told: list[Event] = []
+        for event in events:
+            match event:
+                case Text(text):
+                    told += self._grow(TEXT, text)
+                case Thought(text):
+                    told += self._grow(THINKING, text)
+                case CallBegun(_, call_id, name):
+                    told += self._begin(TOOL_USE, {"id": call_id, "name": name, "input": {}})
+                case CallArguments(_, text):
+                    told += self._grow(TOOL_USE, text)
+        return told
+
+    def finish(self) -> list[Event]:
+        """End the reply. There is one block at least."""
+        begun = [] if self.blocks else self._begin(TEXT, _NEW[TEXT])
+        return begun + self._end()
+
+    def _grow(self, kind: str, text: str) -> list[Event]:
+        told = []
+        if not self._is_open or self.blocks[-1]["type"] != kind:
+            told = self._begin(kind, _NEW[kind])
+        self._pieces.append(text)
+        delta_type, name = _DELTAS[kind]
+        delta = {"type": delta_type, name: text}
+        return [*told, {"type": "content_block_delta", "index": self._index, "delta": delta}]
+
+    def _begin(self, kind: str, fields: Mapping[str, Any]) -> list[Event]:
+        told = self._end()
+        self.blocks.append({"type": kind, **fields})
+        self._is_open, self._pieces = True, []
+        begun = {"type": "content_block_start", "index": self._index}
+        # A copy, since the block is yet to change.
+        return [*told, begun | {"content_block": dict(self.blocks[-1])}]
+
+    def _end(self) -> list[Event]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        block, text = self.blocks[-1], "".join(self._pieces)
+        if block["type"] == TOOL_USE:
+            block["input"] = _object(text)
+        else:
+            block[block["type"]] = text
+        return [{"type": "content_block_stop", "index": self._index}]
+
+    @property
+    def _index(self) -> int:
+        return len(self.blocks) - 1
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments; empty if they were cut off, for half an object is none."""
+    try:
+        value = parse_json(arguments.encode())
+    except (InvalidRequest, UnicodeEncodeError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,152 @@
+"""/v1/messages: from a body to a job, and from outputs to Anthropic's messages and events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from remora.deployments.http.anthropic.bodies import CountTokensBody, MessagesBody
+from remora.deployments.http.anthropic.events import TOOL_USE, BlockWriter
+from remora.deployments.http.anthropic.to_chat import chat_body, renames_of
+from remora.deployments.http.core.field_names import in_callers_words
+from remora.deployments.http.core.fields import check_ignored, ignored_fields, parse
+from remora.deployments.http.core.wire import JSONAnswer, read_json
+from remora.deployments.http.generation.chat import ChatJob, prepare_chat
+from remora.deployments.http.generation.prompts import encode, render
+from remora.deployments.http.generation.reasoning import EFFORT
+from remora.deployments.http.generation.reply import Reply
+from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.server_state import Served
+from remora.engine.types import FinishReason
+from remora.engine.types import Request as EngineRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageJob:
+    """One validated request."""
+
+    body: MessagesBody
+    chat: ChatJob
+
+    @property
+    def rid(self) -> str:
+        """The caller's name of the request, or one drawn for it."""
+        return self.chat.rid
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants events."""
+        return bool(self.body.stream)
+
+    @property
+    def requests(self) -> tuple[EngineRequest, ...]:
+        """What the engine gets."""
+        return self.chat.requests
+
+    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+        """Return the whole answer."""
+        replies, writer = self.chat.replies(), BlockWriter()
+        async for _, output in outputs:
+            writer.take(replies.add(output).events)
+        writer.finish()
+        message = self._message(replies.all[0]) | {"content": writer.blocks}
+        return message | _end(replies.all[0], writer)
+
+    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the answer event by event."""
+        replies, writer = self.chat.replies(), BlockWriter()
+        async for _, output in outputs:
+            piece = replies.add(output)
+            if piece.begins:
+                yield {"type": "message_start", "message": self._message(piece.reply)}
+            for event in writer.take(piece.events):
+                yield event
+        for event in writer.finish():
+            yield event
+        reply = replies.all[0]
+        yield {"type": "message_delta", "delta": _end(reply, writer), "usage": self._usage(reply)}
+        yield {"type": "message_stop"}
+
+    def _message(self, reply: Reply) -> dict[str, Any]:
+        """Return the message without its content and end."""
+        return {
+            "id": f"msg_{self.rid}",
+            "type": "message",
+            "role": "assistant",
+            "model": self.chat.model.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(reply),
+        }
+
+    def _usage(self, reply: Reply) -> dict[str, Any]:
+        """Return the usage so far; the prompt is the sum of what was cached and what was not."""
+        return {
+            "input_tokens": len(self.chat.prompt_ids) - reply.num_cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": reply.num_cached_tokens,
+            "output_tokens": reply.num_output_tokens,
+            "output_tokens_details": {"thinking_tokens": reply.num_thought_tokens},
+        }
+
+
+def _end(reply: Reply, writer: BlockWriter) -> dict[str, Any]:
+    """Return why the reply has ended. One that was aborted is cut off, as by a limit."""
+    stop_sequence = None
+    if reply.finish_reason in (FinishReason.LENGTH, FinishReason.ABORT):
+        reason = "max_tokens"
+    elif any(block["type"] == TOOL_USE for block in writer.blocks):
+        reason = "tool_use"
+    elif isinstance(reply.stop_reason, str):
+        reason, stop_sequence = "stop_sequence", reply.stop_reason
+    else:
+        reason = "end_turn"
+    return {"stop_reason": reason, "stop_sequence": stop_sequence}
+
+
+async def prepare_message(served: Served, body: MessagesBody, rid: str) -> MessageJob:
+    """Check everything that can be checked before the engine is asked.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    chat = chat_body(body, knows_efforts=_knows_efforts(served))
+    with in_callers_words(renames_of(body)):
+        return MessageJob(body=body, chat=await prepare_chat(served, chat, rid))
+
+
+async def count_tokens(served: Served, body: CountTokensBody) -> int:
+    """Return how many tokens the prompt of a body has.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    await served.model(body.model)
+    chat = chat_body(body, knows_efforts=_knows_efforts(served))
+    with in_callers_words(renames_of(body)):
+        prompt = await render(served, chat.messages, chat)
+        (ids,) = await encode(served, [prompt], add_special_tokens=False, param="messages")
+    return len(ids)
+
+
+def _knows_efforts(served: Served) -> bool:
+    return EFFORT in served.tokenizer.template_variables
+
+
+def anthropic_routes(served: Served) -> APIRouter:
+    """Return the routes of Anthropic's that make no text."""
+    router = APIRouter(tags=["tokens"])
+
+    @router.post("/v1/messages/count_tokens")
+    async def count(request: Request) -> Response:
+        raw = await read_json(request, max_bytes=served.config.api.max_body_bytes)
+        body = parse(CountTokensBody, raw)
+        ignored = ignored_fields(body)
+        headers = check_ignored(ignored, reject=served.rejects_unknown_fields)
+        num_tokens = await count_tokens(served, body)
+        return JSONAnswer({"input_tokens": num_tokens}, headers=dict(headers))
+
+    return router

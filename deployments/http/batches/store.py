@@ -1,0 +1,203 @@
+"""Batches as records on disk, which several replicas share.
+
+Any replica may make a batch, show it, or leave the mark that asks for its end. Only the one that
+holds a batch's lock runs it and writes its record; the lock goes with the process that holds it,
+so what a dead replica leaves behind is taken up by another, or by its successor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from remora.configs.errors import QueueFull
+from remora.deployments.http.batches.files import KEPT_S, FileStore
+from remora.deployments.http.batches.results import Usage
+from remora.deployments.http.core.json_records import Records
+
+WINDOW_S = 24 * 3600
+MAX_OPEN_BATCHES = 64
+_TIMES = tuple(
+    f"{status}_at"
+    for status in (
+        *("in_progress", "finalizing", "completed", "failed"),
+        *("expired", "cancelling", "cancelled"),
+    )
+)
+_ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Batch:
+    """One batch.
+
+    owner:   whose it is
+    output, error:  ids of the files that its results go to, drawn beforehand
+    times:   when it got into each status, by OpenAI's names (`in_progress_at`); Unix seconds
+    errors:  what is wrong with the input file, when that is why it failed
+    usage:   tokens of its answers, as OpenAI's object
+    """
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file_id: str
+    created_at: int
+    expires_at: int
+    output: str
+    error: str
+    metadata: dict[str, str] | None = None
+    status: str = "validating"
+    times: dict[str, int] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    model: str | None = None
+    usage: dict[str, Any] = field(default_factory=lambda: Usage().show())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing about it will change."""
+        return self.status in _ENDED
+
+    def become(self, status: str) -> None:
+        """Change the status and note when."""
+        self.status = status
+        self.times[f"{status}_at"] = int(time.time())
+
+    def show(self) -> dict[str, Any]:
+        """Return OpenAI's object."""
+        errors = {"object": "list", "data": self.errors} if self.errors else None
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": self.model,
+            "errors": errors,
+            "input_file_id": self.input_file_id,
+            "completion_window": "24h",
+            "status": self.status,
+            "output_file_id": self.output if self.has_ended and self.completed else None,
+            "error_file_id": self.error if self.has_ended and self.failed else None,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            **dict.fromkeys(_TIMES),
+            **self.times,
+            "request_counts": {
+                "total": self.total,
+                "completed": self.completed,
+                "failed": self.failed,
+            },
+            "usage": self.usage,
+            "metadata": self.metadata,
+        }
+
+
+class BatchStore:
+    """Batches in a folder, beside the store of their files. Methods block.
+
+    files:  of their inputs and outputs
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files = FileStore(folder / "files")
+        self._records = Records(folder / "batches", "batch_")
+        self._ended: set[str] = set()
+
+    def add(
+        self,
+        *,
+        endpoint: str,
+        input_file_id: str,
+        owner: str,
+        metadata: dict[str, str] | None,
+        model: str | None = None,
+    ) -> Batch:
+        """Make a batch. Raises QueueFull when too many are under way."""
+        if len(self.unfinished()) >= MAX_OPEN_BATCHES:
+            message = f"{MAX_OPEN_BATCHES} batches are under way; cancel one, or wait for its end."
+            raise QueueFull(message, 60.0)
+        now = int(time.time())
+        batch = Batch(
+            id=self._records.new_id(),
+            owner=owner,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            created_at=now,
+            expires_at=now + WINDOW_S,
+            output=self.files.new_id(),
+            error=self.files.new_id(),
+            model=model,
+            metadata=metadata,
+        )
+        self.save(batch)
+        return batch
+
+    def save(self, batch: Batch) -> None:
+        """Write the record."""
+        self._records.write(batch.id, asdict(batch))
+
+    def read(self, batch_id: str) -> Batch | None:
+        """Return a batch as its record stands."""
+        record = self._records.read(batch_id)
+        return Batch(**record) if record else None
+
+    def find(self, batch_id: str, viewer: str | None) -> Batch:
+        """Return a batch. Raises HTTPException 404."""
+        batch = self.read(batch_id)
+        if batch is None or viewer not in (None, batch.owner):
+            raise HTTPException(404, f"There is no batch {batch_id[:64]!r}.")
+        if not batch.has_ended and self.is_cancelled(batch_id):
+            batch.status = "cancelling"
+        return batch
+
+    def seen_by(self, viewer: str | None) -> list[Batch]:
+        """Return batches, the newest first."""
+        batches = [batch for batch in map(self.read, self._records.ids()) if batch]
+        seen = [batch for batch in batches if viewer in (None, batch.owner)]
+        return sorted(seen, key=lambda batch: (batch.created_at, batch.id), reverse=True)
+
+    def unfinished(self) -> list[Batch]:
+        """Return what is to be run, the oldest first. Ended ones are removed after a time."""
+        found = []
+        for batch_id in self._records.ids():
+            batch = None if batch_id in self._ended else self.read(batch_id)
+            if batch and batch.has_ended:
+                self._ended.add(batch_id)
+                if batch.created_at + KEPT_S < time.time():
+                    self._records.delete(batch_id, ".cancel", ".starts", ".lock")
+            elif batch:
+                found.append(batch)
+        return sorted(found, key=lambda batch: (batch.created_at, batch.id))
+
+    def cancel(self, batch_id: str) -> None:
+        """Ask whoever runs the batch to end it."""
+        self._records.path(batch_id, ".cancel").touch()
+
+    def is_cancelled(self, batch_id: str) -> bool:
+        """Return whether somebody has asked for the batch's end."""
+        return self._records.path(batch_id, ".cancel").exists()
+
+    def starts_path(self, batch_id: str) -> Path:
+        """Return where the numbers of the lines that were begun are kept."""
+        return self._records.path(batch_id, ".starts")
+
+    @contextmanager
+    def claim(self, batch_id: str) -> Iterator[Batch | None]:
+        """Hold the batch's lock and give its record; None = another has it, or it has ended."""
+        with self._records.path(batch_id, ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield None
+                return
+            batch = self.read(batch_id)  # it may have gone on since it was listed
+            yield None if batch is None or batch.has_ended else batch

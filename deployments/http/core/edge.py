@@ -1,0 +1,126 @@
+"""The outermost layer: limits on URL and headers, request ids, and the last resort.
+
+Plain ASGI, so that streams and cancellation pass through untouched.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from remora.configs.sections.limits import LimitsSection
+from remora.deployments.http.core.body_limits import OverLimit, apply
+from remora.deployments.http.core.errors import error_headers, log_error
+from remora.deployments.http.core.wire import JSONAnswer, route_path
+from remora.deployments.http.core.wire_formats import OPENAI, Dialect
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class Edge:
+    """ASGI middleware around the whole application.
+
+    limits:           those of the moment
+    dialect_of:       in which dialect a path answers, until a body says otherwise
+    echo_request_id:  whether to send `x-request-id` back; Serve's proxy does so by itself
+    count:            called with (route, status) for each response
+    count_refusal:    called with the name of each limit that refused something; also what
+                      `refused` calls
+    note:             told of each request's headers first
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        limits: Callable[[], LimitsSection],
+        dialect_of: Callable[[str], Dialect],
+        echo_request_id: bool,
+        count: Callable[[str, int], None],
+        count_refusal: Callable[[str], None],
+        note: Callable[[RawHeaders], None] = lambda _headers: None,
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._dialect_of = dialect_of
+        self._echo_request_id = echo_request_id
+        self._count = count
+        self._count_refusal = count_refusal
+        self._note = note
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, dialect=self._dialect_of(route_path(scope)))
+        state["count_refusal"] = self._count_refusal
+        status = 0
+        started = time.perf_counter()
+
+        async def send_on(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["openai-processing-ms"] = f"{(time.perf_counter() - started) * 1000:.0f}"
+                if self._echo_request_id:
+                    headers["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            limits = self._limits()
+            apply(limits)
+            _check_limits(scope, limits)
+            self._note(scope["headers"])
+            await self._app(scope, receive, send_on)
+        except Exception as error:
+            # A boundary: nothing is left above that would answer in our shape.
+            log_error(error, request_id)
+            refused(scope, error)
+            if status == 0:
+                answer = error_answer(error, state["dialect"])
+                await answer(scope, receive, send_on)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._count(route, status or 499)
+
+
+def error_answer(error: BaseException, dialect: Dialect = OPENAI) -> JSONAnswer:
+    """Return the response to an error."""
+    return JSONAnswer(dialect.error(error), dialect.status(error), error_headers(error))
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def refused(scope: Scope, error: BaseException) -> None:
+    """Count an error if it is a limit's refusal."""
+    limit = getattr(error, "limit", None)
+    if limit is not None:
+        scope["state"]["count_refusal"](limit)
+
+
+def _check_limits(scope: Scope, limits: LimitsSection) -> None:
+    headers = scope["headers"]
+    url_bytes = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    header_bytes = sum(len(name) + len(value) for name, value in headers)
+    for status, key, found, what in (
+        (414, "max_url_bytes", url_bytes, "bytes of URL; send them in the body"),
+        (431, "max_headers", len(headers), "headers; send fewer"),
+        (431, "max_header_bytes", header_bytes, "bytes of headers; send fewer"),
+    ):
+        allowed = getattr(limits, key)
+        if found > allowed:
+            message = f"The request has {found}, more than {allowed} {what}."
+            raise OverLimit(status, message, key)

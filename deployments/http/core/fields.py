@@ -1,0 +1,297 @@
+"""Request bodies as pydantic models: what all dialects share, and how a body becomes a model.
+
+Strict: a bool is no int, a string is no number, NaN is nothing. Every count and length has its
+limit here, checked before anything is copied. A malformed field is an InvalidRequest that names
+it in OpenAI's way (`messages[0].content`). Models know neither model nor tokenizer: bounds of
+token ids are checked where they turn into engine values (`sampling.py`, `prompts.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.body_limits import AtMost, check_size
+from remora.deployments.http.core.errors import UNSUPPORTED
+from remora.deployments.http.core.unsupported_fields import FIELDS, refuse_unsupported
+from remora.engine.types import MAX_STOP_CHARS
+
+MAX_METADATA = 16
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 64  # each is forbidden with a space before it, too
+MAX_ALLOWED_IDS = 2**18
+MAX_BIAS = 100.0
+_INT32 = 2**31 - 1
+_INT64 = 2**63
+_MAX_SHOWN_CHARS = 200
+
+
+def fault(message: str, *, param: str = "") -> PydanticCustomError:
+    """Return the error of a validator, in our words; `param` is for those of whole objects."""
+    return PydanticCustomError("value", "{message}", {"message": message, "param": param})
+
+
+def unsupported_part(message: str) -> PydanticCustomError:
+    """Return the error of a validator that met something known and not served."""
+    return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})
+
+
+def only(*values: Any) -> PlainValidator:
+    """Return the validator of a field of which only some values are served."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not any(type(value) is type(v) and value == v for v in values):
+            raise unsupported_part(f"only {' and '.join(map(json.dumps, values))} can be served")
+        return value
+
+    return PlainValidator(check)
+
+
+def is_token_list(value: Any) -> bool:
+    """Whether the value is a list of ints (bools are not)."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def as_list(value: Any) -> Any:
+    """Return a text as a list of one, anything else as it is."""
+    return [value] if isinstance(value, str) else value
+
+
+def _check_biases(value: Any) -> dict[int, float] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise fault("must be an object of token ids and numbers")
+    check_size("max_logit_biases", value)
+    biases = {}
+    for key, bias in value.items():
+        token_id = str(key)
+        if not (token_id.isascii() and token_id.isdecimal() and len(token_id) <= 10):
+            raise fault("must have token ids, written as whole numbers, for keys")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise fault("must have numbers for values")
+        if not (math.isfinite(bias) and -MAX_BIAS <= bias <= MAX_BIAS):
+            raise fault(f"must have values between {-MAX_BIAS:g} and {MAX_BIAS:g}")
+        biases[int(token_id)] = float(bias)
+    return biases
+
+
+def _check_metadata(value: Any) -> dict[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_METADATA:
+        raise fault(f"must be an object of up to {MAX_METADATA} texts")
+    if not all(isinstance(text, str) for text in value.values()):
+        raise fault("must have texts for values")
+    return value
+
+
+def _check_params(value: Any) -> dict[str, Any] | None:
+    if value is not None and not isinstance(value, dict):
+        raise fault("must be an object")
+    return value
+
+
+StopTexts = Annotated[
+    list[Annotated[str, Field(min_length=1), AtMost("max_stop_chars")]],
+    Field(fail_fast=True),
+    AtMost("max_stops"),
+]
+BadWords = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+    Field(max_length=MAX_BAD_WORDS, fail_fast=True),
+]
+AllowedIds = Annotated[list[int], Field(min_length=1, max_length=MAX_ALLOWED_IDS, fail_fast=True)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+Biases = Annotated[
+    dict[int, float] | None, PlainValidator(_check_biases), WithJsonSchema({"type": "object"})
+]
+Metadata = Annotated[
+    dict[str, str] | None, PlainValidator(_check_metadata), WithJsonSchema({"type": "object"})
+]
+Count = Annotated[int, Field(ge=0, le=_INT32)]
+NumOutputs = Annotated[int, Field(ge=1), AtMost("max_n")]
+NumLogprobs = Annotated[int, Field(ge=0), AtMost("max_top_logprobs")]
+Label = Annotated[str, Field(min_length=1, max_length=256)]
+TaskId = Label | int
+Params = Annotated[
+    dict[str, Any] | None, PlainValidator(_check_params), WithJsonSchema({"type": "object"})
+]
+Seed = Annotated[int, Field(ge=-_INT64, lt=2 * _INT64)]
+
+
+class Body(BaseModel):
+    """A JSON object from a client. Unknown fields are kept, to be reported."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+
+class SamplingBody(Body):
+    """How tokens are chosen: the fields whose names are the same in all dialects."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_INT32)] | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Biases = None
+    stop: Annotated[StopTexts | None, BeforeValidator(as_list)] = None
+    stop_regex: Annotated[StopTexts | None, BeforeValidator(as_list)] = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    custom_logit_processor: Label | None = None
+    custom_params: Params = None
+    # The tokenizers in use put no spaces there in any case.
+    spaces_between_special_tokens: bool | None = None
+    n: NumOutputs | None = None
+
+
+class StreamOptions(Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[Any, only(False)] = None
+
+
+class OpenAIBody(SamplingBody):
+    """Fields that chat and text completions share."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    seed: Seed | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    best_of: NumOutputs | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedIds | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=_INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    priority: Annotated[int, Field(ge=-_INT32, le=_INT32)] | None = None
+    cache_salt: Label | None = None
+    rid: Label | None = None
+    request_id: Label | None = None
+    # Accepted without effect on the tokens: bookkeeping of clients.
+    user: str | None = None
+    metadata: Metadata = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    session_id: str | None = None
+    service_tier: Annotated[Any, only("auto", "default")] = None
+    store: Annotated[Any, only(False)] = None
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+# Before the names of sampling fields, in dialects that keep these apart.
+PREFIX = "parameters."
+
+
+def parse(model: type[BodyT], body: Any, *, prefix: str = "") -> BodyT:
+    """Validate one body. `prefix` precedes the names of its fields in errors.
+
+    Raises InvalidRequest.
+    """
+    if not isinstance(body, dict):
+        name = prefix.removesuffix(".") or None
+        raise InvalidRequest(f"{name or 'The body'} must be a JSON object.", name)
+    others = {name: value for name, value in body.items() if name not in model.model_fields}
+    refuse_unsupported(others, prefix=prefix)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _as_invalid_request(error, prefix) from None
+
+
+def parse_with_parameters(
+    model: type[BodyT], parameters: type[Body], body: Any, *, stream: bool | None
+) -> BodyT:
+    """Validate a body whose sampling stands in `parameters`; faults there are named in full.
+
+    stream:  whether the path alone says that the answer is streamed, or is not; None = the body
+
+    Raises InvalidRequest.
+    """
+    given = body.get("parameters") if isinstance(body, dict) else None
+    if isinstance(body, dict):
+        body = {name: value for name, value in body.items() if name != "parameters"}
+    parsed = parse(model, body)
+    changes: dict[str, Any] = {}
+    if given is not None:
+        changes["parameters"] = parse(parameters, given, prefix=PREFIX)
+    if stream is not None:
+        changes["stream"] = stream
+    return parsed.model_copy(update=changes)
+
+
+def _as_invalid_request(error: ValidationError, prefix: str) -> InvalidRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    context = first.get("ctx", {})
+    extra = context.get("param")
+    param = prefix + _path((*first["loc"], extra) if extra else first["loc"])
+    text = first["msg"][:_MAX_SHOWN_CHARS]
+    kind = first["type"]
+    if kind == "missing":
+        return InvalidRequest(f"{param} is required.", param, "missing_required_parameter")
+    if kind == UNSUPPORTED:
+        return InvalidRequest(f"{param}: {text}.", param, UNSUPPORTED)
+    if kind == "model_type":
+        return InvalidRequest(f"{param} must be a JSON object.", param)
+    message = f"{param} {text}." if kind == "value" else f"{param}: {text}."
+    return InvalidRequest(message, param, limit=context.get("limit"))
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return path.removeprefix(".")[:_MAX_SHOWN_CHARS]
+
+
+def ignored_fields(body: Body, *, prefix: str = "") -> tuple[str, ...]:
+    """Return the names of fields that nothing here knows, nested ones as `a.b`."""
+    names = [prefix + name for name in body.model_extra or {} if name not in FIELDS]
+    for name, value in body:
+        if isinstance(value, Body):
+            names += ignored_fields(value, prefix=f"{prefix}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            for index, item in enumerate(value):
+                names += ignored_fields(item, prefix=f"{prefix}{name}[{index}].")
+    return tuple(names)
+
+
+def check_ignored(ignored: tuple[str, ...], *, reject: bool) -> Mapping[str, str]:
+    """Return the header that reports ignored fields; with `reject`, raise for the first."""
+    if not ignored:
+        return {}
+    if reject:
+        message = f"{ignored[0][:_MAX_SHOWN_CHARS]} is not a known field."
+        raise InvalidRequest(message, ignored[0][:_MAX_SHOWN_CHARS], "unknown_field")
+    shown = [_header_safe(name) for name in ignored[:20]]
+    return {"x-remora-ignored-fields": ", ".join(shown)}
+
+
+def _header_safe(name: str) -> str:
+    return "".join(c if "!" <= c <= "~" and c != "," else "?" for c in name[:64])

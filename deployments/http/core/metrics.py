@@ -1,0 +1,205 @@
+"""Prometheus counters of one replica.
+
+What the engine counts is read from its statistics at scrape time; what only the HTTP side knows
+(statuses, finish reasons, latencies as a caller feels them) is observed here. One registry per
+application, so that several can live in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from remora.configs.sections.metrics import MetricsSection
+from remora.deployments.http.core.histograms import Histogram, Latencies
+from remora.deployments.http.core.request_labels import current_labels
+from remora.deployments.parsers.tool_calls.faults import CallFault
+from remora.engine.types import EngineStats
+
+if TYPE_CHECKING:
+    from remora.engine.grammar.service import GrammarStats
+
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKENS = tuple(float(2**power) for power in range(18))
+_DEFAULTS = MetricsSection()
+
+
+class StatsCollector(Collector):
+    """Shows statistics by their names: `*_total` as counters, the others as gauges.
+
+    source:  what they are of; stands in their names, but for the engine's
+    """
+
+    def __init__(
+        self, stats: Callable[[], Mapping[str, float]], model: str, *, source: str = "engine"
+    ) -> None:
+        self._stats = stats
+        self._model = model
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the newest values."""
+        prefix = "remora_" if self._source == "engine" else f"remora_{self._source}_"
+        for name, value in self._stats().items():
+            is_total = name.endswith(("_total", "_total_s"))
+            family = CounterMetricFamily if is_total else GaugeMetricFamily
+            # Prometheus spells seconds out, and counters end in _total.
+            shown = name.replace("_total_s", "_seconds_total").replace("step_s", "step_seconds")
+            text = f"{self._source.capitalize()}: {name}."
+            metric = family(f"{prefix}{shown}", text, labels=["model_name"])
+            metric.add_metric([self._model], value)
+            yield metric
+
+
+def _values_of(stats: EngineStats) -> Mapping[str, float]:
+    return {**asdict(stats), "kv_usage": stats.kv_usage}
+
+
+class Metrics:
+    """The counters and histograms of one application."""
+
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        model: str,
+        *,
+        grammar_stats: Callable[[], GrammarStats],
+        adapter_stats: Callable[[], Mapping[str, float]] = dict,
+        keys: MetricsSection = _DEFAULTS,
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(StatsCollector(lambda: _values_of(stats()), model))
+        self.registry.register(
+            StatsCollector(lambda: asdict(grammar_stats()), model, source="grammar")
+        )
+        self.registry.register(StatsCollector(adapter_stats, model, source="lora"))
+        self._model = model
+        self._labels = tuple(keys.request_labels)
+        self._responses = Counter(
+            "remora_http_responses",
+            "HTTP responses by route and status; 499 = the client had gone.",
+            ("model_name", "route", "status"),
+            registry=self.registry,
+        )
+        self._finished = Counter(
+            "remora_sequences_finished",
+            "Sequences by finish reason; error and disconnect included.",
+            ("model_name", "reason", *self._labels),
+            registry=self.registry,
+        )
+        self._refusals = Counter(
+            "remora_refusals",
+            "Requests refused, and streams closed, by the limit that they were over.",
+            ("model_name", "limit"),
+            registry=self.registry,
+        )
+        self._call_faults = Counter(
+            "remora_tool_call_faults",
+            "Tool calls that models wrote badly, by format and kind of fault.",
+            ("model_name", "format", "kind"),
+            registry=self.registry,
+        )
+        self._make_histograms(keys)
+
+    def _make_histograms(self, keys: MetricsSection) -> None:
+        self.first_token = self._latencies(
+            "time_to_first_token",
+            "Arrival to first token.",
+            keys.first_token_buckets_s or _LONG_S,
+        )
+        self.inter_token = self._latencies(
+            "inter_token_latency", "Between tokens.", keys.inter_token_buckets_s or _SHORT_S
+        )
+        self.whole = self._latencies(
+            "e2e_request_latency", "Arrival to last token.", keys.request_buckets_s or _LONG_S
+        )
+        self.queue = self._latencies("queue_time", "Arrival to first step.", _LONG_S)
+        self.prompt_tokens = self._tokens(
+            "prompt_length_tokens",
+            "Tokens of prompts.",
+            keys.prompt_token_buckets or _TOKENS,
+            is_shown=keys.token_histograms,
+        )
+        self.output_tokens = self._tokens(
+            "output_length_tokens",
+            "Tokens of finished sequences.",
+            keys.output_token_buckets or _TOKENS,
+            is_shown=keys.token_histograms,
+        )
+
+    def _latencies(self, name: str, text: str, shown_s: Sequence[float]) -> Latencies:
+        name = f"remora_{name}_seconds"
+        latencies = Latencies(name, text, self._model, shown_s, labels=self._labels)
+        self.registry.register(latencies)
+        return latencies
+
+    def _tokens(self, name: str, text: str, shown: Sequence[float], *, is_shown: bool) -> Histogram:
+        tokens = Histogram(f"remora_{name}", text, self._model, shown, labels=self._labels)
+        if is_shown:
+            self.registry.register(tokens)
+        return tokens
+
+    def count_response(self, route: str, status: int) -> None:
+        """Count one HTTP response."""
+        self._responses.labels(self._model, route, str(status)).inc()
+
+    def count_refusal(self, limit: str) -> None:
+        """Count a request refused by a limit, or a stream closed by one."""
+        self._refusals.labels(self._model, limit).inc()
+
+    def count_call_fault(self, format_name: str, fault: CallFault) -> None:
+        """Count a tool call that a model wrote badly."""
+        self._call_faults.labels(self._model, format_name, fault.value).inc()
+
+    def count_finish(self, reason: str, num_sequences: int = 1) -> None:
+        """Count sequences that ended."""
+        self._finished.labels(self._model, reason, *self._own()).inc(num_sequences)
+
+    def of_call(self) -> CallMetrics:
+        """Return what notes the call that the running task makes, under its own labels."""
+        return CallMetrics(self, self._own())
+
+    def _own(self) -> tuple[str, ...]:
+        return current_labels() or ("",) * len(self._labels)
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class CallMetrics:
+    """What one call adds to the histograms.
+
+    labels:  values of its own labels
+    """
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
+        self._metrics = metrics
+        self._labels = labels
+
+    def prompt(self, num_tokens: int) -> None:
+        """Note the length of a prompt."""
+        self._metrics.prompt_tokens.observe(num_tokens, labels=self._labels)
+
+    def first_token(self, seconds: float, queue_s: float) -> None:
+        """Note how long the call waited for its first token, and in the queue."""
+        self._metrics.first_token.observe(seconds, labels=self._labels)
+        self._metrics.queue.observe(queue_s, labels=self._labels)
+
+    def tokens(self, seconds: float, num_tokens: int) -> None:
+        """Note `num_tokens` tokens of one sequence that came `seconds` after the last one."""
+        self._metrics.inter_token.observe(seconds / num_tokens, num_tokens, self._labels)
+
+    def finished(self, num_tokens: int) -> None:
+        """Note the length of an output."""
+        self._metrics.output_tokens.observe(num_tokens, labels=self._labels)
+
+    def whole(self, seconds: float) -> None:
+        """Note how long the whole call took."""
+        self._metrics.whole.observe(seconds, labels=self._labels)

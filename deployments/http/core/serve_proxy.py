@@ -1,0 +1,118 @@
+"""Answers of Serve's own proxy in our shape.
+
+Serve answers some things before any replica is asked (no replica, queue full, timeout), in plain
+text. As a middleware of the proxy this turns them into error objects of the dialect that the path
+belongs to; everything a replica sends passes through untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from remora.configs.errors import Unavailable
+from remora.deployments.http.core.edge import error_answer
+from remora.deployments.http.core.errors import answer_to_status
+from remora.deployments.http.core.wire import dumps
+from remora.deployments.http.core.wire_formats import Dialect, dialect_of
+
+_MAX_TEXT = 200
+_NO_ROUTES = error_answer(Unavailable("No model is served yet. Please try again."))
+
+log = logging.getLogger(__name__)
+
+
+class ProxyErrors:
+    """ASGI middleware that rewrites plain-text errors."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        # By the path alone: of applications that are mounted elsewhere than at / it tells nothing.
+        dialect = dialect_of(scope["path"])
+        held: Message | None = None
+        has_started = False
+        text = b""
+
+        async def send_on(message: Message) -> None:
+            nonlocal held, has_started, text
+            has_started = True
+            if message["type"] == "http.response.start" and _is_plain_error(message):
+                held = message
+                return
+            if held is None:
+                await send(message)
+                return
+            text += message.get("body", b"")
+            if not message.get("more_body"):
+                if held["status"] == 404 and not await self._knows_routes(scope):
+                    await _NO_ROUTES(scope, receive, send)
+                else:
+                    await _send_shaped(held, text, send, dialect)
+
+        try:
+            await self._app(scope, receive, send_on)
+        except Exception:
+            # A replica that dies before it has said anything ends like this.
+            if has_started:
+                raise
+            log.exception("Serve's proxy failed")
+            error = Unavailable("No replica could answer. Please try again.")
+            await error_answer(error, dialect)(scope, receive, send)
+
+    async def _knows_routes(self, scope: Scope) -> bool:
+        """Ask Serve's proxy whether it has heard of any application.
+
+        One that has just begun has not, and finds nothing anywhere until it has.
+        """
+        statuses: list[int] = []
+
+        async def receive() -> Message:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            statuses.append(message.get("status", 0))
+
+        path = "/-/routes"
+        asked = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "root_path": ""}
+        await self._app(asked, receive, send)
+        return statuses[0] != 503
+
+
+def _is_plain_error(start: Message) -> bool:
+    media_type = Headers(raw=start["headers"]).get("content-type", "text/plain")
+    return start["status"] >= 400 and media_type.startswith("text/plain")
+
+
+async def _send_shaped(start: Message, text: bytes, send: Send, dialect: Dialect) -> None:
+    answer = answer_to_status(start["status"])
+    message = text.decode("utf-8", "replace").strip() or "The request was refused."
+    if answer.status >= 500 and answer.type == "server_error":
+        # Serve puts tracebacks into these.
+        message = "Something went wrong on our side; the server's log says more."
+    body = dumps(dialect.error(HTTPException(answer.status, message[:_MAX_TEXT])))
+    headers = MutableHeaders(raw=list(start["headers"]))
+    headers["content-type"] = "application/json"
+    headers["content-length"] = str(len(body))
+    if answer.status in (429, 503):
+        headers.setdefault("retry-after", "1")
+        headers["x-should-retry"] = "true"
+    await send({**start, "headers": headers.raw})
+    await send({"type": "http.response.body", "body": body})
+
+
+def middlewares() -> list[Middleware]:
+    """Return what Serve's proxy is to be wrapped in.
+
+    Also the callback that RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH may name.
+    """
+    return [Middleware(ProxyErrors)]

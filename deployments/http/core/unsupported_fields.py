@@ -1,0 +1,150 @@
+"""Fields that are known and not served: their presence is answered, never passed over.
+
+A body's own fields are served there, whatever the table says of other bodies.
+A row holds the values that ask for nothing: a client that sends one of them gets what it expects.
+Any other value is a 400 with the field's name and the code `unsupported`. None always asks for
+nothing. Fields that stand in no table and no model are unknown: those are reported as ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from remora.deployments.http.core.errors import unsupported
+
+_TOOLS = "Tools belong to the bodies of chats."
+_GRAMMAR = "A constraint of this name cannot be held to here, so it would not be enforced."
+_ADAPTERS = "Name the adapter in `model`: ADAPTER or MODEL:ADAPTER."
+_MEDIA = "Only text can be sent and received."
+_SAMPLING = "This way of choosing tokens is not supported."
+_TEMPLATE = "This is not supported here; it belongs to chats, whose template is the model's own."
+_ROUTING = "This kind of routing is not supported."
+_OUTPUT = "This output is not available."
+_CHOSEN = (
+    "Log-probabilities of chosen tokens are not available; ask for those of the most likely ones, "
+    "by top_logprobs or, in /generate, top_logprobs_num."
+)
+_EMPTY: tuple[Any, ...] = (False, [], {}, "")
+
+_ROWS: dict[str, tuple[str, tuple[tuple[str, tuple[Any, ...]], ...]]] = {
+    "tools": (
+        _TOOLS,
+        (
+            ("tools", _EMPTY),
+            ("tool_choice", ("none",)),
+            ("functions", _EMPTY),
+            ("function_call", ("none",)),
+            ("web_search_options", ()),
+        ),
+    ),
+    "grammar": (
+        _GRAMMAR,
+        (
+            ("response_format", ({"type": "text"},)),
+            ("structured_outputs", ()),
+            ("guided_json", ()),
+            ("guided_regex", ()),
+            ("guided_choice", ()),
+            ("guided_grammar", ()),
+            ("guided_json_object", (False,)),
+            ("guided_decoding_backend", ()),
+            ("guided_whitespace_pattern", ()),
+            ("json_schema", ()),
+            ("regex", ()),
+            ("ebnf", ()),
+            ("grammar", ()),
+            ("structural_tag", ()),
+        ),
+    ),
+    "adapters": (_ADAPTERS, (("lora_path", ()), ("adapter", ()), ("adapter_id", ()))),
+    "media": (
+        _MEDIA,
+        (
+            ("modalities", (["text"],)),
+            ("audio", ()),
+            ("prediction", ()),
+            ("image_data", _EMPTY),
+            ("audio_data", _EMPTY),
+            ("video_data", _EMPTY),
+            ("prompt_embeds", _EMPTY),
+            ("input_embeds", _EMPTY),
+            ("mm_processor_kwargs", _EMPTY),
+            ("media_io_kwargs", _EMPTY),
+        ),
+    ),
+    "sampling": (
+        _SAMPLING,
+        (
+            ("use_beam_search", (False,)),
+            ("length_penalty", (1.0, 1)),
+            ("early_stopping", (False,)),
+            ("stop_regex", _EMPTY),
+            ("bad_words", _EMPTY),
+            ("allowed_token_ids", ()),
+            ("logits_processors", _EMPTY),
+            ("typical_p", (1.0, 1)),
+            ("verbosity", ("medium",)),
+            ("suffix", ("",)),
+            ("truncate_prompt_tokens", ()),
+            ("truncation_side", ()),
+            ("spaces_between_special_tokens", (True, False)),
+        ),
+    ),
+    "template": (
+        _TEMPLATE,
+        (
+            ("chat_template", ()),
+            ("documents", _EMPTY),
+            ("reasoning_effort", ("none",)),
+            ("reasoning", _EMPTY),
+            ("thinking_token_budget", ()),
+        ),
+    ),
+    "routing": (
+        _ROUTING,
+        (
+            ("data_parallel_rank", ()),
+            ("kv_transfer_params", _EMPTY),
+            ("bootstrap_host", ()),
+            ("bootstrap_port", ()),
+            ("bootstrap_room", ()),
+            ("session_params", _EMPTY),
+            ("extra_key", ("",)),
+            ("store", (False,)),
+            ("service_tier", ("auto", "default")),
+        ),
+    ),
+    "chosen": (_CHOSEN, (("logprob_token_ids", _EMPTY), ("token_ids_logprob", _EMPTY))),
+    "output": (
+        _OUTPUT,
+        (
+            ("return_hidden_states", (False,)),
+            ("return_prompt_text", (False,)),
+            ("return_cached_tokens_details", (False,)),
+            ("return_meta_info", (False,)),
+            ("stream_interval", (1,)),
+        ),
+    ),
+}
+
+FIELDS: Mapping[str, tuple[str, tuple[Any, ...]]] = MappingProxyType(
+    {name: (message, harmless) for message, rows in _ROWS.values() for name, harmless in rows}
+)
+
+
+def refuse_unsupported(body: Mapping[str, Any], *, prefix: str = "") -> None:
+    """Raise InvalidRequest for the first field that asks for something not served.
+
+    body:  without the fields that its own model holds
+    """
+    for name in filter(FIELDS.__contains__, body):
+        message, harmless = FIELDS[name]
+        if body[name] is not None and not _is_among(body[name], harmless):
+            raise unsupported(prefix + name, f"{prefix}{name}: {message}")
+
+
+def _is_among(value: Any, harmless: tuple[Any, ...]) -> bool:
+    # `type` too, since False == 0 and True == 1.
+    return any(type(value) is type(one) and value == one for one in harmless)

@@ -1,0 +1,174 @@
+"""Bytes of HTTP bodies: JSON in, under limits, and JSON out, strict.
+
+In: no body above the cap is held in memory, no nesting and no integer literal beyond the limits, no
+NaN, no broken Unicode. Integers beyond 64 bits become floats, which no integer field accepts.
+Out: never NaN or Infinity, and a lone surrogate becomes U+FFFD.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Scope
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.body_limits import OverLimit, limit
+from remora.deployments.http.core.errors import CLIENT_GONE
+
+_PARSE_ON_LOOP_BYTES = 256 * 1024
+_MANY = 32  # entries of an answer
+# Possessive: nothing is remembered to come back to, whatever the length of a string.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below the place where the application is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
+    return path[len(root) :] if path.startswith(f"{root}/") else path
+
+
+async def read_json(request: Request, *, max_bytes: int) -> Any:
+    """Return the parsed body. Raises InvalidRequest, or HTTPException 408, 413, 415."""
+    _check_media_type(request)
+    raw = await read_bytes(request, max_bytes, limit("body_timeout_s"))
+    if len(raw) > _PARSE_ON_LOOP_BYTES:
+        return await asyncio.to_thread(parse_json, raw)
+    return parse_json(raw)
+
+
+def parse_json(raw: bytes) -> Any:
+    """Parse one JSON text. Raises InvalidRequest."""
+    if not raw.strip():
+        raise InvalidRequest("The body is empty; send a JSON object.", code="invalid_json")
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        reason = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        raise InvalidRequest(
+            f"The body is not valid JSON: {reason}.", code="invalid_json"
+        ) from None
+    max_digits, max_depth = limit("max_json_digits"), limit("max_json_depth")
+    long_number = re.compile(rb"[0-9]{%d}" % (max_digits + 1))
+    if long_number.search(raw) and long_number.search(_STRING.sub(b'""', raw)):
+        message = f"A number has more than {max_digits} digits; write it shorter."
+        raise InvalidRequest(message, code="invalid_json", limit="max_json_digits")
+    if _is_too_deep(value, max_depth):
+        message = f"The body is nested more than {max_depth} levels deep; flatten it."
+        raise InvalidRequest(message, code="invalid_json", limit="max_json_depth")
+    return value
+
+
+async def parsed(raw: bytes) -> Any:
+    """Return a body for those who only look at it; None = there is none, or it is no JSON."""
+    try:
+        if len(raw) > _PARSE_ON_LOOP_BYTES:
+            return await asyncio.to_thread(orjson.loads, raw)
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _is_too_deep(value: Any, max_depth: int) -> bool:
+    level = [value]
+    for _ in range(max_depth):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _check_media_type(request: Request) -> None:
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    media_type = media_type.strip().lower()
+    # What curl -d says of anything. A form of a web page says so too, and where it comes from.
+    is_curl = media_type == "application/x-www-form-urlencoded" and "origin" not in request.headers
+    if media_type != "application/json" and not media_type.endswith("+json") and not is_curl:
+        raise HTTPException(415, "The content type must be application/json.")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(415, "Compressed bodies are not supported; send plain JSON.")
+
+
+async def read_bytes(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """Return the body as it came. Raises HTTPException 408, 413, 499 when the client leaves."""
+    if declares_more_than(request, max_bytes):
+        raise too_large(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s), aclosing(request.stream()) as stream:
+            async for chunk in stream:
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large(max_bytes)
+    except TimeoutError:
+        message = f"The body did not arrive in {timeout_s:g} s; send it faster, or in parts."
+        raise OverLimit(408, message, "body_timeout_s") from None
+    except ClientDisconnect:
+        raise HTTPException(CLIENT_GONE, "The client closed the connection.") from None
+    return bytes(body)
+
+
+def declares_more_than(request: Request, max_bytes: int) -> bool:
+    """Return whether the body says of itself that it is longer."""
+    declared = request.headers.get("content-length", "")
+    return declared.isdecimal() and (len(declared) >= 20 or int(declared) > max_bytes)
+
+
+def too_large(max_bytes: int) -> HTTPException:
+    """Return the error of a body that is longer."""
+    # The rest of the body is not read, so the connection cannot be used again.
+    message = f"The body is larger than the {max_bytes} bytes allowed; send less at a time."
+    headers = {"connection": "close", "x-should-retry": "false"}
+    return OverLimit(413, message, "max_body_bytes", headers)
+
+
+def dumps(value: Any) -> bytes:
+    """Return strict JSON."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(_without_surrogates(value))
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value
+
+
+async def written(answer: Any) -> Any:
+    """Return an answer whose data, where there is much, are JSON already.
+
+    They are written in a thread, one by one: others go on in between.
+    """
+    data = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(data, list) or len(data) < _MANY:
+        return answer
+    parts = await asyncio.to_thread(lambda: [orjson.Fragment(dumps(each)) for each in data])
+    return {**answer, "data": parts}
+
+
+class JSONAnswer(Response):
+    """A response whose body is strict JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Serialise the content."""
+        return dumps(content)

@@ -1,0 +1,164 @@
+"""How a family of routes looks on the wire: its errors, and the frames of its streams.
+
+A route's dialect follows from its path, and from the configuration for paths that several servers
+share; only bodies of /generate say more than that (`native_routes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from remora.deployments.http.core.errors import answer_to, error_body
+from remora.deployments.http.core.wire import dumps
+
+EVENT_STREAM = "text/event-stream"
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data: " + dumps(chunk) + b"\n\n"
+
+
+def _named_event(chunk: Mapping[str, Any]) -> bytes:
+    """Frame a chunk that says in `type` what it is."""
+    return b"event: " + str(chunk["type"]).encode() + b"\n" + _event(chunk)
+
+
+def _bare_event(chunk: Mapping[str, Any]) -> bytes:
+    """Frame a chunk for clients that cut off `data:` and nothing more."""
+    return b"data:" + dumps(chunk) + b"\n\n"
+
+
+def _line(chunk: Mapping[str, Any]) -> bytes:
+    return dumps(chunk) + b"\n"
+
+
+def _status(error: BaseException) -> int:
+    return answer_to(error).status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One family.
+
+    error:       body of an error
+    late_error:  an error as a chunk of a stream, after so many others; None = as `error` has it
+    status:      HTTP status of an error
+    frame:       one chunk of a stream as bytes
+    last:        what follows the last chunk, or an error
+    keep_alive:  what is sent when nothing else was for a while; empty = nothing
+    media_type:  of streams
+    """
+
+    error: Callable[[BaseException], dict[str, Any]] = error_body
+    late_error: Callable[[BaseException, int], dict[str, Any]] | None = None
+    status: Callable[[BaseException], int] = _status
+    frame: Callable[[Mapping[str, Any]], bytes] = _event
+    last: bytes = b"data: [DONE]\n\n"
+    keep_alive: bytes = b": keep-alive\n\n"
+    media_type: str = EVENT_STREAM
+
+    def error_frame(self, error: BaseException, place: int) -> bytes:
+        """Return an error as a frame of a stream in which `place` chunks stand before it."""
+        if self.late_error is None:
+            return self.frame(self.error(error))
+        return self.frame(self.late_error(error, place))
+
+
+def _anthropic_error(error: BaseException) -> dict[str, Any]:
+    return {"type": "error", "error": _kind_and_message(error, _ANTHROPIC_TYPES)}
+
+
+_ANTHROPIC_TYPES = MappingProxyType(
+    {
+        400: "invalid_request_error",
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        429: "rate_limit_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    }
+)
+
+
+def _kind_and_message(error: BaseException, kinds: Mapping[int, str]) -> dict[str, Any]:
+    status = answer_to(error).status
+    fallback = "api_error" if status >= 500 else "invalid_request_error"
+    return {"type": kinds.get(status, fallback), "message": error_body(error)["error"]["message"]}
+
+
+def _responses_event(error: BaseException, place: int) -> dict[str, Any]:
+    inner = error_body(error)["error"]
+    told = {name: inner[name] for name in ("code", "message", "param")}
+    return {"type": "error", **told, "sequence_number": place}
+
+
+def _ollama_error(error: BaseException) -> dict[str, Any]:
+    return {"error": error_body(error)["error"]["message"]}
+
+
+_TGI_TYPES = MappingProxyType({422: "validation", 429: "overloaded", 503: "overloaded"})
+
+
+def _tgi_status(error: BaseException) -> int:
+    status = answer_to(error).status
+    return 422 if status == 400 else status
+
+
+def _tgi_error(error: BaseException) -> dict[str, Any]:
+    kind = _TGI_TYPES.get(_tgi_status(error), "generation")
+    return {"error": error_body(error)["error"]["message"], "error_type": kind}
+
+
+OPENAI = Dialect()
+RESPONSES = Dialect(late_error=_responses_event, frame=_named_event, last=b"")
+ANTHROPIC = Dialect(
+    error=_anthropic_error,
+    frame=_named_event,
+    last=b"",
+    keep_alive=_named_event({"type": "ping"}),
+)
+OLLAMA = Dialect(
+    error=_ollama_error,
+    frame=_line,
+    last=b"",
+    keep_alive=b"",
+    media_type="application/x-ndjson",
+)
+TGI = Dialect(error=_tgi_error, status=_tgi_status, last=b"")
+LIGHTLLM = Dialect(frame=_bare_event, last=b"")
+
+# All that is ever sent as a sign of life.
+KEEP_ALIVES = frozenset({OPENAI.keep_alive, ANTHROPIC.keep_alive})
+
+_BY_PATH = (
+    ("/v1/messages", ANTHROPIC),
+    ("/v1/responses", RESPONSES),
+    ("/api", OLLAMA),
+    ("/info", TGI),
+)
+# Paths that several servers share, by the dialect that is configured for them.
+_SHARED: Mapping[str, Mapping[str, Dialect]] = MappingProxyType(
+    {
+        "auto": {"/generate": OPENAI, "/generate_stream": TGI, "/": TGI},
+        "sglang": {"/generate": OPENAI, "/generate_stream": TGI, "/": TGI},
+        "tgi": {"/generate": TGI, "/generate_stream": TGI, "/": TGI},
+        "lightllm": {"/generate": LIGHTLLM, "/generate_stream": LIGHTLLM, "/": LIGHTLLM},
+    }
+)
+
+
+def dialect_of(path: str, generate: str = "auto") -> Dialect:
+    """Return the dialect in which a path answers, whether or not it exists.
+
+    generate:  `api.generate_dialect`
+    """
+    shared = _SHARED[generate].get(path)
+    if shared is not None:
+        return shared
+    below = f"{path}/"
+    return next((row for prefix, row in _BY_PATH if below.startswith(f"{prefix}/")), OPENAI)

@@ -1,0 +1,182 @@
+"""OpenAI's request bodies, with the extra fields that vLLM and SGLang clients send."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from remora.deployments.http.core.body_limits import check_size
+from remora.deployments.http.core.fields import (
+    Body,
+    Count,
+    NumLogprobs,
+    OpenAIBody,
+    TaskId,
+    fault,
+    is_token_list,
+    only,
+)
+from remora.deployments.http.generation.constraints import ConstraintBody
+from remora.deployments.http.generation.messages import Messages
+from remora.deployments.http.generation.tools import ToolsBody
+
+MAX_TEMPLATE_KWARGS = 32
+MAX_DOCUMENTS = 512
+
+PromptInput = str | list[int]
+
+
+def check_prompt(value: Any) -> list[PromptInput]:
+    """Bring the four forms of `prompt` (text, texts, ids, lists of ids) into one: a list."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
+    if type(value[0]) is int:
+        if not is_token_list(value):
+            raise fault("must hold whole numbers only where it is a list of token ids")
+        return [value]
+    check_size("max_prompts", value)
+    if all(isinstance(item, str) for item in value):
+        return value
+    if all(is_token_list(item) for item in value):
+        return value
+    raise fault("must hold only texts, only token ids, or only lists of token ids")
+
+
+def _check_kwargs(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or len(value) > MAX_TEMPLATE_KWARGS:
+        raise fault(f"must be an object of up to {MAX_TEMPLATE_KWARGS} entries")
+    for name, item in value.items():
+        if not (isinstance(name, str) and name.isidentifier() and len(name) <= 64):
+            raise fault("must have plain names for keys")
+        if not (item is None or isinstance(item, bool | int | float | str)):
+            raise fault("must have texts, numbers, true or false for values")
+    return value
+
+
+def _check_documents(value: Any) -> list[dict[str, Any]] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_DOCUMENTS:
+        raise fault(f"must be a list of up to {MAX_DOCUMENTS} objects")
+    if not all(isinstance(document, dict) for document in value):
+        raise fault("must hold objects, such as one with a title and a text")
+    return value
+
+
+TemplateKwargs = Annotated[
+    dict[str, Any] | None, PlainValidator(_check_kwargs), WithJsonSchema({"type": "object"})
+]
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Documents = Annotated[
+    list[dict[str, Any]] | None, PlainValidator(_check_documents), WithJsonSchema({"type": "array"})
+]
+
+
+class TemplateBody(ToolsBody):
+    """What a conversation becomes a prompt by, beside its messages."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateKwargs = None
+    documents: Documents = None
+    reasoning_effort: Effort | None = None
+
+    @model_validator(mode="after")
+    def _check_continuation(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise fault(
+                "cannot be true beside add_generation_prompt", param="continue_final_message"
+            )
+        return self
+
+    @property
+    def wants_generation_prompt(self) -> bool:
+        """Whether the template opens the assistant's turn."""
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+
+class ChatBody(OpenAIBody, TemplateBody, ConstraintBody):
+    """Body of /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    echo: Annotated[Any, only(False)] = None
+    # Whether the thought is in the answer; whether apart from its text; whether piece by piece.
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    thinking_token_budget: Count | None = None
+
+
+class CompletionBody(OpenAIBody, ConstraintBody):
+    """Body of /v1/completions."""
+
+    prompt: Annotated[
+        list[PromptInput],
+        PlainValidator(check_prompt),
+        WithJsonSchema({"type": ["string", "array"]}),
+    ]
+    suffix: str | None = None
+    echo: bool | None = None
+    task_id: TaskId | None = None
+    logprobs: NumLogprobs | None = None
+
+
+class TokenizeBody(TemplateBody):
+    """Body of /tokenize: a prompt (or several), or a conversation."""
+
+    model: str | None = None
+    prompt: Any = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if self.prompt is None and self.messages is None:
+            raise fault("is required unless messages is given", param="prompt")
+        if self.prompt is not None and self.messages is not None:
+            raise fault("cannot be combined with messages; send one of them", param="prompt")
+        return self
+
+    @field_validator("prompt")
+    @classmethod
+    def _check_prompt(cls, value: Any) -> Any:
+        texts = value if isinstance(value, list) else [value]
+        check_size("max_prompts", texts)
+        if not all(isinstance(text, str) for text in texts):
+            raise fault("must be a text or a list of texts")
+        return value
+
+
+def _check_tokens(value: Any) -> Any:
+    if is_token_list(value):
+        return value
+    if isinstance(value, list) and all(map(is_token_list, value)):
+        check_size("max_prompts", value)
+        return value
+    raise fault("must be a list of token ids, or a list of such lists")
+
+
+class DetokenizeBody(Body):
+    """Body of /detokenize: ids, or several lists of them."""
+
+    model: str | None = None
+    tokens: Annotated[Any, PlainValidator(_check_tokens), WithJsonSchema({"type": "array"})]
+    skip_special_tokens: bool | None = None

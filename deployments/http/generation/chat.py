@@ -1,0 +1,241 @@
+"""/v1/chat/completions: from a body to a job, and from a job's outputs to an answer.
+
+Other chat dialects come this way too: they translate their body into a ChatBody, take the ChatJob
+of it, and write its replies in their own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.errors import unsupported
+from remora.deployments.http.generation.bodies import ChatBody
+from remora.deployments.http.generation.constraints import (
+    RESPONSE_FORMAT,
+    constraint_of,
+    grammar_of,
+)
+from remora.deployments.http.generation.logprobs import LogprobWriter, check_scored
+from remora.deployments.http.generation.prompts import check_room, cut_of, encode, render
+from remora.deployments.http.generation.reasoning import check_effort, opened
+from remora.deployments.http.generation.reply import ParserMaker, Replies
+from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.sampling import openai_sampling
+from remora.deployments.http.generation.server_state import (
+    Served,
+    ServedModel,
+    check_together,
+    with_prompt_logprobs,
+)
+from remora.deployments.http.generation.tools import tool_use_of
+from remora.deployments.http.openai.chat_writer import ChatWriter, reasoning_names
+from remora.deployments.parsers.tools import ToolChoice, ToolUse
+from remora.engine.types import Grammar, Request, SamplingParams, Thinking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatJob:
+    """One validated chat request.
+
+    prompt:        the conversation as the template wrote it
+    make_parser:   of one reply's text
+    counts_calls:  whether a reply that calls tools ends with `tool_calls`
+    """
+
+    body: ChatBody
+    rid: str
+    model: ServedModel
+    created: int
+    prompt: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    writer: ChatWriter
+    logprobs: LogprobWriter
+    make_parser: ParserMaker = lambda: None
+    counts_calls: bool = True
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants chunks."""
+        return bool(self.body.stream)
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """What the engine gets."""
+        request = Request(
+            request_id=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=self.sampling,
+            priority=self.body.priority or 0,
+            cache_salt=self.body.cache_salt or "",
+            grammar=self.grammar,
+            thinking=self.thinking,
+            adapter=self.model.adapter,
+        )
+        return (request,)
+
+    def replies(self) -> Replies:
+        """Return a reader of the call's outputs."""
+        return Replies(self.sampling.n, self.make_parser, counts_calls=self.counts_calls)
+
+    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+        """Return the whole answer."""
+        replies = self.replies()
+        answer = self._envelope("chat.completion")
+        answer["choices"] = [self.writer.choice(reply) for reply in await replies.gather(outputs)]
+        answer["usage"] = replies.usage(len(self.prompt_ids))
+        if self.body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = self.logprobs.prompt(replies.all[0].prompt_logprobs or ())
+        return answer | self._prompt_fields()
+
+    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the answer piece by piece; then usage, if asked for."""
+        options = self.body.stream_options
+        replies = self.replies()
+        told_once = self._prompt_fields()
+        async for _, output in outputs:
+            for choice in self.writer.pieces(replies.add(output)):
+                chunk = self._envelope("chat.completion.chunk") | {"choices": [choice]} | told_once
+                if options and options.include_usage:
+                    continuous = options.continuous_usage_stats
+                    chunk["usage"] = replies.usage(len(self.prompt_ids)) if continuous else None
+                told_once = {}
+                yield chunk
+        if options and options.include_usage:
+            usage = replies.usage(len(self.prompt_ids))
+            yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage}
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        envelope: dict[str, Any] = {
+            "id": f"chatcmpl-{self.rid}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model.name,
+        }
+        return (
+            envelope if self.body.service_tier is None else envelope | {"service_tier": "default"}
+        )
+
+    def _prompt_fields(self) -> dict[str, Any]:
+        """Return what the answer tells of the prompt."""
+        fields: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = self.prompt_ids
+        if self.body.return_prompt_text:
+            fields["prompt_text"] = self.prompt
+        return fields
+
+
+def _check(served: Served, body: ChatBody, use: ToolUse) -> None:
+    check_together(
+        stream=bool(body.stream),
+        prompt_logprobs=body.prompt_logprobs,
+        has_stream_options=body.stream_options is not None,
+    )
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true.", "top_logprobs")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", "best_of is supported only when it equals n.")
+    found = constraint_of(body)
+    if use.is_forced and found is not None and found[1] != RESPONSE_FORMAT:
+        message = f"tool_choice {use.choice} cannot be combined with {found[1]}."
+        raise InvalidRequest(message, "tool_choice")
+    served.formats.check_tools(use)
+
+
+def _sampling(
+    served: Served, body: ChatBody, use: ToolUse, max_tokens: int | None
+) -> SamplingParams:
+    is_new = body.max_completion_tokens is not None
+    return openai_sampling(
+        body,
+        served,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        names={"max_tokens": "max_completion_tokens" if is_new else "max_tokens"},
+        shown_special_ids=served.formats.shown_special_ids(use),
+    )
+
+
+async def _grammar(served: Served, body: ChatBody, use: ToolUse) -> Grammar | None:
+    grammar = await grammar_of(served, body, use=use)
+    constraint = served.formats.tool_constraint(use)
+    if grammar is not None or constraint is None:
+        return grammar
+    return await served.grammars.compile(constraint, param="functions" if body.is_old else "tools")
+
+
+async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
+    """Check everything that can be checked before the engine is asked.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    body = with_prompt_logprobs(served, body)
+    use = tool_use_of(body)
+    is_constrained = constraint_of(body) is not None
+    model = await served.model(body.model)
+    _check(served, body, use)
+    max_tokens = body.max_completion_tokens
+    if max_tokens is None:
+        max_tokens = body.max_tokens
+    sampling = _sampling(served, body, use, max_tokens)
+    cut = cut_of(body, served, max_tokens)
+    prompt = await render(served, body.messages, body, is_cut=cut is not None)
+    check_effort(served, body, prompt)
+    prompt = opened(served.formats, body, prompt, is_held=is_constrained or use.is_forced)
+    (ids,) = await encode(
+        served,
+        [prompt],
+        add_special_tokens=bool(body.add_special_tokens),
+        param="messages",
+        cut=cut,
+    )
+    sampling = _with_room(served, body, sampling, len(ids))
+    logprobs = LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    continues = bool(body.continue_final_message)
+    return ChatJob(
+        body=body,
+        rid=rid,
+        model=model,
+        created=created_at(),
+        prompt=prompt,
+        prompt_ids=ids,
+        sampling=sampling,
+        writer=ChatWriter(body, logprobs, reasoning_names(served.config.api.reasoning_field)),
+        logprobs=logprobs,
+        make_parser=served.formats.make_parser(
+            prompt=prompt,
+            use=use,
+            separate_reasoning=body.separate_reasoning is not False,
+            stream_reasoning=body.stream_reasoning is not False,
+            continues=continues,
+            skip_special_tokens=sampling.skip_special_tokens,
+            note=served.metrics.count_call_fault,
+        ),
+        counts_calls=use.choice is not ToolChoice.NAMED,
+        grammar=await _grammar(served, body, use),
+        thinking=served.formats.thinking(
+            prompt, budget=body.thinking_token_budget, continues=continues, use=use
+        ),
+    )
+
+
+def _with_room(
+    served: Served, body: ChatBody, sampling: SamplingParams, num_prompt: int
+) -> SamplingParams:
+    """Return the params with the model's own limit of output. Raises PromptTooLong and others."""
+    if not body.stream:  # a stream is written bit by bit
+        check_scored(sampling, num_prompt, sampling.max_tokens or 0, "top_logprobs")
+    check_room(num_prompt, sampling.max_tokens, served.plan, "messages")
+    recommended = served.generation_defaults.get("max_tokens")
+    if sampling.max_tokens is not None or recommended is None:
+        return sampling
+    room = served.plan.max_sequence_tokens - num_prompt
+    return replace(sampling, max_tokens=min(recommended, room))

@@ -1,0 +1,163 @@
+"""/v1/completions: from a body to a job, everything checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.deployments.http.core.body_limits import check_sequences
+from remora.deployments.http.core.errors import unsupported
+from remora.deployments.http.generation.bodies import CompletionBody, PromptInput
+from remora.deployments.http.generation.constraints import grammar_of
+from remora.deployments.http.generation.logprobs import LogprobWriter, check_scored
+from remora.deployments.http.generation.prompts import Cut, check_room, cut_of, prompt_ids
+from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.sampling import openai_sampling
+from remora.deployments.http.generation.server_state import (
+    Served,
+    check_together,
+    with_prompt_logprobs,
+)
+from remora.deployments.http.generation.suffix import with_suffix
+from remora.deployments.http.openai.completions_job import CompletionJob
+from remora.engine.types import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def _check(body: CompletionBody) -> None:
+    check_together(
+        stream=bool(body.stream),
+        prompt_logprobs=body.prompt_logprobs,
+        has_stream_options=body.stream_options is not None,
+    )
+    n = body.n or 1
+    _check_best_of(body, n)
+    num_made = max(n, body.best_of or n)
+    check_sequences(num_made * len(body.prompt), "n" if num_made == n else "best_of")
+    if body.echo and body.logprobs is not None and body.stream and n > 1:
+        raise unsupported("echo", "echo with logprobs and n > 1 is not available with stream.")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens may be 0 only with echo.", "max_tokens")
+
+
+def _check_best_of(body: CompletionBody, n: int) -> None:
+    if body.best_of is None or body.best_of == n:
+        return
+    if body.best_of < n:
+        message = f"best_of ({body.best_of}) must not be less than n ({n})."
+        raise InvalidRequest(message, "best_of")
+    if body.stream:
+        message = "best_of greater than n is not available with stream."
+        raise InvalidRequest(message, "best_of")
+
+
+def _sampling(served: Served, body: CompletionBody, max_tokens: int) -> SamplingParams:
+    n = body.n or 1
+    num_made = max(n, body.best_of or n)
+    scored_by = 0 if num_made > n else None  # the best are told by their log-probabilities
+    return openai_sampling(
+        body,
+        served,
+        max_tokens=max_tokens,
+        logprobs=scored_by if body.logprobs is None else body.logprobs,
+        prompt_logprobs=_larger(body.prompt_logprobs, body.logprobs if body.echo else None),
+        n=num_made,
+    )
+
+
+async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> CompletionJob:
+    """Check everything that can be checked before the engine is asked.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    model = await served.model(body.model)
+    body = with_prompt_logprobs(served, body)
+    _check(body)
+    is_dry = body.max_tokens == 0
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+    sampling = _sampling(served, body, max_tokens)
+    task = _task(served, body)
+    given = with_suffix(served.tokenizer, body) if body.suffix else body.prompt
+    cut = cut_of(body, served, max_tokens)
+    prompts = await prompt_ids(
+        served,
+        given,
+        add_special_tokens=body.add_special_tokens is not False,
+        param="prompt",
+        cut=cut,
+        before=task,
+    )
+    for ids in prompts:
+        if is_dry:
+            _check_dry_room(len(ids), served.plan.max_sequence_tokens)
+        check_room(len(ids), max_tokens, served.plan, "prompt")
+    check_scored(sampling, sum(map(len, prompts)), len(prompts) * max_tokens, "logprobs")
+    grammar = await grammar_of(served, body)
+    may_heal = (
+        served.config.grammar.token_healing
+        and grammar is None
+        and sampling.prompt_logprobs is None
+        and not body.suffix
+    )
+    return CompletionJob(
+        body=body,
+        rid=rid,
+        model=model,
+        created=created_at(),
+        prompts=prompts,
+        num_kept=len(task),
+        shown=await _texts(served, given) if body.return_prompt_text else [],
+        echoes=await _echoes(served, body, prompts, cut) if body.echo else [],
+        n=body.n or 1,
+        heals=[may_heal and isinstance(prompt, str) for prompt in given],
+        sampling=sampling,
+        grammar=grammar,
+        is_dry=is_dry,
+        writer=LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+    )
+
+
+def _task(served: Served, body: CompletionBody) -> list[int]:
+    for name, value in (("echo", body.echo), ("suffix", body.suffix)):
+        if body.task_id is not None and value:
+            raise unsupported(name, f"{name} is not available with task_id.")
+    return served.tasks.ids(body.task_id)
+
+
+def _check_dry_room(num_prompt: int, limit: int) -> None:
+    """Raise PromptTooLong where there is no room for the token that is made and left out."""
+    if num_prompt >= limit:
+        message = (
+            f"With max_tokens 0, the prompt may have at most {limit - 1} tokens here (one less "
+            f"than the maximum of {limit}). However, you requested {num_prompt} tokens "
+            f"({num_prompt} in the prompt, 0 in the completion). Please shorten the prompt."
+        )
+        raise PromptTooLong(message, "prompt")
+
+
+def _larger(first: int | None, second: int | None) -> int | None:
+    return max((k for k in (first, second) if k is not None), default=None)
+
+
+async def _echoes(
+    served: Served, body: CompletionBody, prompts: Sequence[list[int]], cut: Cut | None
+) -> list[str]:
+    """Return the prompts' texts; what was cut away is not repeated."""
+    if cut is None:
+        return await _texts(served, body.prompt)
+    if body.truncate_prompt_tokens is not None:
+        return await _texts(served, prompts)
+    pairs = zip(body.prompt, prompts, strict=True)
+    shown = [given if len(ids) < cut.num_tokens else ids for given, ids in pairs]
+    return await _texts(served, shown)
+
+
+async def _texts(served: Served, prompts: Sequence[PromptInput]) -> list[str]:
+    def text_of(prompt: PromptInput) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return served.tokenizer.decode(prompt, skip_special_tokens=False)
+
+    return await asyncio.to_thread(lambda: [text_of(prompt) for prompt in prompts])

@@ -1,0 +1,203 @@
+"""From texts, messages and ids to prompt ids, within the model's context.
+
+Long inputs are tokenised off the event loop, and texts that cannot fit are refused by their
+length in characters before they are tokenised at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.configs.planning.plan import EnginePlan
+from remora.deployments.http.core.fields import OpenAIBody
+from remora.deployments.http.generation.bodies import PromptInput, TemplateBody
+from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
+from remora.deployments.http.generation.messages import Message
+from remora.deployments.http.generation.reasoning import template_variables
+from remora.deployments.http.generation.sampling import check_vocabulary
+from remora.deployments.http.generation.tools import template_tools, tool_use_of
+
+if TYPE_CHECKING:
+    from remora.deployments.http.generation.server_state import Served
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+# Tokens at a cut may differ from those of the whole text; so many more are made and then dropped.
+_CUT_MARGIN_TOKENS = 64
+
+Side = Literal["head", "center", "tail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How much of a prompt is kept, and which side of it is dropped."""
+
+    num_tokens: int
+    drops: Side = "head"
+
+    def of(self, ids: list[int]) -> list[int]:
+        """Return what is kept."""
+        if len(ids) <= self.num_tokens:
+            return ids
+        first, last = self._kept(self.num_tokens)
+        return ids[:first] + ids[len(ids) - last :]
+
+    def of_text(self, text: str, tokenizer: Tokenizer) -> str:
+        """Return a part of a text that holds the tokens to be kept."""
+        first, last = self._kept(self.num_tokens)
+        margin = _CUT_MARGIN_TOKENS
+        first_chars = (first + margin) * tokenizer.max_token_chars if first else 0
+        last_chars = (last + margin) * tokenizer.max_token_chars if last else 0
+        if len(text) <= first_chars + last_chars:
+            return text
+        return text[:first_chars] + text[len(text) - last_chars :]
+
+    def _kept(self, num_tokens: int) -> tuple[int, int]:
+        """Return how many tokens are kept at the beginning and at the end."""
+        first = {"head": 0, "center": num_tokens // 2, "tail": num_tokens}[self.drops]
+        return first, num_tokens - first
+
+
+def usual_cut(served: Served, max_tokens: int | None) -> Cut | None:
+    """Return how prompts are cut that leave no room for the output, if the operator wants it."""
+    drops = served.config.api.prompt_truncation
+    return None if drops == "none" else Cut(_room(served.plan, max_tokens), drops)
+
+
+def cut_of(body: OpenAIBody, served: Served, max_tokens: int | None) -> Cut | None:
+    """Return how prompts are cut, if they are. Raises InvalidRequest."""
+    wanted, plan = body.truncate_prompt_tokens, served.plan
+    if wanted is None:
+        if body.truncation_side is not None:
+            message = "truncation_side needs truncate_prompt_tokens."
+            raise InvalidRequest(message, "truncation_side")
+        return usual_cut(served, max_tokens)
+    if wanted == 0 or wanted > plan.max_sequence_tokens:
+        message = (
+            f"truncate_prompt_tokens is {wanted}; it must lie between 1 and "
+            f"{plan.max_sequence_tokens}, or be -1: as many as fit."
+        )
+        raise InvalidRequest(message, "truncate_prompt_tokens")
+    drops: Side = "tail" if body.truncation_side == "right" else "head"
+    return Cut(_room(plan, max_tokens) if wanted < 0 else wanted, drops)
+
+
+def _room(plan: EnginePlan, max_tokens: int | None) -> int:
+    """Return the tokens of the longest prompt beside an output."""
+    return max(1, plan.max_sequence_tokens - (1 if max_tokens is None else max_tokens))
+
+
+async def encode(
+    served: Served,
+    texts: Sequence[str],
+    *,
+    add_special_tokens: bool,
+    param: str,
+    cut: Cut | None = None,
+) -> list[list[int]]:
+    """Return the ids of each text. Raises PromptTooLong."""
+    if cut is not None:
+        texts = [cut.of_text(text, served.tokenizer) for text in texts]
+    else:
+        for text in texts:
+            _check_chars(len(text), served, param)
+    all_ids = await served.encoder.encode(texts, add_special_tokens=add_special_tokens)
+    return all_ids if cut is None else [cut.of(ids) for ids in all_ids]
+
+
+async def render(
+    served: Served, messages: list[Message], options: TemplateBody, *, is_cut: bool = False
+) -> str:
+    """Return a conversation as the model's template writes it.
+
+    is_cut:  whether what is too long will be cut, and is not refused
+
+    Raises InvalidRequest and PromptTooLong.
+    """
+    tokenizer = served.tokenizer
+    tools = template_tools(tool_use_of(options))
+    documents = options.documents or None
+    variables = template_variables(tokenizer, options)
+    num_chars = sum(message.num_chars for message in messages)
+    num_chars += sum(len(str(given)) for given in (tools, documents) if given)
+    if not is_cut:
+        _check_chars(num_chars, served, "messages")
+
+    def work() -> str:
+        return tokenizer.render_chat(
+            [message.as_template_message() for message in messages],
+            add_generation_prompt=options.wants_generation_prompt,
+            continue_final_message=bool(options.continue_final_message),
+            tools=tools,
+            documents=documents,
+            template_kwargs=variables,
+        )
+
+    try:
+        return await served.encoder.off_loop_if(num_chars > OFF_LOOP_CHARS, work)
+    except InvalidRequest as error:
+        param = error.param or "messages"
+        raise InvalidRequest(error.message, param, error.code, limit=error.limit) from None
+
+
+async def prompt_ids(
+    served: Served,
+    prompts: Sequence[PromptInput],
+    *,
+    add_special_tokens: bool,
+    param: str,
+    cut: Cut | None = None,
+    before: list[int] | None = None,
+) -> list[list[int]]:
+    """Return the ids of each prompt, given as text or ids.
+
+    before:  what stands before each; special tokens of the beginning are in it
+    Raises InvalidRequest and PromptTooLong.
+    """
+    if before:
+        add_special_tokens = False
+        cut = None if cut is None else replace(cut, num_tokens=max(1, cut.num_tokens - len(before)))
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    encoded = iter(
+        await encode(served, texts, add_special_tokens=add_special_tokens, param=param, cut=cut)
+    )
+    all_ids = [
+        next(encoded) if isinstance(prompt, str) else prompt if cut is None else cut.of(prompt)
+        for prompt in prompts
+    ]
+    for prompt, ids in zip(prompts, all_ids, strict=True):
+        if not ids:
+            raise InvalidRequest(f"{param} is empty; at least one token is needed.", param)
+        # A longer list is refused for its length; no need to look at each id.
+        if not isinstance(prompt, str) and len(ids) <= served.plan.max_sequence_tokens:
+            check_vocabulary(ids, served.tokenizer.vocab_size, param)
+    return [before + ids for ids in all_ids] if before else all_ids
+
+
+def check_room(num_prompt: int, max_tokens: int | None, plan: EnginePlan, param: str) -> None:
+    """Raise PromptTooLong if prompt and output cannot fit the context or the KV memory."""
+    limit = plan.max_sequence_tokens
+    total = num_prompt + (1 if max_tokens is None else max_tokens)
+    if total <= limit:
+        return
+    what = "context length" if limit == plan.max_model_len else "sequence length (KV memory)"
+    output = "at least 1" if max_tokens is None else str(max_tokens)
+    message = (
+        f"This model's maximum {what} is {limit} tokens. However, you requested {total} tokens "
+        f"({num_prompt} in the {param}, {output} in the completion), {total - limit} too many. "
+        f"Please reduce the length of the {param} or completion."
+    )
+    raise PromptTooLong(message, param)
+
+
+def _check_chars(num_chars: int, served: Served, param: str) -> None:
+    limit = served.plan.max_sequence_tokens
+    if num_chars > limit * served.tokenizer.max_token_chars:
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, the {param} has "
+            f"{num_chars} characters, which is more than {limit} tokens can hold. "
+            f"Please reduce the length of the {param}."
+        )
+        raise PromptTooLong(message, param)

@@ -1,0 +1,272 @@
+"""What the HTTP side serves: the engine and what belongs to it, behind one name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from remora.configs.errors import InvalidRequest, UnknownModel
+from remora.configs.planning.plan import EnginePlan
+from remora.configs.schema import ServeConfig
+from remora.deployments.adapters.present import Adapters
+from remora.deployments.http.core.fields import OpenAIBody
+from remora.deployments.http.core.metrics import Metrics
+from remora.deployments.http.core.settings import Settings
+from remora.deployments.http.generation.encoding import Encoder
+from remora.deployments.http.generation.request_tracker import CallLimits, Calls
+from remora.deployments.http.generation.task_prompts import TaskPrompts
+from remora.deployments.http.responses.archive import Archive
+from remora.deployments.http.sglang.weight_update import Exchange, Weights
+from remora.deployments.observing.request_log import RequestLog
+from remora.deployments.observing.trace import CallObservers
+from remora.deployments.parsers.replies import ReplyFormats
+from remora.engine.grammar.constraint import Constraint
+from remora.engine.protocols import EngineClient
+from remora.engine.types import Grammar
+
+if TYPE_CHECKING:
+    from remora.engine.grammar.service import GrammarStats
+    from remora.engine.observe.inspection import Inspection
+    from remora.engine.pooling.facts import PoolingFacts
+    from remora.engine.pooling.texts import Framer, PairTemplate
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+
+MAX_SHOWN = 32
+
+OpenAIBodyT = TypeVar("OpenAIBodyT", bound=OpenAIBody)
+
+
+class GrammarMaker(Protocol):
+    """Compiles constraints; `engine.grammar.service` in earnest."""
+
+    async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
+        """Return the compiled constraint. Raises InvalidRequest, which names `param`."""
+        ...
+
+    def stats(self) -> GrammarStats:
+        """Return what has been done so far."""
+        ...
+
+
+class ModelServer(Protocol):
+    """A running engine, as the replica holds it."""
+
+    @property
+    def client(self) -> EngineClient:
+        """The engine."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer and chat template."""
+        ...
+
+    @property
+    def plan(self) -> EnginePlan:
+        """What is being run."""
+        ...
+
+    @property
+    def config(self) -> ServeConfig:
+        """What the operator wrote."""
+        ...
+
+    @property
+    def grammars(self) -> GrammarMaker:
+        """What compiles constraints on output."""
+        ...
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """The model's generation_config."""
+        ...
+
+    @property
+    def adapters(self) -> Adapters:
+        """What is served beside the model."""
+        ...
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """How other weights come; None = they do not."""
+        ...
+
+    @property
+    def pooling(self) -> PoolingFacts | None:
+        """What becomes of hidden states, if the model makes no text."""
+        ...
+
+    @property
+    def inspection(self) -> Inspection | None:
+        """What looks into the engine; None where there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingSide:
+    """What is known of a model that makes no text.
+
+    framer:    turns texts into rows; None = there is no tokenizer
+    template:  how a generating reranker reads a pair; None = as the tokenizer frames pairs
+    """
+
+    facts: PoolingFacts
+    framer: Framer | None
+    template: PairTemplate | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request asks for: the base model, or an adapter of it.
+
+    adapter:  id of the adapter's instance in the engine; 0 = the weights as they are
+    """
+
+    name: str
+    adapter: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Everything a request handler needs."""
+
+    client: EngineClient
+    tokenizer: Tokenizer
+    encoder: Encoder
+    adapters: Adapters
+    settings: Settings
+    grammars: GrammarMaker
+    formats: ReplyFormats
+    metrics: Metrics
+    calls: Calls
+    responses: Archive
+    inspection: Inspection | None
+    weights: Weights
+    tasks: TaskPrompts
+    created: int
+    pooling: PoolingSide | None = None
+
+    @classmethod
+    def over(cls, server: ModelServer) -> Served:
+        """Set up calls and metrics over a running engine."""
+        metrics = Metrics(
+            server.client.stats,
+            server.plan.served_model_name,
+            grammar_stats=server.grammars.stats,
+            adapter_stats=server.adapters.stats,
+            keys=server.config.metrics,
+        )
+        api = server.config.api
+        settings = Settings(server.config, server.plan, server.generation_defaults)
+        calls = Calls(server.client, metrics, CallLimits.of(server.config, server.plan))
+        calls.observers = CallObservers(
+            [RequestLog(lambda: settings.config.metrics, server.tokenizer)]
+        )
+        return cls(
+            client=server.client,
+            tokenizer=server.tokenizer,
+            encoder=Encoder.configured(server.tokenizer, api),
+            adapters=server.adapters,
+            settings=settings,
+            grammars=server.grammars,
+            formats=ReplyFormats.of(
+                server.tokenizer,
+                tool_parser=api.tool_parser,
+                reasoning_parser=api.reasoning_parser,
+            ),
+            metrics=metrics,
+            calls=calls,
+            responses=Archive.configured(server.config),
+            inspection=server.inspection,
+            weights=Weights(server.config.model.weight_version, server.exchange),
+            tasks=TaskPrompts.configured(api, server.tokenizer),
+            created=int(time.time()),
+            pooling=_pooling_side(server),
+        )
+
+    @property
+    def config(self) -> ServeConfig:
+        """What the operator wants now."""
+        return self.settings.config
+
+    @property
+    def plan(self) -> EnginePlan:
+        """What is being run, and how much may wait."""
+        return self.settings.plan
+
+    @property
+    def generation_defaults(self) -> Mapping[str, Any]:
+        """What holds for parameters that a request leaves out."""
+        return self.settings.generation_defaults
+
+    def adopt(self, config: ServeConfig) -> None:
+        """Serve requests by another configuration from now on; those that run go on by theirs."""
+        self.settings.adopt(config)
+        self.client.limit_queue(self.plan)
+        self.calls.limits = CallLimits.of(config, self.plan)
+
+    def for_caller(self, owner: str, viewer: str | None) -> Served:
+        """Return what one caller is served: what others have made is theirs.
+
+        owner:   whose the things are that this caller makes
+        viewer:  whose are found; None = everybody's
+        """
+        return replace(self, responses=self.responses.seen_by(owner, viewer))
+
+    async def model(self, name: str | None, param: str = "model") -> ServedModel:
+        """Return which model a name means (None: not given, the base). Raises UnknownModel."""
+        base = self.plan.served_model_name
+        if name is None or name == base:
+            return ServedModel(base, 0)
+        short = name.removeprefix(f"{base}:")
+        instance = await self.adapters.find(short)
+        if instance is not None:
+            return ServedModel(short, instance)
+        listed = ", ".join(map(repr, self.names[:MAX_SHOWN]))
+        more = len(self.names) - MAX_SHOWN
+        raise UnknownModel(
+            f"The model {name[:200]!r} does not exist; this server serves {listed}"
+            f"{f' and {more} more' if more > 0 else ''}.",
+            param,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """What the model answers to: its own name, and those of the adapters."""
+        return [self.plan.served_model_name, *self.adapters.names]
+
+    @property
+    def rejects_unknown_fields(self) -> bool:
+        """Whether a field that no API defines is an error."""
+        return self.config.api.unknown_fields == "reject"
+
+
+def _pooling_side(server: ModelServer) -> PoolingSide | None:
+    facts = server.pooling
+    if facts is None:
+        return None
+    from remora.engine.pooling.texts import Framer, PairTemplate
+
+    framer = Framer(server.tokenizer) if server.tokenizer.takes_text else None
+    return PoolingSide(facts, framer, PairTemplate.of(facts, server.config.pooling))
+
+
+def with_prompt_logprobs(served: Served, body: OpenAIBodyT) -> OpenAIBodyT:
+    """Return a body that asks for the prompt's log-probabilities where the operator wants them."""
+    wanted = served.config.api.prompt_logprobs and not body.stream
+    if not wanted or body.prompt_logprobs is not None:
+        return body
+    return body.model_copy(update={"prompt_logprobs": 0})
+
+
+def check_together(*, stream: bool, prompt_logprobs: int | None, has_stream_options: bool) -> None:
+    """Raise InvalidRequest for fields that only make sense with, or without, `stream`."""
+    if has_stream_options and not stream:
+        raise InvalidRequest(
+            "stream_options is allowed only when stream is true.", "stream_options"
+        )
+    if prompt_logprobs is not None and stream:
+        raise InvalidRequest("prompt_logprobs is not available with stream.", "prompt_logprobs")

@@ -1,0 +1,267 @@
+"""LightLLM's /generate and /generate_stream: from a body to a job, and from outputs to its objects.
+
+As in LightLLM, tokens are the most likely ones unless `do_sample` says otherwise or, where it is
+not given, the model's generation_config does; and a stop sequence stays in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remora.deployments.http.core.errors import unsupported
+from remora.deployments.http.core.field_names import in_callers_words, renames
+from remora.deployments.http.core.fields import PREFIX, Body
+from remora.deployments.http.generation.choices import Choice, Choices
+from remora.deployments.http.generation.constraints import grammar_of
+from remora.deployments.http.generation.logprobs import check_scored, finite
+from remora.deployments.http.generation.prompts import check_room, encode, prompt_ids, usual_cut
+from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.sampling import as_seed, check_vocabulary, sampling_params
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.token_stream import TextToken, tokens_of
+from remora.deployments.http.lightllm.bodies import (
+    LightBody,
+    LightParameters,
+    TokensBody,
+)
+from remora.deployments.http.sglang.generate import heals
+from remora.engine.types import FinishReason, Grammar, Request, SamplingParams, TokenLogprob
+
+if TYPE_CHECKING:
+    from remora.engine.tokens.tokenizer import Tokenizer
+
+DEFAULT_MAX_NEW_TOKENS = 16
+_NAMES = {
+    "max_tokens": "parameters.max_new_tokens",
+    "min_tokens": "parameters.min_new_tokens",
+}
+_RENAMES = renames((r"^parameters\.guided_regex", "parameters.regular_constraint"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LightJob:
+    """One validated request. `heals`: the prompt's last token is taken back and written anew."""
+
+    body: LightBody
+    rid: str
+    adapter: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    grammar: Grammar | None
+    heals: bool
+    tokenizer: Tokenizer
+
+    @property
+    def streams(self) -> bool:
+        """Whether the client wants chunks."""
+        return self.body.stream
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """What the engine gets."""
+        request = Request(
+            request_id=self.rid,
+            prompt_ids=self.prompt_ids,
+            sampling=self.sampling,
+            grammar=self.grammar,
+            heal=self.heals,
+            adapter=self.adapter,
+        )
+        return (request,)
+
+    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+        """Return the whole answer; lists of one stand for themselves, but for the text's."""
+        choices = Choices(1, self.sampling.n)
+        await choices.gather(outputs)
+        parameters = self.body.parameters
+        shown = choices.best(parameters.num_shown)
+        answer = {
+            "generated_text": [choice.text for choice in shown],
+            "count_output_tokens": _bare([choice.num_output_tokens for choice in shown]),
+            "finish_reason": _bare([_finish_reason(choice.finish_reason) for choice in shown]),
+            "prompt_tokens": len(self.prompt_ids),
+        }
+        if parameters.return_details:
+            answer["tokens"] = _bare([self._tokens(choice) for choice in shown])
+        lines = choices.prompt_logprobs(shown[0])
+        if lines is not None:
+            answer["prompt_token_ids"] = self.prompt_ids
+            answer["prompt_logprobs"] = [
+                None if line is None else {str(line.token_id): finite(line.logprob)}
+                for line in lines
+            ]
+        return answer
+
+    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield a chunk for each token; the last one says that all is finished."""
+        count = 0
+        async for _, output in outputs:
+            tokens = tokens_of(self.tokenizer, output.token_ids, output.text)
+            lines = list(output.logprobs or ())
+            if not tokens and output.finish_reason is not None:
+                tokens = [TextToken(0, output.text, is_special=not output.text)]
+            for place, token in enumerate(tokens):
+                count += bool(output.token_ids)
+                is_last = output.finish_reason is not None and place == len(tokens) - 1
+                line = lines[place] if place < len(lines) else None
+                yield {
+                    "token": self._token(token, line, count),
+                    "generated_text": None,
+                    "finished": is_last,
+                    "finish_reason": _finish_reason(output.finish_reason) if is_last else None,
+                    "details": None,
+                }
+
+    def _tokens(self, choice: Choice) -> list[dict[str, Any]]:
+        tokens = tokens_of(self.tokenizer, choice.token_ids, choice.text)
+        return [
+            self._token(token, line, count)
+            for count, (token, line) in enumerate(zip(tokens, choice.logprobs, strict=True), 1)
+        ]
+
+    def _token(self, token: TextToken, line: TokenLogprob | None, count: int) -> dict[str, Any]:
+        return {
+            "id": token.id,
+            # An end of sequence is no text here, not even by name.
+            "text": "" if token.is_special else token.text,
+            "logprob": finite(line.logprob) if line else None,
+            "special": token.is_special,
+            "count_output_tokens": count,
+            "prompt_tokens": len(self.prompt_ids),
+        }
+
+
+def _bare(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _finish_reason(reason: FinishReason | None) -> str | None:
+    return None if reason is None else reason.value
+
+
+def _samples(served: Served, parameters: LightParameters) -> bool:
+    if parameters.do_sample is not None:
+        return parameters.do_sample
+    return bool(served.generation_defaults.get("temperature"))
+
+
+def _names(parameters: LightParameters) -> dict[str, str]:
+    """Return the caller's names of what the engine may find wrong."""
+    names = _NAMES | {"n": f"{PREFIX}{'n' if parameters.best_of is None else 'best_of'}"}
+    if parameters.stop_sequences:
+        kind = "stop" if isinstance(parameters.stop_sequences[0], str) else "stop_token_ids"
+        names[kind] = f"{PREFIX}stop_sequences"
+    return names
+
+
+def _sampling(served: Served, body: LightBody) -> SamplingParams:
+    parameters = body.parameters
+    defaults = dict(served.generation_defaults)
+    changes: dict[str, Any] = {"n": parameters.num_drawn}
+    if not _samples(served, parameters):
+        changes["temperature"] = 0.0
+    elif not defaults.get("temperature"):
+        defaults["temperature"] = 1.0  # asked for, whatever the model's authors recommend
+    stops = parameters.stop_sequences or []
+    changes |= _stops(stops, parameters)
+    allowed = parameters.allowed_token_ids or ()
+    check_vocabulary(allowed, served.tokenizer.vocab_size, f"{PREFIX}allowed_token_ids")
+    is_scored = body.stream or parameters.return_details or parameters.num_drawn > 1
+    max_tokens = parameters.max_new_tokens
+    return sampling_params(
+        parameters.model_copy(update=changes),
+        defaults=defaults,
+        vocab_size=served.tokenizer.vocab_size,
+        names=_names(parameters),
+        prefix=PREFIX,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
+        # LightLLM's 1, its default, asks for nothing: no output is empty there.
+        min_tokens=parameters.min_new_tokens or 0,
+        seed=as_seed(parameters.seed),
+        include_stop_in_output=True,
+        logprobs=0 if is_scored else None,
+        prompt_logprobs=0 if served.config.api.prompt_logprobs and not body.stream else None,
+        allowed_token_ids=tuple(allowed),
+        first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
+    )
+
+
+def _stops(stops: list[str] | list[int], parameters: LightParameters) -> dict[str, Any]:
+    texts = [stop for stop in stops if isinstance(stop, str)]
+    ids = [stop for stop in stops if isinstance(stop, int)]
+    return {
+        "stop": texts or parameters.stop,
+        "stop_token_ids": ids + (parameters.stop_token_ids or []),
+    }
+
+
+class _Constraints(Body):
+    """Constraints by the names that `constraints.py` knows."""
+
+    guided_json: Any = None
+    guided_grammar: str | None = None
+    guided_regex: str | None = None
+
+
+async def _grammar(served: Served, parameters: LightParameters) -> Grammar | None:
+    found = {
+        "guided_json": parameters.guided_json,
+        "guided_grammar": parameters.guided_grammar,
+        "guided_regex": parameters.regular_constraint,
+    }
+    given = [name for name, value in found.items() if value is not None]
+    if given and parameters.allowed_token_ids:
+        name = f"{PREFIX}allowed_token_ids"
+        raise unsupported(name, f"{name} cannot be combined with a constraint on the output.")
+    with in_callers_words(_RENAMES):
+        return await grammar_of(served, _Constraints(**found), prefix=PREFIX)
+
+
+async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
+    """Check everything that can be checked before the engine is asked.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    adapter = (await served.model(body.model)).adapter
+    parameters = body.parameters
+    if body.stream and parameters.num_drawn > 1:
+        name = f"{PREFIX}{'best_of' if parameters.best_of else 'n'}"
+        raise unsupported(name, f"{name} must be 1 with a stream.")
+    sampling = _sampling(served, body)
+    (ids,) = await prompt_ids(
+        served,
+        [body.inputs],
+        add_special_tokens=parameters.add_special_tokens is not False,
+        param="inputs",
+        cut=usual_cut(served, sampling.max_tokens),
+    )
+    served.calls.check_size(sampling.n, _names(parameters)["n"])
+    check_room(len(ids), sampling.max_tokens, served.plan, "inputs")
+    if not body.stream:
+        check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}max_new_tokens")
+    grammar = await _grammar(served, parameters)
+    return LightJob(
+        body=body,
+        rid=rid,
+        adapter=adapter,
+        prompt_ids=ids,
+        sampling=sampling,
+        grammar=grammar,
+        heals=heals(served, sampling, grammar),
+        tokenizer=served.tokenizer,
+    )
+
+
+async def count_tokens(served: Served, body: TokensBody) -> dict[str, int]:
+    """Return how many tokens a text has."""
+    special = (body.parameters or {}).get("add_special_tokens") is not False
+    (ids,) = await encode(served, [body.text], add_special_tokens=special, param="text")
+    return {"ntokens": len(ids)}
+
+
+def token_load(served: Served) -> dict[str, float]:
+    """Return how full the KV memory is, from 0 to 1, as LightLLM's three measures of it."""
+    usage = served.client.stats().kv_usage
+    return {"current_load": usage, "logical_max_load": usage, "dynamic_max_load": usage}

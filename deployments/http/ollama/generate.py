@@ -1,0 +1,145 @@
+"""Ollama's /api/chat and /api/generate: bodies become chats; without a template, completions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from remora.deployments.http.core.errors import unsupported
+from remora.deployments.http.core.field_names import in_callers_words
+from remora.deployments.http.core.fields import parse
+from remora.deployments.http.generation.bodies import ChatBody, CompletionBody
+from remora.deployments.http.generation.chat import prepare_chat
+from remora.deployments.http.generation.completions import prepare_completion
+from remora.deployments.http.generation.logprobs import LogprobWriter
+from remora.deployments.http.generation.reasoning import EFFORT, EFFORT_OFF, SWITCHES
+from remora.deployments.http.generation.reply import Replies
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.ollama.answers import OllamaJob
+from remora.deployments.http.ollama.bodies import (
+    RENAMES,
+    OllamaBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+)
+
+_LATEST = ":latest"
+
+
+async def check_name(served: Served, name: str | None) -> str:
+    """Return the served model of a name with or without a tag. Raises UnknownModel."""
+    if name is not None and name != served.plan.served_model_name:
+        name = name.removesuffix(_LATEST)
+    return (await served.model(name)).name
+
+
+def _chat_fields(served: Served, body: OllamaBody, model: str) -> dict[str, Any]:
+    fields = body.shared() | {"model": model}
+    if body.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
+    if isinstance(body.think, str):
+        fields[EFFORT] = body.think
+    elif body.think is not None:
+        fields |= _thought(served, is_wanted=body.think)
+    return fields
+
+
+def _thought(served: Served, *, is_wanted: bool) -> dict[str, Any]:
+    """Return what switches thought on or off; nothing where the model always thinks."""
+    if not is_wanted:
+        return {EFFORT: EFFORT_OFF}
+    known = served.tokenizer.template_variables
+    if any(name in known for name in (EFFORT, *SWITCHES)):
+        return {EFFORT: "medium"}
+    if served.formats.reasoning_format_name is None:
+        raise unsupported("think", f"{served.plan.served_model_name} does not support thinking.")
+    return {}
+
+
+async def _of_chat(
+    served: Served, body: OllamaBody, rid: str, fields: dict[str, Any], *, is_chat: bool
+) -> OllamaJob:
+    started_ns = time.monotonic_ns()
+    with in_callers_words(RENAMES):
+        job = await prepare_chat(served, parse(ChatBody, fields), rid)
+    return OllamaJob(
+        body=body,
+        rid=rid,
+        model=body.model or job.model.name,
+        is_chat=is_chat,
+        requests=job.requests,
+        replies=job.replies,
+        writer=LogprobWriter(served.tokenizer),
+        started_ns=started_ns,
+    )
+
+
+def _load_only(served: Served, body: OllamaBody, rid: str, *, is_chat: bool) -> OllamaJob:
+    return OllamaJob(
+        body=body,
+        rid=rid,
+        model=body.model or served.plan.served_model_name,
+        is_chat=is_chat,
+        requests=(),
+        replies=lambda: Replies(1, lambda: None),
+        writer=LogprobWriter(served.tokenizer),
+        started_ns=time.monotonic_ns(),
+    )
+
+
+async def prepare_ollama_chat(served: Served, body: OllamaChatBody, rid: str) -> OllamaJob:
+    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    model = await check_name(served, body.model)
+    if not body.messages:
+        return _load_only(served, body, rid, is_chat=True)
+    fields = _chat_fields(served, body, model) | {
+        "messages": [message.as_openai() for message in body.messages]
+    }
+    if body.tools:
+        fields["tools"] = body.tools
+    return await _of_chat(served, body, rid, fields, is_chat=True)
+
+
+async def prepare_ollama_generate(served: Served, body: OllamaGenerateBody, rid: str) -> OllamaJob:
+    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    model = await check_name(served, body.model)
+    if not body.prompt:
+        return _load_only(served, body, rid, is_chat=False)
+    if body.raw or body.suffix:
+        return await _of_text(served, body, rid, model)
+    messages = [{"role": "user", "content": body.prompt}]
+    if body.system:
+        messages.insert(0, {"role": "system", "content": body.system})
+    fields = _chat_fields(served, body, model) | {"messages": messages}
+    return await _of_chat(served, body, rid, fields, is_chat=False)
+
+
+async def _of_text(served: Served, body: OllamaGenerateBody, rid: str, model: str) -> OllamaJob:
+    """Return the job of a prompt that the model gets as it is, or that has a text to follow."""
+    started_ns = time.monotonic_ns()
+    for name, value in (("system", body.system), ("think", body.think)):
+        if value:
+            message = f"{name} cannot be combined with raw or suffix: no chat template is used."
+            raise unsupported(name, message)
+    fields = body.shared() | {"model": model, "prompt": body.prompt}
+    if body.suffix:
+        fields["suffix"] = body.suffix
+    if body.logprobs:
+        fields["logprobs"] = body.top_logprobs or 0
+    with in_callers_words(RENAMES):
+        job = await prepare_completion(served, parse(CompletionBody, fields), rid)
+    (request,) = job.requests
+    if body.options is None or body.options.max_tokens is None:
+        # Here an answer has no limit of its own unless it is given one.
+        request = replace(request, sampling=replace(request.sampling, max_tokens=None))
+    return OllamaJob(
+        body=body,
+        rid=rid,
+        model=body.model or job.model.name,
+        is_chat=False,
+        requests=(request,),
+        replies=lambda: Replies(1, lambda: None),
+        writer=LogprobWriter(served.tokenizer),
+        started_ns=started_ns,
+    )

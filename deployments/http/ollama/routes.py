@@ -1,0 +1,76 @@
+"""Routes under /api, which Ollama's clients ask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse, Response
+
+from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.endpoints import Endpoint
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.handlers import Route, generation_routes, read_body
+from remora.deployments.http.ollama import info as ollama_info
+from remora.deployments.http.ollama.bodies import (
+    EmbedBody,
+    EmbedPromptBody,
+    OllamaChatBody,
+    OllamaGenerateBody,
+    ShowBody,
+)
+from remora.deployments.http.ollama.embed import prepare_embed, prepare_embed_prompt
+from remora.deployments.http.ollama.generate import prepare_ollama_chat, prepare_ollama_generate
+
+OLLAMA_CHAT = Endpoint(partial(parse, OllamaChatBody), prepare_ollama_chat)
+OLLAMA_GENERATE = Endpoint(
+    partial(parse, OllamaGenerateBody), prepare_ollama_generate, kind="completion"
+)
+
+OLLAMA_EMBED = Endpoint(partial(parse, EmbedBody), prepare_embed, kind="pooling")
+OLLAMA_EMBED_PROMPT = Endpoint(
+    partial(parse, EmbedPromptBody), prepare_embed_prompt, kind="pooling"
+)
+
+OLLAMA_ROUTES = (
+    Route("/api/chat", OLLAMA_CHAT, OllamaChatBody),
+    Route("/api/generate", OLLAMA_GENERATE, OllamaGenerateBody),
+    Route("/api/embed", OLLAMA_EMBED, EmbedBody),
+    Route("/api/embeddings", OLLAMA_EMBED_PROMPT, EmbedPromptBody),
+)
+# What the paths below /api are sent, for the description of the API.
+OLLAMA_BODIES: Mapping[str, type[Body]] = {
+    **{route.path: route.body for route in OLLAMA_ROUTES},
+    "/api/show": ShowBody,
+}
+
+
+def ollama_routes(served: Served) -> APIRouter:
+    """Return the router of all of them."""
+    router = generation_routes(served, OLLAMA_ROUTES)
+
+    @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    async def alive() -> Response:
+        return PlainTextResponse("remora is running")
+
+    @router.get("/api/tags")
+    async def tags() -> Response:
+        return JSONAnswer(ollama_info.tags(served))
+
+    @router.get("/api/ps")
+    async def running() -> Response:
+        return JSONAnswer(ollama_info.running(served))
+
+    @router.get("/api/version")
+    async def server_version() -> Response:
+        return JSONAnswer(ollama_info.server_version())
+
+    @router.post("/api/show")
+    async def show(request: Request) -> Response:
+        body = parse(ShowBody, await read_body(served, request))
+        headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
+        return JSONAnswer(await ollama_info.show(served, body), headers=dict(headers))
+
+    return router

@@ -1,0 +1,109 @@
+"""OpenAI's objects of a chat: a whole choice, and the deltas that it is streamed in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remora.deployments.http.generation.bodies import ChatBody
+from remora.deployments.http.generation.logprobs import LogprobWriter
+from remora.deployments.http.generation.reply import TOOL_CALLS, Call, Reply, ReplyPiece
+from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEvent, Text, Thought
+
+REASONING_NAMES = ("reasoning", "reasoning_content")
+
+
+def reasoning_names(field: str) -> tuple[str, ...]:
+    """Return the names under which an answer holds thought; `field` as in `api.reasoning_field`."""
+    return REASONING_NAMES if field == "both" else (field,)
+
+
+class ChatWriter:
+    """Writes the choices of one chat.
+
+    thought_names:  of the fields that hold thought
+    """
+
+    def __init__(
+        self, body: ChatBody, logprobs: LogprobWriter, thought_names: tuple[str, ...]
+    ) -> None:
+        self._body = body
+        self._logprobs = logprobs
+        self._thought_names = () if body.include_reasoning is False else thought_names
+
+    def choice(self, reply: Reply) -> dict[str, Any]:
+        """Return one whole choice."""
+        value = {
+            "index": reply.index,
+            "message": self._message(reply),
+            "logprobs": self._logprobs.chat(reply.logprobs) if self._body.logprobs else None,
+            "finish_reason": self._finish_reason(reply.finish_reason),
+            "stop_reason": reply.stop_reason,
+        }
+        if self._body.return_token_ids:
+            value["token_ids"] = reply.token_ids
+        return value
+
+    def _message(self, reply: Reply) -> dict[str, Any]:
+        has_more = reply.calls or reply.thought is not None
+        content = "" if reply.text is None and not has_more else reply.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reply.thought is not None:
+            message |= dict.fromkeys(self._thought_names, reply.thought)
+        if reply.calls and self._body.is_old:
+            message["function_call"] = _function(reply.calls[0])
+        elif reply.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": _function(call)}
+                for call in reply.calls
+            ]
+        return message
+
+    def pieces(self, piece: ReplyPiece) -> list[dict[str, Any]]:
+        """Return the choice objects that one output becomes: role, deltas, finish reason."""
+        output = piece.output
+        deltas = [delta for event in piece.events if (delta := self._delta(event))]
+        shows_tokens = self._body.logprobs or self._body.return_token_ids
+        if not deltas and output.token_ids and shows_tokens:
+            deltas = [{"content": ""}]
+        pieces = [_piece(output.index, delta) for delta in deltas]
+        if pieces and self._body.logprobs:
+            pieces[0]["logprobs"] = self._logprobs.chat(output.logprobs or ())
+        if pieces and self._body.return_token_ids:
+            pieces[0]["token_ids"] = output.token_ids
+        if piece.begins:
+            pieces.insert(0, _piece(output.index, {"role": "assistant", "content": ""}))
+        if piece.finish_reason is not None:
+            last = _piece(output.index, {})
+            last["finish_reason"] = self._finish_reason(piece.finish_reason)
+            last["stop_reason"] = output.stop_reason
+            pieces.append(last)
+        return pieces
+
+    def _delta(self, event: ReplyEvent) -> dict[str, Any]:
+        """Return what an event adds to the message; empty if it is not shown."""
+        match event:
+            case Text(text):
+                return {"content": text}
+            case Thought(text):
+                return dict.fromkeys(self._thought_names, text)
+            case CallBegun(number, call_id, name):
+                function = {"name": name, "arguments": ""}
+                return self._call_delta(number, function, id=call_id, type="function")
+            case CallArguments(number, text):
+                return self._call_delta(number, {"arguments": text})
+
+    def _call_delta(self, number: int, function: dict[str, str], **named: str) -> dict[str, Any]:
+        if self._body.is_old:
+            return {"function_call": function} if number == 0 else {}
+        return {"tool_calls": [{"index": number, **named, "function": function}]}
+
+    def _finish_reason(self, reason: str | None) -> str | None:
+        return "function_call" if reason == TOOL_CALLS and self._body.is_old else reason
+
+
+def _function(call: Call) -> dict[str, str]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,302 @@
+"""What the routes of models that make no text have in common: inputs become rows, rows requests.
+
+Texts are tokenised off the event loop where they are long, framed as the model expects, and cut
+only where a request or `api.prompt_truncation` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, PlainValidator, WithJsonSchema
+
+from remora.configs.errors import InvalidRequest, PromptTooLong, Unavailable
+from remora.configs.sections.pooling import Task
+from remora.deployments.http.core.body_limits import AtMost, check_size
+from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
+from remora.deployments.http.generation.bodies import PromptInput
+from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
+from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.sampling import check_vocabulary
+from remora.deployments.http.generation.server_state import Served
+from remora.engine.pooling.facts import PoolingFacts
+from remora.engine.pooling.row import Row
+from remora.engine.pooling.texts import Framer, Side, cut
+from remora.engine.types import FloatArray, PoolingParams, Request, SamplingParams
+
+NO_TEXT = SamplingParams(max_tokens=1)
+OFF_LOOP_NUMBERS = 65_536  # in an answer
+SCORING: tuple[Task, ...] = ("classify", "rerank", "reward")
+
+
+def check_inputs(value: Any) -> list[PromptInput]:
+    """Bring the forms of inputs (text, texts, ids, lists of ids) into one: a list."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise fault("must be a text, a list of texts, a list of token ids, or a list of such lists")
+    if is_token_list(value):
+        return [value]
+    check_size("max_inputs", value)
+    is_texts = all(isinstance(item, str) for item in value)
+    if not is_texts and not all(is_token_list(item) for item in value):
+        raise fault("must hold texts only, or lists of token ids only")
+    return value
+
+
+Inputs = Annotated[
+    list[PromptInput],
+    PlainValidator(check_inputs),
+    WithJsonSchema({"type": ["string", "array"]}),
+]
+Texts = Annotated[
+    list[Annotated[str, Field(max_length=2**24)]],
+    Field(min_length=1, fail_fast=True),
+    AtMost("max_inputs"),
+]
+
+
+class ChatMessage(Body):
+    """One message of a conversation that is scored, or embedded."""
+
+    role: Label
+    content: str
+
+
+class PoolingBaseBody(Body):
+    """Fields that all of these bodies share."""
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    rid: Label | None = None
+    request_id: Label | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingJob:
+    """One validated request.
+
+    tell:  from what the model gives for each row to the answer
+    """
+
+    rid: str
+    requests: tuple[Request, ...]
+    tell: Callable[[list[FloatArray]], Any]
+
+    @property
+    def streams(self) -> bool:
+        """These answers are told at once."""
+        return False
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens are read."""
+        return sum(len(request.prompt_ids) for request in self.requests)
+
+    async def result(self, outputs: OpenCall) -> Any:
+        """Return the whole answer."""
+        found: dict[int, FloatArray] = {}
+        async for index, output in outputs:
+            if output.pooled is None:
+                raise Unavailable("The request was aborted before it was computed.")
+            found[index] = output.pooled
+        results = [found[index] for index in range(len(self.requests))]
+        if sum(result.size for result in results) > OFF_LOOP_NUMBERS:
+            return await asyncio.to_thread(self.tell, results)
+        return self.tell(results)
+
+    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the whole answer."""
+        yield await self.result(outputs)
+
+
+def facts_of(served: Served, *tasks: Task) -> PoolingFacts:
+    """Return what the model gives. Raises InvalidRequest unless it is for one of `tasks`."""
+    if served.pooling is None:
+        raise InvalidRequest(
+            "This server's model generates text. Embeddings and scores come from a server whose "
+            "model.task is embed, classify, rerank or reward.",
+            code="not_offered",
+        )
+    facts = served.pooling.facts
+    if facts.task not in tasks:
+        raise InvalidRequest(
+            f"This server's model is for the task {facts.task}; this route needs "
+            f"{' or '.join(tasks)} (model.task).",
+            code="not_offered",
+        )
+    return facts
+
+
+def job_of(
+    rid: str,
+    body: PoolingBaseBody,
+    rows: Sequence[Row],
+    tell: Callable[[list[FloatArray]], Any],
+    *,
+    per_token: bool = False,
+) -> PoolingJob:
+    """Return the job of rows."""
+    return PoolingJob(
+        rid=rid,
+        tell=tell,
+        requests=tuple(
+            Request(
+                request_id=rid,
+                prompt_ids=row.token_ids,
+                sampling=NO_TEXT,
+                priority=body.priority or 0,
+                pooling=PoolingParams(per_token=per_token, second=row.second),
+            )
+            for row in rows
+        ),
+    )
+
+
+async def rows_of(
+    served: Served,
+    body: PoolingBaseBody,
+    inputs: Sequence[PromptInput],
+    *,
+    param: str,
+    before: str = "",
+) -> list[Row]:
+    """Return the row of each input.
+
+    before:  put in front of texts; ids are taken as they are
+    Raises InvalidRequest and PromptTooLong.
+    """
+    max_tokens, drops = cut_of(served, body)
+    texts = [before + given for given in inputs if isinstance(given, str)]
+    check_chars(served, texts, param, is_cut=max_tokens is not None)
+    framed: list[Row] = []
+    if texts:
+        framer = framer_of(served, param)
+        framed = await served.encoder.off_loop_if(
+            sum(map(len, texts)) > OFF_LOOP_CHARS,
+            lambda: framer.rows(texts, max_tokens=max_tokens, drops=drops),
+        )
+    in_turn = iter(framed)
+    rows = []
+    for given in inputs:
+        if isinstance(given, str):
+            rows.append(next(in_turn))
+            continue
+        check_vocabulary(given[: served.plan.max_sequence_tokens], vocab_size(served), param)
+        rows.append(Row(given if max_tokens is None else cut(given, max_tokens, drops)))
+    return check_rows(served, rows, param, max_tokens)
+
+
+def framer_of(served: Served, param: str) -> Framer:
+    """Return what turns texts into rows. Raises InvalidRequest where there is no tokenizer."""
+    framer = None if served.pooling is None else served.pooling.framer
+    if framer is None:
+        message = "This server has no tokenizer (model.skip_tokenizer): send token ids."
+        raise InvalidRequest(message, param, "no_tokenizer")
+    return framer
+
+
+def vocab_size(served: Served) -> int:
+    """Return the size of the vocabulary."""
+    return served.tokenizer.vocab_size
+
+
+def check_rows(
+    served: Served, rows: list[Row], param: str, max_tokens: int | None = None
+) -> list[Row]:
+    """Return the rows. Raises InvalidRequest for empty ones, PromptTooLong for long ones.
+
+    max_tokens:  to which they have been cut as far as they can be
+    """
+    limit = served.plan.max_sequence_tokens
+    for row in rows:
+        if max_tokens is not None and len(row.token_ids) > max_tokens:
+            raise PromptTooLong(
+                f"An entry of {param} still has {len(row.token_ids)} tokens when it is cut as far "
+                f"as it can be, for what stands around it is kept; {max_tokens} are allowed.",
+                param,
+            )
+        if not row.token_ids:
+            raise InvalidRequest(f"{param} is empty; at least one token is needed.", param)
+        if len(row.token_ids) > limit:
+            raise PromptTooLong(_too_long(limit, f"{len(row.token_ids)} tokens", param), param)
+    return rows
+
+
+def check_chars(served: Served, texts: Sequence[str], param: str, *, is_cut: bool) -> None:
+    """Raise PromptTooLong for a text that cannot fit, before it is tokenised."""
+    limit = served.plan.max_sequence_tokens
+    for text in texts:
+        if not is_cut and len(text) > limit * served.tokenizer.max_token_chars:
+            raise PromptTooLong(_too_long(limit, f"{len(text)} characters", param), param)
+
+
+def _too_long(limit: int, found: str, param: str) -> str:
+    return (
+        f"This model's maximum context length is {limit} tokens. However, an entry of {param} has "
+        f"{found}. Please reduce its length, or send truncate_prompt_tokens: -1."
+    )
+
+
+def cut_of(served: Served, body: PoolingBaseBody) -> tuple[int | None, Side]:
+    """Return how many tokens of a row are kept, None = what is longer is refused; and the side that
+    is cut off. Raises InvalidRequest.
+    """
+    limit, wanted = served.plan.max_sequence_tokens, body.truncate_prompt_tokens
+    drops: Side = "head" if body.truncation_side == "left" else "tail"
+    if wanted is None:
+        usual = served.config.api.prompt_truncation
+        if usual == "none":
+            if body.truncation_side is not None:
+                message = "truncation_side needs truncate_prompt_tokens."
+                raise InvalidRequest(message, "truncation_side")
+            return None, drops
+        if body.truncation_side is None:
+            drops = "head" if usual == "head" else "tail"
+        return limit, drops
+    if wanted == 0 or wanted > limit:
+        message = (
+            f"truncate_prompt_tokens is {wanted}; it must lie between 1 and {limit}, or be -1: as "
+            "many as fit."
+        )
+        raise InvalidRequest(message, "truncate_prompt_tokens")
+    return (limit if wanted < 0 else wanted), drops
+
+
+async def chat_rows(
+    served: Served, body: PoolingBaseBody, messages: Sequence[ChatMessage], *, param: str
+) -> list[Row]:
+    """Return the row of a conversation, as the model's template writes it."""
+    max_tokens, drops = cut_of(served, body)
+    given = [{"role": message.role, "content": message.content} for message in messages]
+    text = "".join(each["content"] for each in given)
+    check_chars(served, [text], param, is_cut=max_tokens is not None)
+
+    def work() -> list[int]:
+        written = served.tokenizer.render_chat(given, add_generation_prompt=False)
+        ids = served.tokenizer.encode(written, add_special_tokens=False)
+        return ids if max_tokens is None else cut(ids, max_tokens, drops)
+
+    ids = await served.encoder.off_loop_if(len(text) > OFF_LOOP_CHARS, work)
+    return check_rows(served, [Row(ids)], param)
+
+
+def encoded(vector: FloatArray, encoding: str | None) -> Any:
+    """Return a vector as JSON takes it: numbers, or little-endian float32 in base64."""
+    if encoding == "base64":
+        return base64.b64encode(np.ascontiguousarray(vector, dtype="<f4").tobytes()).decode()
+    return vector.tolist()
+
+
+def usage_of(rows: Sequence[Row]) -> dict[str, int]:
+    """Return how many tokens were read."""
+    num_tokens = sum(len(row.token_ids) for row in rows)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

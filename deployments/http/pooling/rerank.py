@@ -1,0 +1,209 @@
+"""/v1/rerank and /v1/score of models that are not for text: how well texts fit each other.
+
+A cross-encoder or a generating reranker reads both texts together; an embedder reads them apart,
+and the score is the cosine of the angle between their vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+import numpy as np
+from pydantic import BeforeValidator, Field, model_validator
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.fields import as_list, fault
+from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
+from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.pooling.embeddings import prompt_text
+from remora.deployments.http.pooling.requests import (
+    PoolingBaseBody,
+    PoolingJob,
+    Texts,
+    check_chars,
+    check_rows,
+    cut_of,
+    facts_of,
+    framer_of,
+    job_of,
+    rows_of,
+    usage_of,
+)
+from remora.engine.pooling.facts import PoolingFacts
+from remora.engine.pooling.row import Row
+from remora.engine.pooling.texts import PairTemplate
+from remora.engine.pooling.vectors import scores_of, vector_of
+from remora.engine.types import FloatArray
+
+
+def _as_text(value: Any) -> Any:
+    """Return the text of a document that may be an object with one."""
+    if isinstance(value, dict) and isinstance(value.get("text"), str):
+        return value["text"]
+    return value
+
+
+def _as_texts(value: Any) -> Any:
+    return [_as_text(item) for item in value] if isinstance(value, list) else value
+
+
+class RerankBody(PoolingBaseBody):
+    """Body of /v1/rerank."""
+
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[Texts, BeforeValidator(_as_texts)]
+    top_n: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+
+
+class PairScoreBody(PoolingBaseBody):
+    """Body of /v1/score with pairs of texts: one and many, or as many of both."""
+
+    text_1: Annotated[Texts | None, BeforeValidator(as_list)] = None
+    text_2: Annotated[Texts | None, BeforeValidator(as_list)] = None
+    queries: Annotated[Texts | None, BeforeValidator(as_list)] = None
+    documents: Annotated[Texts | None, BeforeValidator(as_list)] = None
+    instruction: str | None = None
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> Self:
+        for ours, theirs in (("text_1", "queries"), ("text_2", "documents")):
+            if (getattr(self, ours) is None) == (getattr(self, theirs) is None):
+                raise fault(f"is required, or {theirs} in its place; not both", param=ours)
+        if len(self.first) not in (1, len(self.second)):
+            raise fault(f"must be one text, or {len(self.second)} as in text_2", param="text_1")
+        return self
+
+    @property
+    def first(self) -> list[str]:
+        """Return the first texts."""
+        return self.text_1 or self.queries or []
+
+    @property
+    def second(self) -> list[str]:
+        """Return the second texts."""
+        return self.text_2 or self.documents or []
+
+
+async def prepare_rerank(served: Served, body: RerankBody, rid: str) -> PoolingJob:
+    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    model = (await served.model(body.model)).name
+    pairs = _Pairs(served, body, body.instruction)
+    rows = await pairs.rows([body.query], body.documents, "query", "documents")
+
+    def tell(results: list[FloatArray]) -> dict[str, Any]:
+        scores = pairs.scores(results)
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])
+        shows = body.return_documents is not False
+        return {
+            "id": f"rerank-{rid}",
+            "model": model,
+            "usage": usage_of(rows),
+            "results": [
+                {
+                    "index": index,
+                    **({"document": {"text": body.documents[index]}} if shows else {}),
+                    "relevance_score": scores[index],
+                }
+                for index in order[: body.top_n]
+            ],
+        }
+
+    return job_of(rid, body, rows, tell)
+
+
+async def prepare_pair_score(served: Served, body: PairScoreBody, rid: str) -> PoolingJob:
+    """Check everything that can be checked before the engine is asked. Raises RequestError."""
+    model = (await served.model(body.model)).name
+    pairs = _Pairs(served, body, body.instruction)
+    rows = await pairs.rows(body.first, body.second, "text_1", "text_2")
+
+    def tell(results: list[FloatArray]) -> dict[str, Any]:
+        return {
+            "id": f"score-{rid}",
+            "object": "list",
+            "created": created_at(),
+            "model": model,
+            "data": [
+                {"index": index, "object": "score", "score": score}
+                for index, score in enumerate(pairs.scores(results))
+            ],
+            "usage": usage_of(rows),
+        }
+
+    return job_of(rid, body, rows, tell)
+
+
+class _Pairs:
+    """How pairs of texts become rows, and what the model gives for these becomes scores."""
+
+    def __init__(self, served: Served, body: PoolingBaseBody, instruction: str | None) -> None:
+        self._served = served
+        self._body = body
+        self._facts = facts_of(served, "embed", "rerank", "reward", "classify")
+        self._instruction = instruction
+        self._num_first = 0
+        if self._facts.task != "embed" and len(self._facts.labels) != 1:
+            raise InvalidRequest(
+                f"This model has {len(self._facts.labels)} labels, so it gives no score of a pair; "
+                f"ask {'/classify' if self._facts.step_token is None else '/pooling'}.",
+                code="not_offered",
+            )
+        if instruction is not None and (self._facts.task == "embed" or _template(served) is None):
+            raise InvalidRequest(
+                "This model's pairs have no place for an instruction.", "instruction", "unsupported"
+            )
+
+    async def rows(
+        self, first: Sequence[str], second: Sequence[str], name: str, other: str
+    ) -> list[Row]:
+        """Return the rows that are to be computed."""
+        served, body, facts = self._served, self._body, self._facts
+        if facts.task == "embed":
+            self._num_first = len(first)
+            before = _query_prompt(facts), _document_prompt(facts)
+            queries = await rows_of(served, body, first, param=name, before=before[0])
+            documents = await rows_of(served, body, second, param=other, before=before[1])
+            return queries + documents
+        pairs = [(first[0 if len(first) == 1 else at], text) for at, text in enumerate(second)]
+        max_tokens, drops = cut_of(served, body)
+        check_chars(served, [*first, *second], other, is_cut=max_tokens is not None)
+        framer = framer_of(served, other)
+        template = _template(served)
+
+        def work() -> list[Row]:
+            if template is None:
+                return framer.pairs(pairs, max_tokens=max_tokens, drops=drops)
+            return framer.written(
+                pairs, template, self._instruction, max_tokens=max_tokens, drops=drops
+            )
+
+        is_long = sum(map(len, second)) + sum(map(len, first)) > OFF_LOOP_CHARS
+        rows: list[Row] = await served.encoder.off_loop_if(is_long, work)
+        return check_rows(served, rows, other, max_tokens)
+
+    def scores(self, results: list[FloatArray]) -> list[float]:
+        """Return a score for each pair."""
+        if self._facts.task != "embed":
+            return [float(scores_of(r, self._facts.activation)[0]) for r in results]
+        vectors = np.stack([vector_of(numbers, normalize=True) for numbers in results])
+        first, second = vectors[: self._num_first], vectors[self._num_first :]
+        return [float(score) for score in (first * second).sum(axis=1)]
+
+
+def _template(served: Served) -> PairTemplate | None:
+    return None if served.pooling is None else served.pooling.template
+
+
+def _query_prompt(facts: PoolingFacts) -> str:
+    return facts.prompts["query"] if "query" in facts.prompts else prompt_text(facts, None)
+
+
+def _document_prompt(facts: PoolingFacts) -> str:
+    for name in ("document", "passage"):
+        if name in facts.prompts:
+            return facts.prompts[name]
+    return prompt_text(facts, None) if "query" not in facts.prompts else ""

@@ -1,0 +1,231 @@
+"""Responses that can be asked for by id: those that are being written, and those that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import logging
+import re
+import secrets
+import sqlite3
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from remora.configs.errors import Unavailable, UnknownModel
+from remora.configs.schema import ServeConfig
+from remora.deployments.http.core.errors import unsupported
+from remora.deployments.http.core.wire import dumps
+from remora.deployments.http.responses.store import MemoryStore, ResponseStore, store_of
+
+MAX_CHAIN = 256
+_PREFIX = "resp_"
+# An item's id holds that of its response, so that nothing else need say where to look for it.
+_ITEM_ID = re.compile(r"[a-z]{2,4}_([0-9a-f]{48})[0-9a-f]{4,8}")
+_ITEM_PREFIXES = {
+    "message": "msg_",
+    "reasoning": "rs_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+}
+_OFF_LOOP_BYTES = 64 * 1024
+_FAILURES = (OSError, sqlite3.Error)
+
+log = logging.getLogger(__name__)
+
+
+class UnknownResponse(UnknownModel):
+    """No response of this id is kept; what an unknown model is, it is to the table of errors."""
+
+    default_code = "response_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One finished response.
+
+    response:  as it was answered
+    items:     what it was asked, without what came before it in the conversation
+    """
+
+    response: dict[str, Any]
+    items: list[dict[str, Any]]
+
+
+class Archive:
+    """Responses by id, as one caller sees them; at first as one who sees all and owns nothing.
+
+    store:    None = nothing is kept
+    refusal:  why not, for callers who need what is kept
+    """
+
+    def __init__(self, store: ResponseStore | None, refusal: str = "") -> None:
+        self._store = store
+        self._refusal = refusal
+        self._running: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._owner = ""
+        self._viewer: str | None = None
+
+    @classmethod
+    def configured(cls, config: ServeConfig) -> Archive:
+        """Return the archive that the operator asked for. Raises ConfigError."""
+        store = store_of(config)
+        num_replicas = config.parallel.num_replicas
+        if store is None:
+            return cls(None, "This server keeps no responses (api.response_store is none).")
+        if isinstance(store, MemoryStore) and num_replicas > 1:
+            return cls(
+                None,
+                f"This server has {num_replicas} replicas, none of which knows what another has "
+                "answered. Its operator can have them share a database (api.response_store: "
+                "file:/path).",
+            )
+        return cls(store)
+
+    def seen_by(self, owner: str, viewer: str | None) -> Archive:
+        """Return the same archive for another caller.
+
+        owner:   whose the responses are that this caller makes
+        viewer:  whose are found; None = everybody's
+        """
+        view = copy.copy(self)
+        view._owner, view._viewer = owner, viewer
+        return view
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept."""
+        return self._store is not None
+
+    def begin(self, response: dict[str, Any]) -> None:
+        """Note that a response is being written."""
+        self._running[response["id"]] = (self._owner, response)
+
+    def end(self, response_id: str) -> None:
+        """Note that a response is not being written any more."""
+        self._running.pop(response_id, None)
+
+    def running(self, response_id: str) -> dict[str, Any] | None:
+        """Return a response as it was when it began, if it is being written here."""
+        owner, response = self._running.get(response_id, ("", None))
+        return response if self._sees(owner) else None
+
+    def _sees(self, owner: str) -> bool:
+        return self._viewer is None or self._viewer == owner
+
+    async def keep(self, record: Record) -> None:
+        """Keep a finished response, if anything is kept; a failure to do so is only logged."""
+        if self._store is None:
+            return
+        written = dumps({"owner": self._owner, "response": record.response, "items": record.items})
+        try:
+            await self._store.put(record.response["id"], written)
+        except _FAILURES:
+            # The answer is there, and somebody waits for it.
+            log.exception("a response could not be kept")
+
+    async def find(self, response_id: str, param: str | None = None) -> Record:
+        """Return what is kept.
+
+        Raises UnknownResponse, InvalidRequest if nothing ever is, and Unavailable.
+        """
+        store = self._open(param)
+        try:
+            written = await store.get(response_id)
+        except _FAILURES as error:
+            raise Unavailable("The responses that are kept cannot be read now.") from error
+        if written is None:
+            raise _unknown(response_id, param)
+        is_long = len(written) > _OFF_LOOP_BYTES
+        value = await asyncio.to_thread(orjson.loads, written) if is_long else orjson.loads(written)
+        if not self._sees(value.get("owner", "")):
+            raise _unknown(response_id, param)
+        return Record(value["response"], value["items"])
+
+    async def find_item(self, item_id: str, param: str, read: dict[str, Record]) -> dict[str, Any]:
+        """Return an item of the input or the output of a response that is kept.
+
+        read:  responses that were found before, by id; what is found is added
+
+        Raises as `find` does.
+        """
+        self._open(param)
+        match = _ITEM_ID.fullmatch(item_id)
+        response_id = _PREFIX + match[1] if match else ""
+        if match and response_id not in read:
+            with suppress(UnknownResponse):
+                read[response_id] = _said(await self.find(response_id, param))
+        record = read.get(response_id)
+        items: list[dict[str, Any]] = []
+        if record is not None:
+            items = [*record.items, *record.response["output"]]
+        found = next((item for item in items if item["id"] == item_id), None)
+        if found is None:
+            message = (
+                f"No item {item_id[:80]!r} is kept; its response was not stored, has expired, or "
+                "has been deleted. Send the item itself."
+            )
+            raise UnknownResponse(message, param, "item_not_found")
+        return found
+
+    async def chain(self, response_id: str, param: str) -> list[Record]:
+        """Return a response and those it continues, the oldest first.
+
+        Raises as `find` does, and InvalidRequest for a chain of more than MAX_CHAIN.
+        """
+        records: list[Record] = []
+        following: str | None = response_id
+        while following is not None:
+            if len(records) == MAX_CHAIN:
+                message = f"The conversation has more than {MAX_CHAIN} responses; send it as input."
+                raise unsupported(param, message)
+            records.append(_said(await self.find(following, param)))
+            following = records[-1].response["previous_response_id"]
+        return records[::-1]
+
+    async def forget(self, response_id: str) -> None:
+        """Delete a response. Raises as `find` does."""
+        store = self._open(None)
+        await self.find(response_id)
+        try:
+            found = await store.delete(response_id)
+        except _FAILURES as error:
+            raise Unavailable("The responses that are kept cannot be changed now.") from error
+        if not found:
+            raise _unknown(response_id, None)
+
+    def _open(self, param: str | None) -> ResponseStore:
+        if self._store is None:
+            raise unsupported(param or "response_id", self._refusal)
+        return self._store
+
+
+class ItemIds:
+    """Draws ids of the items of one response."""
+
+    def __init__(self, response_id: str) -> None:
+        self._stem = response_id.removeprefix(_PREFIX)
+        self._numbers = itertools.count()
+
+    def new(self, kind: str) -> str:
+        """Return the next id."""
+        return f"{_ITEM_PREFIXES[kind]}{self._stem}{next(self._numbers):04x}"
+
+
+def new_response_id() -> str:
+    """Return an id that nobody can guess."""
+    return _PREFIX + secrets.token_hex(24)
+
+
+def _said(record: Record) -> Record:
+    """Return what a conversation goes on from; the rest, tools above all, may be megabytes."""
+    names = ("id", "previous_response_id", "output")
+    return Record({name: record.response[name] for name in names}, record.items)
+
+
+def _unknown(response_id: str, param: str | None) -> UnknownResponse:
+    message = f"No response {response_id[:80]!r} is kept; it may have expired or been deleted."
+    return UnknownResponse(message, param)

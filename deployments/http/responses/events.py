@@ -1,0 +1,154 @@
+"""Output items of a response, and the events that tell of them as they grow.
+
+A whole answer is made of the same items as a streamed one, by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from remora.deployments.http.responses.archive import ItemIds
+from remora.deployments.parsers.events import (
+    CallArguments,
+    CallBegun,
+    ReplyEvent,
+    Text,
+    Thought,
+)
+
+Event = dict[str, Any]
+
+MESSAGE, REASONING, CALL = "message", "reasoning", "function_call"
+_STEMS: Mapping[str, str] = MappingProxyType(
+    {
+        MESSAGE: "response.output_text",
+        REASONING: "response.reasoning_text",
+        CALL: "response.function_call_arguments",
+    }
+)
+
+
+@dataclass(slots=True, eq=False)
+class _OpenItem:
+    """The item that grows.
+
+    pieces:    of its text, or of the call's arguments
+    logprobs:  of the tokens of its text
+    """
+
+    index: int
+    kind: str
+    id: str
+    head: dict[str, Any]
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where its events happen."""
+        place: dict[str, Any] = {"item_id": self.id, "output_index": self.index}
+        return place if self.kind == CALL else place | {"content_index": 0}
+
+    def part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the one part of its content."""
+        if self.kind == REASONING:
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def item(self, status: str, content: list[dict[str, Any]], arguments: str) -> dict[str, Any]:
+        """Return the item as clients see it."""
+        item = {"id": self.id, "type": self.kind, "status": status, **self.head}
+        if self.kind == CALL:
+            return item | {"arguments": arguments}
+        return item | {"content": content}
+
+
+_HEADS: Mapping[str, dict[str, Any]] = MappingProxyType(
+    {MESSAGE: {"role": "assistant"}, REASONING: {"summary": []}}
+)
+
+
+class OutputWriter:
+    """Writes one reply as items. Events lack their `sequence_number`.
+
+    items:  those that are finished
+    """
+
+    def __init__(self, ids: ItemIds) -> None:
+        self._ids = ids
+        self.items: list[dict[str, Any]] = []
+        self._open: _OpenItem | None = None
+        # Of tokens whose text is held back.
+        self._logprobs: list[dict[str, Any]] = []
+
+    def take(self, events: Iterable[ReplyEvent], logprobs: Iterable[Event] = ()) -> list[Event]:
+        """Add what a piece of the reply means; `logprobs` are those of its tokens."""
+        self._logprobs += logprobs
+        told: list[Event] = []
+        for event in events:
+            match event:
+                case Text(text):
+                    told += self._grow(MESSAGE, text)
+                case Thought(text):
+                    told += self._grow(REASONING, text)
+                case CallBegun(_, call_id, name):
+                    told += self._begin(CALL, {"call_id": call_id, "name": name})
+                case CallArguments(_, text):
+                    told += self._grow(CALL, text)
+        return told
+
+    def finish(self, status: str) -> list[Event]:
+        """End the reply; `status` is that of its last item. There is one item at least."""
+        begun = [] if self.items or self._open else self._begin(MESSAGE, _HEADS[MESSAGE])
+        return begun + self._end(status)
+
+    def _grow(self, kind: str, text: str) -> list[Event]:
+        told = []
+        if self._open is None or self._open.kind != kind:
+            told = self._begin(kind, _HEADS[kind])
+        item = self._open
+        assert item is not None
+        item.pieces.append(text)
+        delta = {"type": f"{_STEMS[kind]}.delta", **item.place, "delta": text}
+        if kind == MESSAGE:
+            delta["logprobs"] = self._logprobs
+            item.logprobs += self._logprobs
+        self._logprobs = []
+        return [*told, delta]
+
+    def _begin(self, kind: str, head: dict[str, Any]) -> list[Event]:
+        told = self._end("completed")
+        item = _OpenItem(len(self.items), kind, self._ids.new(kind), head)
+        self._open = item
+        added = item.item("in_progress", [], "")
+        told.append(
+            {"type": "response.output_item.added", "output_index": item.index, "item": added}
+        )
+        if kind != CALL:
+            part = item.part("", [])
+            told.append({"type": "response.content_part.added", **item.place, "part": part})
+        return told
+
+    def _end(self, status: str) -> list[Event]:
+        item, self._open = self._open, None
+        if item is None:
+            return []
+        text, stem = "".join(item.pieces), _STEMS[item.kind]
+        if item.kind == CALL:
+            done = {"name": item.head["name"], "arguments": text}
+            told = [{"type": f"{stem}.done", **item.place, **done}]
+            whole = item.item(status, [], text)
+        else:
+            part = item.part(text, item.logprobs)
+            more = {"logprobs": item.logprobs} if item.kind == MESSAGE else {}
+            told = [
+                {"type": f"{stem}.done", **item.place, "text": text, **more},
+                {"type": "response.content_part.done", **item.place, "part": part},
+            ]
+            whole = item.item(status, [part], "")
+        self.items.append(whole)
+        done_event = {"type": "response.output_item.done", "output_index": item.index}
+        return [*told, done_event | {"item": whole}]

@@ -1,0 +1,72 @@
+"""What a response is asked, with what it refers to: earlier responses, and items of them by id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.body_limits import max_pieces
+from remora.deployments.http.core.fields import parse
+from remora.deployments.http.responses.archive import Archive, Record
+from remora.deployments.http.responses.bodies import ResponsesBody
+from remora.deployments.http.responses.items import REFERENCE, Item
+
+_CUT_CALL = ("function_call", "incomplete")
+_PREVIOUS = "previous_response_id"
+
+
+async def earlier_items(archive: Archive, body: ResponsesBody) -> list[Item]:
+    """Return the items of the conversation that a body continues.
+
+    Raises InvalidRequest, UnknownResponse, Unavailable.
+    """
+    if body.previous_response_id is None:
+        return []
+    records = await archive.chain(body.previous_response_id, _PREVIOUS)
+    found = sum(len(record.items) + len(record.response["output"]) for record in records)
+    if found > max_pieces():
+        message = f"The conversation has {found} items; at most {max_pieces()} are allowed."
+        raise InvalidRequest(message, _PREVIOUS, limit="max_messages")
+    return [item for record in records for item in _whole_items(record)]
+
+
+async def with_references(archive: Archive, items: list[Item]) -> list[Item]:
+    """Return items with those in their places that are named by id only.
+
+    Raises InvalidRequest, UnknownResponse, Unavailable.
+    """
+    read: dict[str, Record] = {}
+    resolved = []
+    for place, item in enumerate(items):
+        if item.type == REFERENCE:
+            assert item.id is not None  # the body has seen to it
+            param = f"input[{place}].id"
+            found = await archive.find_item(item.id, param, read)
+            if _is_cut(found):
+                message = f"The call {item.id!r} was cut off; it cannot be gone on from."
+                raise InvalidRequest(message, param)
+            item = _parsed(found, f"The item {item.id!r} cannot be used again", param)
+        resolved.append(item)
+    return resolved
+
+
+def _whole_items(record: Record) -> list[Item]:
+    """Return what a response adds to a conversation; calls that were cut off have no part in it."""
+    written = [*record.items, *record.response["output"]]
+    what = f"The response {record.response['id']!r} cannot be continued"
+    return [_parsed(item, what, _PREVIOUS) for item in written if not _is_cut(item)]
+
+
+def _is_cut(item: dict[str, Any]) -> bool:
+    return (item["type"], item.get("status")) == _CUT_CALL
+
+
+def _parsed(item: dict[str, Any], what: str, param: str) -> Item:
+    """Return a kept item as an item of an input.
+
+    Raises InvalidRequest where the model wrote what no input may hold, such as a tool's name.
+    """
+    try:
+        return parse(Item, item)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{what}: {error.message}", param) from None

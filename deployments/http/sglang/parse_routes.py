@@ -1,0 +1,127 @@
+"""/parse_function_call and /separate_reasoning, as SGLang has them: the parsers alone, no model.
+
+What they say of a text is what an answer of that text would have been read as.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.body_limits import AtMost
+from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
+from remora.deployments.http.generation.reply import Replies, Reply
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.tools import ToolBody
+from remora.deployments.http.handlers import read_body
+from remora.deployments.parsers.format_choice import reasoning_parser_names
+from remora.deployments.parsers.formats import TOOL_FORMATS
+from remora.deployments.parsers.reasoning import reasoning_format
+from remora.deployments.parsers.replies import ReplyFormats
+from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
+from remora.engine.types import FinishReason, Output
+
+MAX_PARSED_CHARS = 2**20
+
+Text = Annotated[str, Field(max_length=MAX_PARSED_CHARS)]
+ParserName = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class ParseCallsBody(Body):
+    """Body of /parse_function_call."""
+
+    text: Text
+    tools: Annotated[list[ToolBody], Field(min_length=1), AtMost("max_tools")]
+    tool_call_parser: ParserName | None = None
+
+
+class SeparateBody(Body):
+    """Body of /separate_reasoning."""
+
+    text: Text
+    reasoning_parser: ParserName | None = None
+
+
+PARSE_BODIES: Mapping[str, type[Body]] = {
+    "/parse_function_call": ParseCallsBody,
+    "/separate_reasoning": SeparateBody,
+}
+
+
+def parse_routes(served: Served) -> APIRouter:
+    """Return the router of both."""
+    router = APIRouter(tags=["parsers"])
+
+    @router.post("/parse_function_call")
+    async def parse_function_call(request: Request) -> Response:
+        body = parse(ParseCallsBody, await read_body(served, request))
+        reply = await _read(
+            _call_formats(served, body.tool_call_parser),
+            ToolUse(tools=tuple(t.function.as_tool() for t in body.tools), choice=ToolChoice.AUTO),
+            body.text,
+        )
+        calls = [
+            {"tool_index": number, "name": call.name, "parameters": call.arguments}
+            for number, call in enumerate(reply.calls)
+        ]
+        return _answer(served, body, {"normal_text": reply.text or "", "calls": calls})
+
+    @router.post("/separate_reasoning")
+    async def separate_reasoning(request: Request) -> Response:
+        body = parse(SeparateBody, await read_body(served, request))
+        formats = _thought_formats(served, body.reasoning_parser)
+        reply = await _read(formats, NO_TOOLS, body.text)
+        texts = {"reasoning_text": reply.thought or "", "text": reply.text or ""}
+        return _answer(served, body, texts)
+
+    return router
+
+
+def _answer(served: Served, body: Body, answer: dict[str, Any]) -> Response:
+    headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
+    return JSONAnswer(answer, headers=dict(headers))
+
+
+def _call_formats(served: Served, name: str | None) -> ReplyFormats:
+    """Return formats that read calls and nothing else. Raises InvalidRequest."""
+    formats = replace(served.formats, reasoning_format=None)
+    if name is not None:
+        form = TOOL_FORMATS.get(name)
+        formats = replace(formats, tool_format=form, checkpoint_format=None)
+    if formats.tool_format_name is None:
+        raise _unknown("tool_call_parser", name, tuple(TOOL_FORMATS))
+    return formats
+
+
+def _thought_formats(served: Served, name: str | None) -> ReplyFormats:
+    """Return formats that read thought and nothing else. Raises InvalidRequest."""
+    formats = replace(served.formats, tool_format=None)
+    if name is not None:
+        form = reasoning_format(name)
+        formats = replace(formats, reasoning_format=form, checkpoint_format=None)
+    if formats.reasoning_format_name is None:
+        raise _unknown("reasoning_parser", name, reasoning_parser_names())
+    return formats
+
+
+def _unknown(param: str, name: str | None, names: tuple[str, ...]) -> InvalidRequest:
+    what = "is required: this model has none of its own" if name is None else "is not known"
+    return InvalidRequest(f"{param} {what}; send one of {', '.join(names)}.", param)
+
+
+async def _read(formats: ReplyFormats, use: ToolUse, text: str) -> Reply:
+    def work() -> Reply:
+        replies = Replies(1, formats.make_parser(prompt="", use=use))
+        whole = Output(index=0, token_ids=(), text=text, finish_reason=FinishReason.STOP)
+        return replies.add(whole).reply
+
+    return await asyncio.to_thread(work) if len(text) > OFF_LOOP_CHARS else work()

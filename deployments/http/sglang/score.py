@@ -1,0 +1,179 @@
+"""/v1/score, in SGLang's shape: how likely each of some tokens is after a query and each item.
+
+Every item is scored by itself; the pages of the query are shared by way of the prefix cache. The
+engine is asked for the likeliest tokens; a label that is not among them is asked for again, as the
+only token that may come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
+from remora.deployments.http.generation.bodies import PromptInput, check_prompt
+from remora.deployments.http.generation.choices import Choices
+from remora.deployments.http.generation.prompts import check_room, prompt_ids
+from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.resumption import created_at
+from remora.deployments.http.generation.sampling import check_vocabulary
+from remora.deployments.http.generation.server_state import Served
+from remora.engine.sampling.params import MAX_LOGPROBS
+from remora.engine.types import Request, SamplingParams, TokenLogprob
+
+MAX_LABELS = 1024
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+
+
+def _check_query(value: Any) -> PromptInput:
+    if isinstance(value, str) or is_token_list(value):
+        query: PromptInput = value
+        return query
+    raise fault("must be a text or a list of token ids")
+
+
+class ScoreBody(Body):
+    """Body of /v1/score."""
+
+    query: Annotated[
+        PromptInput, PlainValidator(_check_query), WithJsonSchema({"type": ["string", "array"]})
+    ]
+    items: Annotated[
+        list[PromptInput],
+        PlainValidator(check_prompt),
+        WithJsonSchema({"type": ["string", "array"]}),
+    ]
+    label_token_ids: Annotated[list[int], Field(min_length=1, max_length=MAX_LABELS)]
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Label | None = None
+    rid: Label | None = None
+
+    @model_validator(mode="after")
+    def _check_kinds(self) -> Self:
+        if any(type(item) is not type(self.query) for item in self.items):
+            raise fault(
+                "must be texts where query is one, and token ids where it is not", param="items"
+            )
+        return self
+
+    @property
+    def prompts(self) -> list[PromptInput]:
+        """Query and item together, for each item."""
+        given = [(self.query, item) for item in self.items]
+        pairs = [(item, query) if self.item_first else (query, item) for query, item in given]
+        return [first + second for first, second in pairs]  # type: ignore[operator]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreJob:
+    """One validated request."""
+
+    body: ScoreBody
+    rid: str
+    served: Served
+    model: str
+    requests: tuple[Request, ...]
+
+    @property
+    def streams(self) -> bool:
+        """Scores are told at once."""
+        return False
+
+    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+        """Return a list of scores for each item, one for each label."""
+        found = [dict(_of_top(line)) for line in await _lines(outputs, len(self.requests))]
+        missing = [
+            (item, label)
+            for item, known in enumerate(found)
+            for label in dict.fromkeys(self.body.label_token_ids)
+            if label not in known
+        ]
+        for (item, label), logprob in zip(missing, await self._forced(missing), strict=True):
+            found[item][label] = logprob
+        rows = [[known[label] for label in self.body.label_token_ids] for known in found]
+        num_tokens = sum(len(request.prompt_ids) for request in self.requests)
+        return {
+            "object": "scoring",
+            "created": created_at(),
+            "model": self.model,
+            "scores": [_scores(row, softmax=bool(self.body.apply_softmax)) for row in rows],
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+
+    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the whole answer."""
+        yield await self.result(outputs)
+
+    async def _forced(self, missing: Sequence[tuple[int, int]]) -> list[float]:
+        """Return the log-probabilities of labels that are not among the likeliest tokens."""
+        logprobs: list[float] = []
+        size = self.served.calls.limits.max_sequences
+        for start in range(0, len(missing), size):
+            asked = [
+                replace(
+                    self.requests[item],
+                    sampling=replace(ONE_TOKEN, allowed_token_ids=(label,), logprobs=0),
+                )
+                for item, label in missing[start : start + size]
+            ]
+            async with aclosing(await self.served.calls.open(self.rid, asked)) as outputs:
+                logprobs += [line.logprob for line in await _lines(outputs, len(asked))]
+        return logprobs
+
+
+async def _lines(outputs: OpenCall, num_prompts: int) -> list[TokenLogprob]:
+    choices = Choices(num_prompts, 1)
+    await choices.gather(outputs)
+    return [choice.logprobs[0] for choice in choices]
+
+
+def _of_top(line: TokenLogprob) -> list[tuple[int, float]]:
+    return [*line.top, (line.token_id, line.logprob)]
+
+
+def _scores(logprobs: Sequence[float], *, softmax: bool) -> list[float]:
+    """Return probabilities: of all tokens, or with `softmax` of the labels alone."""
+    likeliest = max(logprobs) if softmax else 0.0
+    if likeliest == -math.inf:
+        return [0.0 for _ in logprobs]
+    scores = [math.exp(logprob - likeliest) for logprob in logprobs]
+    return [score / sum(scores) for score in scores] if softmax else scores
+
+
+async def prepare_score(served: Served, body: ScoreBody, rid: str) -> ScoreJob:
+    """Check everything that can be checked before the engine is asked.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    model = await served.model(body.model)
+    served.calls.check_size(len(body.items), "items")
+    check_vocabulary(body.label_token_ids, served.tokenizer.vocab_size, "label_token_ids")
+    all_ids = await prompt_ids(served, body.prompts, add_special_tokens=True, param="items")
+    for ids in all_ids:
+        check_room(len(ids), 1, served.plan, "items")
+    top = min(MAX_LOGPROBS, served.tokenizer.vocab_size)
+    return ScoreJob(
+        body=body,
+        rid=rid,
+        served=served,
+        model=model.name,
+        requests=tuple(
+            Request(
+                request_id=rid,
+                prompt_ids=ids,
+                sampling=replace(ONE_TOKEN, logprobs=top),
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                adapter=model.adapter,
+            )
+            for ids in all_ids
+        ),
+    )

@@ -1,0 +1,96 @@
+"""/update_weights_from_disk: other weights while the server runs, in SGLang's words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from remora.configs.errors import ConfigError, InvalidRequest
+from remora.deployments.http.core.fields import Body
+from remora.engine.protocols import EngineClient
+
+log = logging.getLogger(__name__)
+
+Install = Callable[[], None]
+Text = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How other weights come.
+
+    prepare:  loads what the source and format mean; returns what puts it in place; ConfigError
+    run:      lets the engine do that between two requests
+    """
+
+    prepare: Callable[[str, str | None], Install]
+    run: Callable[[Install], Awaitable[None]]
+
+
+class UpdateBody(Body):
+    """Body of /update_weights_from_disk."""
+
+    model_path: Text
+    load_format: Text | None = None
+    abort_all_requests: bool | None = None
+    weight_version: Text | None = None
+
+
+class Weights:
+    """Which weights are served, and how others come.
+
+    version:      their label
+    num_updates:  since the start
+    """
+
+    def __init__(self, version: str, exchange: Exchange | None) -> None:
+        """Begin with those of the start; None = no others come."""
+        self.version = version
+        self.num_updates = 0
+        self._exchange = exchange
+        self._updating: asyncio.Task[dict[str, Any]] | None = None
+
+    async def update(self, body: UpdateBody, client: EngineClient) -> dict[str, Any]:
+        """Load other weights and serve them. Raises InvalidRequest; then nothing has changed."""
+        if self._exchange is None:
+            raise InvalidRequest(
+                "Weights do not change here: set model.weight_roots or model.weight_loaders.",
+                code="not_enabled",
+            )
+        if self._updating is not None and not self._updating.done():
+            raise InvalidRequest("Other weights are being loaded already.", code="update_running")
+        # It goes on when the caller leaves: half an update would be nobody's.
+        self._updating = asyncio.create_task(self._update(self._exchange, body, client))
+        self._updating.add_done_callback(_log_failure)
+        return await asyncio.shield(self._updating)
+
+    async def _update(
+        self, exchange: Exchange, body: UpdateBody, client: EngineClient
+    ) -> dict[str, Any]:
+        try:
+            install = await asyncio.to_thread(exchange.prepare, body.model_path, body.load_format)
+        except ConfigError as error:
+            raise InvalidRequest(f"The weights stay as they are: {error}", "model_path") from None
+        exchanging = asyncio.ensure_future(exchange.run(install))
+        if body.abort_all_requests:
+            await asyncio.sleep(0)  # those that come from here on wait for the new weights
+            await client.abort(None)
+        await exchanging
+        self.num_updates += 1
+        self.version = body.weight_version or self.version
+        return {
+            "success": True,
+            "message": "The new weights are served.",
+            "weight_version": self.version,
+        }
+
+
+def _log_failure(update: asyncio.Task[dict[str, Any]]) -> None:
+    """Say why an update has failed: whoever asked for it may have left."""
+    if not update.cancelled() and (error := update.exception()) is not None:
+        log.warning("other weights were not taken: %s", error)

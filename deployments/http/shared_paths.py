@@ -1,0 +1,129 @@
+"""Paths that several servers share: /generate in three dialects, and what goes with it.
+
+`api.generate_dialect` says whose bodies /generate takes; by default each body says so itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
+from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.core.wire_formats import OPENAI, TGI, Dialect
+from remora.deployments.http.endpoints import GENERATE, Endpoint, Job
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.handlers import Route, generation_routes, read_body
+from remora.deployments.http.lightllm.bodies import LightBody, TokensBody, parse_light
+from remora.deployments.http.lightllm.generate import count_tokens, prepare_light, token_load
+from remora.deployments.http.sglang.bodies import GenerateBody, parse_generate
+from remora.deployments.http.sglang.generate import prepare_generate
+from remora.deployments.http.tgi.bodies import TgiBody, parse_tgi
+from remora.deployments.http.tgi.generate import prepare_tgi
+from remora.deployments.http.tgi.info import tgi_info
+
+
+def _tgi(*, stream: bool | None, wraps: bool = False) -> Endpoint[TgiBody]:
+    prepare = partial(_prepare_tgi, wraps=wraps)
+    return Endpoint(partial(parse_tgi, stream=stream), prepare, kind="completion")
+
+
+async def _prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool) -> Job:
+    return await prepare_tgi(served, body, rid, wraps=wraps)
+
+
+def _light(*, stream: bool | None) -> Endpoint[LightBody]:
+    return Endpoint(partial(parse_light, stream=stream), prepare_light, kind="completion")
+
+
+def _is_tgi(body: Any) -> bool:
+    return isinstance(body, dict) and "inputs" in body and not {"text", "input_ids"} & body.keys()
+
+
+def dialect_of_body(body: Any) -> Dialect:
+    """Return the dialect in which a body of /generate is answered when none is configured."""
+    return TGI if _is_tgi(body) else OPENAI
+
+
+def _parse_either(body: Any) -> Body:
+    return parse_tgi(body, stream=False) if _is_tgi(body) else parse_generate(body)
+
+
+async def _prepare_either(served: Served, body: Body, rid: str) -> Job:
+    if isinstance(body, TgiBody):
+        return await prepare_tgi(served, body, rid)
+    assert isinstance(body, GenerateBody)
+    return await prepare_generate(served, body, rid)
+
+
+_EITHER: Endpoint[Body] = Endpoint(
+    _parse_either, _prepare_either, dialect_of_body, kind="completion"
+)
+_GENERATE: Mapping[str, Endpoint[Any]] = {
+    "auto": _EITHER,
+    "sglang": GENERATE,
+    "tgi": _tgi(stream=False),
+    "lightllm": _light(stream=False),
+}
+
+
+def text_routes(dialect: str) -> tuple[Route, ...]:
+    """Return /generate and its like, in the dialect that is configured."""
+    is_light = dialect == "lightllm"
+    return (
+        Route("/generate", _GENERATE[dialect], GenerateBody, ("GET", "POST", "PUT")),
+        Route("/generate_stream", _light(stream=True) if is_light else _tgi(stream=True), TgiBody),
+        Route("/", _light(stream=None) if is_light else _tgi(stream=None, wraps=True), TgiBody),
+    )
+
+
+def generate_routes(served: Served) -> APIRouter:
+    """Return the router of these routes, and of what goes with them."""
+    router = generation_routes(served, text_routes(served.config.api.generate_dialect))
+    router.include_router(_tgi_information(served))
+    router.include_router(_light_information(served))
+    return router
+
+
+# What the paths above are sent, for the description of the API.
+GENERATE_BODIES: Mapping[str, type[Body]] = {
+    "/generate": GenerateBody,
+    "/generate_stream": TgiBody,
+    "/": TgiBody,
+    "/tokens": TokensBody,
+}
+
+
+def _tgi_information(served: Served) -> APIRouter:
+    router = APIRouter(tags=["information"])
+
+    @router.get("/info")
+    async def info() -> Response:
+        return JSONAnswer(tgi_info(served))
+
+    return router
+
+
+def _light_information(served: Served) -> APIRouter:
+    router = APIRouter(tags=["information"])
+
+    @router.get("/get_model_name")
+    async def get_model_name() -> Response:
+        return JSONAnswer({"model_name": served.plan.served_model_name})
+
+    @router.get("/token_load")
+    async def get_token_load() -> Response:
+        return JSONAnswer(token_load(served))
+
+    @router.get("/tokens")
+    @router.post("/tokens")
+    async def tokens(request: Request) -> Response:
+        body = parse(TokensBody, await read_body(served, request))
+        headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
+        return JSONAnswer(await count_tokens(served, body), headers=dict(headers))
+
+    return router

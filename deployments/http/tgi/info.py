@@ -1,0 +1,33 @@
+"""What TGI's /info says of the server."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from remora.deployments.http.generation.server_state import Served
+
+
+def tgi_info(served: Served) -> dict[str, Any]:
+    """Return what TGI's /info says."""
+    plan, limits = served.plan, served.config.limits
+    return {
+        "model_id": plan.served_model_name,
+        "model_sha": None,
+        "model_dtype": f"torch.{plan.dtype}",
+        "model_device_type": plan.device,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": plan.max_open_sequences,
+        "max_best_of": limits.max_n,
+        "max_stop_sequences": limits.max_stops,
+        "max_input_tokens": plan.max_sequence_tokens - 1,
+        "max_input_length": plan.max_sequence_tokens - 1,
+        "max_total_tokens": plan.max_sequence_tokens,
+        "max_batch_total_tokens": plan.kv_tokens,
+        "validation_workers": 1,
+        "max_client_batch_size": 1,
+        "router": "remora",
+        "version": version("remora"),
+        "sha": None,
+        "docker_label": None,
+    }

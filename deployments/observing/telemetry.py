@@ -1,0 +1,70 @@
+"""What a replica tells of itself without being asked: begun once it serves, closed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from remora.deployments.http.generation.server_state import Served
+from remora.deployments.observing.crash_dump import CrashDump
+from remora.deployments.observing.gc_log import GcLog
+from remora.deployments.observing.memory_log import MemoryLog
+from remora.deployments.observing.push import Pusher
+from remora.deployments.observing.spans import Spans
+from remora.deployments.observing.stats_log import StatsLog
+
+
+class Telling:
+    """The tasks and hooks of one replica, as its configuration asks for them.
+
+    failed:  waits for the engine to fail, and returns why
+
+    Make it on the replica's event loop. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        replica_id: str,
+        failed: Callable[[], Awaitable[Exception]] = asyncio.Future,
+    ) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hooks = ExitStack()
+        metrics, debug = served.config.metrics, served.config.debug
+        if metrics.log_stats_period_s is not None:
+            self._begin(StatsLog(served.client.stats).run(metrics.log_stats_period_s))
+        if metrics.push_url is not None:
+            pusher = Pusher(metrics, metrics.push_url, served.metrics.render, replica_id)
+            self._begin(pusher.run())
+        if metrics.log_gc_s is not None:
+            self._hooks.callback(GcLog(metrics.log_gc_s).close)
+        if metrics.trace_endpoint is not None:
+            spans = Spans(metrics.trace_endpoint, served.plan.served_model_name, replica_id)
+            served.calls.observers.add(spans)
+            self._hooks.callback(spans.close)
+        if debug.crash_dump_dir is not None:
+            dump = CrashDump(Path(debug.crash_dump_dir), replica_id)
+            served.calls.observers.add(dump)
+            self._begin(_write_after(failed, dump))
+        if debug.trace_memory_s is not None:
+            memory = MemoryLog(debug.trace_memory_frames)
+            self._hooks.callback(memory.close)
+            self._begin(memory.run(debug.trace_memory_s))
+
+    def _begin(self, task: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(task))
+
+    def close(self) -> None:
+        """Tell nothing more. From any thread."""
+        for task in self._tasks:
+            with suppress(RuntimeError):  # the event loop has been closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+        self._hooks.close()
+
+
+async def _write_after(failed: Callable[[], Awaitable[Exception]], dump: CrashDump) -> None:
+    # At once, and on the event loop: the process is about to end.
+    dump.write(await failed())

@@ -1,0 +1,104 @@
+"""Replies that have to be calls: the grammar that holds them to it, and who reads them.
+
+No format of a model is needed. One named tool: the reply is the object of its arguments. Any tool:
+the reply is a list of `{"name": ..., "parameters": {...}}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from remora.deployments.parsers.events import ReplyParser
+from remora.deployments.parsers.reader import BLANKS, Steps
+from remora.deployments.parsers.scan import json_brackets, read_nested
+from remora.deployments.parsers.tool_calls.faults import NoteFault, note_nothing
+from remora.deployments.parsers.tool_calls.json_calls import Envelopes
+from remora.deployments.parsers.tool_calls.parser import CallParser, CallSyntax, Desk
+from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS
+from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
+from remora.deployments.parsers.writer import MakeId
+
+_BRACKETS = json_brackets()
+_DEFINITIONS = "#/$defs/"
+_DATA = frozenset({"const", "enum", "default", "examples", "example"})
+_MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+
+
+def forced_schema(use: ToolUse) -> dict[str, Any]:
+    """Return the JSON schema of a reply with a forced choice."""
+    if use.choice is ToolChoice.NAMED:
+        return _object_schema(next(tool for tool in use.tools if tool.name == use.name))
+    kinds = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.name},
+                "parameters": {"$ref": _definition(number)},
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for number, tool in enumerate(use.tools)
+    ]
+    return {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MAX_CALLS if use.parallel else 1,
+        "items": kinds[0] if len(kinds) == 1 else {"anyOf": kinds},
+        "$defs": {
+            f"tool{number}": _moved(_object_schema(tool), _definition(number))
+            for number, tool in enumerate(use.tools)
+        },
+    }
+
+
+def forced_parser(use: ToolUse, make_id: MakeId, note: NoteFault = note_nothing) -> ReplyParser:
+    """Return the parser of a reply with a forced choice."""
+    if use.choice is ToolChoice.NAMED:
+        syntax = CallSyntax(bare=_named_reader(str(use.name)))
+    else:
+        syntax = CallSyntax(bare=Envelopes())
+    return CallParser(syntax, use.tools, make_id, parallel=use.parallel, note=note)
+
+
+def _named_reader(name: str) -> Callable[[Desk], Steps[None]]:
+    def read(desk: Desk) -> Steps[None]:
+        reader = desk.reader
+        yield from reader.run(BLANKS)
+        if (yield from reader.sees("{")):
+            desk.begin(name)
+            yield from read_nested(reader, desk.writer.arguments, _BRACKETS)
+        elif blanks := reader.give_back():
+            desk.writer.text(blanks)
+
+    return read
+
+
+def _definition(number: int) -> str:
+    return f"{_DEFINITIONS}tool{number}"
+
+
+def _object_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, said to be an object and known by no other name."""
+    schema = tool.enforced_parameters
+    return {key: value for key, value in schema.items() if key not in ("$id", "$schema")}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """Return a schema whose references still lead into it when it stands at `place`."""
+    if isinstance(schema, list):
+        return [_moved(part, place) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {key: _moved_member(key, value, place) for key, value in schema.items()}
+
+
+def _moved_member(key: str, value: Any, place: str) -> Any:
+    if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        return place + value[1:]
+    if key in _DATA:
+        return value
+    if key in _MAPS and isinstance(value, Mapping):
+        return {name: _moved(part, place) for name, part in value.items()}
+    return _moved(value, place)

@@ -1,0 +1,117 @@
+"""Calls written in Python, `[add(a=1, b=2), now()]`, with literals for arguments.
+
+Text is passed on while it is written, other values when their end has been seen. What is no
+literal becomes text: `unit=celsius` means "celsius". Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+
+from remora.deployments.parsers.literals import argument_json, escape, to_json, types_of, unescape
+from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps, Taker
+from remora.deployments.parsers.scan import read_python_argument
+from remora.deployments.parsers.tool_calls.parser import Desk
+
+_IDENTIFIER = re.compile(r"[\w.\-]+")
+_ENDS = {end: Markers(end, "\\") for end in ('"', "'", '"""', "'''")}
+_MAX_DIGITS = {"x": 2, "u": 4, "U": 8} | dict.fromkeys("01234567", 2)
+_ALL_TYPES = types_of(None, {})
+
+
+def read_python_calls(desk: Desk) -> Steps[None]:
+    """Read a list of calls."""
+    reader = desk.reader
+    yield from reader.run(BLANKS)
+    yield from reader.need("[")
+    while True:
+        yield from reader.run(BLANKS)
+        yield from _read_call(desk)
+        yield from reader.run(BLANKS)
+        if (yield from reader.has("]")):
+            return
+        yield from reader.need(",")
+        yield from reader.run(BLANKS)
+        if (yield from reader.has("]")):
+            return
+        reader.keep()
+
+
+def _read_call(desk: Desk) -> Steps[None]:
+    reader, writer = desk.reader, desk.writer
+    name = yield from reader.word(_IDENTIFIER)
+    yield from reader.run(BLANKS)
+    yield from reader.need("(")
+    if not name:
+        raise Malformed
+    yield from reader.run(BLANKS)
+    if (yield from reader.has(")")):
+        desk.begin(name)
+        writer.complete()
+        return
+    key = yield from _read_key(reader)
+    desk.begin(name)
+    before = "{"
+    while True:
+        writer.arguments(f"{before}{to_json(key)}: ")
+        end = yield from _read_value(desk)
+        yield from reader.run(BLANKS)
+        if end == ")" or (yield from reader.has(")")):
+            writer.arguments("}")
+            return
+        key, before = (yield from _read_key(reader)), ", "
+
+
+def _read_key(reader: Reader) -> Steps[str]:
+    key = yield from reader.word(_IDENTIFIER)
+    yield from reader.run(BLANKS)
+    yield from reader.need("=")
+    if not key or (yield from reader.sees("=")):
+        raise Malformed
+    yield from reader.run(BLANKS)
+    return key
+
+
+def _read_value(desk: Desk) -> Steps[str]:
+    """Read one argument; return the `,` or `)` after it."""
+    reader, writer = desk.reader, desk.writer
+    char = yield from reader.peek()
+    if char and char in "\"'":
+        writer.arguments('"')
+        yield from _read_string(reader, lambda piece: writer.arguments(escape(piece)))
+        writer.arguments('"')
+        yield from reader.run(BLANKS)
+        end = yield from reader.take()
+        if end not in ",)":
+            raise Malformed
+        return end
+    pieces: list[str] = []
+    end = yield from read_python_argument(reader, pieces.append)
+    writer.arguments(argument_json("".join(pieces).strip(), _ALL_TYPES))
+    return end
+
+
+def _read_string(reader: Reader, pass_on: Taker) -> Steps[None]:
+    """Read a string; pass on what it says."""
+    end = yield from reader.take()
+    if (yield from reader.has(end * 2)):
+        end *= 3
+    while True:
+        stop = yield from reader.until(_ENDS[end], pass_on)
+        if stop is None:
+            raise Malformed
+        if stop == end:
+            return
+        pass_on(unescape("\\" + (yield from _read_escape(reader))))
+
+
+def _read_escape(reader: Reader) -> Steps[str]:
+    """Read the rest of an escape, its backslash being read."""
+    escaped = yield from reader.take()
+    digits = "01234567" if escaped in "01234567" else "0123456789abcdefABCDEF"
+    for _ in range(_MAX_DIGITS.get(escaped, 0)):
+        char = yield from reader.peek()
+        if not char or char not in digits:
+            break
+        escaped += yield from reader.take()
+    return escaped

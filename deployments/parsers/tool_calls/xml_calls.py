@@ -1,0 +1,123 @@
+"""Calls whose arguments stand between tags, one by one, and are turned into JSON as they come.
+
+What may only be text is passed on while it is written; everything else waits until its end has
+been seen, because `1` may become a number or a longer text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from remora.deployments.parsers.literals import argument_json, escape, to_json, types_of
+from remora.deployments.parsers.reader import BLANKS, NAME, Malformed, Markers, Steps
+from remora.deployments.parsers.scan import json_brackets, read_nested
+from remora.deployments.parsers.tool_calls.parser import Desk
+
+_TEXT = frozenset({"string"})
+
+
+class Reading(Enum):
+    """How an argument is to be read."""
+
+    BY_SCHEMA = "by_schema"
+    TEXT = "text"
+    VALUE = "value"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XmlCalls:
+    """Reads a name and tagged arguments.
+
+    name_end:    stands after the name; where it is empty, an argument or `close` has to follow
+    key_open:    stands before the name of an argument
+    key_ends:    what may stand after it, and how the argument is then to be read
+    value_open:  stands before the value, after blanks
+    value_ends:  what may stand after it; `key_open` or `close` at the end of one are read with it
+    close:       ends the call
+    trims:       whether one line break at the start of a value is not part of it
+    """
+
+    name_end: str = ""
+    key_open: str
+    key_ends: Mapping[str, Reading]
+    value_open: str = ""
+    value_ends: tuple[str, ...]
+    close: str
+    trims: bool = False
+
+    def __call__(self, desk: Desk) -> Steps[None]:
+        """Read one call."""
+        reader, writer = desk.reader, desk.writer
+        yield from reader.run(BLANKS)
+        name = yield from reader.word(NAME)
+        yield from self._check_name(desk, name)
+        desk.begin(name)
+        yield from reader.run(BLANKS)
+        if (yield from reader.sees("{")):
+            yield from read_nested(reader, writer.arguments, json_brackets(self.close))
+        yield from self._read_arguments(desk, name)
+        writer.complete()
+
+    def _check_name(self, desk: Desk, name: str) -> Steps[None]:
+        reader = desk.reader
+        if not name:
+            raise Malformed
+        if self.name_end:
+            yield from reader.need(self.name_end)
+            return
+        yield from reader.run(BLANKS)
+        if not ((yield from reader.sees(self.key_open)) or (yield from reader.sees(self.close))):
+            raise Malformed
+
+    def _read_arguments(self, desk: Desk, name: str) -> Steps[None]:
+        reader, writer = desk.reader, desk.writer
+        parts, key_ends = Markers(self.key_open, self.close), Markers(*self.key_ends)
+        num_arguments = 0
+        # Text between arguments is no part of the call, but it is not lost.
+        part = yield from reader.until(parts, writer.text)
+        while part is not None and part.endswith(self.key_open):
+            key: list[str] = []
+            key_end = yield from reader.until(key_ends, key.append)
+            if key_end is None:
+                raise Malformed
+            writer.arguments(f"{', ' if num_arguments else '{'}{to_json(''.join(key))}: ")
+            num_arguments += 1
+            types = self._types(desk, name, "".join(key), self.key_ends[key_end])
+            part = yield from self._read_value(desk, types)
+            if not part.endswith((self.key_open, self.close)):
+                part = yield from reader.until(parts, writer.text)
+        if part is None:
+            raise Malformed
+        if num_arguments:
+            writer.arguments("}")
+
+    def _read_value(self, desk: Desk, types: frozenset[str]) -> Steps[str]:
+        """Read one value; return what ended it."""
+        reader, writer = desk.reader, desk.writer
+        if self.value_open:
+            yield from reader.run(BLANKS)
+            yield from reader.need(self.value_open)
+        if self.trims:
+            yield from reader.has("\n")
+        ends, pieces = Markers(*self.value_ends), list[str]()
+        if types == _TEXT:
+            writer.arguments('"')
+            end = yield from reader.until(ends, lambda piece: writer.arguments(escape(piece)))
+        else:
+            end = yield from reader.until(ends, pieces.append)
+        if end is None:
+            raise Malformed
+        writer.arguments('"' if types == _TEXT else argument_json("".join(pieces), types))
+        return end
+
+    def _types(self, desk: Desk, name: str, key: str, reading: Reading) -> frozenset[str]:
+        if reading is Reading.TEXT:
+            return _TEXT
+        tool = desk.tools.get(name)
+        if reading is Reading.VALUE or tool is None:
+            return types_of(None, {})
+        properties = tool.parameters.get("properties")
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        return types_of(schema, tool.parameters)

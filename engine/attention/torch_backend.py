@@ -1,0 +1,146 @@
+"""Attention backends: paged KV memory and the kernels that read and write it.
+
+Owns the KV tensors. Knows nothing of who owns which page, nor of requests.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.kernels.attention.decode import DecodePlan, attend_decode, plan_decode
+from remora.kernels.attention.prefill import attend_prefill
+from remora.kernels.kv_store import store_kv
+from remora.kernels.norm import rms_norm
+from remora.kernels.rope import apply_rope
+
+# What decode rows gather at a time: a copy that stays in cache, and that the allocator serves from
+# memory it has. Unbounded, 32 rows of 256 tokens took three times as long in page faults alone.
+GATHER_BYTES = 3 * 2**20
+NO_DECODES = DecodePlan(())
+
+
+class TorchAttention:
+    """AttentionBackend made of torch operations; runs on every device.
+
+    kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; page 0 takes what
+               padding writes and holds no sequence. Zeroed: attention multiplies slots that nobody
+               has written by 0.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        shape = (num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim)
+        self.kv_pages = _zeros(shape, dtype, device)
+        self.page_size = page_size
+        self._slot_bytes = 2 * num_kv_heads * head_dim * dtype.itemsize
+        self._planned_batch: ForwardBatch | None = None
+        self._plans: dict[tuple[int | None, bool], DecodePlan] = {}
+
+    def attend(
+        self,
+        layer: int,
+        heads: Tensor,
+        turn: Turn,
+        batch: ForwardBatch,
+        rule: AttentionRule,
+    ) -> Tensor:
+        """Turn, store and attend; see `protocols.AttentionBackend`."""
+        kv_pages = self.kv_pages[layer]
+        num_heads = heads.shape[1] - 2 * kv_pages.shape[3]
+        qk, value = turned(heads, num_heads, turn)
+        query = qk[:, :num_heads]
+        store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
+        num_decodes = batch.num_decodes
+        plan = self._plan(batch, rule) if num_decodes else NO_DECODES
+        if num_decodes == len(query):
+            return _decode(query, kv_pages, plan, rule)
+
+        out = torch.empty_like(query)
+        if num_decodes:
+            out[:num_decodes] = _decode(query[:num_decodes], kv_pages, plan, rule)
+        for row, (start, stop) in enumerate(pairwise(batch.extend_starts)):
+            out[start:stop] = attend_prefill(
+                query[start:stop],
+                kv_pages,
+                batch.tables[num_decodes + row],
+                context_len=batch.extend_lens[row],
+                scale=rule.scale,
+                window=rule.window,
+                chunked=rule.chunked,
+                soft_cap=rule.soft_cap,
+                sinks=rule.sinks,
+                slopes=rule.slopes,
+            )
+        return out
+
+    def _plan(self, batch: ForwardBatch, rule: AttentionRule) -> DecodePlan:
+        """Plan the decode rows once per batch and window; every layer uses the same plan."""
+        if batch is not self._planned_batch:
+            self._planned_batch = batch
+            self._plans.clear()
+        key = (rule.window, rule.chunked)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = plan_decode(
+                batch.tables[: batch.num_decodes],
+                batch.lengths[: batch.num_decodes],
+                page_size=self.page_size,
+                window=rule.window,
+                chunked=rule.chunked,
+                max_slots=GATHER_BYTES // self._slot_bytes,
+            )
+            self._plans[key] = plan
+        return plan
+
+
+def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, rule: AttentionRule) -> Tensor:
+    return attend_decode(
+        query,
+        kv_pages,
+        plan,
+        scale=rule.scale,
+        soft_cap=rule.soft_cap,
+        sinks=rule.sinks,
+        slopes=rule.slopes,
+    )
+
+
+def turned(heads: Tensor, num_heads: int, turn: Turn) -> tuple[Tensor, Tensor]:
+    """Return queries and keys, normalised and rotated, and values as they are.
+
+    heads:  [T, num_heads + 2 * num_kv_heads, head_dim]
+    Rotation treats every head alike: q and k go through it together.
+    """
+    num_kv_heads = (heads.shape[1] - num_heads) // 2
+    qk, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+    if turn.norms is not None:
+        query_norm, key_norm = turn.norms
+        query = rms_norm(qk[:, :num_heads], query_norm, turn.eps)
+        qk = torch.cat((query, rms_norm(qk[:, num_heads:], key_norm, turn.eps)), dim=1)
+    return apply_rope(qk, turn.cos, turn.sin, interleaved=turn.interleaved), value
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Return zeros that cost no time and, on a CPU, no memory until they are written to.
+
+    torch.zeros writes to all of it: seconds for a few GiB. The operating system's pages are zero.
+    """
+    if device != "cpu" or 0 in shape:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(memory).view(dtype).view(shape)

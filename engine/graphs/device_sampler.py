@@ -1,0 +1,117 @@
+"""Choosing tokens on a device that works by itself: the host hears of them when it asks.
+
+Knows neither rows nor requests. `kernels/sampling.py` says what is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from remora.engine.graphs.staging import Shape, Staging, room_for
+from remora.engine.sampling.token_sampler import (
+    NO_TOKEN_LEFT,
+    Chosen,
+    Described,
+    Draws,
+    SamplingKernels,
+)
+from remora.engine.types import NOT_FINITE, LogprobRows, RowFault, TokenArray
+from remora.kernels import sampling as sampling_kernels
+from remora.kernels.device_sampling import choose_on_device, token_logprobs_on_device
+
+Fetch = Callable[[], list[npt.NDArray[Any]]]
+
+
+class DeviceChoosing:
+    """Choosing for steps of at most `max_rows` lines."""
+
+    kernels: SamplingKernels = sampling_kernels
+
+    def __init__(self, device: torch.device, max_rows: int) -> None:
+        largest = [Shape.of(each) for each in _arrays(None, max_rows)]
+        self._draws = Staging(device, room_for(largest))
+        self._lines = Staging(device, room_for([Shape((max_rows,), np.dtype(np.int64))]))
+
+    @torch.inference_mode()
+    def choose(self, logits: Tensor, draws: Draws | None) -> Chosen:
+        """Launch what chooses; see `Choosing`."""
+        is_empty = logits.amax(1).isneginf()
+        arrays = self._draws.upload(_arrays(draws, len(logits)))
+        temperature, uniforms, top_k, top_p, min_p = arrays
+        token_ids, is_good = choose_on_device(
+            logits, temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p
+        )
+        return _OnDevice(token_ids, fetching([token_ids, is_good, is_empty]))
+
+    @torch.inference_mode()
+    def describe(self, raw: Tensor, lines: TokenArray, chosen: Chosen, num_top: int) -> Described:
+        """Launch what describes; see `Choosing`."""
+        (there,) = self._lines.upload([lines.astype(np.int64)])
+        token_ids = chosen.token_ids.index_select(0, there)
+        made = token_logprobs_on_device(raw, token_ids, num_top)
+        return _OnItsWay(fetching([token_ids, *made]))
+
+
+def fetching(tensors: Sequence[Tensor]) -> Fetch:
+    """Begin to copy tensors to the host; returns what waits for them."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return lambda: [tensor.numpy() for tensor in tensors]
+    here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
+    for target, tensor in zip(here, tensors, strict=True):
+        target.copy_(tensor, non_blocking=True)
+    copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+
+    def fetch() -> list[npt.NDArray[Any]]:
+        copied.synchronize()
+        return [each.numpy() for each in here]
+
+    return fetch
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    token_ids: Tensor
+    fetch: Fetch
+
+    def take(self) -> tuple[TokenArray, dict[int, RowFault]]:
+        token_ids, is_good, is_empty = self.fetch()
+        return token_ids, {
+            line: NO_TOKEN_LEFT if is_empty[line] else NOT_FINITE
+            for line in (~is_good).nonzero()[0].tolist()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    fetch: Fetch
+
+    def take(self) -> LogprobRows:
+        token_ids, logprobs, ranks, top_ids, top_logprobs = self.fetch()
+        return LogprobRows(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            ranks=ranks,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+        )
+
+
+def _arrays(draws: Draws | None, num_lines: int) -> list[npt.NDArray[Any]]:
+    """Return what is uploaded: without draws, the greatest logit of every line."""
+    if draws is None:
+        return [
+            np.zeros(num_lines, np.float32),
+            np.zeros(num_lines, np.float64),
+            np.zeros(num_lines, np.int64),
+            np.ones(num_lines, np.float64),
+            np.zeros(num_lines, np.float32),
+        ]
+    return [draws.temperature, draws.uniforms, draws.top_k, draws.top_p, draws.min_p]

@@ -1,0 +1,81 @@
+"""What looks into a running engine, as the configuration asks for it; by default, nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from remora.configs.errors import NotFinite
+from remora.configs.schema import ServeConfig
+from remora.engine.engine import Engine
+from remora.engine.kv.events import CacheEvents
+from remora.engine.kv.publisher import Publisher
+from remora.engine.observe.profiling import Profiler
+from remora.engine.observe.step_logs import StatusLines, StepTimes
+from remora.engine.observe.step_records import StepRecords
+from remora.engine.types import NOT_FINITE, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What there is to be asked.
+
+    records:   the latest steps; None = they are not kept
+    profiler:  None = there is no folder for its traces
+    events:    sends what happens to the prefix cache; None = nobody is told
+    """
+
+    records: StepRecords | None = None
+    profiler: Profiler | None = None
+    events: Publisher | None = None
+
+    def close(self) -> None:
+        """Stop what was started."""
+        if self.events is not None:
+            self.events.close()
+
+
+def inspect(engine: Engine, config: ServeConfig) -> Inspection:
+    """Let those watch an engine that the configuration asks for. Before its first step.
+
+    Raises ConfigError.
+    """
+    metrics, debug = config.metrics, config.debug
+    records = None
+    if debug.fail_on_nan:
+        engine.watch(fail_on_nan)
+    if metrics.log_step_interval is not None:
+        engine.watch(StatusLines(metrics.log_step_interval, engine.stats))
+    if debug.log_step_times:
+        engine.watch(StepTimes())
+    if metrics.max_step_records:
+        records = StepRecords(
+            engine.stats,
+            max_records=metrics.max_step_records,
+            window_s=metrics.step_records_s,
+        )
+        engine.watch(records)
+    profiler = None
+    if debug.profile_dir is not None:
+        profiler = Profiler(Path(debug.profile_dir))
+        engine.watch(profiler)
+    return Inspection(records=records, profiler=profiler, events=_publish(engine, config))
+
+
+def fail_on_nan(plan: StepPlan, result: StepResult) -> None:
+    """Raise NotFinite for a step in which the logits of any row were not finite."""
+    rows = [row for row, fault in result.bad_rows.items() if fault == NOT_FINITE]
+    if rows:
+        raise NotFinite(
+            f"The logits of {len(rows)} of {len(plan.rows)} sequences were not finite, and "
+            "debug.fail_on_nan is set: the engine ends here."
+        )
+
+
+def _publish(engine: Engine, config: ServeConfig) -> Publisher | None:
+    keys = config.engine
+    if keys.kv_events_endpoint is None:
+        return None
+    publisher = Publisher(keys.kv_events_endpoint, keys.kv_events_topic)
+    engine.watch_cache(CacheEvents(publisher.emit, engine.plan.page_size))
+    return publisher

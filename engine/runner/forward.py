@@ -1,0 +1,250 @@
+"""Which forward pass a plan gets: a native step program, or torch operations one by one.
+
+Everything that stands against the native one is known here, and said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from remora.configs.errors import ConfigError
+from remora.configs.planning.plan import EnginePlan
+from remora.engine.fallback.model import FallbackModel
+from remora.engine.graphs.coverage import not_covered
+from remora.engine.graphs.cuda_graphs import CudaRecorder
+from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
+from remora.engine.layers.experts import Experts
+from remora.engine.models.config import DecoderConfig
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.parallel.forward import RankForward
+from remora.engine.parallel.group import ALONE, Group
+from remora.engine.protocols import Fill, ForwardPass, TakesNewest, nothing_left
+from remora.engine.runner import device
+from remora.engine.runner.eager import EagerForward
+from remora.engine.runner.inputs import RowTable
+from remora.engine.sampling.token_sampler import Choosing, HostChoosing
+from remora.kernels import sampling as sampling_kernels
+from remora.kernels.cpu.build import NativeUnavailable, load_library
+from remora.kernels.cpu.library import Format, Library, Team
+from remora.kernels.cpu.sampling import NativeSampling
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FORMATS = {"bfloat16": Format.BF16, "float32": Format.F32}
+QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.Q8)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltForward:
+    """A forward pass, and what it is.
+
+    choosing:           what chooses tokens from its logits
+    description:        for people
+    step_weight_bytes:  bytes of weights that a step of one token reads
+    torch_threads:      threads that torch may use; a step program's own threads need the cores
+    newest:             the pass again, where it may begin with tokens that the host does not know
+    """
+
+    forward: ForwardPass
+    choosing: Choosing
+    description: str
+    step_weight_bytes: int
+    torch_threads: int
+    newest: TakesNewest | None = None
+
+
+def build_forward(
+    model: DecoderModel | FallbackModel,
+    plan: EnginePlan,
+    table: RowTable,
+    cache_dir: Path,
+    group: Group = ALONE,
+    *,
+    fill: Fill = nothing_left,
+    show_progress: bool = False,
+) -> BuiltForward:
+    """Build the plan's forward pass from a model, which belongs to it from now on.
+
+    cache_dir:  where compiled kernels are kept
+    group:      of the rank whose share the model is; the pass uses it and does not close it
+    fill:       loads the model's weights, unless they are there
+    Raises ConfigError when the configuration insists on what this machine or model cannot do.
+    """
+    if plan.device != "cpu" and group.layout.num_ranks == 1:
+        fill(None)
+        return _on_device(model, plan, show_progress=show_progress)
+    if plan.device != "cpu":
+        return _eager(model, plan, group, fill, f"torch on {plan.device}")
+    if isinstance(model, FallbackModel):
+        return _eager(model, plan, group, fill, f"torch, through transformers' {model.name}")
+    if plan.cpu_kernels == "torch":
+        _refuse_quantization(plan, "engine.cpu_kernels is torch")
+        if plan.on_device.compiled_rows:
+            return _compiled(model, plan, fill, show_progress=show_progress)
+        return _eager(model, plan, group, fill, "torch (as engine.cpu_kernels says)")
+    try:
+        check_covered(model.config, plan, group.layout.num_ranks)
+        library = Library(load_library(cache_dir))
+    except NativeUnavailable as reason:
+        _refuse_quantization(plan, str(reason))
+        if plan.cpu_kernels == "native":
+            raise ConfigError(
+                f"engine.cpu_kernels is native, but {reason}; or set engine.cpu_kernels to auto"
+            ) from reason
+        if plan.on_device.deterministic:
+            raise ConfigError(f"engine.deterministic needs native kernels: {reason}") from reason
+        if plan.on_device.compiled_rows:
+            return _compiled(model, plan, fill, show_progress=show_progress)
+        return _eager(model, plan, group, fill, f"torch, which is slower, because {reason}")
+    return _native(model, plan, table, library, fill)
+
+
+def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> None:
+    """Raise NativeUnavailable if step programs do not cover what is asked for."""
+    gaps = not_covered(config)
+    is_scaled = config.embedding.scale != config.block.residual_scale
+    room = plan.adapters
+    if is_scaled and room is not None and "embed_tokens" in room.targets:
+        gaps.append("adapters of scaled embeddings")
+    if gaps:
+        raise NativeUnavailable(
+            f"native kernels do not know {', '.join(gaps)}, which {config.architecture} has"
+        )
+    if num_ranks > 1:
+        raise NativeUnavailable(
+            f"native kernels run a model on one rank, and parallel.tp_size * pp_size is {num_ranks}"
+        )
+    if plan.dtype not in FORMATS:
+        raise NativeUnavailable(
+            f"native kernels compute in {' and '.join(FORMATS)}, and model.dtype is {plan.dtype}"
+        )
+    if plan.page_size % 16:
+        raise NativeUnavailable(
+            f"native kernels need pages of a multiple of 16 tokens, and engine.page_size is "
+            f"{plan.page_size}"
+        )
+
+
+def _refuse_quantization(plan: EnginePlan, reason: str) -> None:
+    if plan.quantization != "none":
+        raise ConfigError(
+            f"model.quantization = {plan.quantization} needs the native CPU kernels: {reason}. "
+            "Otherwise set model.quantization to none"
+        )
+
+
+def _native(
+    model: DecoderModel, plan: EnginePlan, table: RowTable, library: Library, fill: Fill
+) -> BuiltForward:
+    plain = FORMATS[plan.dtype]
+    layer_format, head_format = QUANTIZED_FORMATS.get(plan.quantization, (plain, plain))
+    shape = StepShape(
+        max_tokens=plan.max_step_tokens,
+        max_rows=plan.max_running_requests,
+        num_pages=plan.num_pages,
+        page_size=plan.page_size,
+        max_positions=plan.max_sequence_tokens,
+        windows=plan.windows,
+    )
+    already_compiled = "; nothing for engine.compile" if plan.on_device.compiled_rows else ""
+    team = Team(library, plan.num_threads)
+    program = StepProgramBuilder(
+        model,
+        team,
+        shape,
+        table,
+        layer_format=layer_format,
+        head_format=head_format,
+    ).build(fill)
+    return BuiltForward(
+        forward=program,
+        choosing=HostChoosing(NativeSampling(team)),
+        description=f"native step program ({library.instructions}{already_compiled})",
+        step_weight_bytes=program.weight_bytes,
+        torch_threads=1,
+    )
+
+
+def _on_device(
+    model: DecoderModel | FallbackModel, plan: EnginePlan, *, show_progress: bool
+) -> BuiltForward:
+    weight_bytes = step_weight_bytes(model)
+    forward = device.make_forward(model, plan, plan.num_pages, compiling=True)
+    device.warm_up(forward, plan)
+    choosing = device.make_choosing(plan)
+    device.warm_up_choosing(choosing, model.vocab_size, torch.device(plan.device))
+    steps = "launched one by one"
+    if plan.on_device.graph_sizes:
+        device.record(forward, plan, CudaRecorder(), show_progress=show_progress)
+        steps = f"recorded for up to {plan.on_device.graph_sizes[-1]} rows"
+    if plan.on_device.compiled_rows:
+        steps += f", {device.describe_compiled(plan)}"
+    return BuiltForward(
+        forward=forward,
+        choosing=choosing,
+        description=f"{plan.on_device.attention_backend} on {plan.device}, decode steps {steps}",
+        step_weight_bytes=weight_bytes,
+        torch_threads=plan.num_threads,
+        newest=forward,
+    )
+
+
+def _compiled(
+    model: DecoderModel, plan: EnginePlan, fill: Fill, *, show_progress: bool
+) -> BuiltForward:
+    """Build torch's pass with compiled decode steps; weights stay unpacked for it."""
+    fill(None)
+    weight_bytes = step_weight_bytes(model)
+    attention = device.make_attention(model, plan, plan.num_pages)
+    compiled = device.compile_model(model, attention, plan, show_progress=show_progress)
+    return BuiltForward(
+        forward=EagerForward(compiled, attention, page_size=plan.page_size, device=plan.device),
+        choosing=HostChoosing(sampling_kernels),
+        description=f"torch, {device.describe_compiled(plan)} (as engine.compile says)",
+        step_weight_bytes=weight_bytes,
+        torch_threads=plan.num_threads,
+    )
+
+
+def step_weight_bytes(model: DecoderModel | FallbackModel, num_tokens: int = 1) -> int:
+    """Return the bytes of weights that a step of so many tokens reads, before they are packed."""
+    if isinstance(model, FallbackModel):
+        return model.step_weight_bytes()
+    weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
+    experts = (block.mlp for block in model.blocks if isinstance(block.mlp, Experts))
+    weight_bytes -= sum(layer.idle_bytes(num_tokens) for layer in experts)
+    return weight_bytes if model.head.tied else weight_bytes - model.embedding.weight.nbytes
+
+
+def _eager(
+    model: DecoderModel | FallbackModel,
+    plan: EnginePlan,
+    group: Group,
+    fill: Fill,
+    description: str,
+) -> BuiltForward:
+    weight_bytes = step_weight_bytes(model)
+    if isinstance(model, DecoderModel):
+        model.pack(fill)
+    attention = device.make_attention(model, plan, plan.num_pages)
+    forward: ForwardPass
+    if group.layout.num_ranks == 1:
+        forward = EagerForward(model, attention, page_size=plan.page_size, device=plan.device)
+    else:
+        forward = RankForward(
+            model,
+            attention,
+            group,
+            page_size=plan.page_size,
+            device=plan.device,
+            micro_batches=plan.micro_batches,
+        )
+    return BuiltForward(
+        forward=forward,
+        choosing=HostChoosing(sampling_kernels),
+        description=description,
+        step_weight_bytes=weight_bytes,
+        torch_threads=plan.num_threads,
+    )

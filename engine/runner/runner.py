@@ -1,0 +1,242 @@
+"""Runs step plans on rank 0: keeps the rows, tells the other ranks, runs the forward pass, samples.
+
+Knows nothing of requests, queues or why a row is in the step, nor of how a forward pass is made
+or the other ranks are reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remora.engine.parallel.followers import Followers, NoFollowers
+from remora.engine.parallel.group import Alone, Group
+from remora.engine.protocols import PROMPT_LOGPROB_ROWS, AdapterPool, ForwardPass, TakesNewest
+from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.sampling.logprobs import concat_logprobs
+from remora.engine.sampling.sampler import Choice, SampledTokens, Sampler, prompt_logprobs
+from remora.engine.sampling.token_sampler import Choosing
+from remora.engine.types import (
+    FloatArray,
+    IntArray,
+    LogprobRows,
+    RowInit,
+    StepPlan,
+    StepResult,
+    TokenArray,
+)
+
+NO_TOKENS: TokenArray = np.empty(0, dtype=np.int64)
+NOTHING_SAMPLED = SampledTokens(token_ids=NO_TOKENS)
+NOBODY: IntArray = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Step:
+    """A step between its beginning and its end.
+
+    gone:  rows that were dropped or started anew by a later step
+    """
+
+    plan: StepPlan
+    inputs: StepInputs
+    rows: IntArray
+    logits: Tensor
+    forward_s: float
+    choice: Choice | None = None
+    prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
+    hidden_states: dict[int, FloatArray] = field(default_factory=dict)
+    sample_s: float = 0.0
+    gone: set[int] = field(default_factory=set)
+
+
+class LocalRunner:
+    """Rank 0, in this process. Steps overlap only where the forward pass takes newest tokens."""
+
+    def __init__(
+        self,
+        forward: ForwardPass,
+        sampler: Sampler,
+        table: RowTable,
+        followers: Followers | None = None,
+        group: Group | None = None,
+        adapters: AdapterPool | None = None,
+        *,
+        newest: TakesNewest | None = None,
+    ) -> None:
+        """Join the parts; the runner closes them, but for the adapters.
+
+        newest:  who must be told of chosen tokens before the host knows them
+        """
+        self._forward = forward
+        self._sampler = sampler
+        self._table = table
+        self._followers = followers or NoFollowers()
+        self._group = group or Alone()
+        self._adapters = adapters
+        self._newest = newest
+        self._steps: deque[_Step] = deque()
+        self._sampled = (NOBODY, NO_TOKENS)
+        self._prompts: dict[int, RowInit] = {}
+        self._shown: set[int] = set()  # rows whose hidden states are told
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one forward pass and sample the rows that the plan asks for."""
+        with self._blaming():
+            self._begin(plan)
+            self._sample(self._steps[-1], ())
+            return self.finish()
+
+    def begin(self, plan: StepPlan) -> None:
+        """Take in what the plan says of rows, and start its forward pass."""
+        with self._blaming():
+            self._begin(plan)
+
+    def sample(self, ended: Collection[int] = ()) -> None:
+        """Start to choose tokens of the step that was begun last; see `OverlappingRunner`."""
+        with self._blaming():
+            self._sample(self._steps[-1], ended)
+
+    def finish(self) -> StepResult:
+        """Wait for the oldest step, whose tokens are chosen or being so."""
+        step = self._steps.popleft()
+        started = time.perf_counter()
+        sampled = NOTHING_SAMPLED
+        if step.choice is not None:
+            sampled = self._sampler.finish(step.choice, step.gone)
+            rows, token_ids = step.rows, sampled.token_ids
+            if step.gone:
+                stays = ~np.isin(rows, list(step.gone))
+                rows, token_ids = rows[stays], token_ids[stays]
+            self._table.add_tokens(rows, token_ids)
+        self._sampled = (step.rows, sampled.token_ids)
+        return StepResult(
+            step_id=step.plan.step_id,
+            rows=step.rows,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            prompt_logprobs=step.prompt_logprobs,
+            hidden_states=step.hidden_states,
+            bad_rows=sampled.bad_rows,
+            completed=sampled.completed,
+            forward_s=step.forward_s,
+            sample_s=step.sample_s + time.perf_counter() - started,
+        )
+
+    def exchange(self, forward: ForwardPass, choosing: Choosing) -> None:
+        """Take another forward pass in the place of this one, which ends. Only while no row is."""
+        self._forward.close()
+        self._forward = forward
+        self._sampler.choosing = choosing
+
+    def close(self) -> None:
+        """Stop what forward pass and sampler have started; their memory goes with the object."""
+        self._followers.close()
+        self._sampler.close()
+        self._forward.close()
+        self._group.close()
+
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """Run a part of a step; what fails because another rank has failed says so."""
+        try:
+            with torch.inference_mode():
+                yield
+        except Exception as error:
+            blamed = self._followers.blame(error)
+            if blamed is error:
+                raise
+            raise blamed from error
+
+    def _begin(self, plan: StepPlan) -> None:
+        self._followers.step(plan, *self._sampled)  # first: they have as much to do as we
+        self._update_rows(plan)
+        inputs = self._table.inputs(plan)
+        rows = plan.rows[plan.samples]
+        started = time.perf_counter()
+        if not self._steps:  # else what may come next is not known yet
+            self._sampler.begin(rows)
+        logits = self._forward.forward(inputs)
+        forward_s = time.perf_counter() - started
+        self._steps.append(
+            _Step(plan=plan, inputs=inputs, rows=rows, logits=logits, forward_s=forward_s)
+        )
+
+    def _sample(self, step: _Step, ended: Collection[int]) -> None:
+        started = time.perf_counter()
+        for row in ended:
+            self._sampler.drop_row(row)
+            self._prompts.pop(row, None)
+        if len(step.rows):
+            step.choice = self._sampler.choose(step.logits, step.rows)
+            if self._newest is not None:
+                self._newest.take_newest(step.rows, step.choice.chosen.token_ids)
+        if self._shown:
+            step.hidden_states = self._hidden_states(step.plan, step.inputs)
+        # After sampling: these logits take the place of those.
+        step.prompt_logprobs = self._prompt_logprobs(step.plan, step.inputs)
+        step.sample_s = time.perf_counter() - started
+
+    def _update_rows(self, plan: StepPlan) -> None:
+        if self._adapters is not None:
+            for load in plan.loads:
+                self._adapters.install(load.slot, load.instance)
+        for step in self._steps:
+            step.gone |= {*plan.dropped.tolist(), *(init.row for init in plan.added)}
+        for row in plan.dropped.tolist():
+            self._sampler.drop_row(row)
+            self._prompts.pop(row, None)
+            self._shown.discard(row)
+        for init in plan.added:
+            self._table.start(init)
+            self._sampler.add_row(init)
+            if init.prompt_logprobs is not None:
+                self._prompts[init.row] = init
+            if init.hidden_states:
+                self._shown.add(init.row)
+        if len(plan.page_rows):
+            self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
+
+    def _hidden_states(self, plan: StepPlan, inputs: StepInputs) -> dict[int, FloatArray]:
+        """Copy the hidden states of what this step computed, for rows that asked."""
+        found: dict[int, FloatArray] = {}
+        for place, row in enumerate(plan.rows.tolist()):
+            if row in self._shown:
+                first = int(inputs.starts[place])
+                states = self._forward.hidden(first, first + int(plan.num_tokens[place]))
+                found[row] = states.float().cpu().numpy().copy()
+        return found
+
+    def _prompt_logprobs(self, plan: StepPlan, inputs: StepInputs) -> dict[int, LogprobRows]:
+        """Score the prompt tokens that this step's positions predict, for rows that asked."""
+        scored: dict[int, LogprobRows] = {}
+        if not self._prompts:
+            return scored
+        for place, row in enumerate(plan.rows.tolist()):
+            init = self._prompts.get(row)
+            if init is None or init.prompt_logprobs is None:
+                continue
+            start = int(plan.starts[place])
+            count = min(int(plan.num_tokens[place]), init.num_prompt_tokens - 1 - start)
+            if count > 0:
+                targets = init.token_ids[start + 1 : start + 1 + count]
+                scored[row] = self._score(int(inputs.starts[place]), targets, init.prompt_logprobs)
+        return scored
+
+    def _score(
+        self, first: int, targets: np.ndarray[tuple[int], np.dtype[np.int64]], top: int
+    ) -> LogprobRows:
+        parts = []
+        for at in range(0, len(targets), PROMPT_LOGPROB_ROWS):
+            part = targets[at : at + PROMPT_LOGPROB_ROWS]
+            self._followers.logits(first + at, first + at + len(part))
+            logits = self._forward.logits(first + at, first + at + len(part))
+            parts.append(prompt_logprobs(logits, part, top, self._sampler.choosing.kernels))
+        return concat_logprobs(parts)

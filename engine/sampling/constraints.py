@@ -1,0 +1,202 @@
+"""What may come next in one row, as far as it depends on what the row has written.
+
+An output goes through phases: the end of the prompt written anew (token healing), thought, answer.
+Thought is free until its budget is used up, then its end is forced. An answer is free or follows a
+grammar. A guide hears of each token, so a row that starts again after preemption tells it the
+tokens of old and has it where it was. Knows masks and bytes; no logits, no other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from remora.engine.sampling.constraint_thread import GuideFailed
+from remora.engine.tokens.token_text import Spellings
+from remora.engine.types import MaskWords, Matcher, RowInit, Thinking
+
+
+def mask_words(token_ids: Iterable[int], vocab_size: int) -> MaskWords:
+    """Return a mask [ceil(vocab_size / 32)] that allows these tokens."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    bits[[token_id for token_id in token_ids if token_id < vocab_size]] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def needs_guide(init: RowInit) -> bool:
+    """Whether a row asks for anything that a guide does."""
+    return bool(
+        init.grammar is not None
+        or init.thinking is not None
+        or init.healed_id is not None
+        or init.sampling.allowed_token_ids
+        or init.sampling.first_token_ids
+    )
+
+
+class RowGuide:
+    """One row's way through the phases of its output.
+
+    is_complete:  its grammar has come to its end; nothing may follow
+    Raises GuideFailed, as `accept` does.
+    """
+
+    def __init__(
+        self, init: RowInit, eos_token_ids: Sequence[int], vocab_size: int, spellings: Spellings
+    ) -> None:
+        sampling = init.sampling
+        self.is_complete = False
+        self._vocab_size = vocab_size
+        self._spellings = spellings
+        self._eos_ids = frozenset(eos_token_ids)
+        self._stop_ids = self._eos_ids.union(sampling.stop_token_ids)
+        self._matcher = None if init.grammar is None else init.grammar.matcher()
+        self._healing = None if init.healed_id is None else _Healing(init.healed_id, spellings)
+        self._thought = None if init.thinking is None else _Thought(init.thinking)
+        self._allowed = self._words_of(sampling.allowed_token_ids)
+        self._first = self._words_of(sampling.first_token_ids)
+        has_moved = False
+        for token_id in init.token_ids[init.num_prompt_tokens :].tolist():
+            has_moved = self._take(token_id)
+        if has_moved:
+            self._see_whether_complete()
+
+    @property
+    def restricts(self) -> bool:
+        """Whether not every token may come next."""
+        if self._allowed is not None or self._first is not None or self._healing is not None:
+            return True
+        if self._thought is not None:
+            return self._matcher is not None or self._thought.forced_id is not None
+        return self._matcher is not None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it will never restrict anything again."""
+        return not self.restricts and self._thought is None
+
+    @property
+    def overrules_bans(self) -> bool:
+        """Whether what may come next does so even if it is banned otherwise: there is no choice."""
+        if self._thought is not None:
+            return self._thought.forced_id is not None
+        return self._matcher is not None and self._matcher.is_complete
+
+    def fill(self, words: MaskWords) -> None:
+        """Write which tokens may come next into `words` [ceil(vocab_size / 32)]."""
+        forced_id = None if self._thought is None else self._thought.forced_id
+        if forced_id is not None:
+            words[:] = mask_words([forced_id], self._vocab_size)
+            return
+        if self._healing is not None:
+            words[:] = mask_words(self._healing.next_ids(), self._vocab_size)
+        elif self._thought is not None and self._matcher is not None:
+            # An answer has to follow, or what may stand in its place.
+            words[:] = ~mask_words(self._stop_ids - self._thought.exit_ids, self._vocab_size)
+        elif self._thought is None and self._matcher is not None:
+            self._matcher.fill(words)
+        else:
+            words.fill(-1)
+        for mask in (self._allowed, self._first):
+            if mask is not None:
+                words &= mask
+
+    def accept(self, token_id: int) -> None:
+        """Take note of the next token. Raises GuideFailed if the row cannot go on after it."""
+        if self._take(token_id):
+            self._see_whether_complete()
+
+    def _take(self, token_id: int) -> bool:
+        """Take note of the next token; returns whether the grammar has gone on by it."""
+        self._first = None
+        if self._healing is not None:
+            if not self._healing.goes_on(token_id):
+                self._healing = None
+        elif self._thought is not None:
+            rest = self._thought.accept(token_id, self._spellings.token_bytes(token_id))
+            if rest is not None:
+                self._thought = None
+                return self._begin_answer(rest)
+        elif self._matcher is not None:
+            return self._go_on(self._matcher, token_id)
+        return False
+
+    def _see_whether_complete(self) -> None:
+        # Of the newest token only: a backend may have to work out a whole mask to tell.
+        self.is_complete = self._matcher is not None and self._matcher.is_complete
+
+    def _go_on(self, matcher: Matcher, token_id: int) -> bool:
+        if token_id in self._eos_ids:
+            self.is_complete = True
+        elif matcher.accept(token_id):
+            return True
+        elif token_id not in self._stop_ids:
+            raise GuideFailed(f"its constraint refuses token {token_id}, which it had allowed")
+        return False
+
+    def _begin_answer(self, rest: bytes) -> bool:
+        """Tell the grammar what the token that ended the thought holds after the end."""
+        text = rest.lstrip()
+        if self._matcher is None or not text:
+            return False
+        token_ids = self._spellings.spell(text)
+        if token_ids is None or not all(map(self._matcher.accept, token_ids)):
+            raise GuideFailed(
+                "the token that ended its thought also began an answer that its constraint does "
+                "not allow"
+            )
+        return True
+
+    def _words_of(self, token_ids: Sequence[int]) -> MaskWords | None:
+        return mask_words(token_ids, self._vocab_size) if token_ids else None
+
+
+class _Healing:
+    """The part of the prompt's last token that has not been written anew yet."""
+
+    def __init__(self, healed_id: int, spellings: Spellings) -> None:
+        self._healed_id = healed_id
+        self._spellings = spellings
+        self._missing = spellings.token_bytes(healed_id)
+
+    def next_ids(self) -> list[int]:
+        if self._healed_id in self._spellings.special_ids:
+            return [self._healed_id]
+        return self._spellings.starting(self._missing)
+
+    def goes_on(self, token_id: int) -> bool:
+        """Take the next token; return whether something is still missing."""
+        self._missing = self._missing[len(self._spellings.token_bytes(token_id)) :]
+        return bool(self._missing)
+
+
+class _Thought:
+    """A thought that has not ended yet."""
+
+    def __init__(self, thinking: Thinking) -> None:
+        self._end = thinking.end.encode()
+        self._end_ids = thinking.end_ids
+        self.exit_ids = thinking.exit_ids
+        self._left = thinking.budget
+        self._num_forced = 0
+        self._tail = b""
+
+    @property
+    def forced_id(self) -> int | None:
+        """The token that must come next, once the budget is used up."""
+        return self._end_ids[self._num_forced] if self._left == 0 else None
+
+    def accept(self, token_id: int, data: bytes) -> bytes | None:
+        """Take the next token; once the thought is over, return what comes after its end."""
+        if self._left == 0:
+            self._num_forced += 1
+        elif self._left is not None:
+            self._left -= 1
+        text = self._tail + data
+        before, end, rest = text.partition(self._end)
+        if end:
+            return rest
+        # The end's beginning may be there already.
+        self._tail = before[-(len(self._end) - 1) :] if len(self._end) > 1 else b""
+        return b"" if self._num_forced == len(self._end_ids) else None

@@ -1,0 +1,187 @@
+"""Masks of the rows that are guided, filled while the forward pass runs.
+
+A thread of its own fills them: the pass lets go of the interpreter, and so do compiled grammars. A
+guide that fails, or takes too long, costs its own row and no other. Where no row is guided there is
+no thread, no memory and no work. Knows no logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from remora.engine.sampling.constraint_thread import GuideThread, Work, fault_of
+from remora.engine.sampling.constraints import RowGuide, needs_guide
+from remora.engine.tokens.token_text import Spellings
+from remora.engine.types import IntArray, MaskWords, RowFault, RowInit, TokenArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMasks:
+    """What may come next in the guided rows of one step.
+
+    lines:      [G] lines of logits that are restricted
+    words:      [G, ceil(vocab_size / 32)] bit i of a line is token i; overwritten by the next step
+    overruling: lines whose tokens are without alternative: no ban holds for them
+    """
+
+    lines: TokenArray
+    words: MaskWords
+    overruling: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedEnds:
+    """Rows that end by what their guides say of their newest tokens.
+
+    completed:  their grammar is complete
+    failed:     row -> why it cannot go on
+    """
+
+    completed: frozenset[int] = frozenset()
+    failed: dict[int, RowFault] = field(default_factory=dict)
+
+
+NOBODY_ENDS = GuidedEnds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filling:
+    """Masks on their way: the lines [G] that are restricted, their rows, and who overrules bans."""
+
+    lines: list[int]
+    rows: list[int]
+    words: MaskWords
+    overruling: set[int]
+    work: Work
+
+
+class RowMasks:
+    """The guides of the rows, and the masks that they fill."""
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        spellings: Spellings,
+    ) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._spellings = spellings
+        self._max_rows = max_rows
+        self._guides: dict[int, RowGuide] = {}
+        self._failed: dict[int, RowFault] = {}
+        self._words: MaskWords | None = None
+        self._thread = GuideThread()
+        self._begun: _Filling | None = None
+
+    def add_row(self, init: RowInit) -> None:
+        """Start a row, or resume one whose `token_ids` already hold output."""
+        self.drop_row(init.row)
+        if needs_guide(init):
+            fault = fault_of(partial(self._guide, init), init.row)
+            if fault is not None:
+                self._failed[init.row] = fault
+
+    def drop_row(self, row: int) -> None:
+        """Forget a row; dropping an unknown one is harmless."""
+        self._guides.pop(row, None)
+        self._failed.pop(row, None)
+
+    def begin(self, rows: IntArray) -> None:
+        """Begin to fill the masks of rows [R] that will be sampled; `take` must follow."""
+        self._begun = self._fill(rows) if self._guides or self._failed else None
+
+    def take(self, rows: IntArray) -> StepMasks | None:
+        """Return the masks of these rows, as begun; None when none of them is restricted."""
+        if not (self._guides or self._failed):
+            return None
+        filling, self._begun = self._begun or self._fill(rows), None
+        self._finish(filling.work)
+        for line, row in enumerate(filling.rows):
+            if row in self._failed:
+                filling.words[line] = 0
+        if not filling.lines:
+            return None
+        return StepMasks(
+            lines=np.array(filling.lines, np.int64),
+            words=filling.words[: len(filling.lines)],
+            overruling=frozenset(filling.overruling),
+        )
+
+    def accept(
+        self, rows: IntArray, token_ids: TokenArray, *, unsampled: Collection[int] = ()
+    ) -> GuidedEnds:
+        """Tell the guides of rows [R] their new tokens [R]; those of `unsampled` mean nothing."""
+        if not (self._guides or self._failed):
+            return NOBODY_ENDS
+        told = {
+            row: (guide, token_id)
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True)
+            if row not in unsampled and (guide := self._guides.get(row)) is not None
+        }
+        steps = [(row, partial(guide.accept, token)) for row, (guide, token) in told.items()]
+        if steps:
+            self._finish(self._thread.begin(steps))
+        completed = set()
+        for row, (guide, _) in told.items():
+            if guide.is_complete:
+                completed.add(row)
+            elif guide.is_spent:
+                self._guides.pop(row, None)
+        failed = {row: self._failed[row] for row in rows.tolist() if row in self._failed}
+        return GuidedEnds(frozenset(completed) - failed.keys(), failed)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.close()
+
+    def _guide(self, init: RowInit) -> None:
+        self._guides[init.row] = RowGuide(
+            init, self._eos_token_ids, self._vocab_size, self._spellings
+        )
+
+    def _fill(self, rows: IntArray) -> _Filling:
+        """Begin to fill the masks of rows [R]."""
+        if self._words is None:
+            self._words = np.empty((self._max_rows, -(-self._vocab_size // 32)), np.int32)
+        lines: list[int] = []
+        restricted: list[int] = []
+        overruling: set[int] = set()
+        steps: list[tuple[int, partial[None]]] = []
+        for line, row in enumerate(rows.tolist()):
+            guide = self._guides.get(row)
+            if row not in self._failed and (guide is None or not guide.restricts):
+                continue
+            if guide is not None:
+                fill = partial(_fill_line, guide, self._words[len(lines)], line, overruling)
+                steps.append((row, fill))
+            lines.append(line)
+            restricted.append(row)
+        return _Filling(
+            lines=lines,
+            rows=restricted,
+            words=self._words,
+            overruling=overruling,
+            work=self._thread.begin(steps),
+        )
+
+    def _finish(self, work: Work) -> None:
+        """Wait for the guides, and take leave of those that have failed."""
+        faults, is_left = self._thread.finish(work)
+        for row, fault in faults.items():
+            self._failed[row] = fault
+            self._guides.pop(row, None)
+        if is_left:
+            self._words = None  # a thread that was left may still write there
+
+
+def _fill_line(guide: RowGuide, words: MaskWords, line: int, overruling: set[int]) -> None:
+    if guide.overrules_bans:
+        overruling.add(line)
+    guide.fill(words)

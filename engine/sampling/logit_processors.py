@@ -1,0 +1,62 @@
+"""Processors of logits: functions of the operator's that a request may ask for by name.
+
+    def no_digits(logits, token_ids, params):
+        logits[params["ids"]] = -float("inf")
+
+gets the logits [V] float32 of one row, after masks, bias, penalties and bans, to change in place;
+the prompt's and the output's tokens so far; and what the request gives as `custom_params`. It may
+also be a class, of which one object is made for each row. Code comes from the operator's import
+paths only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remora.engine.plugins import import_callable
+from remora.engine.types import RowFault, RowInit
+
+LogitProcessor = Callable[..., Any]  # (logits, token_ids, params), or a class of such objects
+
+
+def load_processors(paths: Mapping[str, str]) -> dict[str, LogitProcessor]:
+    """Import what `module:attribute` names. Raises ConfigError for what cannot be had.
+
+    paths:  by the names that requests choose
+    """
+    return {name: _load(name, path) for name, path in paths.items()}
+
+
+def _load(name: str, path: str) -> LogitProcessor:
+    return import_callable(f"engine.logit_processors: {name} = {path}", path)
+
+
+class RowProcessor:
+    """The processor of one row, with the tokens that it is told of."""
+
+    def __init__(self, name: str, processor: LogitProcessor, init: RowInit) -> None:
+        self._name = name
+        self._process: LogitProcessor = processor() if isinstance(processor, type) else processor
+        self._params = init.sampling.custom_params
+        self._token_ids: list[int] = init.token_ids.tolist()
+
+    def add_token(self, token_id: int) -> None:
+        """Take note of a new output token."""
+        self._token_ids.append(token_id)
+
+    def run(self, logits: Tensor) -> RowFault | None:
+        """Change the row's logits [V] in place; return what went wrong."""
+        try:
+            self._process(logits, self._token_ids, self._params)
+        except Exception as error:  # the operator's code may raise anything
+            return self._fault(f"failed: {type(error).__name__}: {error}")
+        if bool(torch.isnan(logits).any()):
+            return self._fault("made a logit NaN")
+        return None
+
+    def _fault(self, what: str) -> RowFault:
+        return RowFault(f"the logit processor {self._name} {what}")

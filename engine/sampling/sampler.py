@@ -1,0 +1,337 @@
+"""The logit pipeline of a batch: what each row asks for, kept between steps, and its application.
+
+Order, for every row: mask, bias, penalties, bans, custom processor, temperature, top-k, top-p,
+min-p, draw. Greedy rows take the greatest logit as the temperature finds it. Log-probabilities are
+of the raw logits.
+
+A row's token depends on its own logits, parameters, seed and position (number of output tokens so
+far), never on its batch mates: the filters are batch-invariant (`kernels/sampling.py`) and the
+random number is a function of (seed, position), so a row that was preempted, moved or verified
+speculatively goes on exactly as an undisturbed one would. Knows nothing of pages or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from remora.configs.errors import InvalidSampling
+from remora.engine.sampling.grammar_masks import RowMasks
+from remora.engine.sampling.logit_edits import RowEdits, apply_edits
+from remora.engine.sampling.logit_processors import LogitProcessor, RowProcessor
+from remora.engine.sampling.token_sampler import (
+    Choosing,
+    Chosen,
+    Described,
+    DoubleArray,
+    Draws,
+    HostChoosing,
+    SamplingKernels,
+    describe,
+)
+from remora.engine.tokens.token_text import Spellings
+from remora.engine.types import (
+    IntArray,
+    LogprobRows,
+    Request,
+    RowFault,
+    RowInit,
+    TokenArray,
+)
+from remora.kernels import sampling as torch_kernels
+from remora.kernels.memory import to_device
+
+SeedArray = npt.NDArray[np.uint64]
+
+# Below this, float32 may overflow while the outcome no longer changes.
+MIN_TEMPERATURE = 1e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledTokens:
+    """One new token for each row that was asked for.
+
+    token_ids:  [R] in the order of the `rows` argument
+    logprobs:   row -> one line; only rows that asked
+    bad_rows:   row -> why it has no token: its logits held a NaN or an infinity, nothing was left
+                to choose, or its constraint failed. Its token and log-probabilities mean nothing;
+                the engine ends these requests, and only these, with an error.
+    completed:  rows whose grammar is complete with this token
+    """
+
+    token_ids: TokenArray
+    logprobs: Mapping[int, LogprobRows] = field(default_factory=dict)
+    bad_rows: Mapping[int, RowFault] = field(default_factory=dict)
+    completed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Tokens on their way to rows [R].
+
+    described:  with the lines that asked for log-probabilities
+    failed:     rows whose processor failed
+    """
+
+    rows: IntArray
+    chosen: Chosen
+    described: tuple[tuple[TokenArray, Described], ...] = ()
+    failed: Mapping[int, RowFault] = field(default_factory=dict)
+
+
+def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
+    """Return a number of [0, 1) for each (seed, position).
+
+    Counter-based: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014; finaliser: Stafford's Mix13). The seed is mixed into a starting
+    state, the position counts its steps; the top 53 bits of the output become the fraction.
+    """
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    state = _mix64(seeds + golden)
+    bits = _mix64(state + (positions + np.uint64(1)) * golden)
+    fractions: DoubleArray = (bits >> np.uint64(11)).astype(np.float64)
+    fractions *= 2.0**-53
+    return fractions
+
+
+def prompt_logprobs(
+    logits: Tensor,
+    target_ids: TokenArray,
+    num_top: int,
+    kernels: SamplingKernels = torch_kernels,
+) -> LogprobRows:
+    """Describe the tokens [n] that follow each of the raw logits [n, V] in the prompt."""
+    return describe(logits, target_ids, num_top, kernels)
+
+
+def check_token_ids(request: Request, vocab_size: int) -> None:
+    """Raise InvalidSampling if a parameter names a token that the model does not have."""
+    sampling, thinking = request.sampling, request.thinking
+    for name, ids in (
+        ("logit_bias", sampling.logit_bias),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("bad_words", [token_id for run in sampling.bad_words_ids for token_id in run]),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("first_token_ids", sampling.first_token_ids),
+        ("thinking", () if thinking is None else thinking.end_ids),
+    ):
+        foreign = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+        if foreign:
+            raise InvalidSampling(
+                f"{name} names token {foreign[0]}; the model's ids are 0 to {vocab_size - 1}.", name
+            )
+
+
+class Sampler:
+    """Chooses the next token of rows, whose parameters and output counts it keeps.
+
+    choosing:   by which tokens are chosen and described
+    spellings:  what tokens stand for; None = no thought is watched and no prompt healed
+    processors: what `custom_logit_processor` may name
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rows: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        choosing: Choosing | None = None,
+        spellings: Spellings | None = None,
+        processors: Mapping[str, LogitProcessor] = MappingProxyType({}),
+    ) -> None:
+        self.choosing = choosing or HostChoosing(torch_kernels)
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._temperature = np.zeros(max_rows, np.float32)
+        self._top_k = np.zeros(max_rows, np.int64)
+        self._top_p = np.ones(max_rows, np.float64)
+        self._min_p = np.zeros(max_rows, np.float32)
+        self._seeds = np.zeros(max_rows, np.uint64)
+        self._num_outputs = np.zeros(max_rows, np.int64)
+        self._edits: dict[int, RowEdits] = {}
+        self._processors = processors
+        self._processed: dict[int, RowProcessor] = {}
+        self._num_logprobs: dict[int, int] = {}
+        self._masks = RowMasks(
+            max_rows=max_rows,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            spellings=spellings or Spellings(0, lambda _: b""),
+        )
+
+    def add_row(self, init: RowInit) -> None:
+        """Start a row, or resume one whose `token_ids` already hold output.
+
+        What was known of the row before is forgotten.
+        """
+        row, sampling = init.row, init.sampling
+        self.drop_row(row)
+        if sampling.is_greedy:
+            self._temperature[row] = 0.0
+        else:
+            self._temperature[row] = max(sampling.temperature, MIN_TEMPERATURE)
+        self._top_k[row] = sampling.top_k if sampling.top_k < self._vocab_size else 0
+        self._top_p[row] = sampling.top_p
+        self._min_p[row] = sampling.min_p
+        self._seeds[row] = init.seed
+        self._num_outputs[row] = len(init.token_ids) - init.num_prompt_tokens
+        edits = RowEdits(init, self._eos_token_ids, self._vocab_size)
+        if edits.is_needed:
+            self._edits[row] = edits
+        if sampling.custom_logit_processor is not None:
+            name = sampling.custom_logit_processor
+            self._processed[row] = RowProcessor(name, self._processors[name], init)
+        if sampling.logprobs is not None:
+            self._num_logprobs[row] = sampling.logprobs
+        self._masks.add_row(init)
+
+    def drop_row(self, row: int) -> None:
+        """Forget a row; dropping an unknown one is harmless."""
+        self._edits.pop(row, None)
+        self._processed.pop(row, None)
+        self._num_logprobs.pop(row, None)
+        self._masks.drop_row(row)
+
+    def begin(self, rows: IntArray) -> None:
+        """Do beforehand, in another thread, what `sample` of these rows needs no logits for."""
+        self._masks.begin(rows)
+
+    def close(self) -> None:
+        """End the thread, if there is one."""
+        self._masks.close()
+
+    def sample(self, logits: Tensor, rows: IntArray) -> SampledTokens:
+        """Choose one token for each of `rows` [R], and advance each row's position by one.
+
+        logits: [R, V] float32, raw; overwritten
+        """
+        return self.finish(self.choose(logits, rows))
+
+    def choose(self, logits: Tensor, rows: IntArray) -> Choice:
+        """Begin to choose; `finish` must come before these rows' next choice.
+
+        logits: [R, V] float32, raw; overwritten
+        """
+        raw = self._raw_logits(logits, rows)
+        masks = self._masks.take(rows)
+        if masks is not None:
+            self.choosing.kernels.mask_tokens(logits, masks.lines, masks.words)
+        if self._edits:
+            apply_edits(
+                logits,
+                [
+                    (line, self._edits[row])
+                    for line, row in enumerate(rows.tolist())
+                    if row in self._edits
+                ],
+                unbanned=frozenset() if masks is None else masks.overruling,
+            )
+        failed = self._process(logits, rows) if self._processed else {}
+        chosen = self.choosing.choose(logits, self._draws(rows))
+        return Choice(
+            rows=rows,
+            chosen=chosen,
+            described=tuple(
+                (lines, self.choosing.describe(copied, lines, chosen, num_top))
+                for num_top, (lines, copied) in raw.items()
+            ),
+            failed=failed,
+        )
+
+    def finish(self, choice: Choice, gone: Collection[int] = ()) -> SampledTokens:
+        """Wait for the tokens, and take note of them.
+
+        gone:  rows that were dropped or started anew since; what they get means nothing
+        """
+        rows = choice.rows
+        token_ids, faults = choice.chosen.take()
+        row_list = rows.tolist()
+        bad_rows = {row_list[line]: fault for line, fault in faults.items()}
+        bad_rows |= choice.failed
+        ends = self._masks.accept(rows, token_ids, unsampled={*bad_rows, *gone})
+        self._advance(rows, token_ids, gone)
+        return SampledTokens(
+            token_ids=token_ids,
+            logprobs=_by_row(choice),
+            bad_rows=bad_rows | ends.failed,
+            completed=ends.completed - bad_rows.keys(),
+        )
+
+    def _process(self, logits: Tensor, rows: IntArray) -> dict[int, RowFault]:
+        """Run the processors of `rows` over their logits; return the rows whose one failed."""
+        faults = {
+            row: self._processed[row].run(logits[line])
+            for line, row in enumerate(rows.tolist())
+            if row in self._processed
+        }
+        return {row: fault for row, fault in faults.items() if fault is not None}
+
+    def _draws(self, rows: IntArray) -> Draws | None:
+        """Return how tokens of rows [R] are drawn; None when none is."""
+        temperature = self._temperature[rows]
+        if not temperature.any():
+            return None
+        positions = self._num_outputs[rows].astype(np.uint64)
+        return Draws(
+            temperature=temperature,
+            uniforms=uniforms(self._seeds[rows], positions),
+            top_k=self._top_k[rows],
+            top_p=self._top_p[rows],
+            min_p=self._min_p[rows],
+        )
+
+    def _raw_logits(self, logits: Tensor, rows: IntArray) -> dict[int, tuple[TokenArray, Tensor]]:
+        """Copy the logits whose log-probabilities are wanted: number of top tokens -> lines."""
+        wanted: dict[int, list[int]] = {}
+        if self._num_logprobs:
+            for line, row in enumerate(rows.tolist()):
+                if row in self._num_logprobs:
+                    wanted.setdefault(self._num_logprobs[row], []).append(line)
+        return {
+            num_top: (np.array(lines), logits[to_device(np.array(lines), logits.device)])
+            for num_top, lines in wanted.items()
+        }
+
+    def _advance(self, rows: IntArray, token_ids: TokenArray, gone: Collection[int]) -> None:
+        if gone:
+            stays = ~np.isin(rows, list(gone))
+            rows, token_ids = rows[stays], token_ids[stays]
+        self._num_outputs[rows] += 1
+        if self._edits:
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                if row in self._edits:
+                    self._edits[row].add_token(token_id)
+        if self._processed:
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                if row in self._processed:
+                    self._processed[row].add_token(token_id)
+
+
+def _by_row(choice: Choice) -> dict[int, LogprobRows]:
+    """Log-probabilities of the chosen tokens: row -> one line."""
+    described = {}
+    for lines, lazily in choice.described:
+        together = lazily.take()
+        for place, line in enumerate(lines.tolist()):
+            here = slice(place, place + 1)
+            described[int(choice.rows[line])] = LogprobRows(
+                token_ids=together.token_ids[here],
+                logprobs=together.logprobs[here],
+                ranks=together.ranks[here],
+                top_ids=together.top_ids[here],
+                top_logprobs=together.top_logprobs[here],
+            )
+    return described
+
+
+def _mix64(bits: SeedArray) -> SeedArray:
+    """Scramble 64 bits so that neighbouring inputs give unrelated outputs; wraps on overflow."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))

@@ -1,0 +1,190 @@
+"""Who may start: the peak estimate, and what can never fit.
+
+The estimate follows LightLLM's router: give each request `held` tokens now and `growth` tokens to
+come; when a request ends, all with more growth are alive and have grown as much, so the peak is
+
+    max over i of  sum(held[0..i]) + (i + 1) * growth[i],   requests by growth, largest first.
+
+The share of unproduced output that is reserved adapts as in SGLang: it decays while all goes well
+and jumps after a preemption. Knows sequences and how many pages they hold; no tensors, no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.configs.planning.plan import EnginePlan
+from remora.configs.planning.scheduling_plan import ReservePlan
+from remora.engine.kv.cache import KVCache
+from remora.engine.kv.pages import pages_needed
+from remora.engine.kv.window import WindowPages
+from remora.engine.scheduler.sequence import Sequence
+from remora.engine.types import Request
+
+MAX_RESERVED_OUTPUT = 4096
+FULL_RESERVE_AFTER_EVICTIONS = 3
+LONGER_THAN_SO_FAR = 1.1
+ADAPTIVE = ReservePlan()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Tokens of KV that one request holds, and how many more are reserved for it."""
+
+    held: int
+    growth: int
+
+
+def peak_tokens(demands: Iterable[Demand]) -> int:
+    """Return the most KV tokens that the requests will hold together at any time."""
+    peak = held = 0
+    for rank, demand in enumerate(sorted(demands, key=lambda d: -d.growth), start=1):
+        held += demand.held
+        peak = max(peak, held + rank * demand.growth)
+    return peak
+
+
+class ReserveRatio:
+    """The share of unproduced output tokens that admission reserves, between 0 and 1.
+
+    rules:  what is reserved in place of that share, or at least
+    """
+
+    START = 0.7
+    FLOOR = 0.14  # of the start
+    DECAY_STEPS = 600
+
+    def __init__(self, conservativeness: float, rules: ReservePlan = ADAPTIVE) -> None:
+        self.rules = rules
+        self._start = min(1.0, self.START * conservativeness)
+        self._floor = self._start * self.FLOOR
+        self.value = self._start
+
+    def on_step(self) -> None:
+        """Relax a little."""
+        self.value = max(self._floor, self.value - (self._start - self._floor) / self.DECAY_STEPS)
+
+    def on_idle(self) -> None:
+        """Start over: nothing learned from the last load holds for the next."""
+        self.value = self._start
+
+    def on_preemption(self, num_produced: int, num_allowed: int, num_rows: int) -> None:
+        """Learn from the rows still running: `num_produced` of `num_allowed` output tokens."""
+        observed = (num_produced + 20 * num_rows) / max(1, num_allowed)
+        self.value = max(self.value, min(1.0, observed))
+
+    def growth(self, remaining: int, *, certain: bool, produced: int = 0) -> int:
+        """Return the tokens to reserve for a request that may produce `remaining` more."""
+        if certain:
+            return remaining
+        growth = int(self.value * min(remaining, MAX_RESERVED_OUTPUT)) + 1
+        expected = self.rules.expected_output_tokens
+        if expected is not None:
+            longer = max(expected, int(produced * LONGER_THAN_SO_FAR) + 1)
+            growth = min(remaining, longer - produced)
+        return max(growth, min(remaining, self.rules.min_tokens))
+
+    def capacity(self, num_tokens: int) -> int:
+        """Return how many of the tokens that the KV cache holds may be given away."""
+        return int(num_tokens * (1 - self.rules.free_fraction))
+
+    def is_full(self, kv: KVCache) -> bool:
+        """Return whether so much is in use that all output is reserved."""
+        full_usage = self.rules.full_usage
+        return full_usage is not None and kv.usage >= full_usage
+
+
+def can_start(
+    candidate: Sequence, running: Iterable[Sequence], kv: KVCache, reserve: ReserveRatio
+) -> bool:
+    """Estimate whether `candidate`, its cached prefix attached, fits beside the running ones."""
+    demands = []
+    num_published = 0
+    is_full = reserve.is_full(kv)
+    everyone = (*running, candidate)
+    for seq in everyone:
+        table = seq.table
+        num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
+        certain = (
+            is_full
+            or seq.request.sampling.ignore_eos
+            or seq.num_evictions >= FULL_RESERVE_AFTER_EVICTIONS
+        )
+        demands.append(
+            Demand(
+                held=(num_pages - table.num_matched) * kv.page_size,
+                growth=reserve.growth(
+                    seq.num_remaining, certain=certain, produced=seq.num_output_tokens
+                ),
+            )
+        )
+        # Pages that it computed and published are in `held` already, though the cache has them.
+        num_published += table.num_published - table.num_matched
+    num_borrowed = max(0, kv.num_locked - num_published)
+    capacity = reserve.capacity(kv.num_pages * kv.page_size)
+    if peak_tokens(demands) > capacity - num_borrowed * kv.page_size:
+        return False
+    return kv.windows is None or _windows_fit(everyone, demands, kv.windows, kv.page_size, reserve)
+
+
+def _windows_fit(
+    sequences: Iterable[Sequence],
+    demands: Iterable[Demand],
+    windows: WindowPages,
+    page_size: int,
+    reserve: ReserveRatio,
+) -> bool:
+    """Estimate the same for pages of window layers.
+
+    demands:  of these sequences, in tokens that all layers keep
+    A sequence longer than the window has so many pages that it holds no more later: those count in
+    full, beside the peak of the shorter ones.
+    """
+    shorter = []
+    num_pages = num_published = 0
+    for seq, demand in zip(sequences, demands, strict=True):
+        table = seq.table
+        most = windows.most_extending if seq.num_pending > 1 else windows.most_decoding
+        if demand.held + demand.growth >= most * page_size:
+            num_pages += most
+        else:
+            shorter.append(demand)
+        num_published += max(0, table.num_published - max(table.first_window, table.num_matched))
+    num_pages += max(0, windows.num_locked - num_published)
+    capacity = reserve.capacity(windows.num_pages * page_size)
+    return peak_tokens(shorter) <= capacity - num_pages * page_size
+
+
+def uncached_tokens(seq: Sequence, kv: KVCache) -> int:
+    """Return how many tokens of a sequence would be computed if it could start now."""
+    if seq.computes_prompt:
+        return seq.num_tokens
+    if seq.leader is not None and not seq.leader.is_finished:
+        return seq.num_tokens % kv.page_size + 1  # the rest it borrows from its leader
+    known = seq.token_ids[: seq.num_tokens - 1]
+    return seq.num_tokens - kv.count_cached(seq.namespace, known)
+
+
+def check_fits(request: Request, plan: EnginePlan) -> None:
+    """Raise unless the request could run on an empty engine: the message says by how much not."""
+    num_prompt = len(request.prompt_ids)
+    limit = plan.max_sequence_tokens
+    if num_prompt == 0:
+        raise InvalidRequest("The prompt is empty; it must hold at least one token.", "prompt")
+    wanted = request.sampling.max_tokens
+    total = num_prompt + (wanted if wanted is not None else 1)
+    if total <= limit:
+        return
+    what = (
+        f"the model's context of {plan.max_model_len} tokens"
+        if limit == plan.max_model_len
+        else f"the KV memory, which holds {plan.kv_tokens} tokens"
+    )
+    asked = f"{wanted} for the output" if wanted is not None else "at least 1 for the output"
+    raise PromptTooLong(
+        f"The request needs {total} tokens ({num_prompt} in the prompt, {asked}), {total - limit}"
+        f" more than fit in {what}. Shorten the prompt or lower max_tokens.",
+        "prompt",
+    )

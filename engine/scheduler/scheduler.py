@@ -1,0 +1,470 @@
+"""What runs in the next step.
+
+One rule: every sequence has `num_computed` tokens behind it and some pending; a step hands out
+tokens under a budget until computed catches up. Decode, chunked prefill, prefix hits and recompute
+after preemption are all this rule. Decode rows come first, then prompts under way, then new ones,
+admitted by the peak estimate. When pages run out on the way, someone is preempted and queued again.
+
+A step may be planned while the one before is still under way: its tokens are *flying*, the outputs
+that it will give are *coming*. Lengths are planned with them, results come later, in order, and
+what has ended or been preempted meanwhile takes none. Pages and rows change hands at once: steps
+run one after the other, so that whoever has them next comes after whoever had them before.
+
+Knows sequences and page counts. Knows nothing of tensors, threads, text or time.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from remora.configs.errors import InvariantViolated
+from remora.configs.planning.scheduling_plan import BY_ARRIVAL, SchedulingPlan
+from remora.engine.kv.cache import KVCache
+from remora.engine.scheduler.adapter_slots import AdapterSlots
+from remora.engine.scheduler.admission import ReserveRatio, can_start, uncached_tokens
+from remora.engine.scheduler.admission_order import WaitingOrder
+from remora.engine.scheduler.priority import lower_priority, preemption_victim, waiting_key
+from remora.engine.scheduler.sequence import Sequence
+from remora.engine.scheduler.step_draft import StepDraft
+from remora.engine.types import (
+    FinishReason,
+    LogprobRows,
+    RowFault,
+    SequenceOutput,
+    StepPlan,
+    StepResult,
+)
+
+# So many may be started before one that waits for a slot of its adapter; then all wait with it,
+# until those that run have left one.
+MAX_OVERTAKEN = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step under way: its plan, and the sequence behind each row with its start."""
+
+    plan: StepPlan
+    rows: Mapping[int, tuple[Sequence, int]]
+
+    def note_start(self, now_s: float) -> None:
+        """Note of sequences that run for the first time how long they waited."""
+        for init in self.plan.added:
+            seq, _ = self.rows[init.row]
+            if seq.queue_s is None:
+                seq.queue_s = now_s - seq.arrived_s
+
+    def ended_rows(self) -> frozenset[int]:
+        """Rows whose sequence has left them since."""
+        return frozenset(row for row, (seq, start) in self.rows.items() if not _holds(seq, start))
+
+
+class Scheduler:
+    """Waiting and running sequences of one engine."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        chunk_tokens: int,
+        eos_token_ids: Iterable[int],
+        conservativeness: float = 1.0,
+        priority_preemption_gap: int | None = None,
+        adapters: AdapterSlots | None = None,
+        rules: SchedulingPlan = BY_ARRIVAL,
+        seed: int = 0,
+    ) -> None:
+        self.kv = kv
+        self.adapters = adapters or AdapterSlots(0)
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_generated_tokens = 0
+        self.num_finished = 0
+        self.num_aborted = 0
+        self.reserve = ReserveRatio(conservativeness, rules.reserve)
+        self._rules = rules
+        self._order = WaitingOrder(rules.policy, seed=seed)
+        self._max_step_tokens = max_step_tokens
+        self._chunk_tokens = chunk_tokens
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._preemption_gap = priority_preemption_gap
+        self._free_rows = list(range(max_running - 1, -1, -1))
+        self._dropped_rows: list[int] = []
+        self.flights: deque[Flight] = deque()
+        self._num_steps = 0
+        self._num_waiting_tokens = 0
+
+    # -- from outside ------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self.waiting or self.running)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Tokens to compute before every open sequence decodes, by what was cached on arrival."""
+        return self._num_waiting_tokens + sum(
+            seq.num_pending
+            for seq in self.running
+            if seq.num_pending > 1 or not seq.prompt_is_computed
+        )
+
+    def add(self, seq: Sequence) -> None:
+        """Queue a sequence. The caller has checked that it can fit an empty engine."""
+        insort(self.waiting, seq, key=waiting_key)
+        seq.num_queued_tokens = uncached_tokens(seq, self.kv)
+        self._num_waiting_tokens += seq.num_queued_tokens
+
+    def abort(self, seq: Sequence) -> SequenceOutput:
+        """End a waiting or running sequence now and give its pages back. Only between steps."""
+        self.num_aborted += 1
+        self._end(seq, FinishReason.ABORT)
+        return self._output(seq)
+
+    # -- before a step -----------------------------------------------------------------------
+
+    def schedule(self, *, admitting: bool = True) -> StepPlan | None:
+        """Plan the next step; None when there is nothing to do before a result comes.
+
+        admitting:  whether to look at those that wait; must be so when nothing runs
+        """
+        rules = self._rules
+        draft = StepDraft(
+            self._max_step_tokens,
+            max_prompt_tokens=rules.max_prefill_tokens,
+            max_prompts=rules.max_prefill_requests,
+        )
+        preemptions_before = self.num_preemptions
+        decoding, extending = self._going_on()
+        if rules.mixed_steps:
+            for seq in decoding:
+                self._decode(seq, draft)
+        for seq in extending:
+            self._extend(seq, draft)
+        if admitting and self.num_preemptions == preemptions_before:
+            self._admit(draft)  # not after preemptions: the victim would be back at once
+        if not rules.mixed_steps and not draft.has_tokens:
+            for seq in decoding:
+                self._decode(seq, draft)
+        if not draft.has_tokens:
+            if self.has_work and not self.flights:
+                raise InvariantViolated("sequences are waiting, and no step can be planned")
+            return None
+        self._num_steps += 1
+        plan, by_row = draft.finish(self._num_steps, self._dropped_rows)
+        self._dropped_rows = []
+        self._take_off(plan, by_row)
+        return plan
+
+    def _going_on(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return running sequences that have one token to compute, and those that have more."""
+        decoding: list[Sequence] = []
+        extending: list[Sequence] = []
+        for seq in self.running:
+            if seq.num_pending > 1:
+                extending.append(seq)
+            elif not (seq.num_coming and seq.is_awaited):
+                decoding.append(seq)
+        return decoding, extending
+
+    def _take_off(self, plan: StepPlan, by_row: Mapping[int, Sequence]) -> None:
+        for seq, count, samples in zip(
+            by_row.values(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
+        ):
+            seq.num_flying += count
+            seq.num_coming += samples
+        rows = {row: (seq, seq.num_starts) for row, seq in by_row.items()}
+        self.flights.append(Flight(plan, rows))
+
+    def _decode(self, seq: Sequence, draft: StepDraft) -> None:
+        if seq.row is not None and draft.budget > 0:
+            self._plan_tokens(seq, 1, draft, of_prompt=False)
+
+    def _extend(self, seq: Sequence, draft: StepDraft) -> None:
+        count = min(seq.num_pending, self._chunk_tokens, draft.prompt_room())
+        if seq.row is not None and count > 0:
+            self._plan_tokens(seq, count, draft, of_prompt=True)
+
+    def _plan_tokens(self, seq: Sequence, count: int, draft: StepDraft, *, of_prompt: bool) -> None:
+        """Give a running sequence its share of the step; preempts until its pages are there."""
+        while (pages := self.kv.try_grow(seq.table, seq.num_planned + count)) is None:
+            victim = preemption_victim(self.running)
+            self._evict(victim, draft)
+            if victim is seq:
+                return
+        draft.plan(seq, count, pages, of_prompt=of_prompt)
+
+    def _admit(self, draft: StepDraft) -> None:
+        """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
+
+        The first that does not fit stops the round: overtaking it could starve it. One that lacks
+        no more than a slot for its adapter may be overtaken, but not for ever.
+        """
+        overtaken: list[Sequence] = []
+        if not self.waiting or draft.prompt_room() == 0:
+            return
+        whole = not self._rules.chunked_prefill
+        for seq in self._order.arrange(self.waiting, self.kv):
+            room = draft.prompt_room(whole=whole)
+            if room == 0:
+                return
+            if seq.leader is not None and not _is_ready(seq.leader):
+                continue
+            if seq.request.adapter and not self.adapters.has_room(seq.request.adapter):
+                if seq.num_overtaken >= MAX_OVERTAKEN:
+                    return
+                overtaken.append(seq)
+                continue
+            if whole and uncached_tokens(seq, self.kv) > room:
+                return
+            if not self._try_admit(seq, draft) and not self._preempt_for(seq, draft):
+                return
+            for other in overtaken:
+                other.num_overtaken += 1
+
+    def _try_admit(self, seq: Sequence, draft: StepDraft) -> bool:
+        if not self._free_rows:
+            return False
+        if not seq.computes_prompt:
+            known = seq.token_ids[: seq.num_tokens - 1]  # one token at least must give logits
+            seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
+        room = draft.prompt_room(whole=not self._rules.chunked_prefill)
+        count = min(seq.num_pending, self._chunk_tokens, room)
+        fits = not self.running or can_start(seq, self.running, self.kv, self.reserve)
+        pages = self.kv.try_grow(seq.table, seq.num_computed + count) if fits else None
+        if pages is None:
+            self._forget_pages(seq)
+            return False
+        self._leave_queue(seq)
+        self._order.on_start(seq, self.waiting)
+        self.running.append(seq)
+        seq.row = self._free_rows.pop()
+        seq.num_starts += 1
+        self.kv.note_hit(seq.table)
+        self._enter_slot(seq, draft)
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed
+            self.num_prompt_tokens += seq.num_prompt_tokens
+            self.num_cached_tokens += seq.num_computed
+        draft.start(seq, seq.table.pages[: seq.table.num_matched])
+        draft.plan(seq, count, pages, of_prompt=True)
+        return True
+
+    def _enter_slot(self, seq: Sequence, draft: StepDraft) -> None:
+        instance = seq.request.adapter
+        if instance:
+            seq.adapter_slot, is_new = self.adapters.acquire(instance)
+            if is_new:
+                draft.load(seq.adapter_slot, instance)
+
+    # -- giving way --------------------------------------------------------------------------
+
+    def _preempt_for(self, seq: Sequence, draft: StepDraft) -> bool:
+        """Make room for a more urgent sequence, if that is allowed and enough."""
+        if self._preemption_gap is None:
+            return False
+        weaker = lower_priority(self.running, seq, self._preemption_gap)
+        for count in range(1, len(weaker) + 1):
+            leaving = weaker[:count]
+            staying = [other for other in self.running if other not in leaving]
+            if not staying or can_start(seq, staying, self.kv, self.reserve):
+                for victim in leaving:
+                    self._preempt(victim, draft)
+                return self._try_admit(seq, draft)
+        return False
+
+    def _evict(self, seq: Sequence, draft: StepDraft) -> None:
+        """Preempt because memory is short; admission learns from it."""
+        seq.num_evictions += 1
+        self._preempt(seq, draft)
+        self.reserve.on_preemption(
+            sum(other.num_output_tokens for other in self.running),
+            sum(other.max_tokens for other in self.running),
+            len(self.running),
+        )
+
+    def _preempt(self, seq: Sequence, draft: StepDraft) -> None:
+        """Take a sequence's pages and row; it is queued again and computed anew later."""
+        self.num_preemptions += 1
+        draft.cancel(seq)
+        self._leave_row(seq)
+        self._forget_pages(seq)
+        self.add(seq)
+
+    def _forget_pages(self, seq: Sequence) -> None:
+        self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
+        seq.num_computed = seq.num_flying = seq.num_coming = 0
+        if seq.wants_prompt_logprobs:
+            seq.prompt_logprob_parts = []
+
+    def _leave_queue(self, seq: Sequence) -> None:
+        self.waiting.remove(seq)
+        self._num_waiting_tokens -= seq.num_queued_tokens
+
+    def _leave_row(self, seq: Sequence) -> None:
+        if seq.row is None:
+            raise InvariantViolated(f"{seq.request.request_id} has no row to leave")
+        self.running.remove(seq)
+        self._free_rows.append(seq.row)
+        self._dropped_rows.append(seq.row)
+        seq.row = None
+        if seq.adapter_slot:
+            self.adapters.release(seq.request.adapter)
+            seq.adapter_slot = 0
+
+    def _end(self, seq: Sequence, reason: FinishReason, *, keep_cached: bool = True) -> None:
+        if seq.is_finished:
+            raise InvariantViolated(f"{seq.request.request_id} was ended twice")
+        seq.finish_reason = reason
+        if seq.row is None:
+            self._leave_queue(seq)
+        else:
+            self._leave_row(seq)
+        if keep_cached:
+            self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
+        else:
+            self.kv.release(seq.table)
+        if not self.has_work:
+            self.reserve.on_idle()
+
+    # -- after a step ------------------------------------------------------------------------
+
+    def apply(self, result: StepResult) -> list[SequenceOutput]:
+        """Take in what the oldest step has given; returns what it means for each sequence."""
+        flight = self.flights.popleft()
+        plan = flight.plan
+        if result.step_id != plan.step_id:
+            raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")
+        self.reserve.on_step()
+        sampled = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
+        outputs = []
+        for row, count in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
+            seq, start = flight.rows[row]
+            if not _holds(seq, start):
+                continue
+            if row in result.hidden_states:
+                seq.take_hidden(seq.num_computed, result.hidden_states[row])
+            seq.num_computed += count
+            seq.num_flying -= count
+            seq.num_coming -= row in sampled
+            if row in result.bad_rows:
+                self.num_aborted += 1
+                self._end(seq, FinishReason.ABORT, keep_cached=False)
+                outputs.append(self._output(seq, error=result.bad_rows[row]))
+                continue
+            if row in result.prompt_logprobs and seq.wants_prompt_logprobs:
+                seq.prompt_logprob_parts.append(result.prompt_logprobs[row])
+            if count > 1 or seq.num_computed == seq.num_prompt_tokens:
+                self._publish(seq)
+            if self.kv.windows is not None:
+                self.kv.slide(seq.table, seq.num_computed)
+            if row in sampled:
+                outputs.append(
+                    self._accept(
+                        seq,
+                        sampled[row],
+                        result.logprobs.get(row),
+                        is_complete=row in result.completed,
+                    )
+                )
+        return outputs
+
+    def _publish(self, seq: Sequence) -> None:
+        self.kv.publish(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
+        kept = seq.request.kept_tokens
+        if kept and seq.prompt_is_computed:
+            self.kv.keep(seq.namespace, seq.token_ids[:kept])
+
+    def _accept(
+        self, seq: Sequence, token: int, logprobs: LogprobRows | None, *, is_complete: bool
+    ) -> SequenceOutput:
+        """Append a sampled token and end the sequence if that is its last."""
+        sampling = seq.request.sampling
+        is_first = seq.num_output_tokens == 0
+        seq.token_ids.append(token)
+        self.num_generated_tokens += 1
+        is_stop_token = token in sampling.stop_token_ids or (
+            token in self._eos_token_ids and (is_complete or not sampling.ignore_eos)
+        )
+        stopped = is_complete or is_stop_token
+        if stopped or seq.num_remaining == 0:
+            self.num_finished += 1
+            self._end(seq, FinishReason.STOP if stopped else FinishReason.LENGTH)
+        return self._output(
+            seq,
+            token_ids=(token,),
+            logprobs=logprobs,
+            prompt_logprobs=tuple(seq.prompt_logprob_parts) if is_first else (),
+            stop_token_id=token if is_stop_token else None,
+        )
+
+    @staticmethod
+    def _output(
+        seq: Sequence,
+        *,
+        token_ids: tuple[int, ...] = (),
+        logprobs: LogprobRows | None = None,
+        prompt_logprobs: tuple[LogprobRows, ...] = (),
+        stop_token_id: int | None = None,
+        error: RowFault | None = None,
+    ) -> SequenceOutput:
+        return SequenceOutput(
+            request_id=seq.request.request_id,
+            index=seq.index,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            hidden_states=seq.hidden_states if seq.is_finished else None,
+            finish_reason=seq.finish_reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=seq.num_cached_tokens or 0,
+            error=error,
+            queue_s=seq.queue_s or 0.0,
+        )
+
+    # -- checks ------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise InvariantViolated unless rows, queues and pages are consistent."""
+        self.kv.check_integrity()
+        self.adapters.check_integrity(
+            dict(Counter(seq.request.adapter for seq in self.running if seq.request.adapter))
+        )
+        rows = [seq.row for seq in self.running]
+        if None in rows or len(set(rows)) != len(rows) or set(rows) & set(self._free_rows):
+            raise InvariantViolated("two sequences share a row, or a row is both free and in use")
+        if any(seq.row is not None or seq.table.pages for seq in self.waiting):
+            raise InvariantViolated("a waiting sequence holds a row or pages")
+        if self._num_waiting_tokens != sum(seq.num_queued_tokens for seq in self.waiting):
+            raise InvariantViolated("the scheduler has lost count of its waiting tokens")
+        owned = [page for seq in self.running for page in seq.table.owned]
+        if len(set(owned)) != len(owned) or len(owned) != self.kv.num_owned:
+            raise InvariantViolated("a page is owned by two sequences, or by none")
+        if any(seq.num_computed > len(seq.table.pages) * self.kv.page_size for seq in self.running):
+            raise InvariantViolated("a sequence has computed more than its pages hold")
+        if self.kv.windows is not None:
+            self.kv.windows.check_users(
+                Counter(
+                    page
+                    for seq in self.running
+                    for page in seq.table.windows[seq.table.first_window :]
+                )
+            )
+
+
+def _is_ready(leader: Sequence) -> bool:
+    return leader.is_finished or leader.prompt_is_computed
+
+
+def _holds(seq: Sequence, start: int) -> bool:
+    """Return whether a sequence still has the row that it got with this start."""
+    return seq.row is not None and seq.num_starts == start

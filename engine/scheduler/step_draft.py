@@ -1,0 +1,141 @@
+"""A step while it is being planned: who gets how many tokens, and what the ranks must be told.
+
+Exists because a sequence already planned can still be preempted before the step is complete.
+Knows nothing of why a sequence was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from remora.configs.errors import InvariantViolated
+from remora.engine.scheduler.sequence import Sequence
+from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan
+
+
+class StepDraft:
+    """Collects a StepPlan under a budget of tokens.
+
+    max_prompt_tokens, max_prompts:  bounds of what computes prompts; None = the budget alone counts
+    """
+
+    def __init__(
+        self,
+        max_tokens: int,
+        *,
+        max_prompt_tokens: int | None = None,
+        max_prompts: int | None = None,
+    ) -> None:
+        self.budget = max_tokens
+        self._prompt_budget = max_tokens if max_prompt_tokens is None else max_prompt_tokens
+        self._max_prompts = max_tokens if max_prompts is None else max_prompts
+        self._prompts: set[Sequence] = set()
+        self._started: dict[Sequence, list[int]] = {}
+        self._pages: dict[Sequence, list[int]] = {}
+        self._counts: dict[Sequence, int] = {}
+        self._loads: dict[int, int] = {}
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the step computes anything."""
+        return bool(self._counts)
+
+    def prompt_room(self, *, whole: bool = False) -> int:
+        """Return the tokens that one more prompt may have; if only `whole`, the first has all."""
+        if len(self._prompts) >= self._max_prompts:
+            return 0
+        if whole and not self._prompts:
+            return self.budget
+        return min(self.budget, self._prompt_budget)
+
+    def start(self, seq: Sequence, borrowed: list[int]) -> None:
+        """A sequence got a row; its table begins with `borrowed` pages."""
+        self._started[seq] = borrowed
+
+    def plan(
+        self, seq: Sequence, count: int, new_pages: list[int], *, of_prompt: bool = False
+    ) -> None:
+        """A sequence computes its next `count` tokens, for which it got `new_pages`."""
+        self._counts[seq] = count
+        if of_prompt:
+            self._prompts.add(seq)
+            self._prompt_budget = max(0, self._prompt_budget - count)
+        self._pages[seq] = new_pages
+        self.budget -= count
+
+    def load(self, slot: int, instance: int) -> None:
+        """An adapter is to be put into a slot; also if nobody runs with it in the end."""
+        self._loads[slot] = instance
+
+    def cancel(self, seq: Sequence) -> None:
+        """Forget a sequence that was preempted. Does nothing if it had not been planned."""
+        count = self._counts.pop(seq, 0)
+        self.budget += count
+        if seq in self._prompts:
+            self._prompts.remove(seq)
+            self._prompt_budget += count
+        self._pages.pop(seq, None)
+        self._started.pop(seq, None)
+
+    def finish(self, step_id: int, dropped: Iterable[int]) -> tuple[StepPlan, dict[int, Sequence]]:
+        """Make the plan, one-token rows first; returns it with the sequence behind each row."""
+        order = sorted(self._counts, key=lambda seq: self._counts[seq] > 1)
+        counts = [self._counts[seq] for seq in order]
+        grown = [
+            (_row(seq), page)
+            for seq in order
+            for page in (*self._started.get(seq, ()), *self._pages[seq])
+        ]
+        windows = [
+            page
+            for seq in order
+            if seq.table.windows
+            for page in seq.table.windows[
+                len(seq.table.pages) - len(self._pages[seq]) - len(self._started.get(seq, ())) :
+            ]
+        ]
+        plan = StepPlan(
+            step_id=step_id,
+            added=tuple(_row_init(seq) for seq in order if seq in self._started),
+            dropped=_ints(dropped),
+            page_rows=_ints(row for row, _ in grown),
+            page_ids=_ints(page for _, page in grown),
+            window_ids=_ints(windows),
+            rows=_ints(_row(seq) for seq in order),
+            starts=_ints(seq.num_planned for seq in order),
+            num_tokens=_ints(counts),
+            samples=np.array(
+                [seq.num_pending == count for seq, count in zip(order, counts, strict=True)],
+                dtype=np.bool_,
+            ),
+            loads=tuple(SlotLoad(slot, instance) for slot, instance in self._loads.items()),
+        )
+        return plan, {_row(seq): seq for seq in order}
+
+
+def _row(seq: Sequence) -> int:
+    if seq.row is None:
+        raise InvariantViolated(f"{seq.request.request_id} is planned without a row")
+    return seq.row
+
+
+def _row_init(seq: Sequence) -> RowInit:
+    return RowInit(
+        row=_row(seq),
+        token_ids=np.array(seq.token_ids, dtype=np.int64),
+        num_prompt_tokens=seq.num_prompt_tokens,
+        seed=seq.seed,
+        sampling=seq.request.sampling,
+        prompt_logprobs=seq.request.sampling.prompt_logprobs if seq.wants_prompt_logprobs else None,
+        hidden_states=seq.request.sampling.hidden_states,
+        grammar=seq.request.grammar,
+        thinking=seq.request.thinking,
+        healed_id=seq.request.healed_id,
+        adapter_slot=seq.adapter_slot,
+    )
+
+
+def _ints(values: Iterable[int]) -> IntArray:
+    return np.fromiter(values, dtype=np.int32)

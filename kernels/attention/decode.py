@@ -1,0 +1,317 @@
+"""Attention of one new token per sequence over its pages.
+
+`attend_decode_paged` is one call, the kernels of `gpu/attention_decode.py` where there is triton.
+Two calls are quicker on a CPU: `plan_decode` looks at the lengths once per step, `attend_decode`
+runs once per layer. The plan groups rows of similar length (within a factor of two in pages), so
+that one long row does not make every row pay for its length, a bounded number of slots at a time,
+and leaves out pages that lie before the sliding window.
+
+Query heads that share a K/V head become rows of one matrix product; K and V are never repeated.
+Legend: D decode rows, B rows of a bucket, S slots gathered per row, K K/V heads, G query heads per
+K/V head, H head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remora.kernels.attention.rows import attend_row, check_pages, first_seen, weigh
+from remora.kernels.dispatch import by_triton
+
+FIXED_SPLITS, FIXED_SPLIT_TOKENS = 32, 512
+
+
+def attend_decode_paged(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+    fixed_split: bool = False,
+    max_splits: int = FIXED_SPLITS,
+    split_tokens: int = FIXED_SPLIT_TOKENS,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend each decode token to the pages of its own row.
+
+    query:        [D, num_heads, head_dim]; tokens may lie apart
+    kv_pages:     [2, num_pages, page_size, num_kv_heads, head_dim]; slots past a row's end may hold
+                  anything
+    tables:       [D, max_pages] int32; rows may lie apart; entries past a row's last page are not
+                  looked at
+    lengths:      [D] int32, counted in tokens, the query's own included; a row of 0 gives zeros
+    window:       a query sees the last `window` positions, its own included; None = all
+    soft_cap:     c, if scores s are to be c * tanh(s / c); after the scale, before the mask
+    sinks:        [num_heads] float32, a further score of each head, which takes part in softmax and
+                  brings no value
+    kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
+    fixed_split:  a row's result is the same bits whichever rows are beside it: its keys are divided
+                  into parts of `split_tokens`, or longer ones lest there are more than `max_splits`
+    out:          [D, num_heads, head_dim] to write to; tokens may lie apart
+    Returns [D, num_heads, head_dim] in the format of `query`, `out` if there is one. Raises
+    ValueError for formats and shapes that `check_pages` refuses, and for float8_e4m3fn on GPUs
+    that cannot convert it (NVIDIA before compute capability 8.9, AMD).
+    """
+    check_pages(query, kv_pages, kv_scales)
+    if out is None:
+        out = query.new_empty(query.shape)
+    options: dict[str, Any] = {
+        "scale": scale,
+        "window": window,
+        "soft_cap": soft_cap,
+        "sinks": sinks,
+    }
+    if not by_triton(query.device):
+        return out.copy_(
+            attend_decode_paged_reference(
+                query, kv_pages, tables, lengths, kv_scales=kv_scales, **options
+            )
+        )
+    from remora.kernels.gpu.attention import decode as kernels
+
+    if len(query) > 0:
+        kernels.attend(
+            query,
+            kv_pages,
+            tables,
+            lengths,
+            kv_scales,
+            out,
+            fixed_split=fixed_split,
+            max_splits=max_splits,
+            split_tokens=split_tokens,
+            **options,
+        )
+    return out
+
+
+def attend_decode_paged_reference(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    kv_scales: Tensor | None = None,
+) -> Tensor:
+    """`attend_decode_paged` in torch, row by row. Softmax in float32."""
+    out = torch.zeros_like(query)
+    for row, length in enumerate(lengths.tolist()):
+        if length > 0:
+            out[row] = attend_row(
+                query[row : row + 1],
+                kv_pages,
+                tables[row],
+                length,
+                scale=scale,
+                window=window,
+                soft_cap=soft_cap,
+                sinks=sinks,
+                kv_scales=kv_scales,
+            )[0]
+    return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBucket:
+    """Rows that are computed together.
+
+    rows:      [B] int64 indices into the decode rows; None = all of them, in order
+    page_ids:  [B * S / page_size] int32, row after row
+    num_rows:  B
+    num_slots: slots of each row that take part; the rest of the last page is cut off
+    positions: [B, 1, 1, num_slots] of the slots
+    bias:      [B, 1, 1, num_slots] float32, 0 where the row may look and -inf elsewhere; None = it
+               may look everywhere
+    """
+
+    rows: Tensor | None
+    page_ids: Tensor
+    num_rows: int
+    num_slots: int
+    positions: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """How one step's decode rows are computed, for one window; the same in every layer."""
+
+    buckets: tuple[DecodeBucket, ...]
+
+
+def plan_decode(
+    block_tables: Tensor,
+    context_lens: Tensor,
+    *,
+    page_size: int,
+    window: int | None,
+    chunked: bool = False,
+    max_slots: int,
+) -> DecodePlan:
+    """Group the decode rows by length.
+
+    block_tables:  [D, max_pages] int32; entries past a row's last page are not looked at
+    context_lens:  [D] int32, counted in tokens, the query's own included
+    window:        a query sees the last `window` positions, its own included; None = all
+    chunked:       of these only those since the last multiple of `window`
+    max_slots:     most slots that are gathered at a time; a single row may have more
+    """
+    lens = context_lens.tolist()
+    seen = [first_seen(length - 1, window, chunked) for length in lens]
+    firsts = [begin // page_size for begin in seen]
+    num_pages = [
+        -(-length // page_size) - first for length, first in zip(lens, firsts, strict=True)
+    ]
+    return DecodePlan(
+        tuple(
+            _plan_bucket(rows, lens, seen, block_tables, page_size)
+            for rows in _group_rows(num_pages, max_slots // page_size)
+        )
+    )
+
+
+def _group_rows(num_pages: list[int], max_pages: int) -> list[list[int]]:
+    """Group rows that differ by less than twice: up to `max_pages` together, or one longer row."""
+    by_size: dict[int, list[int]] = {}
+    for row, count in enumerate(num_pages):
+        by_size.setdefault(count.bit_length(), []).append(row)
+    groups: list[list[int]] = []
+    for rows in by_size.values():
+        together = max(1, max_pages // max(num_pages[row] for row in rows))
+        groups += [rows[at : at + together] for at in range(0, len(rows), together)]
+    return groups
+
+
+def _plan_bucket(
+    rows: list[int],
+    lens: list[int],
+    seen: list[int],
+    block_tables: Tensor,
+    page_size: int,
+) -> DecodeBucket:
+    device = block_tables.device
+    firsts = [begin // page_size for begin in seen]
+    num_slots = max(lens[row] - firsts[row] * page_size for row in rows)
+    num_pages = -(-num_slots // page_size)
+    index = None
+    if len(rows) < len(lens):
+        index = torch.tensor(rows, device=device)
+        block_tables = block_tables.index_select(0, index)
+    first = torch.tensor([firsts[row] for row in rows], device=device).unsqueeze(1)
+    columns = first + torch.arange(num_pages, device=device)
+    columns = columns.clamp_(max=block_tables.shape[1] - 1)
+    page_ids = block_tables.gather(1, columns)
+
+    bias = None
+    length = torch.tensor([lens[row] for row in rows], device=device).unsqueeze(1)
+    position = first * page_size + torch.arange(num_slots, device=device)
+    hidden = position >= length
+    if any(seen):
+        hidden |= position < torch.tensor([seen[row] for row in rows], device=device).unsqueeze(1)
+    if hidden.any():
+        bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+        bias = bias[:, None, None, :]
+    return DecodeBucket(
+        rows=index,
+        page_ids=page_ids.flatten(),
+        num_rows=len(rows),
+        num_slots=num_slots,
+        positions=position[:, None, None, :],
+        bias=bias,
+    )
+
+
+def attend_decode(
+    query: Tensor,
+    kv_pages: Tensor,
+    plan: DecodePlan,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """Attend each decode token to the pages of its own sequence.
+
+    query:     [D, num_heads, head_dim]
+    kv_pages:  [2, num_pages, page_size, num_kv_heads, head_dim]; 0 is K, 1 is V; finite everywhere
+    plan:      of these rows and of the layer's window
+    soft_cap, sinks:  as in `attend_decode_paged`
+    slopes:    [num_heads] float32, what scores fall by with each position that a key lies behind
+    Returns [D, num_heads, head_dim] in the dtype of `query`.
+    """
+    return attend_decode_reference(
+        query, kv_pages, plan, scale=scale, soft_cap=soft_cap, sinks=sinks, slopes=slopes
+    )
+
+
+def attend_decode_reference(
+    query: Tensor,
+    kv_pages: Tensor,
+    plan: DecodePlan,
+    *,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """`attend_decode` in torch. Softmax in float32."""
+    num_kv_heads = kv_pages.shape[3]
+    options: dict[str, Any] = {
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "sinks_KG1": None if sinks is None else sinks.view(num_kv_heads, -1, 1),
+        "slopes_KG1": None if slopes is None else slopes.view(num_kv_heads, -1, 1),
+    }
+    if len(plan.buckets) == 1:
+        return _attend_bucket(query, kv_pages, plan.buckets[0], **options)
+    out = torch.empty_like(query)
+    for bucket in plan.buckets:
+        rows = bucket.rows
+        assert rows is not None
+        out[rows] = _attend_bucket(query.index_select(0, rows), kv_pages, bucket, **options)
+    return out
+
+
+def _attend_bucket(
+    query: Tensor,
+    kv_pages: Tensor,
+    bucket: DecodeBucket,
+    *,
+    scale: float,
+    soft_cap: float | None,
+    sinks_KG1: Tensor | None,
+    slopes_KG1: Tensor | None,
+) -> Tensor:
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads = kv_pages.shape[3]
+    gathered = kv_pages.index_select(1, bucket.page_ids)
+    # One copy to head-major order here is cheaper than the transposing copies that the products
+    # would make for themselves.
+    slots = gathered.view(2, num_rows, -1, num_kv_heads, head_dim)[:, :, : bucket.num_slots]
+    key_BKSH, value_BKSH = slots.transpose(2, 3).contiguous()
+    query_BKGH = (query * scale).view(num_rows, num_kv_heads, -1, head_dim)
+    scores_BKGS = (query_BKGH @ key_BKSH.transpose(2, 3)).float()
+    if soft_cap is not None:
+        scores_BKGS = soft_cap * torch.tanh(scores_BKGS / soft_cap)
+    if slopes_KG1 is not None:
+        # Softmax does not care what a row's scores are counted from.
+        scores_BKGS += slopes_KG1 * bucket.positions
+    if bucket.bias is not None:
+        scores_BKGS += bucket.bias
+    weights_BKGS = weigh(scores_BKGS, sinks_KG1).to(query.dtype)
+    out_BKGH: Tensor = weights_BKGS @ value_BKSH
+    return out_BKGH.view(num_rows, num_heads, head_dim)

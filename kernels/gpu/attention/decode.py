@@ -1,0 +1,364 @@
+"""Attention of one new token per row over its pages, on a GPU: the kernels of
+`attend_decode_paged`, whose torch code is the specification.
+
+Rows are too few to fill a GPU, so their keys are divided into splits, each of which a program
+attends to alone (flash decoding, after FlashAttention, arXiv:2205.14135); `merge_kernel` adds up
+what the splits of a row came to. Programs count the splits of all rows themselves, from the rows'
+lengths on the device: a long row among short ones gets as many as its share of all keys, and the
+grid has one program for each row and for each split there may be beyond that. Query heads of a K/V
+head are rows of one product: K and V are read once for all of them.
+
+Nothing here waits for the device or depends on values that are on it, so launches may be captured
+in a graph that runs again with other lengths and pages in the same memory.
+
+Legend, and suffixes of blocks: D rows, H heads, K K/V heads, G query heads of a K/V head, P pages
+of a table, I items (splits of all rows, numbered row after row); M queries, N keys, H elements of a
+head, R rows, S splits of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from remora.kernels.gpu.arch import Arch, arch_of
+from remora.kernels.gpu.attention.steps import (
+    attend_block,
+    begin_softmax,
+    factor_of,
+    find_row,
+    find_slots,
+    row_block,
+    score_factors,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How splits are computed.
+
+    keys:      of a block of 16-bit elements, a power of two
+    programs:  that a GPU has room for at once
+    """
+
+    keys: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+    def block(self, query_bytes: int, page_bytes: int) -> int:
+        """Return the keys of a block, for elements of these sizes.
+
+        Half as many of 8 bits, which are widened in registers, and fewer for queries of 32, which
+        no tensor core multiplies.
+        """
+        return max(16, self.keys // (4 if query_bytes == 4 else 2 // page_bytes))
+
+    def options(self, query_bytes: int, page_bytes: int) -> dict[str, Any]:
+        """Return what triton compiles with; fusion is named, for its default is about to change.
+
+        Elements of 32 bits are spread over more warps, whose registers would not hold them else.
+        Of 8 bits more blocks are on their way, for those are smaller.
+        """
+        return {
+            "num_warps": 8 if query_bytes == 4 else self.num_warps,
+            "num_stages": self.num_stages if page_bytes > 1 else 2 * (self.num_stages - 1),
+            "enable_fp_fusion": True,
+        }
+
+
+# By the padded size of a head. Of five stages triton makes two for page ids and two for K and V:
+# while a block is computed the next one is on its way, 32 KiB for each program on Hopper.
+LAUNCHES = {
+    Arch.AMPERE: {
+        64: Launch(64, 4, 5, 108 * 3),
+        128: Launch(32, 4, 5, 108 * 3),
+        256: Launch(16, 4, 5, 108 * 3),
+    },
+    Arch.HOPPER: {
+        64: Launch(64, 4, 7, 132 * 3),
+        128: Launch(64, 4, 5, 132 * 3),
+        256: Launch(32, 4, 5, 132 * 3),
+    },
+    Arch.BLACKWELL: {
+        64: Launch(64, 4, 7, 148 * 3),
+        128: Launch(64, 4, 5, 148 * 3),
+        256: Launch(32, 4, 5, 148 * 3),
+    },
+    Arch.SMALL: {
+        64: Launch(64, 4, 5, 84 * 2),
+        128: Launch(32, 4, 5, 84 * 2),
+        256: Launch(16, 4, 5, 84 * 2),
+    },
+    Arch.CDNA: {
+        64: Launch(32, 4, 2, 304 * 2),
+        128: Launch(32, 4, 2, 304 * 2),
+        256: Launch(16, 4, 2, 304 * 2),
+    },
+}
+MIN_SPLIT = 128  # keys: what is worth a program of its own
+ROUNDS = 2  # of programs, if splits are long: the last round leaves less of a GPU idle
+MIN_QUERIES, MAX_QUERIES = 16, 64  # of a block: what a product of blocks needs, and what fits
+MERGE_SPLITS = 16  # that `merge_kernel` reads at once
+
+
+def attend(
+    query: Tensor,
+    kv_pages: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    kv_scales: Tensor | None,
+    out: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: Tensor | None,
+    fixed_split: bool,
+    max_splits: int,
+    split_tokens: int,
+) -> None:
+    """Attend each row to its pages; tensors as in `attend_decode_paged`."""
+    num_rows, num_heads, head_dim = query.shape
+    _, _, page_size, num_kv_heads, _ = kv_pages.shape
+    group = num_heads // num_kv_heads
+    launch = launch_of(arch_of(query.device), head_dim)
+    sizes = (query.itemsize, kv_pages.itemsize)
+    queries = min(MAX_QUERIES, max(MIN_QUERIES, triton.next_power_of_2(group)))
+    keys = launch.block(*sizes)
+    programs_of_row = num_kv_heads * triton.cdiv(group, queries)
+    if fixed_split:
+        splits = min(max_splits, triton.cdiv(tables.shape[1] * page_size, split_tokens))
+        num_items = num_rows * splits
+    else:
+        splits = max(1, launch.programs // programs_of_row)
+        num_items = num_rows + splits * ROUNDS
+    sums = query.new_empty((num_items, num_heads, head_dim), dtype=torch.float32)
+    weights = query.new_empty((num_items, num_heads), dtype=torch.float32)
+    items = query.new_empty((num_rows, 2), dtype=torch.int32)
+    inner, outer = score_factors(scale, soft_cap)
+    split_kernel[(programs_of_row, num_items)](
+        query,
+        kv_pages[0],
+        kv_pages[1],
+        None if kv_scales is None else kv_scales[0],
+        None if kv_scales is None else kv_scales[1],
+        sinks,
+        tables,
+        lengths,
+        out,
+        sums,
+        weights,
+        items,
+        num_rows,
+        splits,
+        2**30 if window is None else window,
+        inner,
+        outer,
+        query.stride(0),
+        tables.stride(0),
+        out.stride(0),
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        PAGE=page_size,
+        FIXED=fixed_split,
+        MIN_BLOCKS=triton.cdiv(split_tokens if fixed_split else MIN_SPLIT, keys),
+        FACTOR=factor_of(query, kv_pages),
+        R=row_block(num_rows),
+        M=queries,
+        N=keys,
+        H=triton.next_power_of_2(head_dim),
+        **launch.options(*sizes),
+    )
+    merge(sums, weights, items, out)
+
+
+def merge(sums: Tensor, weights: Tensor, items: Tensor, out: Tensor) -> None:
+    """Add up the splits of rows that have several.
+
+    sums:     [I, H, head_dim] float32, of each split's V, by weights that add up to 1
+    weights:  [I, H] float32, logarithms to base 2 of the splits' own weights
+    items:    [D, 2] int32, each row's first item and how many it has
+    out:      [D, H, head_dim], each row in one piece; rows of one split are left alone
+    """
+    num_rows, num_heads, head_dim = out.shape
+    merge_kernel[(num_heads, num_rows)](
+        sums,
+        weights,
+        items,
+        out,
+        num_heads,
+        out.stride(0),
+        HEAD_DIM=head_dim,
+        S=MERGE_SPLITS,
+        H=triton.next_power_of_2(head_dim),
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=True,
+    )
+
+
+def launch_of(arch: Arch, head_dim: int) -> Launch:
+    """Return the launch for heads of a size."""
+    return LAUNCHES[arch][min(256, max(64, triton.next_power_of_2(head_dim)))]
+
+
+@triton.jit
+def find_split(
+    lengths: tl.tensor,
+    item: tl.tensor,
+    num_rows: int,
+    num_splits: int,
+    window: int,
+    FIXED: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
+    R: tl.constexpr,
+    N: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
+    """Return the row of an item, its first item, how many it has, and the item's range of keys.
+
+    num_splits:  FIXED: most of a row; else of all rows beyond one each, in one round of programs
+    Splits are of equal length within a row, and none is empty unless the row is.
+    """
+    at_R = tl.arange(0, R)
+    spans_R = tl.minimum(tl.load(lengths + at_R, mask=at_R < num_rows, other=0), window)
+    blocks_R = tl.cdiv(spans_R, N)
+    if FIXED:
+        longest_R = tl.maximum(tl.cdiv(blocks_R, num_splits), MIN_BLOCKS)
+    else:
+        all_blocks = tl.sum(blocks_R, 0)
+        several_rounds = tl.cdiv(all_blocks, tl.num_programs(1) - num_rows)
+        longest = tl.minimum(
+            tl.cdiv(all_blocks, num_splits), tl.maximum(several_rounds, 4 * MIN_BLOCKS)
+        )
+        longest_R = tl.full([R], 1, tl.int32) * tl.maximum(longest, MIN_BLOCKS)
+    counts_R = tl.where(at_R < num_rows, tl.maximum(tl.cdiv(blocks_R, longest_R), 1), 0)
+    row, first = find_row(counts_R, item)
+    count = tl.maximum(tl.sum(tl.where(at_R == row, counts_R, 0), 0), 1)
+    blocks = tl.sum(tl.where(at_R == row, blocks_R, 0), 0)
+    length = tl.load(lengths + row, mask=row < num_rows, other=0)
+    split = tl.cdiv(blocks, count) * N
+    begin = tl.maximum(length - window, 0) + (item - first) * split
+    return row, first, count, begin, tl.minimum(begin + split, length)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "num_splits", "window", "table_stride"],
+    do_not_specialize_on_alignment=["tables", "lengths"],
+)
+def split_kernel(
+    query: tl.tensor,
+    keys: tl.tensor,
+    values: tl.tensor,
+    key_scales: tl.tensor,
+    value_scales: tl.tensor,
+    sinks: tl.tensor,
+    tables: tl.tensor,
+    lengths: tl.tensor,
+    out: tl.tensor,
+    sums: tl.tensor,
+    weights: tl.tensor,
+    items: tl.tensor,
+    num_rows: int,
+    num_splits: int,
+    window: int,
+    inner: float,
+    outer: float,
+    query_stride: int,
+    table_stride: int,
+    out_stride: int,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    FIXED: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
+    FACTOR: tl.constexpr,
+    R: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    H: tl.constexpr,
+) -> None:
+    """Program (block of a K/V head's queries, item); a row of one item is done with."""
+    item = tl.program_id(1)
+    row, first, count, begin, end = find_split(
+        lengths, item, num_rows, num_splits, window, FIXED, MIN_BLOCKS, R, N
+    )
+    if row >= num_rows:
+        return
+    tiles: tl.constexpr = (GROUP + M - 1) // M
+    kv_head, num_kv_heads = tl.program_id(0) // tiles, tl.num_programs(0) // tiles
+    in_group_M = tl.program_id(0) % tiles * M + tl.arange(0, M)
+    head_M = kv_head * GROUP + in_group_M
+    at_H = tl.arange(0, H)
+    is_query_MH = (in_group_M < GROUP)[:, None] & (at_H < HEAD_DIM)[None, :]
+    at_MH = (head_M * HEAD_DIM)[:, None] + at_H[None, :]
+    query_MH = tl.load(query + row.to(tl.int64) * query_stride + at_MH, mask=is_query_MH, other=0.0)
+    table = tables + row.to(tl.int64) * table_stride
+    top_M, total_M = begin_softmax(sinks, head_M, in_group_M < GROUP, item == first, M)
+    sum_MH = tl.full([M, H], 0.0, tl.float32)
+    for block in range(begin, end, N):
+        slot_N, is_key_N = find_slots(table, block + tl.arange(0, N), end, PAGE)
+        top_M, total_M, sum_MH = attend_block(
+            query_MH, keys, values, key_scales, value_scales, slot_N, is_key_N, is_key_N[None, :],
+            kv_head, num_kv_heads, inner, outer, top_M, total_M, sum_MH, HEAD_DIM, H, True, FACTOR,
+        )  # fmt: skip
+    # Weights of a row without keys add up to 0, those of others to 1 at least.
+    sum_MH = sum_MH / tl.maximum(total_M, 1e-30)[:, None]
+    if count == 1:
+        to_MH = out + row.to(tl.int64) * out_stride + at_MH
+        tl.store(to_MH, sum_MH.to(out.dtype.element_ty), mask=is_query_MH)
+    else:
+        num_heads = num_kv_heads * GROUP
+        to = item.to(tl.int64) * num_heads
+        tl.store(sums + to * HEAD_DIM + at_MH, sum_MH, mask=is_query_MH)
+        tl.store(weights + to + head_M, top_M + tl.log2(total_M), mask=in_group_M < GROUP)
+    if (tl.program_id(0) == 0) & (item == first):
+        at_2 = tl.arange(0, 2)
+        tl.store(items + row * 2 + at_2, tl.where(at_2 == 0, first, count))
+
+
+@triton.jit
+def merge_kernel(
+    sums: tl.tensor,
+    weights: tl.tensor,
+    items: tl.tensor,
+    out: tl.tensor,
+    num_heads: int,
+    out_stride: int,
+    HEAD_DIM: tl.constexpr,
+    S: tl.constexpr,
+    H: tl.constexpr,
+) -> None:
+    """Program (head, row)."""
+    head, row = tl.program_id(0), tl.program_id(1)
+    first, count = tl.load(items + row * 2), tl.load(items + row * 2 + 1)
+    if count == 1:
+        return
+    at_H = tl.arange(0, H)
+    is_element_H = at_H < HEAD_DIM
+    top = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    sum_H = tl.full([H], 0.0, tl.float32)
+    for split in range(0, count, S):
+        at_S = split + tl.arange(0, S)
+        is_split_S = at_S < count
+        from_S = (first + at_S).to(tl.int64) * num_heads + head
+        weight_S = tl.load(weights + from_S, mask=is_split_S, other=float("-inf"))
+        sum_SH = tl.load(
+            sums + (from_S * HEAD_DIM)[:, None] + at_H[None, :],
+            mask=is_split_S[:, None] & is_element_H[None, :],
+            other=0.0,
+        )
+        new = tl.maximum(top, tl.max(weight_S, 0))
+        weight_S = tl.exp2(weight_S - new)
+        decay = tl.exp2(top - new)
+        total = total * decay + tl.sum(weight_S, 0)
+        sum_H = sum_H * decay + tl.sum(sum_SH * weight_S[:, None], 0)
+        top = new
+    to_H = out + row.to(tl.int64) * out_stride + head * HEAD_DIM + at_H
+    tl.store(to_H, (sum_H / total).to(out.dtype.element_ty), mask=is_element_H)

@@ -1,0 +1,302 @@
+"""The plan fits the memory, and a refusal's advice works when followed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from remora.configs.planning.kv_budget import human_bytes
+from remora.configs.planning.plan import (
+    EnginePlan,
+    MachineFacts,
+    ModelFacts,
+    kv_bytes_per_token,
+    make_plan,
+)
+
+GIB = 2**30
+FOLDER = Path("/models/tiny")
+
+
+def make_model(**changes: Any) -> ModelFacts:
+    facts: dict[str, Any] = {
+        "architecture": "LlamaForCausalLM",
+        "num_layers": 30,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_heads": 9,
+        "num_kv_heads": 3,
+        "head_dim": 64,
+        "vocab_size": 49152,
+        "max_position": 8192,
+        "dtype": "bfloat16",
+        "num_parameters": 134_515_008,
+    }
+    return ModelFacts(**(facts | changes))
+
+
+def make_machine(available_bytes: int = 16 * GIB, **changes: Any) -> MachineFacts:
+    facts: dict[str, Any] = {
+        "num_cores": 4,
+        "total_bytes": 2 * available_bytes,
+        "available_bytes": available_bytes,
+        "cpu_name": "test",
+        "cpu_features": (),
+        "devices": ("cpu",),
+    }
+    return MachineFacts(**(facts | changes))
+
+
+def plan(
+    *,
+    facts: ModelFacts | None = None,
+    machine: MachineFacts | None = None,
+    **sections: dict[str, Any],
+) -> EnginePlan:
+    sections["model"] = {"path": "some/tiny"} | sections.get("model", {})
+    return make_plan(parse_args(sections), facts or make_model(), machine or make_machine(), FOLDER)
+
+
+def refusal(**arguments: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan(**arguments)
+    return str(caught.value)
+
+
+def test_a_bare_config_takes_everything_from_model_and_machine() -> None:
+    made = plan()
+
+    assert made.dtype == "bfloat16"
+    assert made.device == "cpu"
+    assert made.num_threads == 4
+    assert made.max_model_len == 8192
+    assert made.weight_bytes == 2 * 134_515_008
+    assert made.served_model_name == "tiny"
+    assert made.model_path == FOLDER
+
+
+def test_one_token_of_smollm2_costs_23040_bytes_of_kv() -> None:
+    assert kv_bytes_per_token(make_model(), "bfloat16") == 23040
+    assert kv_bytes_per_token(make_model(), "float32") == 46080
+
+
+def test_kv_memory_also_holds_the_dump_page() -> None:
+    page_bytes = 16 * 23040
+
+    made = plan(engine={"kv_memory": 10 * page_bytes})
+
+    assert made.num_pages == 9
+    assert made.kv_bytes == 10 * page_bytes
+
+
+def test_kv_tokens_are_rounded_down_to_pages() -> None:
+    made = plan(engine={"kv_tokens": 1000})
+
+    assert made.kv_tokens == 992
+
+
+@pytest.mark.observes("model.context_length")
+def test_the_default_kv_memory_never_exceeds_what_the_running_requests_can_hold() -> None:
+    made = plan(
+        machine=make_machine(10_000 * GIB),
+        model={"context_length": 100},
+        engine={"max_running_requests": 3},
+    )
+
+    assert made.num_pages == 3 * 7
+
+
+def test_replicas_share_memory_and_cores() -> None:
+    one, four = plan(), plan(parallel={"num_replicas": 4})
+
+    assert four.num_threads == 1
+    assert 4 * (four.kv_bytes + four.weight_bytes) < 16 * GIB
+    assert four.num_pages < one.num_pages
+
+
+def test_a_pool_below_the_models_own_context_caps_a_sequence() -> None:
+    made = plan(engine={"kv_tokens": 512})
+
+    assert made.max_model_len == 8192
+    assert made.max_sequence_tokens == 512
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({}, (64, 512, 512)),
+        ({"max_step_tokens": 16}, (16, 16, 16)),
+        ({"max_running_requests": 5000}, (5000, 5000, 512)),
+        ({"prefill_chunk_tokens": 4096}, (64, 4096, 4096)),
+    ],
+)
+def test_default_limits_give_way_to_written_ones(
+    engine: dict[str, Any], expected: tuple[int, int, int]
+) -> None:
+    made = plan(engine=engine)
+
+    found = (made.max_running_requests, made.max_step_tokens, made.prefill_chunk_tokens)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("a/b/", "b"),
+        ("b.gguf", "b"),
+        (".", "tiny"),
+        ("smollm2-135m-instruct", "smollm2-135m-instruct"),
+    ],
+)
+def test_the_served_name_is_the_last_part_of_the_path(path: str, name: str) -> None:
+    assert plan(model={"path": path}).served_model_name == name
+
+
+@pytest.mark.observes("model.served_name")
+def test_a_written_served_name_wins() -> None:
+    assert plan(model={"served_name": "mine"}).served_model_name == "mine"
+
+
+@pytest.mark.observes("engine.device")
+def test_cuda_is_taken_where_there_is_one() -> None:
+    machine = make_machine(devices=("cpu", "cuda:0"))
+
+    assert plan(machine=machine).device == "cuda"
+    assert plan(machine=machine, engine={"device": "cpu"}).device == "cpu"
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert refusal(engine={"device": "cuda"}) == (
+        "engine.device = cuda: this machine offers cpu; set engine.device to auto"
+    )
+
+
+def test_a_context_beyond_the_models_is_refused_with_the_limit() -> None:
+    assert "set it to 8192 or less" in refusal(model={"context_length": 8193})
+
+
+def test_a_checkpoint_in_an_unknown_number_format_is_refused() -> None:
+    message = refusal(facts=make_model(dtype="float8"))
+
+    assert "number format is float8" in message
+    assert "set model.dtype" in message
+
+
+def test_kv_memory_below_the_written_context_is_refused_with_both_ways_out() -> None:
+    message = refusal(engine={"kv_memory": "64MiB"}, model={"context_length": 8192})
+
+    assert message == (
+        "engine.kv_memory = 64 MiB holds 2896 tokens in pages of 16; one sequence of 8192 needs "
+        "180.35 MiB: set engine.kv_memory to at least 181MiB, or model.context_length to at most "
+        "2896"
+    )
+
+
+def test_weights_and_kv_beyond_the_memory_are_refused_with_the_sum() -> None:
+    message = refusal(machine=make_machine(GIB), engine={"kv_memory": "2GiB"})
+
+    assert "weights (256.57 MiB) and KV cache (2 GiB) need 2.25 GiB" in message
+    assert "available are 1 GiB, 1.25 GiB too few" in message
+    assert "engine.kv_memory up to 767MiB" in message
+
+
+def test_weights_beyond_the_memory_are_refused_without_kv_advice() -> None:
+    message = refusal(
+        machine=make_machine(2**20), model={"dtype": "float32"}, parallel={"num_replicas": 2}
+    )
+
+    assert "engine.kv_memory up to" not in message
+    assert "model.dtype bfloat16" in message
+    assert "parallel.num_replicas below 2" in message
+
+
+sizes = st.integers(1, 2**36)
+engines = st.fixed_dictionaries(
+    {"page_size": st.sampled_from([1, 2, 16, 64, 256])},
+    optional={"max_running_requests": st.integers(1, 512)},
+)
+kv_choices = st.one_of(
+    st.just({}),
+    st.builds(lambda size: {"kv_memory": size}, sizes),
+    st.builds(lambda num: {"kv_tokens": num}, st.integers(1, 10**6)),
+    st.builds(lambda share: {"mem_fraction": share}, st.floats(0.01, 0.95)),
+)
+contexts = st.one_of(st.none(), st.integers(1, 8192))
+
+
+@given(engines, kv_choices, contexts, sizes, st.integers(1, 4))
+def test_a_plan_fits_the_memory_and_a_refusal_names_numbers_that_work(
+    engine: dict[str, Any],
+    kv: dict[str, Any],
+    context: int | None,
+    available: int,
+    num_replicas: int,
+) -> None:
+    sections: dict[str, Any] = {
+        "model": {"context_length": context},
+        "engine": engine | kv,
+        "parallel": {"num_replicas": num_replicas},
+    }
+    machine = make_machine(available)
+
+    try:
+        made = plan(machine=machine, **sections)
+    except ConfigError as error:
+        check_refusal(str(error), machine, sections)
+    else:
+        check_fits(made, available // num_replicas, kv, context)
+
+
+def check_fits(made: EnginePlan, available: int, kv: dict[str, Any], context: int | None) -> None:
+    assert made.num_pages >= 1
+    assert made.weight_bytes + made.kv_bytes <= available
+    assert made.kv_bytes <= kv.get("kv_memory", made.kv_bytes)
+    assert made.kv_tokens <= kv.get("kv_tokens", made.kv_tokens)
+    assert context is None or made.kv_tokens >= context
+    if not kv:
+        most = made.max_running_requests * (made.max_model_len + made.page_size - 1)
+        assert made.kv_tokens <= most
+
+
+def check_refusal(message: str, machine: MachineFacts, sections: dict[str, Any]) -> None:
+    """Follow the advice for the KV memory, with all memory one could wish for."""
+    assert re.search(r"\d", message)
+    if (found := re.search(r"engine\.kv_memory to at least (\w+)", message)) is not None:
+        engine = {"page_size": sections["engine"]["page_size"], "kv_memory": found[1]}
+        plan(machine=make_machine(2**50), **(sections | {"engine": engine}))
+    if (found := re.search(r"engine\.kv_memory up to (\w+)", message)) is not None:
+        engine = {"page_size": sections["engine"]["page_size"], "kv_memory": found[1]}
+        plan(machine=machine, **(sections | {"engine": engine, "model": {}}))
+    if (found := re.search(r"model\.context_length to at most (\d+)", message)) is not None:
+        plan(machine=machine, **(sections | {"model": {"context_length": int(found[1])}}))
+    if "num_replicas" not in message and "too few" in message:
+        assert sections["parallel"]["num_replicas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**20, "1 MiB"), (10 * GIB, "10 GiB")],
+)
+def test_sizes_are_shown_in_the_largest_unit_that_leaves_one(num_bytes: int, text: str) -> None:
+    assert human_bytes(num_bytes) == text
+
+
+def test_configs_import_neither_torch_nor_ray() -> None:
+    names = ", ".join(
+        f"remora.configs.{path.stem}"
+        for path in (Path(__file__).resolve().parents[2] / "configs").glob("*.py")
+    )
+    code = f"import sys, {names}; print({{'torch', 'ray', 'numpy', 'fastapi'}} & set(sys.modules))"
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "set()"

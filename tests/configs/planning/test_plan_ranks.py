@@ -1,0 +1,157 @@
+"""What several ranks mean for a plan: shares of weights, KV memory, cores, and refusals."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.configs.errors import ConfigError
+from remora.configs.planning.plan import kv_bytes_per_token
+from tests.configs.planning.test_plan import GIB, make_machine, make_model, plan, refusal
+
+WIDE = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 4096}
+WIDE |= {"num_layers": 32, "vocab_size": 128_256, "num_parameters": 8_030_261_248}
+
+
+def test_ranks_share_cores_and_memory_with_those_of_other_replicas() -> None:
+    machine = make_machine(num_cores=12)
+
+    made = plan(machine=machine, parallel={"tp_size": 3, "num_replicas": 2})
+
+    assert made.num_threads == 2
+    assert 6 * (made.weight_bytes + made.kv_bytes) <= machine.available_bytes
+    assert (made.tp_size, made.pp_size, made.num_ranks) == (3, 1, 3)
+
+
+def test_ranks_on_other_nodes_take_nothing_from_this_one() -> None:
+    made = plan(parallel={"tp_size": 3, "pp_size": 2, "num_nodes": 2})
+
+    assert made.num_threads == 4 // 3
+    assert plan(parallel={"tp_size": 3, "num_nodes": 3}).num_threads == 4
+
+
+def test_with_autoscaling_the_most_replicas_count() -> None:
+    assert plan(autoscaling={"max_replicas": 4}).num_threads == 1
+    assert "autoscaling.max_replicas below 4" in refusal(
+        machine=make_machine(2**20), autoscaling={"max_replicas": 4}
+    )
+
+
+def test_a_gpu_that_was_asked_for_is_a_ranks_own() -> None:
+    machine = make_machine(devices=("cpu", "cuda:0"))
+    sections = {"engine": {"device": "cuda", "kv_tokens": 100_000}}
+
+    made = plan(machine=machine, facts=make_model(**WIDE), parallel={"tp_size": 2}, **sections)
+
+    assert made.weight_bytes + made.kv_bytes > machine.available_bytes // 2
+
+
+@pytest.mark.parametrize("written", [{"placement": "PACK"}, {"rank_timeout_s": 9.0}])
+def test_what_only_several_ranks_have_is_refused_with_one(written: dict[str, Any]) -> None:
+    (key,) = written
+
+    with pytest.raises(ConfigError, match=rf"parallel\.{key}.*needs tp_size \* pp_size above 1"):
+        plan(parallel=written)
+    assert plan(parallel={**written, "tp_size": 3}).tp_size == 3
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        {"parallel": {"tp_size": 3}},
+        {"parallel": {"num_replicas": 2}},
+        {"autoscaling": {"max_replicas": 2}},
+    ],
+)
+def test_a_gpu_that_nobody_asked_for_is_not_shared(several: dict[str, Any]) -> None:
+    machine = make_machine(devices=("cpu", "cuda:0"))
+
+    assert "set engine.device to cuda, so that Ray" in refusal(machine=machine, **several)
+    assert plan(machine=machine, engine={"device": "cpu"}, **several).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "pp_size", "part"), [(8, 1, 8), (2, 1, 2), (1, 4, 4), (4, 2, 8), (16, 1, 8)]
+)
+def test_a_rank_holds_its_share_of_the_kv_cache(tp_size: int, pp_size: int, part: int) -> None:
+    model = make_model(**WIDE)  # of 8 KV heads 16 ranks hold one each, and each is held twice
+
+    each = kv_bytes_per_token(model, "bfloat16", tp_size=tp_size, pp_size=pp_size)
+
+    assert part * each == kv_bytes_per_token(model, "bfloat16")
+
+
+def test_kv_memory_is_that_of_the_whole_replica() -> None:
+    page_bytes = 16 * 23040
+
+    made = plan(engine={"kv_memory": 10 * page_bytes}, parallel={"tp_size": 3})
+
+    assert made.num_pages == 9
+    assert 3 * made.kv_bytes == 10 * page_bytes
+
+
+@pytest.mark.parametrize("tp_size", [2, 4, 6, 18])
+def test_heads_that_cannot_be_divided_are_refused_with_the_sizes_that_work(tp_size: int) -> None:
+    assert refusal(parallel={"tp_size": tp_size}) == (
+        f"parallel.tp_size = {tp_size}: the model's 9 query heads and 3 KV heads cannot be divided "
+        f"between {tp_size} ranks; set it to one of 1, 3, 9"
+    )
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    assert "has 30 layers, and each stage needs one; set it to 30 or less" in refusal(
+        parallel={"pp_size": 31}
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"engine": {"cpu_kernels": "native"}}, "engine.cpu_kernels = native"),
+        ({"model": {"quantization": "int8"}}, "model.quantization = int8"),
+    ],
+)
+def test_what_several_ranks_on_cpus_cannot_do_is_refused_before_anything_is_loaded(
+    sections: dict[str, Any], message: str
+) -> None:
+    found = refusal(parallel={"pp_size": 2}, **sections)
+
+    assert found.startswith(message)
+    assert "run a model on one rank, and parallel.tp_size * pp_size is 2" in found
+
+
+def test_a_refusal_says_by_how_many_the_memory_was_divided() -> None:
+    kv = {"engine": {"kv_memory": "200GiB"}}
+
+    assert "for each of 3 ranks, " in refusal(parallel={"tp_size": 3}, **kv)
+    assert "for each of 3 ranks of 2 replicas, " in refusal(
+        parallel={"tp_size": 3, "num_replicas": 2}, **kv
+    )
+    assert "of a rank need" in refusal(parallel={"tp_size": 3}, **kv)
+
+
+@given(
+    st.sampled_from([{"tp_size": 3}, {"pp_size": 4}, {"tp_size": 3, "pp_size": 2}]),
+    st.integers(1, 4 * GIB),
+    st.integers(2**20, 16 * GIB),
+)
+def test_plans_of_ranks_fit_and_their_refusals_name_numbers_that_work(
+    parallel: dict[str, int], available: int, kv_memory: int
+) -> None:
+    machine = make_machine(available)
+    sections: dict[str, Any] = {"parallel": parallel}
+
+    try:
+        made = plan(machine=machine, engine={"kv_memory": kv_memory}, **sections)
+    except ConfigError as error:
+        up_to = re.search(r"engine\.kv_memory (?:up to|to at least) (\w+)", str(error))
+        roomy = make_machine(2**50) if "at least" in str(error) else machine
+        if up_to is not None:
+            plan(machine=roomy, engine={"kv_memory": up_to[1]}, **sections)
+    else:
+        assert made.num_ranks * (made.weight_bytes + made.kv_bytes) <= available
+        assert made.num_ranks * made.kv_bytes <= kv_memory

@@ -1,0 +1,132 @@
+"""What `user_config` may say, from `args` and from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.configs.live_update import CHOOSER, DEPLOYMENT, GATEWAY, IN_PLACE
+from remora.configs.load import IMPORT_PATH, load_serve_file, parse_args
+from remora.configs.schema import ServeConfig
+
+ARGS: dict[str, Any] = {"model": {"path": "x"}, "limits": {"max_n": 4, "max_tools": 5}}
+FILE = f"""\
+applications:
+  - import_path: {IMPORT_PATH}
+    args:
+      model:
+        path: x
+      limits:
+        max_n: 4
+    deployments:
+      - name: {DEPLOYMENT}
+        user_config:
+          limits:
+            max_tools: 7
+"""
+
+
+def refusal(user_config: Any, args: dict[str, Any] = ARGS) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_args(args, user_config)
+    return str(caught.value)
+
+
+def test_user_config_wins_over_args_key_by_key() -> None:
+    config = parse_args(ARGS, {"limits": {"max_n": 2}, "sampling": {"temperature": 0.5}})
+
+    assert (config.limits.max_n, config.limits.max_tools) == (2, 5)
+    assert config.sampling.temperature == 0.5
+
+
+def test_a_key_that_needs_a_restart_is_refused_with_the_reason() -> None:
+    message = refusal({"engine": {"page_size": 32}, "model": {"path": "y"}})
+
+    assert "engine.page_size = 32: takes effect only when a replica starts" in message
+    assert "model.path = 'y': takes effect only when a replica starts" in message
+
+
+def test_a_value_or_name_that_is_wrong_is_told_as_in_args() -> None:
+    assert "limits.max_n = 99: must be at most 16" in refusal({"limits": {"max_n": 99}})
+    assert "did you mean limits.max_n?" in refusal({"limits": {"maxn": 9}})
+    assert "limit = 3: unknown key" in refusal({"limit": 3})
+    assert "limits = 3: expected a mapping" in refusal({"limits": 3})
+
+
+def test_a_contradiction_with_args_is_found() -> None:
+    args = {"model": {"path": "x"}, "grammar": {"backend": "none"}, "api": {}}
+
+    assert parse_args(args, {"api": {"request_timeout_s": None}}).api.request_timeout_s is None
+    assert "api.request_timeout_s" in refusal({"api": {"request_timeout_s": 0.0}}, args)
+
+
+def test_every_key_that_may_change_is_one_of_the_schema() -> None:
+    for section, keys in IN_PLACE.items():
+        model: Any = ServeConfig.model_fields[section].annotation
+        assert set(keys) <= set(model.model_fields)
+
+
+def test_user_config_of_a_file_is_validated_and_takes_effect(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(FILE)
+
+    config = load_serve_file(path).config
+
+    assert (config.limits.max_n, config.limits.max_tools) == (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "reason"),
+    [
+        ("max_tools: 7", "max_tools: -7", "12:24", "limits.max_tools = -7: must be at least 1"),
+        ("max_tools: 7", "max_tolls: 7", "12:13", "did you mean limits.max_tools?"),
+        ("max_n: 4", "max_n: 400", "7:16", "limits.max_n = 400: must be at most 16"),
+        ("limits:\n            max_tools", "engine:\n            page_size", "12:13", "starts"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_its_place(
+    tmp_path: Path, old: str, new: str, place: str, reason: str
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(FILE.replace(old, new))
+
+    with pytest.raises(ConfigError) as caught:
+        load_serve_file(path)
+
+    assert f"{path}:{place}: " in str(caught.value)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("deployment", [GATEWAY, CHOOSER])
+@pytest.mark.parametrize("models", [False, True])
+@pytest.mark.parametrize(
+    ("change", "place", "reason"),
+    [
+        ("limits: {max_tools: -7}", "31", "limits.max_tools = -7: must be at least 1"),
+        ("limits: {max_tolls: 7}", "20", "did you mean limits.max_tools?"),
+        ("engine: {page_size: 32}", "20", "takes effect only when a replica starts"),
+    ],
+)
+def test_what_is_wrong_for_others_than_the_replicas_is_told_with_its_place(
+    tmp_path: Path, deployment: str, models: bool, change: str, place: str, reason: str
+) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"""\
+applications:
+  - import_path: {IMPORT_PATH}
+    args: {"{models: [{model: {path: x}}, {model: {path: y}}]}" if models else "{model: {path: x}}"}
+    deployments:
+      - name: {deployment}
+        user_config:
+          {change}
+""")
+
+    with pytest.raises(ConfigError) as caught:
+        load_serve_file(path)
+
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith(f"{path}:7:{place}: ")
+    assert reason in line

@@ -1,0 +1,127 @@
+"""What `remora doctor model` says of checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from remora.deployments.cli.main import app
+from tests.conftest import TinyCheckpoints
+from tests.engine.fallback.checkpoints import make_checkpoint
+from tests.engine.weights.gguf.tiny_gguf import make_gguf
+from tests.tiny_encoders import make_tiny_encoder
+
+
+@pytest.fixture(scope="module")
+def helium(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("doctor") / "helium", "helium")
+
+
+def ask(path: Path, *options: str) -> tuple[Result, str]:
+    result = CliRunner().invoke(
+        app,
+        ["doctor", "model", str(path), "--set", "engine.device=cpu", *options],
+        env={"COLUMNS": "400"},
+    )
+    return result, " ".join(result.output.split())
+
+
+def test_a_family_of_ours_runs_on_our_kernels(tiny_checkpoints: TinyCheckpoints) -> None:
+    path = tiny_checkpoints("llama")
+    result, said = ask(path)
+
+    assert result.exit_code == 0
+    assert "LlamaForCausalLM" in said
+    assert "remora's own code" in said
+    assert "native step program" in said
+    assert "768 B of KV cache per token" in said
+    assert f"chat template from chat_template.jinja in {path} ok" in said
+    assert "tool calls: none; reasoning: none" in said
+
+
+@pytest.mark.parametrize("family", ["llama", "helium"])
+def test_what_a_model_would_take_is_said_before_its_weights_are_there(
+    family: str, helium: Path, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    sound = helium if family == "helium" else tiny_checkpoints(family)
+    copy = shutil.copytree(sound, tmp_path / "copy")
+    (copy / "model.safetensors").unlink()
+
+    result, said = ask(copy)
+
+    assert result.exit_code == 2
+    assert "million parameters in float32 are needed" in said
+    assert f"{copy} holds no weights" in said
+    assert "of KV cache per token" in said
+    assert "ok context" in said
+
+
+def test_another_family_is_left_to_transformers_which_is_said(helium: Path) -> None:
+    result, said = ask(helium)
+
+    assert result.exit_code == 0
+    assert "warn implementation transformers' code on our KV cache: not a family of ours" in said
+
+    result, said = ask(helium, "--set", "model.impl=remora")
+    assert result.exit_code == 2
+    assert "fix not served config.json names the architecture HeliumForCausalLM" in said
+
+
+def test_a_gguf_file_is_looked_at_alike(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
+    file = make_gguf(tiny_checkpoints("llama"), tmp_path / "tiny.gguf")
+    result, said = ask(file)
+
+    assert result.exit_code == 0
+    assert "a GGUF file" in said
+    assert f"chat template from metadata of {file} ok" in said
+
+
+def test_a_template_of_one_s_own_is_named(helium: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages[0].content }}")
+
+    _, said = ask(helium, "--set", f"model.chat_template={own}")
+
+    assert f"chat template from {own}, as model.chat_template says" in said
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 0), ("hidden_size", "x")])
+@pytest.mark.parametrize("family", ["llama", "helium"])
+def test_a_broken_value_is_refused_in_one_line(
+    family: str,
+    key: str,
+    value: object,
+    helium: Path,
+    tiny_checkpoints: TinyCheckpoints,
+    tmp_path: Path,
+) -> None:
+    sound = helium if family == "helium" else tiny_checkpoints(family)
+    config = json.loads((sound / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+
+    result, _ = ask(tmp_path)
+
+    lines = result.output.splitlines()
+    assert result.exit_code == 2
+    assert [line.split()[0] for line in lines] == ["ok", "fix"]
+    if family == "llama":
+        assert f"{key} in config.json is" in lines[-1]
+
+
+def test_models_that_make_no_text_are_looked_at_alike(tmp_path: Path) -> None:
+    make_tiny_encoder(tmp_path, "bert")
+    result, said = ask(tmp_path)
+
+    assert result.exit_code == 0
+    for each in ("family BertModel", "task embed", "pooling mean", "gives 48 dimensions"):
+        assert each in said
+
+    planned = CliRunner().invoke(app, ["plan", str(tmp_path), "--set", "engine.device=cpu"])
+    assert planned.exit_code == 0
+    assert "gives      48 dimensions" in planned.output
+    (tmp_path / "model.safetensors").unlink()
+    assert ask(tmp_path)[0].exit_code == 2

@@ -1,0 +1,207 @@
+"""The endpoints that look after the server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from remora.configs.errors import EngineError, QueueFull
+from remora.engine.observe.inspection import Inspection
+from remora.engine.observe.step_records import StepRecords
+from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_plan
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def get(path: str, server: FakeServer | None = None) -> httpx.Response:
+    async with make_client(server) as client:
+        return await client.get(path)
+
+
+async def post(path: str, body: Any, server: FakeServer | None = None) -> httpx.Response:
+    async with make_client(server) as client:
+        return await client.post(path, json=body)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/health_generate"])
+async def test_a_healthy_server_says_so_with_an_empty_200(path: str) -> None:
+    response = await get(path)
+    assert (response.status_code, response.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/health_generate"])
+async def test_a_dead_engine_is_a_503(path: str) -> None:
+    response = await get(path, FakeServer(FakeEngine(health_error=EngineError("hung"))))
+    assert response.status_code == 503
+    assert response.headers["retry-after"]
+
+
+async def test_a_full_engine_has_no_token_to_show() -> None:
+    response = await get("/health_generate", FakeServer(FakeEngine(error=QueueFull("full"))))
+    assert response.status_code == 503
+
+
+async def test_the_models_list_and_the_card_agree() -> None:
+    card = (await get("/v1/models/tiny")).json()
+    (listed,) = (await get("/v1/models")).json()["data"]
+    assert {**listed, "created": card["created"]} == card  # two servers, two times of creation
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 1000)
+
+
+async def test_a_model_name_may_hold_slashes() -> None:
+    server = FakeServer(plan=make_plan(served_model_name="org/tiny"))
+    assert (await get("/v1/models/org/tiny", server)).json()["id"] == "org/tiny"
+
+
+@pytest.mark.parametrize("old", ["model_info", "server_info"])
+async def test_old_names_of_information_still_work(old: str) -> None:
+    server = FakeServer()
+    assert (await get(f"/{old}", server)).json() == (await get(f"/get_{old}", server)).json()
+
+
+async def test_server_information_names_limits_and_no_path() -> None:
+    response = await get("/server_info")
+    assert response.json()["max_total_num_tokens"] == 1024
+    assert (response.json()["tp_size"], response.json()["pp_size"]) == (1, 1)
+    assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_the_cache_is_flushed_when_nothing_runs(method: str) -> None:
+    server = FakeServer()
+    async with make_client(server) as client:
+        idle = await client.request(method, "/flush_cache")
+        server.client.running.add("x")
+        busy = await client.request(method, "/flush_cache")
+
+    assert (idle.status_code, idle.json()["success"]) == (200, True)
+    assert (busy.status_code, busy.json()["error"]["code"]) == (400, "requests_running")
+
+
+async def test_all_calls_can_be_aborted_at_once() -> None:
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+    async with make_client(server) as client:
+        calls = [
+            asyncio.create_task(client.post("/v1/chat/completions", json=CHAT)) for _ in range(3)
+        ]
+        while len(server.client.running) < 3:
+            await asyncio.sleep(0)
+        aborted = await client.post("/abort_request", json={"abort_all": True})
+        responses = await asyncio.gather(*calls)
+
+    assert aborted.json() == {"num_aborted": 3}
+    reasons = {response.json()["choices"][0]["finish_reason"] for response in responses}
+    assert reasons == {"abort"}
+
+
+async def test_sglang_clients_abort_all_with_an_empty_name() -> None:
+    response = await post("/abort_request", {"rid": "", "abort_all": True})
+    assert (response.status_code, response.json()) == (200, {"num_aborted": 0})
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/ready"])
+async def test_load_balancers_may_ask_with_head(path: str) -> None:
+    async with make_client() as client:
+        response = await client.head(path)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("body", [{}, {"rid": ""}])
+async def test_aborting_nobody_in_particular_is_refused(body: Any) -> None:
+    response = await post("/abort_request", body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "rid")
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+async def test_a_prompt_is_tokenised(path: str) -> None:
+    response = await post(path, {"prompt": "ab", "return_token_strs": True})
+    assert response.json() == {
+        "count": 2,
+        "max_model_len": 1000,
+        "tokens": [97, 98],
+        "token_strs": ["a", "b"],
+    }
+
+
+async def test_several_prompts_are_tokenised() -> None:
+    body = (await post("/tokenize", {"prompt": ["ab", ""], "foo": 1})).json()
+    assert (body["count"], body["tokens"]) == ([2, 0], [[97, 98], []])
+
+
+async def test_a_conversation_is_tokenised_as_the_chat_endpoint_would() -> None:
+    server = FakeServer()
+    body = (await post("/tokenize", CHAT, server)).json()
+    await post("/v1/chat/completions", CHAT, server)
+    assert body["tokens"] == server.client.requests[0].prompt_ids
+
+
+async def test_ids_become_text_under_both_names() -> None:
+    one = (await post("/detokenize", {"tokens": [97, 98]})).json()
+    two = (await post("/v1/detokenize", {"tokens": [[97], [98]]})).json()
+    assert one == {"prompt": "ab", "text": "ab"}
+    assert two == {"prompt": ["a", "b"], "text": ["a", "b"]}
+
+
+async def test_special_tokens_are_shown_unless_skipped() -> None:
+    shown = await post("/detokenize", {"tokens": [97, 256]})
+    skipped = await post("/detokenize", {"tokens": [97, 256], "skip_special_tokens": True})
+    assert (shown.json()["text"], skipped.json()["text"]) == ("a</s>", "a")
+
+
+async def test_metrics_count_responses_reasons_latencies_and_the_engines_own() -> None:
+    server = FakeServer(FakeEngine(text="abc"))
+    async with make_client(server) as client:
+        await client.post("/v1/chat/completions", json=CHAT | {"n": 2})
+        await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 1, "stream": True})
+        await client.post("/v1/chat/completions", json={})
+        await client.get("/nowhere")
+        response = await client.get("/metrics")
+
+    families = text_string_to_metric_families(response.text)
+    samples = {
+        (sample.name, *(value for key, value in sample.labels.items() if key != "model_name")): (
+            sample.value
+        )
+        for family in families
+        for sample in family.samples
+    }
+    route = "/v1/chat/completions"
+    assert samples["remora_http_responses_total", route, "200"] == 2
+    assert samples["remora_http_responses_total", route, "400"] == 1
+    assert samples["remora_http_responses_total", "other", "404"] == 1
+    assert samples["remora_sequences_finished_total", "stop"] == 2
+    assert samples["remora_sequences_finished_total", "length"] == 1
+    assert samples[("remora_time_to_first_token_seconds_count",)] == 2
+    assert samples[("remora_inter_token_latency_seconds_count",)] == 4
+    assert samples[("remora_e2e_request_latency_seconds_count",)] == 2
+    assert samples[("remora_num_pages",)] == 10
+    assert samples[("remora_kv_usage",)] == 0.5
+
+
+async def test_metrics_show_what_compiled_constraints_take() -> None:
+    async with make_client() as client:
+        await client.post("/v1/chat/completions", json=CHAT | {"regex": "a"})
+        lines = (await client.get("/metrics")).text.splitlines()
+
+    assert 'remora_grammar_cached_bytes{model_name="tiny"} 1.0' in lines
+    assert 'remora_grammar_failures_total{model_name="tiny"} 0.0' in lines
+
+
+async def test_the_api_description_names_the_fields_of_every_body() -> None:
+    description = (await get("/openapi.json")).json()
+
+    schema = description["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
+    name = schema["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    assert "messages" in description["components"]["schemas"][name]["properties"]
+    assert "Message" in description["components"]["schemas"]
+
+
+async def test_step_records_are_for_the_operator_and_say_when_there_are_none() -> None:
+    assert (await get("/step_records")).json()["error"]["code"] == "not_enabled"
+    records = StepRecords(FakeEngine().stats, max_records=4, window_s=60.0)
+    server = FakeServer(inspection=Inspection(records=records))
+    assert (await get("/step_records", server)).json() == {"records": []}

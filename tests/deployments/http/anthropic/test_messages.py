@@ -1,0 +1,388 @@
+"""What /v1/messages answers, whole and streamed, and what the model is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.configs.errors import EngineError, QueueFull
+from tests.deployments.fakes import (
+    CharTokenizer,
+    FakeEngine,
+    FakeServer,
+    make_client,
+    make_config,
+    make_plan,
+    make_server_config,
+)
+from tests.deployments.http.core.test_disconnect import running
+from tests.deployments.http.responses.test_response import THOUGHT_AND_CALL, make_parsing_server
+
+HELLO: list[Any] = [{"role": "user", "content": "Hi"}]
+ADD: dict[str, Any] = {
+    "name": "add",
+    "description": "Adds",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+
+
+async def post(server: FakeServer | None = None, path: str = "", **body: Any) -> httpx.Response:
+    headers = {"x-request-id": "r1", "anthropic-version": "2023-06-01", "anthropic-beta": "x"}
+    fields = {"messages": HELLO} | ({} if path else {"max_tokens": 500}) | body
+    async with make_client(server) as client:
+        return await client.post(f"/v1/messages{path}", json=fields, headers=headers)
+
+
+def make_usage(num_output: int) -> dict[str, Any]:
+    """Return the usage of a plain prompt, of which two tokens were cached."""
+    return {
+        "input_tokens": 21,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 2,
+        "output_tokens": num_output,
+        "output_tokens_details": {"thinking_tokens": 0},
+    }
+
+
+async def messages_of(**body: Any) -> Any:
+    """Return what the chat template is given for a body."""
+    server = FakeServer()
+    response = await post(server, **body)
+    assert response.status_code == 200, response.text
+    return server.tokenizer.rendered[-1]["messages"]
+
+
+def read(response: httpx.Response) -> list[dict[str, Any]]:
+    """Return the events; each frame is named like what it holds."""
+    events = []
+    for frame in response.text.removesuffix("\n\n").split("\n\n"):
+        name, data = frame.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def names(events: list[dict[str, Any]]) -> list[str]:
+    """Return what happened; deltas of one kind in a row are one."""
+    told = [event["delta"]["type"] if "index" in event and "delta" in event else event["type"]
+            for event in events]  # fmt: skip
+    return [
+        name
+        for place, name in enumerate(told)
+        if not (name.endswith("_delta") and place and told[place - 1] == name)
+    ]
+
+
+async def test_a_message_holds_a_text_and_the_usage() -> None:
+    assert (await post()).json() == {
+        "id": "msg_r1",
+        "type": "message",
+        "role": "assistant",
+        "model": "tiny",
+        "content": [{"type": "text", "text": "Paris."}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": make_usage(6),
+    }
+
+
+async def test_thought_text_and_calls_are_blocks_in_order() -> None:
+    body = (await post(make_parsing_server(THOUGHT_AND_CALL), tools=[ADD])).json()
+
+    thought, text, call = body["content"]
+    assert thought == {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    assert text["text"].startswith("Look:")
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "add", {"a": 1})
+    assert body["stop_reason"] == "tool_use"
+    assert body["usage"]["output_tokens_details"]["thinking_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "stopped_by", "reason", "sequence"),
+    [
+        ({"max_tokens": 2}, None, "max_tokens", None),
+        ({"stop_sequences": ["x"]}, "x", "stop_sequence", "x"),
+        ({}, 46, "end_turn", None),
+    ],
+)
+async def test_the_end_has_its_reason(
+    fields: Any, stopped_by: Any, reason: str, sequence: str | None
+) -> None:
+    server = FakeServer(FakeEngine(stopped_by=stopped_by))
+    body = (await post(server, **fields)).json()
+
+    assert (body["stop_reason"], body["stop_sequence"]) == (reason, sequence)
+    assert server.client.requests[0].sampling.stop == tuple(fields.get("stop_sequences", ()))
+
+
+async def test_a_call_cut_by_the_limit_has_no_input() -> None:
+    server = make_parsing_server(THOUGHT_AND_CALL)
+    room = len(THOUGHT_AND_CALL.removesuffix("1}}\n</tool_call>"))
+    body = (await post(server, tools=[ADD], max_tokens=room)).json()
+
+    assert body["content"][-1]["input"] == {}
+    assert body["stop_reason"] == "max_tokens"
+
+
+async def test_an_answer_of_nothing_is_an_empty_text() -> None:
+    server = make_parsing_server("<think>")
+    whole = (await post(server)).json()
+    streamed = read(await post(server, stream=True))
+
+    assert whole["content"] == [{"type": "text", "text": ""}]
+    assert names(streamed)[1:3] == ["content_block_start", "content_block_stop"]
+
+
+async def test_blocks_become_messages() -> None:
+    messages = await messages_of(
+        system=[{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}},
+                {"type": "text", "text": "B"}],
+        messages=[
+            {"role": "user", "content": "One"},
+            {"role": "user", "content": [{"type": "text", "text": "two"}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": "abc"},
+                {"type": "redacted_thinking", "data": "xyz"},
+                {"type": "text", "text": "Look:"},
+                {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}},
+                {"type": "tool_use", "id": "c2", "name": "add", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": "2"},
+                {"type": "tool_result", "tool_use_id": "c2", "is_error": True,
+                 "content": [{"type": "text", "text": "no a"}]},
+                {"type": "text", "text": "And?"}]},
+        ],
+    )  # fmt: skip
+
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}},
+        {"id": "c2", "type": "function", "function": {"name": "add", "arguments": {}}},
+    ]
+    assert messages == [
+        {"role": "system", "content": "A\nB"},
+        {"role": "user", "content": "One\ntwo"},
+        {
+            "role": "assistant",
+            "content": "Look:",
+            "reasoning_content": "Hm.",
+            "tool_calls": calls,
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+        {"role": "tool", "content": "Error: no a", "tool_call_id": "c2"},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+async def test_an_answer_sent_back_as_it_came_is_understood() -> None:
+    answer = (await post(make_parsing_server(THOUGHT_AND_CALL), tools=[ADD])).json()
+    result = {"type": "tool_result", "tool_use_id": answer["content"][2]["id"], "content": "2"}
+
+    turns = [*HELLO, {"role": "assistant", "content": answer["content"]}]
+    messages = await messages_of(messages=[*turns, {"role": "user", "content": [result]}])
+
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool"]
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+
+
+async def test_an_answer_that_is_begun_goes_on() -> None:
+    server = FakeServer()
+    await post(server, messages=[*HELLO, {"role": "assistant", "content": "The "}])
+    prompt = "".join(map(chr, server.client.requests[0].prompt_ids))
+    assert prompt.endswith("<|assistant|>The ")
+
+
+async def test_names_of_tools_may_be_as_long_as_anthropics() -> None:
+    name = "n" * 128
+    asked = make_parsing_server("x")
+    choice = {"type": "tool", "name": name}
+    use = {"type": "tool_use", "id": "t1", "name": name, "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "3"}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    fields: dict[str, Any] = {"tools": [ADD | {"name": name}], "tool_choice": choice}
+
+    response = await post(asked, messages=[*HELLO, *turns], **fields)
+
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_forced"),
+    [
+        ({"type": "any"}, True),
+        ({"type": "tool", "name": "add", "disable_parallel_tool_use": True}, True),
+        ({"type": "auto"}, False),
+        ({"type": "none"}, False),
+    ],
+)
+async def test_a_choice_of_tools_is_held_to(choice: Any, is_forced: bool) -> None:
+    server = make_parsing_server("x")
+    response = await post(server, tools=[ADD], tool_choice=choice)
+
+    assert response.status_code == 200
+    assert bool(server.grammars.asked) is is_forced
+    assert bool(server.tokenizer.rendered[0]["tools"]) is (choice["type"] != "none")
+
+
+FORMAT = {"type": "json_schema", "schema": ADD["input_schema"]}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT}]
+)
+async def test_an_output_format_becomes_a_grammar(fields: dict[str, Any]) -> None:
+    server = FakeServer()
+    await post(server, **fields)
+
+    ((constraint, _),) = server.grammars.asked
+    assert constraint.kind == "json_schema"
+
+
+async def test_an_output_has_one_format() -> None:
+    response = await post(output_format=FORMAT, output_config={"format": FORMAT})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("output_format cannot be combined")
+
+
+async def test_a_format_that_cannot_be_held_to_is_named_as_it_was_sent() -> None:
+    config = make_server_config(api={"tool_parser": "hermes"}, grammar={"backend": "outlines"})
+    response = await post(FakeServer(config=config), output_format=FORMAT, tools=[ADD])
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith("output_format beside tools")
+
+
+async def test_thinking_is_switched_on_and_limited() -> None:
+    server = make_parsing_server("<think>a</think>b")
+    server.tokenizer = CharTokenizer("enable_thinking")
+    await post(server, thinking={"type": "enabled", "budget_tokens": 100})
+
+    assert server.tokenizer.rendered[0]["enable_thinking"] is True
+    assert server.client.requests[0].thinking is not None
+    assert server.client.requests[0].thinking.budget == 100
+
+
+async def test_thinking_that_cannot_be_is_refused() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 100}
+    error = (await post(thinking=thinking)).json()["error"]
+    assert error["message"].startswith("thinking.budget_tokens")
+
+
+async def test_thinking_is_switched_off() -> None:
+    server = FakeServer(tokenizer=CharTokenizer("enable_thinking"))
+    await post(server, thinking={"type": "disabled"})
+    assert server.tokenizer.rendered[0]["enable_thinking"] is False
+
+
+@pytest.mark.parametrize("variables", [(), ("reasoning_effort",)])
+async def test_an_effort_is_told_to_templates_that_know_it(variables: tuple[str, ...]) -> None:
+    server = FakeServer(tokenizer=CharTokenizer(*variables))
+    response = await post(server, output_config={"effort": "low"})
+
+    assert response.status_code == 200
+    told = server.tokenizer.rendered[0].get("reasoning_effort")
+    assert told == ("low" if variables else None)
+
+
+async def test_the_events_of_a_text() -> None:
+    events = read(await post(stream=True))
+
+    assert names(events) == [
+        "message_start",
+        *("content_block_start", "text_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+    assert events[0]["message"]["content"] == []
+    assert events[0]["message"]["usage"] == make_usage(1)
+    assert events[1]["content_block"] == {"type": "text", "text": ""}
+    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2]["usage"] == make_usage(6)
+
+
+async def test_the_events_of_thought_text_and_call() -> None:
+    server = make_parsing_server(THOUGHT_AND_CALL)
+    events = read(await post(server, tools=[ADD], stream=True))
+
+    assert names(events) == [
+        "message_start",
+        *("content_block_start", "thinking_delta", "content_block_stop"),
+        *("content_block_start", "text_delta", "content_block_stop"),
+        *("content_block_start", "input_json_delta", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+    indexes = [event["index"] for event in events if "index" in event]
+    assert indexes == sorted(indexes)
+    assert set(indexes) == {0, 1, 2}
+    starts = [e["content_block"] for e in events if e["type"] == "content_block_start"]
+    assert starts[2]["input"] == {}
+    parts = [event["delta"].get("partial_json", "") for event in events if "index" in event
+             and "delta" in event]  # fmt: skip
+    assert json.loads("".join(parts)) == {"a": 1}
+    assert events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+async def test_an_error_before_the_first_token_is_a_status() -> None:
+    response = await post(FakeServer(FakeEngine(error=QueueFull("m"))), stream=True)
+    assert response.status_code == 429
+    assert response.json()["type"] == "error"
+    assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+async def test_an_error_after_the_first_token_is_the_last_event() -> None:
+    server = FakeServer(FakeEngine(error=EngineError("secret"), fail_at=2))
+    response = await post(server, stream=True)
+    events = read(response)
+
+    assert names(events) == ["message_start", "content_block_start", "text_delta", "error"]
+    assert events[-1]["error"]["type"] == "api_error"
+    assert "secret" not in response.text
+
+
+async def test_signs_of_life_are_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remora.deployments.http.core.sse.KEEP_ALIVE_S", 0.01)
+    server = FakeServer(FakeEngine(gate=asyncio.Event()))
+    body = {"messages": HELLO, "max_tokens": 5, "stream": True}
+    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    async with running(server, "/v1/messages", body) as connection:
+        while not any(message.get("body") == ping for message in connection.sent):
+            await asyncio.sleep(0.005)
+        assert server.client.gate is not None
+        server.client.gate.set()
+        await connection.task
+
+    assert connection.sent[-2]["body"].startswith(b"event: message_stop")
+
+
+async def test_counted_tokens_are_those_of_a_messages_prompt() -> None:
+    server = make_parsing_server("x")
+    body: dict[str, Any] = {"system": "Be brief.", "tools": [ADD]}
+    counted = (await post(server, "/count_tokens", **body)).json()
+    usage = (await post(server, **body)).json()["usage"]
+
+    assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+async def test_tokens_are_counted_beyond_the_context() -> None:
+    server = FakeServer(plan=make_plan(max_model_len=10))
+    assert (await post(server, "/count_tokens")).json() == {"input_tokens": 23}
+
+
+@pytest.mark.parametrize("path", ["", "/count_tokens"])
+async def test_unknown_models_and_ignored_fields_are_told(path: str) -> None:
+    unknown = await post(None, path, model="other")
+    ignored = await post(None, path, context_management={"edits": []})
+    strict = FakeServer(config=make_config(unknown_fields="reject"))
+    refused = await post(strict, path, context_management={"edits": []})
+
+    assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
+    assert ignored.headers["x-remora-ignored-fields"] == "context_management"
+    assert refused.status_code == 400
+
+
+async def test_a_prompt_too_long_says_so() -> None:
+    response = await post(FakeServer(plan=make_plan(max_model_len=10)))
+    assert response.status_code == 400
+    assert "maximum context length is 10 tokens" in response.json()["error"]["message"]

@@ -1,0 +1,123 @@
+"""Requests that are answered at once: one more is refused, or waits for its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from remora.deployments.http.core.concurrency import Places
+from remora.deployments.http.generation.server_state import Served
+from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_app, make_config
+from tests.deployments.http.refusals import refusals_of
+from tests.moments import end, nothing_left, steps
+
+BODY = {"prompt": "a", "max_tokens": 2}
+
+
+def busy_server(**api: Any) -> tuple[FakeServer, asyncio.Event]:
+    """Return a server whose requests end once the event is set."""
+    gate = asyncio.Event()
+    config = make_config(max_concurrent_requests=2, **api)
+    return FakeServer(client=FakeEngine(gate=gate), config=config), gate
+
+
+async def ask(client: httpx.AsyncClient) -> asyncio.Task[httpx.Response]:
+    """Begin to ask; return when all that can happen at once has."""
+    task = asyncio.create_task(client.post("/v1/completions", json=BODY))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return task
+
+
+@pytest.mark.observes("api.max_concurrent_requests")
+async def test_one_request_more_than_may_run_is_refused() -> None:
+    server, gate = busy_server()
+    async with client_of(make_app(server)) as client:
+        running = [await ask(client), await ask(client)]
+        refused = await (await ask(client))
+        assert (await client.get("/health_generate")).status_code == 200  # counts for nothing
+        gate.set()
+        taken = [(await task).status_code for task in running]
+        later = await client.post("/v1/completions", json=BODY)
+
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert "2 requests are being answered; the limit is 2" in refused.text
+        assert await refusals_of(client) == ["max_concurrent_requests"]
+    assert taken == [200, 200]
+    assert later.status_code == 200
+
+
+@pytest.mark.observes("api.wait_when_busy")
+async def test_one_request_more_than_may_run_waits() -> None:
+    server, gate = busy_server(wait_when_busy=True)
+    async with client_of(make_app(server)) as client:
+        tasks = [await ask(client) for _ in range(4)]
+        num_running = len(server.client.running)
+        gate.set()
+        answers = await asyncio.gather(*tasks)
+
+    assert num_running == 2
+    assert [answer.status_code for answer in answers] == [200] * 4
+
+
+async def test_a_place_that_comes_too_late_goes_to_the_next() -> None:
+    places = Places()
+    entered: list[str] = []
+
+    async def hold(name: str, wait_s: float = 10.0) -> None:
+        async with places.taken(1, wait_s=wait_s):
+            entered.append(name)
+
+    async with places.taken(1, wait_s=None):
+        gone = asyncio.create_task(hold("gone"))
+        stays = asyncio.create_task(hold("stays"))
+        await asyncio.sleep(0)
+    gone.cancel()  # its turn has come, and it has not taken it yet
+    await stays
+
+    assert entered == ["stays"]
+    async with places.taken(1, wait_s=None):
+        pass
+
+
+def test_waiting_needs_a_limit() -> None:
+    with pytest.raises(ConfigError, match=r"api\.wait_when_busy .*needs max_concurrent_requests"):
+        parse_args({"model": {"path": "x"}, "api": {"wait_when_busy": True}})
+
+
+async def test_the_limit_may_change_while_calls_run() -> None:
+    server, gate = busy_server()
+    served = Served.over(server)
+    gate.set()
+
+    served.adopt(make_config(max_concurrent_requests=5))
+
+    assert served.calls.limits.max_calls == 5
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_call_that_is_cancelled_at_any_moment_has_no_place(again: bool) -> None:
+    async def hold(num_steps: int) -> None:
+        async with places.taken(1, wait_s=10.0):
+            await steps(num_steps)
+
+    async with nothing_left():
+        for moment in range(12):
+            for first_steps in range(6):
+                places = Places()
+                first = asyncio.create_task(hold(first_steps))
+                await steps(1)
+                going, last = asyncio.create_task(hold(2)), asyncio.create_task(hold(2))
+                await steps(moment)
+                going.cancel()
+                await end(going, again=again)
+                await first
+                await last
+                async with places.taken(1, wait_s=None):
+                    pass

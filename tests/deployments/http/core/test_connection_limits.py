@@ -1,0 +1,238 @@
+"""Limits of URLs, headers and bodies, over ASGI and over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+import uvicorn
+
+from remora.configs.sections.limits import LimitsSection
+from tests.deployments.fakes import (
+    FakeEngine,
+    FakeServer,
+    make_app,
+    make_client,
+    make_plan,
+    make_server_config,
+)
+from tests.deployments.http.refusals import outcome_of, refusals_of
+
+DEFAULTS = LimitsSection()
+COMPLETIONS = "/v1/completions"
+JSON = {"content-type": "application/json"}
+MAX_BODY_BYTES = 1000
+
+
+async def get(url: str, headers: list[tuple[bytes, bytes]], **limits: Any) -> Any:
+    """Ask with exactly these headers."""
+    server = FakeServer(config=make_server_config(limits=limits))
+    async with make_client(server) as client:
+        request = httpx.Request("GET", f"http://remora{url}")
+        request.headers = httpx.Headers(headers)
+        return await outcome_of(await client.send(request), client)
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_url_bytes": 100}], ids=["default", "operator"])
+@pytest.mark.observes("limits.max_url_bytes")
+async def test_the_length_of_a_url(limits: dict[str, int]) -> None:
+    at = limits.get("max_url_bytes", DEFAULTS.max_url_bytes)
+    path = "/v1/models?"
+    filling = "x" * (at - len(path) + 1)  # the question mark belongs to neither part
+
+    assert await get(path + filling, [], **limits) == (200, "", [])
+    status, message, counted = await get(path + filling + "x", [], **limits)
+    assert (status, counted) == (414, ["max_url_bytes"])
+    assert message.startswith(f"The request has {at + 1}, more than {at} bytes of URL;")
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_headers": 20}], ids=["default", "operator"])
+@pytest.mark.observes("limits.max_headers")
+async def test_the_number_of_headers(limits: dict[str, int]) -> None:
+    at = limits.get("max_headers", DEFAULTS.max_headers)
+    headers = [(b"x-%d" % number, b"") for number in range(at + 1)]
+
+    assert await get("/v1/models", headers[:-1], **limits) == (200, "", [])
+    status, message, counted = await get("/v1/models", headers, **limits)
+    assert (status, counted) == (431, ["max_headers"])
+    assert message.startswith(f"The request has {at + 1}, more than {at} headers;")
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_header_bytes": 2000}], ids=["default", "operator"])
+@pytest.mark.observes("limits.max_header_bytes")
+async def test_the_bytes_of_headers(limits: dict[str, int]) -> None:
+    at = limits.get("max_header_bytes", DEFAULTS.max_header_bytes)
+    value = b"v" * (at - 3)
+
+    assert await get("/v1/models", [(b"x-a", value)], **limits) == (200, "", [])
+    status, message, counted = await get("/v1/models", [(b"x-a", value + b"v")], **limits)
+    assert (status, counted) == (431, ["max_header_bytes"])
+    assert message.startswith(f"The request has {at + 1}, more than {at} bytes of headers;")
+
+
+def make_body(num_bytes: int) -> bytes:
+    head, tail = b'{"prompt": "', b'", "max_tokens": 1}'
+    return head + b"x" * (num_bytes - len(head) - len(tail)) + tail
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize(
+    ("excess", "status", "counted"), [(0, 200, []), (1, 413, ["max_body_bytes"])]
+)
+@pytest.mark.observes("api.max_body_bytes")
+async def test_the_length_of_a_body(
+    excess: int, status: int, counted: list[str], declared: bool
+) -> None:
+    body = make_body(MAX_BODY_BYTES + excess)
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(body), 100):
+            yield body[start : start + 100]
+
+    server = FakeServer(config=make_server_config(api={"max_body_bytes": MAX_BODY_BYTES}))
+    async with make_client(server) as client:
+        content = body if declared else pieces()
+        response = await client.post(COMPLETIONS, content=content, headers=JSON)
+        found, message, refusals = await outcome_of(response, client)
+    assert (found, refusals) == (status, counted)
+    assert not message or f"larger than the {MAX_BODY_BYTES} bytes allowed" in message
+
+
+async def test_bodies_of_16_mib_are_taken_unless_something_else_is_said() -> None:
+    plan = make_plan(max_model_len=10**8, num_pages=10**7)
+    async with make_client(FakeServer(plan=plan)) as client:
+        taken = await client.post(COMPLETIONS, content=make_body(16 * 2**20), headers=JSON)
+        refused = await client.post(COMPLETIONS, content=make_body(16 * 2**20 + 1), headers=JSON)
+    assert (taken.status_code, refused.status_code) == (200, 413)
+
+
+async def test_a_body_that_declares_an_absurd_length_is_refused_unread() -> None:
+    pieces_read = []
+
+    async def unread() -> AsyncGenerator[bytes, None]:
+        pieces_read.append(b"")
+        yield b""
+
+    async with make_client() as client:
+        headers = JSON | {"content-length": "9" * 30}
+        response = await client.post(COMPLETIONS, content=unread(), headers=headers)
+    assert (response.status_code, pieces_read) == (413, [])
+
+
+async def post_extra(value: bytes) -> int:
+    async with make_client() as client:
+        body = b'{"prompt": "a", "max_tokens": 1, "extra": ' + value + b"}"
+        return (await client.post(COMPLETIONS, content=body, headers=JSON)).status_code
+
+
+async def test_digits_within_a_text_are_text() -> None:
+    assert await post_extra(b'"' + b"9" * 1000 + b'"') == 200
+
+
+async def test_depth_beyond_all_measure_is_refused() -> None:
+    assert await post_extra(b"[" * 100_000 + b"]" * 100_000) == 400
+
+
+@pytest.mark.parametrize("word", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+async def test_numbers_that_are_not_finite_are_refused(word: bytes) -> None:
+    async with make_client() as client:
+        body = b'{"prompt": "a", "temperature": ' + word + b"}"
+        response = await client.post(COMPLETIONS, content=body, headers=JSON)
+    assert response.status_code == 400
+
+
+# -- over a socket -----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def listening(server: FakeServer) -> AsyncGenerator[int, None]:
+    """Serve at a free port."""
+    config = uvicorn.Config(make_app(server), port=0, log_level="critical", lifespan="off")
+    listener = uvicorn.Server(config)
+    listener.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    task = asyncio.create_task(listener.serve())
+    try:
+        while not listener.started:
+            await asyncio.sleep(0.005)
+        yield listener.servers[0].sockets[0].getsockname()[1]
+    finally:
+        listener.should_exit = listener.force_exit = True
+        await task
+
+
+async def ask(port: int, head: str, body: bytes = b"") -> bytes:
+    """Send bytes, and return what comes until the other side closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head.replace("\n", "\r\n").encode() + b"\r\n" + body)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def scraped(port: int) -> list[str]:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        return await refusals_of(client)
+
+
+POST = f"POST {COMPLETIONS} HTTP/1.1\nhost: x\ncontent-type: application/json\n"
+
+
+@pytest.mark.observes("limits.body_timeout_s")
+async def test_half_a_body_is_waited_for_so_long_and_no_longer() -> None:
+    server = FakeServer(config=make_server_config(limits={"body_timeout_s": 0.05}))
+    async with listening(server) as port:
+        head = f"{POST}content-length: 100\nconnection: close\n"
+        answer = await ask(port, head, b'{"prompt": ')
+        counted = await scraped(port)
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive in 0.05 s" in answer
+    assert counted == ["body_timeout_s"]
+    assert server.client.requests == []
+
+
+async def test_headers_over_the_limit_are_told_so_on_the_wire() -> None:
+    async with listening(FakeServer()) as port:
+        filling = "v" * DEFAULTS.max_header_bytes
+        answer = await ask(port, f"{POST}x-a: {filling}\nconnection: close\ncontent-length: 0\n")
+        counted = await scraped(port)
+
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert counted == ["max_header_bytes"]
+
+
+async def test_a_megabyte_of_headers_ends_the_connection() -> None:
+    async with listening(FakeServer()) as port:
+        with_headers = f"{POST}x-a: {'v' * 2**20}\n"
+        try:
+            answer = await ask(port, with_headers)
+        except ConnectionError:
+            answer = b""
+
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+
+
+@pytest.mark.observes("limits.stream_timeout_s")
+async def test_a_reader_who_stops_reading_loses_the_stream() -> None:
+    server = FakeServer(
+        FakeEngine(text="a" * 100_000),
+        plan=make_plan(max_model_len=10**6, num_pages=10**5),
+        config=make_server_config(limits={"stream_timeout_s": 0.2}),
+    )
+    body = orjson.dumps({"prompt": "a", "max_tokens": 100_000, "stream": True})
+    async with listening(server) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**10)
+        writer.write(f"{POST}content-length: {len(body)}\n\n".replace("\n", "\r\n").encode() + body)
+        async with asyncio.timeout(20):
+            await server.client.gone.wait()
+        counted = await scraped(port)
+        writer.close()
+
+    assert counted == ["stream_timeout_s"]
+    assert server.client.running == set()

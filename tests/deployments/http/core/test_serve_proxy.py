@@ -1,0 +1,96 @@
+"""Serve's own plain-text errors take our shape; everything else passes through."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from remora.deployments.http.core.serve_proxy import ProxyErrors
+
+
+async def through(response: ASGIApp, path: str = "/v1/completions") -> httpx.Response:
+    transport = httpx.ASGITransport(app=ProxyErrors(response))
+    async with httpx.AsyncClient(transport=transport, base_url="http://remora") as client:
+        return await client.get(path)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (404, "not_found_error", "not_found"),
+        (408, "timeout_error", "timeout"),
+        (429, "rate_limit_error", "queue_full"),
+        (503, "overloaded_error", "unavailable"),
+    ],
+)
+async def test_plain_errors_are_wrapped(status: int, kind: str, code: str) -> None:
+    response = await through(PlainTextResponse("No room.", status))
+
+    assert response.status_code == status
+    assert response.json()["error"] == {
+        "message": "No room.",
+        "type": kind,
+        "param": None,
+        "code": code,
+    }
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+
+
+async def test_a_plain_error_takes_the_shape_of_its_path() -> None:
+    anthropic = await through(PlainTextResponse("No room.", 503), "/v1/messages")
+    ollama = await through(PlainTextResponse("No room.", 503), "/api/chat")
+
+    assert anthropic.json()["error"] == {"type": "overloaded_error", "message": "No room."}
+    assert ollama.json() == {"error": "No room."}
+
+
+@pytest.mark.parametrize(("routes", "status"), [(200, 404), (503, 503)])
+async def test_a_proxy_that_knows_no_route_yet_says_so_instead_of_not_found(
+    routes: int, status: int
+) -> None:
+    async def serves(scope: Scope, receive: Receive, send: Send) -> None:
+        is_asked = scope["path"] == "/-/routes"
+        answer = PlainTextResponse(
+            "routes" if is_asked else "Not here.", routes if is_asked else 404
+        )
+        await answer(scope, receive, send)
+
+    response = await through(serves)
+
+    assert response.status_code == status
+    assert response.headers.get("x-should-retry") == ("true" if status == 503 else None)
+
+
+async def test_the_wait_that_serve_gives_is_kept() -> None:
+    response = await through(PlainTextResponse("Full", 503, headers={"retry-after": "7"}))
+    assert response.headers["retry-after"] == "7"
+
+
+async def test_a_traceback_is_left_out() -> None:
+    response = await through(PlainTextResponse("Traceback: /secret", 500))
+    assert response.status_code == 500
+    assert "secret" not in response.text
+
+
+async def test_errors_of_replicas_and_good_answers_pass_through() -> None:
+    pieces = (piece for piece in ["data: 1\n\n", "data: 2\n\n"])
+    stream = await through(StreamingResponse(pieces, media_type="text/event-stream"))
+    error = await through(JSONResponse({"error": "x"}, 400))
+    text = await through(PlainTextResponse("fine"))
+
+    assert stream.text == "data: 1\n\ndata: 2\n\n"
+    assert error.json() == {"error": "x"}
+    assert text.text == "fine"
+
+
+async def test_a_failure_before_the_start_becomes_an_error_that_may_be_tried_again() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("the replica has died")
+
+    response = await through(failing)
+
+    assert response.status_code == 503
+    assert response.json()["error"]["type"] == "overloaded_error"
+    assert response.headers["x-should-retry"] == "true"

@@ -1,0 +1,380 @@
+"""Tools of a chat: what may be asked, what the engine is held to, and what comes back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from remora.deployments.http.core.body_limits import DEFAULTS
+from remora.deployments.http.generation.bodies import MAX_DOCUMENTS
+from remora.engine.grammar.constraint import ConstraintKind
+from tests.deployments.fakes import (
+    CharTokenizer,
+    FakeEngine,
+    FakeGrammar,
+    FakeServer,
+    make_client,
+    make_config,
+)
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hi"}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+def make_tool(name: str = "add", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": PARAMETERS, **fields}}
+
+
+def make_server(text: str = "Paris.", **api: Any) -> FakeServer:
+    return FakeServer(FakeEngine(text=text), config=make_config(**{"tool_parser": "hermes"} | api))
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+async def post(server: FakeServer | None = None, **fields: Any) -> httpx.Response:
+    async with make_client(server or make_server()) as client:
+        return await client.post(PATH, json={"messages": HELLO} | fields)
+
+
+def grammar_kind(server: FakeServer) -> ConstraintKind | None:
+    grammar = server.client.requests[0].grammar
+    assert grammar is None or isinstance(grammar, FakeGrammar)
+    return grammar.constraint.kind if grammar else None
+
+
+CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+async def test_a_call_has_no_content_and_ends_with_tool_calls() -> None:
+    server = make_server(CALL_TEXT)
+
+    (choice,) = (await post(server, tools=[make_tool()])).json()["choices"]
+
+    (call,) = choice["message"].pop("tool_calls")
+    assert call.pop("id").startswith("call_")
+    assert call == {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert choice["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_that_was_cut_off_ends_with_length() -> None:
+    response = await post(make_server(CALL_TEXT), tools=[make_tool()], max_tokens=45)
+
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.observes("api.tool_parser")
+async def test_without_a_known_format_auto_is_refused_by_name_and_the_others_work() -> None:
+    def server() -> FakeServer:
+        return make_server('{"a": 1}', tool_parser="none")
+
+    auto = await post(server(), tools=[make_tool()])
+    forced = await post(server(), tools=[make_tool()], tool_choice=named("add"))
+
+    error = auto.json()["error"]
+    assert (auto.status_code, error["param"]) == (400, "tool_choice")
+    assert "tool_parser" in error["message"]
+    assert forced.status_code == 200
+
+
+async def test_a_named_tool_is_held_to_its_schema_and_ends_with_stop() -> None:
+    server = make_server('{"a": 1}')
+
+    body = (await post(server, tools=[make_tool()], tool_choice=named("add"))).json()
+
+    (choice,) = body["choices"]
+    assert grammar_kind(server) is ConstraintKind.JSON_SCHEMA
+    assert choice["finish_reason"] == "stop"
+    function = choice["message"]["tool_calls"][0]["function"]
+    assert function == {"name": "add", "arguments": '{"a": 1}'}
+
+
+async def test_a_required_call_is_held_to_the_tools_and_ends_with_tool_calls() -> None:
+    text = '[{"name": "add", "parameters": {"a": 1}}, {"name": "sub", "parameters": {"a": 2}}]'
+    server = make_server(text)
+    tools = [make_tool(), make_tool("sub")]
+
+    (choice,) = (await post(server, tools=tools, tool_choice="required")).json()["choices"]
+
+    assert grammar_kind(server) is ConstraintKind.JSON_SCHEMA
+    assert choice["finish_reason"] == "tool_calls"
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["add", "sub"]
+
+
+async def test_a_strict_tool_is_held_to_its_schema_where_calling_is_free() -> None:
+    strict, loose = make_server(), make_server()
+
+    await post(strict, tools=[make_tool(strict=True)])
+    await post(loose, tools=[make_tool(strict=False)])
+
+    assert grammar_kind(strict) is ConstraintKind.STRUCTURAL_TAG
+    assert grammar_kind(loose) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "fields", "sample"),
+    [
+        ("<tool_call>nothing", {}, 'format="hermes",kind="malformed"'),
+        (CALL_TEXT.replace("add", "sub"), {}, 'format="hermes",kind="unknown_tool"'),
+        ('{"a": ', {"tool_choice": named("add")}, 'format="forced",kind="unfinished"'),
+    ],
+)
+async def test_operators_see_how_many_calls_are_faulty(
+    text: str, fields: dict[str, Any], sample: str
+) -> None:
+    server = make_server(text)
+    async with make_client(server) as client:
+        body = {"messages": HELLO, "tools": [make_tool()]} | fields
+        await client.post(PATH, json=body)
+        await client.post(PATH, json=body | {"stream": True})
+        metrics = (await client.get("/metrics")).text
+
+    (line,) = [x for x in metrics.splitlines() if x.startswith("remora_tool_call_faults_total{")]
+    assert sample in line
+    assert line.endswith(" 2.0")
+
+
+async def test_one_call_at_a_time_where_parallel_calls_are_not_wanted() -> None:
+    server = make_server(CALL_TEXT * 2)
+
+    body = (await post(server, tools=[make_tool()], parallel_tool_calls=False)).json()
+
+    assert len(body["choices"][0]["message"]["tool_calls"]) == 1
+
+
+async def test_the_template_sees_tools_unless_none_may_be_called() -> None:
+    server = make_server()
+
+    await post(server, tools=[make_tool()])
+    await post(server, tools=[make_tool()], tool_choice="none")
+    await post(server, tools=[])
+
+    assert isinstance(server.tokenizer, CharTokenizer)
+    assert [call["tools"] for call in server.tokenizer.rendered] == [[make_tool()], None, None]
+
+
+async def test_text_that_looks_like_a_call_is_text_where_none_may_be_called() -> None:
+    server = make_server(CALL_TEXT)
+
+    body = (await post(server, tools=[make_tool()], tool_choice="none")).json()
+
+    assert body["choices"][0]["message"]["content"] == CALL_TEXT
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [make_tool()], "tool_choice": named("other")}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": named("add")}, "tool_choice"),
+        ({"tools": [make_tool()], "functions": [{"name": "f"}]}, "functions"),
+        ({"tools": [make_tool()], "tool_choice": "required", "regex": "a"}, "tool_choice"),
+        ({"tools": [make_tool()], "tool_choice": named("add"), "guided_json": {}}, "tool_choice"),
+        ({"tools": [make_tool()], "tool_choice": "auto", "function_call": "auto"}, "function_call"),
+    ],
+)
+async def test_what_contradicts_itself_is_refused(fields: dict[str, Any], param: str) -> None:
+    response = await post(**fields)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+JSON_ANSWER = {"response_format": {"type": "json_object"}}
+SCHEMA_ANSWER = {
+    "response_format": {
+        "type": "json_schema",
+        "json_schema": {"name": "c", "schema": {"properties": {"c": {"type": "integer"}}}},
+    }
+}
+TAG_ANSWER = {"response_format": {"type": "structural_tag", "structures": [], "triggers": ["<f="]}}
+
+
+@pytest.mark.parametrize("fields", [JSON_ANSWER, SCHEMA_ANSWER, TAG_ANSWER, {"regex": "[0-9]"}])
+async def test_beside_free_tools_a_reply_is_calls_or_the_answer_asked_for(
+    fields: dict[str, Any],
+) -> None:
+    calling, answering = make_server(CALL_TEXT), make_server('{"c": 1}')
+
+    call = (await post(calling, tools=[make_tool()], **fields)).json()["choices"][0]
+    answer = (await post(answering, tools=[make_tool()], **fields)).json()["choices"][0]
+
+    assert grammar_kind(calling) is ConstraintKind.STRUCTURAL_TAG
+    assert (call["finish_reason"], call["message"]["content"]) == ("tool_calls", None)
+    assert call["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert (answer["finish_reason"], answer["message"]["content"]) == ("stop", '{"c": 1}')
+
+
+@pytest.mark.parametrize("fields", [JSON_ANSWER, JSON_ANSWER | {"tool_choice": "required"}])
+async def test_calls_or_answers_are_held_to_once_the_thought_has_ended(
+    fields: dict[str, Any],
+) -> None:
+    text = f"So be it.</think>\n\n{CALL_TEXT}" if len(fields) == 1 else "So be it.</think>\n\n[]"
+    server = make_server(text, reasoning_parser="deepseek-r1")
+
+    body = (await post(server, tools=[make_tool()], **fields)).json()
+
+    (request,) = server.client.requests
+    assert request.grammar is not None
+    assert request.thinking is not None
+    assert request.thinking.end == "</think>"
+    assert body["choices"][0]["message"]["reasoning"] == "So be it."
+
+
+async def test_gpt_oss_calls_before_an_answer_that_is_held_to_the_constraint_alone() -> None:
+    call = (
+        "<|end|><|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json"
+        '<|message|>{"a": 1}<|call|>'
+    )
+    server = make_server(f"Hm.{call}", tool_parser="gpt-oss")
+    messages = [{"role": "user", "content": "<|start|>assistant<|channel|>analysis<|message|>"}]
+
+    body = (await post(server, messages=messages, tools=[make_tool()], **JSON_ANSWER)).json()
+
+    message = body["choices"][0]["message"]
+    assert grammar_kind(server) is ConstraintKind.JSON_OBJECT
+    assert (message["content"], message["reasoning"]) == (None, "Hm.")
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+
+
+async def test_a_constraint_holds_alone_where_no_tool_may_be_called() -> None:
+    server = make_server(CALL_TEXT)
+
+    body = (await post(server, tools=[make_tool()], tool_choice="none", **JSON_ANSWER)).json()
+
+    assert grammar_kind(server) is ConstraintKind.JSON_OBJECT
+    assert body["choices"][0]["message"]["content"] == CALL_TEXT
+
+
+@pytest.mark.parametrize("choice", ["required", named("add")])
+async def test_a_response_format_says_nothing_of_a_reply_that_has_to_be_calls(choice: Any) -> None:
+    server = make_server('[{"name": "add", "parameters": {"a": 1}}]')
+
+    response = await post(server, tools=[make_tool()], tool_choice=choice, **SCHEMA_ANSWER)
+
+    assert response.status_code == 200
+    assert grammar_kind(server) is ConstraintKind.JSON_SCHEMA
+    grammar = server.client.requests[0].grammar
+    assert isinstance(grammar, FakeGrammar)
+    assert '"integer"' in grammar.constraint.source
+    assert '"c"' not in grammar.constraint.source
+
+
+async def test_outlines_says_that_it_cannot_hold_calls_or_an_answer() -> None:
+    server = make_server()
+    section = server.config.grammar.model_copy(update={"backend": "outlines"})
+    server.config = server.config.model_copy(update={"grammar": section})
+
+    response = await post(server, tools=[make_tool()], **JSON_ANSWER)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "response_format")
+    assert "outlines" in error["message"]
+    assert "tool_choice" in error["message"]
+    assert (await post(server, tools=[make_tool()], tool_choice="none", **JSON_ANSWER)).is_success
+
+
+@pytest.mark.parametrize(
+    ("tool", "schema", "param"),
+    [
+        (make_tool(), {"const": "refused"}, "response_format"),
+        (make_tool(strict=True, parameters={"description": "refused"}), {}, "tools"),
+    ],
+)
+async def test_what_cannot_be_compiled_is_named(
+    tool: dict[str, Any], schema: dict[str, Any], param: str
+) -> None:
+    answer = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    response = await post(make_server(), tools=[tool], response_format=answer)
+
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_schema_that_is_a_wish_leaves_calls_or_any_json() -> None:
+    server = make_server()
+    named_schema = {"name": "x", "schema": {"const": "refused"}, "strict": False}
+    answer = {"type": "json_schema", "json_schema": named_schema}
+
+    response = await post(server, tools=[make_tool()], response_format=answer)
+
+    assert response.status_code == 200
+    assert grammar_kind(server) is ConstraintKind.STRUCTURAL_TAG
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_allowed_tools_are_all_that_the_model_may_call(mode: str) -> None:
+    server = make_server()
+    allowed = {"mode": mode, "tools": [named("sub")]}
+    tools = [make_tool(), make_tool("sub")]
+
+    response = await post(
+        server, tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}
+    )
+
+    assert response.status_code == 200
+    assert isinstance(server.tokenizer, CharTokenizer)
+    assert server.tokenizer.rendered[0]["tools"] == [make_tool("sub")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_functions_of_the_old_way_are_answered_in_the_old_way(stream: bool) -> None:
+    functions = [{"name": "add", "parameters": PARAMETERS}]
+
+    response = await post(make_server(CALL_TEXT), functions=functions, stream=stream)
+
+    if not stream:
+        (choice,) = response.json()["choices"]
+        assert choice["message"]["function_call"] == {"name": "add", "arguments": '{"a": 1}'}
+        assert choice["finish_reason"] == "function_call"
+        return
+    lines = response.text.split("\n\n")[:-2]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+    deltas = [c["delta"]["function_call"] for c in choices if "function_call" in c["delta"]]
+    assert deltas[0] == {"name": "add", "arguments": ""}
+    assert "".join(delta["arguments"] for delta in deltas) == '{"a": 1}'
+    assert choices[-1]["finish_reason"] == "function_call"
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 128, "mcp.server-1_x"])
+async def test_names_of_tools_are_taken_up_to_128_characters(name: str) -> None:
+    assert (await post(tools=[make_tool(name)])).status_code == 200
+
+
+async def test_a_longer_name_of_a_tool_is_refused() -> None:
+    assert (await post(tools=[make_tool("a" * 129)])).status_code == 400
+
+
+async def test_as_many_tools_as_allowed_are_taken_and_one_more_is_refused() -> None:
+    num_tools = DEFAULTS.max_tools + 1
+    tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(num_tools)]
+
+    taken, refused = await post(tools=tools[:-1]), await post(tools=tools)
+
+    # So many do not fit the small context of the fake, which is another matter.
+    assert taken.json().get("error", {}).get("code") in (None, "context_length_exceeded")
+    assert refused.json()["error"]["param"] == "tools"
+
+
+async def test_documents_are_for_templates_that_know_them() -> None:
+    knows = FakeServer(tokenizer=CharTokenizer("documents"))
+    documents = [{"title": "t", "text": "x"}]
+
+    taken = await post(knows, documents=documents)
+    unknown = await post(documents=documents)
+    too_many = await post(knows, documents=[{}] * (MAX_DOCUMENTS + 1))
+
+    assert (taken.status_code, unknown.status_code) == (200, 400)
+    assert knows.tokenizer.rendered[0]["documents"] == documents
+    assert unknown.json()["error"]["code"] == "unsupported"
+    assert too_many.json()["error"]["param"] == "documents"

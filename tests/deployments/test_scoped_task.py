@@ -1,0 +1,53 @@
+"""Tasks that live no longer than a block."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from remora.deployments.scoped_task import beside
+from tests.moments import cancelled, nothing_left, steps
+
+
+async def test_a_task_is_cancelled_and_has_ended_after_its_block() -> None:
+    async with beside(asyncio.Event().wait()) as task:
+        await steps(2)
+        assert not task.done()
+    assert task.cancelled()
+
+
+async def test_a_result_is_the_blocks_and_so_is_an_error() -> None:
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async with nothing_left():
+        async with beside(asyncio.sleep(0, "done")) as well, beside(fail()):
+            assert await well == "done"
+        with pytest.raises(ValueError, match="no"):
+            async with beside(fail()) as failing:
+                await failing
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_whoever_is_cancelled_waits_for_the_end_of_the_task(again: bool) -> None:
+    held: list[str] = []
+
+    async def hold() -> None:
+        held.append("work")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await steps(3)
+            finally:
+                held.clear()
+
+    async def wait_beside() -> None:
+        async with beside(hold()):
+            await steps(3)
+
+    async with nothing_left():
+        for moment in range(12):
+            await cancelled(wait_beside(), moment, again=again)
+            assert held == []

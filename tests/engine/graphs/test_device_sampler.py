@@ -1,0 +1,61 @@
+"""Choosing on a device says what choosing on the host says, only later."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remora.engine.graphs.device_sampler import DeviceChoosing
+from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, Draws, HostChoosing
+from remora.engine.types import NOT_FINITE
+from remora.kernels import sampling as sampling_kernels
+
+CPU = torch.device("cpu")
+VOCAB = 40
+
+
+def make_draws(num_rows: int, seed: int) -> Draws:
+    numbers = np.random.default_rng(seed)
+    return Draws(
+        temperature=numbers.choice([0.0, 0.7, 1.5], num_rows).astype(np.float32),
+        uniforms=numbers.random(num_rows),
+        top_k=numbers.choice([0, 3, 10], num_rows).astype(np.int64),
+        top_p=numbers.choice([1.0, 0.8], num_rows),
+        min_p=numbers.choice([0.0, 0.1], num_rows).astype(np.float32),
+    )
+
+
+@given(num_rows=st.integers(1, 6), seed=st.integers(0, 50), greedy=st.booleans())
+def test_tokens_and_their_probabilities_are_the_hosts(
+    num_rows: int, seed: int, greedy: bool
+) -> None:
+    logits = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
+    draws = None if greedy else make_draws(num_rows, seed)
+    lines = np.arange(0, num_rows, 2)
+    on_device, on_host = DeviceChoosing(CPU, 6), HostChoosing(sampling_kernels)
+    raw = logits[torch.from_numpy(lines)].clone()
+
+    chosen = on_device.choose(logits.clone(), draws)
+    described = on_device.describe(raw, lines, chosen, 3)
+    expected = on_host.choose(logits.clone(), draws)
+
+    assert chosen.token_ids.tolist() == expected.take()[0].tolist()
+    assert chosen.take()[0].tolist() == expected.take()[0].tolist()
+    assert chosen.take()[1] == {}
+    ours, theirs = described.take(), on_host.describe(raw, lines, expected, 3).take()
+    for name in ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+        assert np.array_equal(getattr(ours, name), getattr(theirs, name))
+
+
+def test_lines_without_a_token_say_why() -> None:
+    logits = torch.zeros(4, VOCAB)
+    logits[1] = -torch.inf
+    logits[2, 5] = torch.nan
+    logits[3, 5] = torch.inf
+
+    _, faults = DeviceChoosing(CPU, 4).choose(logits, None).take()
+
+    assert faults == {1: NO_TOKEN_LEFT, 2: NOT_FINITE, 3: NOT_FINITE}
+    assert HostChoosing(sampling_kernels).choose(logits, None).take()[1] == faults

@@ -1,0 +1,209 @@
+"""Which forward pass a configuration gets, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from remora.configs.environment import cache_dir
+from remora.configs.errors import ConfigError
+from remora.configs.load import parse_args
+from remora.engine.graphs.step_program import StepProgram
+from remora.engine.launch import build_engine
+from remora.engine.models.registry import load_model
+from remora.engine.runner.eager import EagerForward
+from remora.engine.runner.forward import DTYPES, BuiltForward, build_forward
+from remora.engine.runner.inputs import RowTable
+from remora.kernels.cpu.build import NativeUnavailable, load_library
+from tests.conftest import TinyCheckpoints
+
+
+@pytest.fixture
+def llama(tiny_checkpoints: TinyCheckpoints) -> Path:
+    return tiny_checkpoints("llama")
+
+
+@pytest.fixture
+def compiler() -> None:
+    """Skip where native kernels cannot be had."""
+    try:
+        load_library(cache_dir() / "kernels")
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
+def describe(
+    path: Path, *, quantization: str = "none", dtype: str = "float32", **engine: Any
+) -> str:
+    """Return what a configuration computes with, in words."""
+    sections = {
+        "model": {"path": str(path), "dtype": dtype, "quantization": quantization},
+        "engine": {"kv_tokens": 256, "num_threads": 1, "device": "cpu", **engine},
+    }
+    built = build_engine(parse_args(sections), show_progress=False)
+    built.engine.close()
+    return built.kernels
+
+
+def build(path: Path, *, quantization: str = "none", kernels: str = "auto") -> BuiltForward:
+    sections = {
+        "model": {"path": str(path), "dtype": "bfloat16", "quantization": quantization},
+        "engine": {"kv_tokens": 256, "num_threads": 1, "device": "cpu", "cpu_kernels": kernels},
+    }
+    plan = build_engine(parse_args(sections), show_progress=False).plan
+    model = load_model(
+        path, dtype=DTYPES["bfloat16"], load_format="auto", device="cpu", show_progress=False
+    )
+    table = RowTable(
+        max_rows=plan.max_running_requests,
+        max_tokens=plan.max_sequence_tokens,
+        page_size=plan.page_size,
+    )
+    return build_forward(model, plan, table, cache_dir() / "kernels")
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("kernels", ["auto", "native"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_cpu_runs_native_step_programs(
+    llama: Path, quantization: str, dtype: str, kernels: str
+) -> None:
+    description = describe(llama, quantization=quantization, dtype=dtype, cpu_kernels=kernels)
+
+    assert description.startswith("native step program (")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": "float16"}, "model.dtype is float16"),
+        ({"page_size": 8}, "engine.page_size is 8"),
+    ],
+)
+def test_what_native_kernels_do_not_cover_runs_in_torch_and_says_why(
+    llama: Path, options: dict[str, Any], reason: str
+) -> None:
+    description = describe(llama, **options)
+
+    assert description.startswith("torch, which is slower, because ")
+    assert reason in description
+
+
+@pytest.mark.usefixtures("compiler")
+def test_more_heads_per_kv_head_than_a_block_holds_run_natively(
+    tiny_checkpoints: TinyCheckpoints,
+) -> None:
+    path = tiny_checkpoints(
+        "llama", num_attention_heads=193, num_key_value_heads=1, head_dim=2, hidden_size=193
+    )
+
+    assert describe(path).startswith("native")
+
+
+@pytest.mark.observes("engine.cpu_kernels")
+def test_torch_is_used_where_it_is_asked_for(llama: Path) -> None:
+    assert describe(llama, cpu_kernels="torch") == "torch (as engine.cpu_kernels says)"
+
+
+@pytest.mark.observes("engine.num_threads")
+def test_a_rank_computes_in_as_many_threads_as_is_written(llama: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        for num_threads in (1, 3):
+            sections = {
+                "model": {"path": str(llama), "dtype": "float32"},
+                "engine": {"kv_tokens": 256, "num_threads": num_threads, "cpu_kernels": "torch"},
+            }
+            built = build_engine(parse_args(sections), show_progress=False)
+            built.engine.close()
+            assert built.torch_threads == torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_torch_computes_and_it_is_said(llama: Path) -> None:
+    description = describe(llama)
+
+    assert description.startswith("torch, which is slower, because no C++ compiler was found")
+    assert "CXX = no-such-compiler" in description
+
+
+def test_a_path_without_compilers_is_no_compiler(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert "no C++ compiler was found" in describe(llama)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_native_kernels_that_cannot_be_had_are_refused_when_asked_for(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"engine.cpu_kernels is native, but no C\+\+ compiler"):
+        describe(llama, cpu_kernels="native")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"dtype": "float16"}, "model.dtype is float16"), ({"page_size": 24}, "engine.page_size")],
+)
+def test_native_kernels_that_do_not_cover_it_are_refused_when_asked_for(
+    llama: Path, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        describe(llama, cpu_kernels="native", **options)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"cpu_kernels": "torch"}, "engine.cpu_kernels is torch"),
+        ({"dtype": "float16"}, "model.dtype is float16"),
+        ({"page_size": 8}, "engine.page_size is 8"),
+    ],
+)
+def test_quantised_weights_without_native_kernels_are_refused(
+    llama: Path, options: dict[str, Any], reason: str, quantization: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"model.quantization = {quantization} needs the native"
+    ) as e:
+        describe(llama, quantization=quantization, **options)
+
+    assert reason in str(e.value)
+    assert "set model.quantization to none" in str(e.value)
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("kernels", ["auto", "native"])
+def test_quantised_weights_without_a_compiler_are_refused(llama: Path, kernels: str) -> None:
+    with pytest.raises(ConfigError, match=r"int4 needs the native CPU kernels: no C\+\+ compiler"):
+        describe(llama, quantization="int4", cpu_kernels=kernels)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_quantised_weights_are_fewer_bytes_a_step(llama: Path) -> None:
+    plain, int8, int4 = (build(llama, quantization=q) for q in ("none", "int8", "int4"))
+
+    assert isinstance(plain.forward, StepProgram)
+    assert int4.step_weight_bytes < int8.step_weight_bytes < plain.step_weight_bytes
+    assert plain.torch_threads == 1
+
+
+def test_torch_reads_the_weights_without_the_table_that_it_looks_up(llama: Path) -> None:
+    built = build(llama, kernels="torch")
+
+    assert isinstance(built.forward, EagerForward)
+    layer = 96 * (6 + 2 + 2) * 16 + 96 * 96 + 3 * 96 * 128 + 2 * 96
+    assert built.step_weight_bytes == 2 * (3 * layer + 96 + 512 * 96)

@@ -1,0 +1,79 @@
+"""Rows, logits and parameters for tests of the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from remora.engine.sampling.sampler import (
+    Sampler,
+)
+from remora.engine.types import Grammar, Request, RowInit, SamplingParams, Thinking
+
+MakeSampler = Callable[..., Sampler]
+
+
+VOCAB_SIZE, EOS = 96, 5
+
+
+def make_row(
+    row: int,
+    prompt: list[int],
+    outputs: list[int] | None = None,
+    *,
+    seed: int = 1,
+    grammar: Grammar | None = None,
+    thinking: Thinking | None = None,
+    **params: Any,
+) -> RowInit:
+    return RowInit(
+        grammar=grammar,
+        thinking=thinking,
+        row=row,
+        token_ids=np.array(prompt + (outputs or []), np.int64),
+        num_prompt_tokens=len(prompt),
+        seed=seed,
+        sampling=SamplingParams(**params),
+    )
+
+
+def make_request(**params: Any) -> Request:
+    return Request(request_id="r", prompt_ids=[1], sampling=SamplingParams(**params))
+
+
+def make_logits(seed: int, num_rows: int = 1, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * 2
+
+
+def rows(*numbers: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    return np.array(numbers, np.int32)
+
+
+def make_peak(*ids: int, height: float = 9.0) -> torch.Tensor:
+    """Logits of one row whose greatest are `ids`, falling."""
+    logits = torch.zeros(1, VOCAB_SIZE)
+    for place, token_id in enumerate(ids):
+        logits[0, token_id] = height - place
+    return logits
+
+
+PARAMS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 1, 7, 70]),
+        "top_p": st.sampled_from([0.3, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.05]),
+        "presence_penalty": st.sampled_from([0.0, 1.5]),
+        "frequency_penalty": st.sampled_from([0.0, 0.7]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+        "logit_bias": st.sampled_from([{}, {3: 2.0, 40: -100.0}]),
+        "min_tokens": st.sampled_from([0, 3]),
+        "stop_token_ids": st.sampled_from([(), (7, 9)]),
+        "logprobs": st.sampled_from([None, 0, 4]),
+    }
+)

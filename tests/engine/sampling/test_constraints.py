@@ -1,0 +1,187 @@
+"""Phases of an output: where a thought ends, what a guide restricts, and when it is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remora.configs.errors import InvalidRequest
+from remora.engine.sampling.constraint_thread import GuideFailed
+from remora.engine.sampling.constraints import RowGuide, mask_words, needs_guide
+from remora.engine.types import RowInit, SamplingParams, Thinking
+from tests.engine.sampling.constrained import EOS, MARK, SPELLINGS, VOCAB, ToyGrammar, ids
+
+WORD = ToyGrammar(("ab", "b", "c"))
+
+
+def make_init(outputs: list[int] | None = None, **fields: Any) -> RowInit:
+    names = RowInit.__dataclass_fields__
+    sampling = {name: value for name, value in fields.items() if name not in names}
+    return RowInit(
+        row=0,
+        token_ids=np.array([10, *(outputs or [])], np.int64),
+        num_prompt_tokens=1,
+        seed=0,
+        sampling=SamplingParams(**sampling),
+        **{name: value for name, value in fields.items() if name in names},
+    )
+
+
+def make_guide(outputs: list[int] | None = None, **fields: Any) -> RowGuide:
+    return RowGuide(make_init(outputs, **fields), [EOS], VOCAB, SPELLINGS)
+
+
+def think(budget: int | None = None) -> Thinking:
+    return Thinking(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
+
+
+def allowed(guide: RowGuide) -> set[int]:
+    words = np.empty(-(-VOCAB // 32), np.int32)
+    guide.fill(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return set(bits[:VOCAB].nonzero()[0].tolist())
+
+
+def test_mask_words_hold_one_bit_per_token() -> None:
+    words = mask_words([0, 31, 32, 40], 41)
+
+    assert words.dtype == np.int32
+    assert words.tolist() == [-(2**31) + 1, 1 + 2**8]
+
+
+def test_rows_that_ask_for_nothing_need_no_guide() -> None:
+    assert not needs_guide(make_init(min_tokens=3, bad_words_ids=((1,),)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"grammar": WORD},
+        {"thinking": think()},
+        {"healed_id": 10},
+        {"allowed_token_ids": (1,)},
+        {"first_token_ids": (1,)},
+    ],
+)
+def test_rows_that_ask_for_something_need_one(fields: dict[str, Any]) -> None:
+    assert needs_guide(make_init(**fields))
+
+
+@pytest.mark.parametrize(
+    "end", [["<end>"], ["<e", "nd>"], ["<", "end", ">"], ["<", "e", "n", "d>"], ["<e", "nd>\n"]]
+)
+def test_the_end_of_thought_is_found_however_it_is_cut(end: list[str]) -> None:
+    guide = make_guide(grammar=WORD, thinking=think())
+    for token_id in ids("q", "<", *end[:-1]):
+        guide.accept(token_id)
+    thought = allowed(guide)
+
+    guide.accept(ids(end[-1])[0])
+
+    assert thought == set(range(VOCAB)) - {EOS}
+    assert allowed(guide) == set(ids("a", "b", "ab", "abc")) - set(ids("zz"))
+
+
+def test_what_a_token_holds_beyond_the_end_of_thought_is_told_to_the_grammar() -> None:
+    guide = make_guide(ids("<e"), grammar=ToyGrammar(("a", "b", "c", "x")), thinking=think())
+
+    guide.accept(ids("nd>abc")[0])
+
+    assert allowed(guide) == set(ids("x"))
+    assert not guide.is_complete
+
+
+def test_a_grammar_that_is_complete_with_the_token_that_ends_the_thought_ends_the_row() -> None:
+    guide = make_guide(ids("<e"), grammar=WORD, thinking=think())
+
+    guide.accept(ids("nd>abc")[0])
+
+    assert guide.is_complete
+
+
+def test_an_answer_that_begins_wrongly_within_that_token_fails() -> None:
+    guide = make_guide(ids("<e"), grammar=WORD, thinking=think())
+
+    with pytest.raises(GuideFailed, match="began an answer"):
+        guide.accept(ids("nd>?")[0])
+
+
+def test_the_end_is_forced_when_the_budget_is_used_up_and_overrules_bans() -> None:
+    guide = make_guide(thinking=think(budget=2))
+    seen = []
+    for token_id in [*ids("q", "q"), *ids("<e", "nd>")]:
+        seen.append((guide.restricts, guide.overrules_bans))
+        guide.accept(token_id)
+
+    assert seen == [(False, False), (False, False), (True, True), (True, True)]
+    assert guide.is_spent
+
+
+def test_a_thought_that_ends_by_itself_is_not_ended_again() -> None:
+    guide = make_guide(ids("q", "<end>"), thinking=think(budget=2))
+
+    assert guide.is_spent
+
+
+def test_forced_tokens_win_over_first_and_allowed_ones() -> None:
+    guide = make_guide(thinking=think(budget=0), first_token_ids=(12,), allowed_token_ids=(13,))
+
+    assert allowed(guide) == set(ids("<e"))
+
+
+def test_control_tokens_may_come_in_a_thought_but_none_that_ends_the_output() -> None:
+    guide = make_guide(grammar=WORD, thinking=think(), stop_token_ids=(15,))
+
+    assert allowed(guide) == set(range(VOCAB)) - {EOS, 15}
+    assert MARK in allowed(guide)
+
+
+def test_a_thought_may_be_left_by_what_ends_a_call_within_it() -> None:
+    thinking = Thinking(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
+
+    assert allowed(make_guide(grammar=WORD, thinking=thinking, stop_token_ids=(15,))) == (
+        set(range(VOCAB)) - {15}
+    )
+
+
+def test_first_tokens_are_forgotten_after_the_first_token() -> None:
+    assert allowed(make_guide(first_token_ids=(12,))) == {12}
+    assert make_guide([12], first_token_ids=(12,)).is_spent
+
+
+def test_a_stop_id_of_the_caller_ends_the_row_without_the_grammar() -> None:
+    guide = make_guide(ids("a"), grammar=WORD, stop_token_ids=(MARK,))
+
+    guide.accept(MARK)
+
+    assert not guide.is_complete
+
+
+def test_a_token_that_the_grammar_refuses_fails() -> None:
+    guide = make_guide(grammar=WORD)
+
+    with pytest.raises(GuideFailed, match="refuses token"):
+        guide.accept(ids("c")[0])
+
+
+def test_what_is_healed_is_written_in_one_token_or_in_several() -> None:
+    guide = make_guide(healed_id=ids("the")[0])
+    at_first = allowed(guide)
+
+    guide.accept(ids("th")[0])
+    then = allowed(guide)
+    guide.accept(ids("e")[0])
+
+    assert at_first == set(ids("t", "th", "the", "then", "there"))
+    assert then == set(ids("e", "end"))
+    assert guide.is_spent
+
+
+@pytest.mark.parametrize(
+    "fields", [{"end": "", "end_ids": (1,)}, {"end": "x", "end_ids": ()}, {"budget": -1}]
+)
+def test_impossible_thoughts_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        Thinking(**({"end": "x", "end_ids": (1,)} | fields))

@@ -1,0 +1,266 @@
+"""Masks are made beside the forward pass, in one thread, only when somebody is guided."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remora.engine.sampling import constraint_thread as guide_thread
+from remora.engine.sampling.constraint_thread import GuideThread
+from remora.engine.sampling.grammar_masks import RowMasks
+from remora.engine.types import MaskWords, RowFault, RowInit, SamplingParams
+from tests.engine.sampling.constrained import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
+
+ROWS = np.array([0, 1], np.int32)
+
+
+class SlowMatcher:
+    """Waits, in whichever thread it is asked, until it is let go."""
+
+    is_complete = False
+
+    def __init__(self, let_go: threading.Event) -> None:
+        self.let_go = let_go
+        self.threads: list[str] = []
+
+    def fill(self, words: MaskWords) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.let_go.wait(30)
+        words.fill(1)
+
+    def accept(self, token_id: int) -> bool:
+        return True
+
+
+class OneMatcher:
+    num_bytes = 0
+
+    def __init__(self, matcher: SlowMatcher) -> None:
+        self._matcher = matcher
+
+    def matcher(self) -> SlowMatcher:
+        return self._matcher
+
+
+def make_masks(*grammars: object) -> RowMasks:
+    masks = RowMasks(max_rows=4, vocab_size=VOCAB, eos_token_ids=[EOS], spellings=SPELLINGS)
+    for row, grammar in enumerate(grammars):
+        masks.add_row(
+            RowInit(
+                row=row,
+                token_ids=np.array([10], np.int64),
+                num_prompt_tokens=1,
+                seed=0,
+                sampling=SamplingParams(),
+                grammar=grammar,  # type: ignore[arg-type]
+            )
+        )
+    return masks
+
+
+def test_masks_are_filled_in_another_thread_while_the_caller_goes_on() -> None:
+    let_go = threading.Event()
+    matcher = SlowMatcher(let_go)
+    masks = make_masks(OneMatcher(matcher))
+
+    masks.begin(ROWS[:1])
+    let_go.set()  # the caller got here, so it was not kept waiting
+    taken = masks.take(ROWS[:1])
+    masks.close()
+
+    assert matcher.threads == ["remora-guides"]
+    assert taken is not None
+    assert taken.words.tolist() == [[1] * len(taken.words[0])]
+
+
+def test_where_nobody_is_guided_nothing_is_begun() -> None:
+    masks = make_masks(None, None)
+    before = threading.active_count()
+
+    masks.begin(ROWS)
+
+    assert masks.take(ROWS) is None
+    assert threading.active_count() == before
+
+
+def test_lines_are_those_of_the_rows_that_are_restricted() -> None:
+    masks = make_masks(None, ToyGrammar(("a",)))
+
+    taken = masks.take(np.array([1, 0], np.int32))
+
+    assert taken is not None
+    assert taken.lines.tolist() == [0]
+    assert not taken.overruling
+
+
+def test_a_row_that_failed_when_it_started_has_no_token_until_it_is_dropped() -> None:
+    class Unmatched:
+        num_bytes = 0
+
+        def matcher(self) -> SlowMatcher:
+            raise RuntimeError("no matcher")
+
+    masks = make_masks(None, Unmatched())
+
+    taken = masks.take(ROWS)
+    ends = masks.accept(ROWS, np.array([10, 11]))
+    masks.drop_row(1)
+
+    assert taken is not None
+    assert taken.lines.tolist() == [1]
+    assert not taken.words.any()
+    assert ends.failed == {1: RowFault("its constraint failed: no matcher")}
+    assert masks.take(ROWS) is None
+
+
+def test_a_grammar_that_is_complete_is_told_once_with_its_token() -> None:
+    masks = make_masks(ToyGrammar(("a",)), BrokenGrammar(after=5))
+
+    ends = masks.accept(ROWS, np.array([ids("a")[0], 10]))
+
+    assert ends.completed == {0}
+    assert not ends.failed
+
+
+class Panic(BaseException):
+    """As pyo3 raises where native code panics: no Exception."""
+
+
+@pytest.mark.parametrize("fails", ["fill", "accept"])
+def test_a_panic_of_native_code_ends_its_row_alone(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go = threading.Event()
+    let_go.set()
+    matcher = SlowMatcher(let_go)
+
+    def panic(_: object) -> bool:
+        raise Panic("boom")
+
+    monkeypatch.setattr(matcher, fails, panic)
+    masks = make_masks(OneMatcher(matcher), ToyGrammar(("a",)))
+
+    masks.take(ROWS)
+    ends = masks.accept(ROWS, np.array([10, ids("a")[0]]))
+    masks.close()
+
+    assert ends.failed == {0: RowFault("its constraint failed: boom")}
+    assert ends.completed == {1}
+
+
+class HangingMatcher(SlowMatcher):
+    """Keeps the processor busy until it is let go, and writes then."""
+
+    def fill(self, words: MaskWords) -> None:
+        while not self.let_go.is_set():
+            pass
+        words.fill(7)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_row_that_takes_too_long_is_left_and_the_others_go_on(
+    place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    let_go, quick = threading.Event(), threading.Event()
+    quick.set()
+    matchers: list[SlowMatcher] = [SlowMatcher(quick) for _ in range(3)]
+    matchers[place] = HangingMatcher(let_go)
+    masks = make_masks(*map(OneMatcher, matchers))
+    all_rows = np.arange(3, dtype=np.int32)
+
+    masks.begin(all_rows)
+    taken = masks.take(all_rows)
+    ends = masks.accept(all_rows, np.array([10, 11, 12]))
+
+    assert taken is not None
+    first = [int(line[0]) for line in taken.words]
+    assert first == [0 if row == place else 1 for row in range(3)]
+    assert ends.failed.keys() == {place}
+    assert ends.failed[place].of_request
+    assert "more than" in ends.failed[place].reason
+
+    # The thread that was left writes late; by then its row's place is another's.
+    masks.drop_row(place)
+    again = masks.take(all_rows)
+    let_go.set()
+    assert again is not None
+    assert [int(line[0]) for line in again.words] == [1, 1]
+    masks.close()
+
+
+def test_many_rows_that_hang_have_less_time_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.2)
+    monkeypatch.setattr(guide_thread, "MAX_TOTAL_S", 0.3)
+    let_go = threading.Event()
+    work = GuideThread().begin([(row, partial(spin, let_go)) for row in range(4)])
+    spent = []
+
+    thread = GuideThread()
+    begin = thread.begin
+
+    def noting(steps: Any, spent_s: float = 0.0) -> Any:
+        spent.append(spent_s)
+        return begin(steps, spent_s)
+
+    monkeypatch.setattr(thread, "begin", noting)
+    faults, is_left = thread.finish(work)
+    let_go.set()
+
+    assert is_left
+    assert faults.keys() == {0, 1, 2, 3}
+    took = np.diff([0.0, *spent])
+    assert took[0] >= 0.2
+    assert all(took[2:] < 0.15)
+
+
+def test_a_thread_that_is_left_has_only_what_others_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    let_go = threading.Event()
+    ids_of_threads: list[int] = []
+
+    def hang() -> None:
+        ids_of_threads.append(threading.get_native_id())
+        spin(let_go)
+
+    thread = GuideThread()
+    _, is_left = thread.finish(thread.begin([(0, hang)]))
+    niceness = os.getpriority(os.PRIO_PROCESS, ids_of_threads[0])
+    let_go.set()
+
+    assert is_left
+    assert niceness == guide_thread.LEFT_NICENESS
+    assert os.getpriority(os.PRIO_PROCESS, 0) < niceness
+
+
+def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    let_go = threading.Event()
+
+    class Hanging(ToyGrammar):
+        def matcher(self) -> Any:
+            matcher = super().matcher()
+            monkeypatch.setattr(matcher, "accept", lambda _: spin(let_go))
+            return matcher
+
+    masks = make_masks(Hanging(("a",)), ToyGrammar(("a",)))
+
+    ends = masks.accept(ROWS, np.array([ids("a")[0], ids("a")[0]]))
+    let_go.set()
+
+    assert ends.failed.keys() == {0}
+    assert ends.completed == {1}
+    masks.close()
+
+
+def spin(let_go: threading.Event) -> bool:
+    while not let_go.is_set():
+        pass
+    return True

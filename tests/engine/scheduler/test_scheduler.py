@@ -1,0 +1,327 @@
+"""The step rule, under any order of arrivals, aborts and shortages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from remora.configs.planning.window_plan import WindowRoom
+from remora.engine.types import FinishReason, Request, SamplingParams
+from tests.engine.fakes import expected_output, make_window_room
+from tests.engine.scheduler.scheduled import PROMPTS, TWO_SLOTS, Harness, make_request
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, steps and aborts in any order, in little memory."""
+
+    overlap = False
+    windows: WindowRoom | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.harness = Harness(
+            overlap=self.overlap,
+            num_pages=20,
+            priority_preemption_gap=1,
+            conservativeness=0.1,
+            adapters=TWO_SLOTS,
+            windows=self.windows,
+        )
+        self.requests: dict[str, Request] = {}
+        self.aborted: set[str] = set()
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(1, 40),
+        priority=st.integers(0, 3),
+        salt=st.sampled_from(["", "x"]),
+        n=st.integers(1, 3),
+        scored=st.booleans(),
+        adapter=st.integers(0, 4),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        priority: int,
+        salt: str,
+        n: int,
+        scored: bool,
+        adapter: int,
+    ) -> None:
+        name = f"r{len(self.requests)}"
+        request = make_request(
+            name,
+            prompt,
+            max_tokens,
+            priority=priority,
+            salt=salt,
+            n=n,
+            prompt_logprobs=0 if scored else None,
+            adapter=adapter,
+        )
+        self.harness.engine.add(request)
+        self.requests[name] = request
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        self.aborted.add(name)
+        self.harness.take(self.harness.engine.abort(name))
+
+    @rule()
+    def flush(self) -> None:
+        stats = self.harness.engine.stats()
+        idle = stats.num_running + stats.num_waiting == 0
+        assert self.harness.engine.flush_cache() == idle
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        self.harness.engine.check_integrity()
+
+    def teardown(self) -> None:
+        self.harness.run()
+        for name, request in self.requests.items():
+            for index in range(request.sampling.n):
+                got = self.harness.tokens[name, index]
+                count = request.sampling.max_tokens
+                assert count is not None
+                expected = expected_output(list(request.prompt_ids), count, request.adapter)
+                end = self.harness.ends[name, index]
+                assert got == expected[: len(got)]
+                if name not in self.aborted:
+                    assert (end, len(got)) == (FinishReason.LENGTH, count)
+                    wants = request.sampling.prompt_logprobs is not None and index == 0
+                    lines = list(request.prompt_ids)[1:] if wants else []
+                    assert self.harness.scored[name, index] == lines
+        stats = self.harness.engine.stats()
+        assert stats.num_held_pages == stats.num_held_window_pages == 0
+        assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+class OverlappingMachine(SchedulerMachine):
+    """The same while each step is planned before the one before is known."""
+
+    overlap = True
+
+
+TestOverlappingMachine = OverlappingMachine.TestCase
+
+
+TestOverlappingMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+class WindowedMachine(SchedulerMachine):
+    """The same with scarce pages of their own for layers with a window."""
+
+    windows = make_window_room(num_pages=6)
+
+
+TestWindowedMachine = WindowedMachine.TestCase
+
+
+TestWindowedMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+
+
+class OverlappingWindowedMachine(OverlappingMachine):
+    """Both."""
+
+    windows = make_window_room(num_pages=9, overlap=True)
+
+
+TestOverlappingWindowedMachine = OverlappingWindowedMachine.TestCase
+
+
+TestOverlappingWindowedMachine.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None
+)
+
+
+@given(
+    prompts=st.lists(PROMPTS, min_size=1, max_size=8),
+    chunk=st.integers(1, 9),
+    budget=st.integers(4, 20),
+    prefix_cache=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_output_does_not_depend_on_chunks_budget_or_cache(
+    prompts: list[list[int]], chunk: int, budget: int, prefix_cache: bool
+) -> None:
+    harness = Harness(prefill_chunk_tokens=chunk, max_step_tokens=budget, prefix_cache=prefix_cache)
+
+    for number, prompt in enumerate(prompts):
+        harness.engine.add(make_request(f"r{number}", prompt, 6))
+    harness.run()
+
+    for number, prompt in enumerate(prompts):
+        assert harness.tokens[f"r{number}", 0] == expected_output(prompt, 6)
+
+
+def test_a_step_never_exceeds_its_budget_or_chunk() -> None:
+    harness = Harness(max_step_tokens=12, prefill_chunk_tokens=5)
+    for number in range(6):
+        harness.engine.add(make_request(f"r{number}", [number + 1] * 23, 8))
+
+    harness.run()
+
+    assert max(int(plan.num_tokens.sum()) for plan in harness.runner.plans) <= 12
+    assert max(int(plan.num_tokens.max()) for plan in harness.runner.plans) <= 5
+
+
+def test_prefill_and_decode_share_a_step() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("short", [1, 2], 20))
+    harness.step()
+    harness.engine.add(make_request("long", [3] * 20, 2))
+
+    harness.step()
+
+    assert harness.runner.plans[-1].num_tokens.tolist() == [1, 8]
+
+
+def test_long_requests_that_do_not_fit_together_all_finish_by_preemption() -> None:
+    harness = Harness(num_pages=16, max_step_tokens=64, conservativeness=0.1)
+    for number in range(8):
+        harness.engine.add(make_request(f"r{number}", [number + 1] * 6, 50))
+
+    harness.run()
+
+    assert harness.engine.stats().preemptions_total > 0
+    for number in range(8):
+        assert harness.tokens[f"r{number}", 0] == expected_output([number + 1] * 6, 50)
+
+
+def test_siblings_share_the_pages_of_their_prompt() -> None:
+    harness = Harness(max_step_tokens=64, prefill_chunk_tokens=64)
+    harness.engine.add(make_request("r", list(range(1, 18)), 4, n=3))
+    harness.step()
+    harness.step()
+
+    stats = harness.engine.stats()
+
+    assert stats.num_running == 3
+    assert stats.cached_tokens_total == 2 * 16
+    assert stats.num_held_pages == 4 + 3
+
+
+def test_a_repeated_prompt_is_found_in_the_cache() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("first", list(range(1, 14)), 3))
+    harness.run()
+    harness.engine.add(make_request("again", list(range(1, 14)), 3))
+
+    harness.run()
+
+    assert harness.engine.stats().cached_tokens_total == 12
+    assert harness.tokens["again", 0] == harness.tokens["first", 0]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_abort_gives_the_pages_back_in_every_state(steps: int) -> None:
+    harness = Harness()
+    harness.engine.add(make_request("r", [1] * 20, 30, n=2))
+    for _ in range(steps):
+        harness.step()
+
+    harness.take(harness.engine.abort("r"))
+
+    assert set(harness.ends.values()) == {FinishReason.ABORT}
+    assert harness.engine.stats().num_held_pages == 0
+    assert not harness.engine.has_work
+
+
+def test_without_max_tokens_output_goes_on_to_the_limit() -> None:
+    harness = Harness(max_model_len=32)
+    sampling = SamplingParams(max_tokens=None, temperature=0.0)
+    harness.engine.add(Request(request_id="r", prompt_ids=[1, 2], sampling=sampling))
+
+    harness.run()
+
+    assert len(harness.tokens["r", 0]) == 30
+    assert harness.ends["r", 0] is FinishReason.LENGTH
+
+
+def test_a_row_without_finite_logits_ends_alone() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("bad", [1, 2, 3], 4))
+    harness.engine.add(make_request("good", [4, 5, 6], 4))
+    harness.runner.bad_rows = {0}
+
+    harness.run()
+
+    assert harness.ends["bad", 0] is FinishReason.ABORT
+    assert harness.tokens["good", 0] == expected_output([4, 5, 6], 4)
+
+
+def test_a_scored_prompt_that_is_cached_already_still_fits() -> None:
+    harness = Harness(num_pages=8, max_model_len=64, max_step_tokens=64, prefill_chunk_tokens=64)
+    prompt = list(range(1, 18))
+    harness.engine.add(make_request("first", prompt, 2))
+    harness.run()
+    harness.engine.add(make_request("scored", prompt, 15, prompt_logprobs=0))
+
+    harness.run()
+
+    assert harness.scored["scored", 0] == prompt[1:]
+    assert harness.engine.stats().preemptions_total == 0
+
+
+def test_equal_prompts_in_flight_survive_a_shortage() -> None:
+    harness = Harness(
+        num_pages=12, max_step_tokens=64, prefill_chunk_tokens=64, conservativeness=0.1
+    )
+    prompt = list(range(1, 18))
+    harness.engine.add(make_request("short", prompt, 2))
+    harness.engine.add(make_request("long", prompt, 31))
+
+    harness.run()
+
+    assert harness.tokens["long", 0] == expected_output(prompt, 31)
+
+
+def test_nobody_is_preempted_in_vain() -> None:
+    harness = Harness(max_running_requests=2, priority_preemption_gap=0, num_pages=32)
+    harness.engine.add(make_request("high", [1] * 60, 40, priority=5))
+    harness.engine.add(make_request("low", [2] * 8, 20))
+    for _ in range(12):
+        harness.step()
+    assert harness.engine.stats().num_running == 2
+    harness.engine.add(make_request("urgent", [3] * 60, 10, priority=4))
+
+    harness.step()
+
+    assert harness.engine.stats().preemptions_total == 0
+
+
+def test_only_the_first_of_n_scores_the_prompt() -> None:
+    harness = Harness(max_step_tokens=64, prefill_chunk_tokens=64)
+    harness.engine.add(make_request("r", list(range(1, 33)), 1, n=4, prompt_logprobs=0))
+
+    harness.run()
+
+    computed = sum(int(plan.num_tokens.sum()) for plan in harness.runner.plans)
+    assert computed == 32 + 3 * 4
+    assert [len(harness.scored["r", index]) for index in range(4)] == [31, 0, 0, 0]
+
+
+def test_siblings_that_cannot_borrow_do_not_wait() -> None:
+    harness = Harness(prefix_cache=False, max_step_tokens=64)
+    harness.engine.add(make_request("r", [1] * 8, 2, n=4))
+
+    harness.step()
+
+    assert harness.engine.stats().num_running == 4

@@ -1,0 +1,174 @@
+"""Who may come, who starts first, and what is said to be waiting."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from remora.configs.errors import InvalidRequest, PromptTooLong
+from remora.configs.planning.lora_slots import AdapterRoom
+from remora.engine.scheduler.scheduler import MAX_OVERTAKEN
+from tests.engine.fakes import VOCAB, expected_output
+from tests.engine.scheduler.scheduled import Harness, make_request
+
+
+def test_urgent_requests_start_first_and_equals_in_order_of_arrival() -> None:
+    harness = Harness(max_running_requests=1, max_step_tokens=16)
+    for name, priority in (("a", 0), ("b", 0), ("c", 5)):
+        harness.engine.add(make_request(name, [1, 2, 3], 2, priority=priority))
+
+    harness.run()
+
+    assert [name for name, _ in harness.ends] == ["c", "a", "b"]
+
+
+def test_low_priority_first_turns_the_order_round() -> None:
+    harness = Harness(max_running_requests=1, low_priority_first=True)
+    for name, priority in (("a", 3), ("b", 1)):
+        harness.engine.add(make_request(name, [1, 2, 3], 2, priority=priority))
+
+    harness.run()
+
+    assert [name for name, _ in harness.ends] == ["b", "a"]
+
+
+def test_an_urgent_request_preempts_only_beyond_the_gap() -> None:
+    harness = Harness(max_running_requests=1, priority_preemption_gap=2)
+    harness.engine.add(make_request("low", [1, 2, 3], 12))
+    harness.step()
+    harness.engine.add(make_request("close", [4, 5], 2, priority=2))
+    harness.step()
+    assert harness.engine.stats().preemptions_total == 0
+    harness.engine.add(make_request("urgent", [6, 7], 2, priority=3))
+
+    harness.run()
+
+    assert [name for name, _ in harness.ends] == ["urgent", "close", "low"]
+    assert harness.tokens["low", 0] == expected_output([1, 2, 3], 12)
+
+
+def test_a_request_too_long_for_the_context_says_by_how_much() -> None:
+    harness = Harness(max_model_len=40)
+
+    with pytest.raises(PromptTooLong, match=r"needs 50 tokens .* 10 more .* context of 40"):
+        harness.engine.add(make_request("r", [1] * 20, 30))
+
+
+def test_a_request_too_long_for_the_memory_says_by_how_much() -> None:
+    harness = Harness(num_pages=5)
+
+    with pytest.raises(PromptTooLong, match=r"needs 50 tokens .* 30 more .* holds 20"):
+        harness.engine.add(make_request("r", [1] * 20, 30))
+
+
+def test_empty_prompts_and_repeated_ids_are_refused() -> None:
+    harness = Harness()
+    harness.engine.add(make_request("r", [1]))
+
+    with pytest.raises(InvalidRequest, match="empty"):
+        harness.engine.add(make_request("s", []))
+    with pytest.raises(InvalidRequest, match="in use"):
+        harness.engine.add(make_request("r", [1]))
+
+
+@pytest.mark.parametrize("prompt", [[1, -1], [1, VOCAB], [2**62]])
+def test_token_ids_that_the_model_lacks_are_refused(prompt: list[int]) -> None:
+    harness = Harness()
+
+    with pytest.raises(InvalidRequest, match="0 to 49"):
+        harness.engine.add(make_request("r", prompt))
+
+
+def test_a_prompt_under_way_counts_whole_in_the_estimate() -> None:
+    harness = Harness(max_step_tokens=16, prefill_chunk_tokens=8)
+    for name in ("a", "b"):
+        harness.engine.add(make_request(name, [ord(name) % 40] * 80, 1))
+
+    harness.run()
+
+    assert harness.engine.stats().preemptions_total == 0
+
+
+def test_what_fits_together_starts_together() -> None:
+    harness = Harness(max_step_tokens=128, prefill_chunk_tokens=128)
+    harness.engine.add(make_request("a", [1] * 70, 2))
+    harness.engine.add(make_request("b", [2] * 8, 2))
+
+    harness.step()
+
+    assert harness.engine.stats().num_running == 2
+
+
+def test_queued_tokens_are_what_is_left_to_compute_before_all_decode() -> None:
+    harness = Harness(max_running_requests=1, max_step_tokens=8, prefill_chunk_tokens=8)
+    harness.engine.add(make_request("a", list(range(1, 21)), 3))
+    harness.engine.add(make_request("b", [5] * 6, 1))
+    assert harness.engine.stats().num_queued_tokens == 26
+
+    harness.step()
+    assert harness.engine.stats().num_queued_tokens == 12 + 6
+    harness.step()
+    harness.step()
+    assert harness.engine.stats().num_queued_tokens == 6  # a decodes
+
+    harness.run()
+    assert harness.engine.stats().num_queued_tokens == 0
+
+
+def test_what_is_cached_is_not_queued() -> None:
+    harness = Harness(max_running_requests=1)
+    harness.engine.add(make_request("first", [2] * 10, 1))
+    harness.run()
+    harness.engine.add(make_request("blocks", [9], 20))
+    harness.step()
+
+    harness.engine.add(make_request("again", [2] * 10, 1))
+    harness.engine.add(make_request("other tenant", [2] * 10, 1, salt="x"))
+
+    assert harness.engine.stats().num_queued_tokens == 2 + 10
+
+
+def test_siblings_queue_their_prompt_once() -> None:
+    harness = Harness()
+
+    harness.engine.add(make_request("r", [2] * 8, 1, n=3))
+
+    assert harness.engine.stats().num_queued_tokens == 8 + 1 + 1
+
+
+def test_what_a_preempted_sequence_must_compute_again_is_queued() -> None:
+    harness = Harness(max_running_requests=1, priority_preemption_gap=0, prefix_cache=False)
+    harness.engine.add(make_request("low", [2] * 8, 20))
+    for _ in range(4):
+        harness.step()
+    produced = len(harness.tokens["low", 0])
+    harness.engine.add(make_request("urgent", [3] * 4, 20, priority=1))
+
+    harness.step()
+
+    stats = harness.engine.stats()
+    assert (stats.preemptions_total, stats.num_queued_tokens) == (1, 8 + produced)
+
+
+def test_a_rare_adapter_is_overtaken_only_so_often() -> None:
+    one_slot = AdapterRoom(num_slots=1, max_rank=1, targets=())
+    harness = Harness(adapters=one_slot, num_pages=64, max_queued_requests=200)
+    numbers = itertools.count()
+
+    def add_popular() -> None:  # of different lengths: one of them runs at any time
+        number = next(numbers)
+        harness.engine.add(make_request(f"{number}", [1] * 3, 3 + number % 5, adapter=1))
+
+    for _ in range(8):
+        add_popular()
+    harness.step()
+    harness.engine.add(make_request("rare", [2] * 3, 4, adapter=2))
+    while ("rare", 0) not in harness.ends:
+        add_popular()
+        harness.step()
+
+    started = [init.token_ids[0] for plan in harness.runner.plans for init in plan.added]
+    first = 8  # they came before it
+    rows = harness.plan.max_running_requests
+    assert MAX_OVERTAKEN <= started.index(2) <= first + MAX_OVERTAKEN + rows

@@ -1,0 +1,330 @@
+"""What a caller gets of the engine's events: text, ids, reasons, log-probabilities."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remora.engine.tokens.outputs import OutputProcessor
+from remora.engine.tokens.tokenizer import Tokenizer
+from remora.engine.types import (
+    FinishReason,
+    LogprobRows,
+    Output,
+    Request,
+    SamplingParams,
+    SequenceOutput,
+)
+from tests.tiny_models import VOCAB_SIZE, make_tiny_tokenizer
+
+TOKENIZER = Tokenizer(make_tiny_tokenizer())
+EOS = TOKENIZER.eos_token_ids[0]
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def make_processor(*, prompt: str = "Say:", **params: Any) -> OutputProcessor:
+    request = Request(request_id="r", prompt_ids=ids_of(prompt), sampling=SamplingParams(**params))
+    return OutputProcessor(request, TOKENIZER)
+
+
+def make_event(ids: list[int], *, index: int = 0, **fields: Any) -> SequenceOutput:
+    return SequenceOutput(request_id="r", index=index, token_ids=tuple(ids), **fields)
+
+
+def make_lines(ids: list[int]) -> LogprobRows:
+    array = np.array(ids, np.int64)
+    return LogprobRows(
+        token_ids=array,
+        logprobs=-array.astype(np.float32),
+        ranks=np.ones(len(ids), np.int32),
+        top_ids=array[:, None],
+        top_logprobs=-array.astype(np.float32)[:, None],
+    )
+
+
+def make_events(
+    ids: list[int], cuts: list[int], finish_reason: FinishReason, stop_token_id: int | None
+) -> list[SequenceOutput]:
+    """Cut ids into events; the last one ends the sequence."""
+    places = sorted({0, *(cut % (len(ids) + 1) for cut in cuts), len(ids)})
+    parts = [ids[start:end] for start, end in pairwise(places)] or [[]]
+    events = [make_event(part, logprobs=make_lines(part)) for part in parts[:-1]]
+    last = make_event(
+        parts[-1],
+        logprobs=make_lines(parts[-1]),
+        finish_reason=finish_reason,
+        stop_token_id=stop_token_id,
+    )
+    return [*events, last]
+
+
+def total(outputs: list[Output]) -> dict[str, Any]:
+    return {
+        "text": "".join(output.text for output in outputs),
+        "token_ids": [token_id for output in outputs for token_id in output.token_ids],
+        "logprobs": [line for output in outputs for line in output.logprobs or ()],
+        "reasons": [
+            (output.finish_reason, output.stop_reason)
+            for output in outputs
+            if output.finish_reason is not None
+        ],
+        "num_output_tokens": outputs[-1].num_output_tokens,
+    }
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    ids=st.lists(st.integers(3, VOCAB_SIZE - 1), min_size=1, max_size=30),
+    cuts=st.lists(st.integers(0, 100), max_size=6),
+    groups=st.lists(st.integers(1, 4), min_size=1, max_size=8),
+    stop=st.sampled_from([(), ("e",), ("the", "he"), ("\ufffd",), ("qu", "a", "on")]),
+    ends_by_eos=st.booleans(),
+    params=st.fixed_dictionaries(
+        {
+            "include_stop_in_output": st.booleans(),
+            "min_tokens": st.sampled_from([0, 0, 5]),
+            "skip_special_tokens": st.booleans(),
+        }
+    ),
+)
+def test_the_total_does_not_depend_on_how_tokens_were_grouped(
+    ids: list[int],
+    cuts: list[int],
+    groups: list[int],
+    stop: tuple[str, ...],
+    ends_by_eos: bool,
+    params: dict[str, Any],
+) -> None:
+    ids = [*ids, EOS] if ends_by_eos else ids
+    end = (FinishReason.STOP, EOS) if ends_by_eos else (FinishReason.LENGTH, None)
+    events = make_events(ids, cuts, *end)
+    whole = make_processor(stop=stop, logprobs=1, max_tokens=99, **params)
+    pieces = make_processor(stop=stop, logprobs=1, max_tokens=99, **params)
+
+    expected = whole.process(make_events(ids, [], *end))
+    outputs = []
+    while events:
+        size = groups[len(events) % len(groups)]
+        outputs += pieces.process(events[:size])
+        events = events[size:]
+
+    assert total(outputs) == total(expected)
+    assert outputs[-1].finish_reason is not None
+    assert pieces.is_finished
+    assert len(total(expected)["logprobs"]) == len(total(expected)["token_ids"])
+
+
+def test_text_comes_as_its_tokens_do() -> None:
+    processor = make_processor()
+
+    outputs = [
+        *processor.process([make_event(ids_of(" the"), num_cached_tokens=4)]),
+        *processor.process([make_event(ids_of(" lazy dog"), finish_reason=FinishReason.LENGTH)]),
+    ]
+
+    assert [output.text for output in outputs] == [" the", " lazy dog"]
+    assert [output.finish_reason for output in outputs] == [None, FinishReason.LENGTH]
+    assert [output.num_cached_tokens for output in outputs] == [4, 4]
+    assert outputs[1].stop_reason is None
+    assert outputs[0].logprobs is None
+    assert processor.take_stopped() == []
+
+
+def test_events_of_one_index_become_one_output_in_order_of_arrival() -> None:
+    processor = make_processor(n=3)
+
+    outputs = processor.process(
+        [
+            make_event(ids_of(" the"), index=2),
+            make_event(ids_of(" fox"), index=0),
+            make_event(ids_of(" dog"), index=2, finish_reason=FinishReason.LENGTH),
+        ]
+    )
+
+    assert [(output.index, output.text) for output in outputs] == [(2, " the dog"), (0, " fox")]
+    assert [output.finish_reason for output in outputs] == [FinishReason.LENGTH, None]
+    assert not processor.is_finished
+
+
+def test_a_stop_string_cuts_text_and_ids_and_asks_for_an_abort() -> None:
+    processor = make_processor(stop=("lazy",), logprobs=0)
+    ids = ids_of("the lazy dog jumps")
+    num_until_stop = len(ids_of("the lazy"))
+    (output,) = processor.process([make_event(ids, logprobs=make_lines(ids))])
+
+    assert output.text == "the "
+    assert list(output.token_ids) == ids[:num_until_stop]
+    assert output.logprobs is not None
+    assert [line.token_id for line in output.logprobs] == ids[:num_until_stop]
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, "lazy")
+    assert processor.is_finished
+    assert processor.take_stopped() == [0]
+    assert processor.take_stopped() == []
+    assert processor.process([make_event(ids, finish_reason=FinishReason.ABORT)]) == []
+
+
+def test_a_stop_string_can_be_part_of_the_text() -> None:
+    processor = make_processor(stop=("lazy",), include_stop_in_output=True)
+
+    (output,) = processor.process([make_event(ids_of("the lazy dog"))])
+
+    assert output.text == "the lazy"
+
+
+def test_a_sequence_that_the_engine_ended_needs_no_abort() -> None:
+    processor = make_processor(stop=("dog",))
+
+    (output,) = processor.process(
+        [make_event(ids_of("lazy dog"), finish_reason=FinishReason.LENGTH)]
+    )
+
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, "dog")
+    assert processor.take_stopped() == []
+
+
+def test_stop_strings_count_only_after_min_tokens() -> None:
+    ids = ids_of("dog dog dog")
+    num_first = len(ids_of("dog"))
+    processor = make_processor(stop=("dog",), min_tokens=num_first)
+
+    (output,) = processor.process([make_event(ids)])
+
+    assert output.text == "dog "
+    assert output.stop_reason == "dog"
+
+
+def test_text_that_only_looked_like_a_stop_string_comes_at_the_end() -> None:
+    processor = make_processor(stop=("dogs",))
+
+    (first,) = processor.process([make_event(ids_of("lazy dog"))])
+    (last,) = processor.process([make_event([], finish_reason=FinishReason.ABORT)])
+
+    assert first.text + last.text == "lazy dog"
+    assert first.text == "lazy "
+    assert last.finish_reason == FinishReason.ABORT
+
+
+@pytest.mark.parametrize("skip_special_tokens", [True, False])
+def test_the_models_own_end_has_no_reason_and_no_text(skip_special_tokens: bool) -> None:
+    processor = make_processor(skip_special_tokens=skip_special_tokens)
+
+    (output,) = processor.process(
+        [make_event([*ids_of("dog"), EOS], finish_reason=FinishReason.STOP, stop_token_id=EOS)]
+    )
+
+    assert output.text == "dog"
+    assert output.token_ids[-1] == EOS
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, None)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "lazy"), (True, "lazy.")])
+def test_a_stop_id_of_the_caller_is_the_reason(include: bool, text: str) -> None:
+    (period,) = ids_of(".")
+    processor = make_processor(stop_token_ids=(period,), include_stop_in_output=include)
+
+    (output,) = processor.process(
+        [
+            make_event(
+                [*ids_of("lazy"), period], finish_reason=FinishReason.STOP, stop_token_id=period
+            )
+        ]
+    )
+
+    assert output.text == text
+    assert output.token_ids[-1] == period
+    assert output.stop_reason == period
+
+
+def test_a_stop_id_that_does_not_end_the_sequence_is_text() -> None:
+    (period,) = ids_of(".")
+    processor = make_processor(stop_token_ids=(period,), min_tokens=5)
+
+    (output,) = processor.process([make_event([period, *ids_of("a")])])
+
+    assert output.text == ".a"
+
+
+def test_prompt_logprobs_come_once_with_the_first_token_of_index_0() -> None:
+    processor = make_processor(n=2, prompt_logprobs=1)
+    parts = (make_lines([5]), make_lines([6, 7]))
+
+    outputs = processor.process(
+        [
+            make_event([8], index=1, prompt_logprobs=parts),
+            make_event([8], index=0, prompt_logprobs=parts),
+        ]
+    )
+    later = processor.process([make_event([9], index=0)])
+
+    assert outputs[0].prompt_logprobs is None
+    assert outputs[1].prompt_logprobs is not None
+    assert outputs[1].prompt_logprobs[0] is None
+    assert [line.token_id for line in outputs[1].prompt_logprobs if line] == [5, 6, 7]
+    assert later[0].prompt_logprobs is None
+
+
+def test_a_prompt_of_one_token_has_one_empty_line() -> None:
+    processor = make_processor(prompt_logprobs=1)
+
+    (output,) = processor.process([make_event([8])])
+
+    assert output.prompt_logprobs == (None,)
+
+
+def test_without_tokenizer_there_are_ids_and_no_text() -> None:
+    request = Request(request_id="r", prompt_ids=[1], sampling=SamplingParams(stop=("a",)))
+    processor = OutputProcessor(request, None)
+
+    (output,) = processor.process([make_event([8, 9], finish_reason=FinishReason.LENGTH)])
+
+    assert (output.text, output.token_ids) == ("", (8, 9))
+    assert processor.is_finished
+
+
+def test_a_stop_expression_ends_the_output_before_what_it_matches() -> None:
+    processor = make_processor(stop_regex=("[0-9]{2}",))
+
+    outputs = processor.process([make_event(ids_of("chapter 1, chapter 23 and on"))])
+
+    assert "".join(output.text for output in outputs) == "chapter 1, chapter "
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert outputs[-1].stop_reason == "23"
+    assert processor.take_stopped() == [0]
+
+
+def test_what_an_expression_held_back_is_shown_at_the_end() -> None:
+    processor = make_processor(stop_regex=("[0-9]{9}",), include_stop_in_output=True)
+    event = make_event(ids_of("only 123"), finish_reason=FinishReason.LENGTH)
+
+    assert "".join(output.text for output in processor.process([event])) == "only 123"
+
+
+def test_a_healed_prompt_is_not_repeated() -> None:
+    request = Request(
+        request_id="r", prompt_ids=ids_of("Say: wor"), sampling=SamplingParams(), heal=True
+    )
+    processor = OutputProcessor(request, TOKENIZER)
+    ids = [*ids_of("Say: wor")[-1:], *ids_of("ld")]
+
+    outputs = processor.process([make_event(ids, finish_reason=FinishReason.LENGTH)])
+
+    assert "".join(output.text for output in outputs) == "ld"
+    assert outputs[-1].num_output_tokens == len(ids)
+
+
+def test_a_complete_grammar_shows_its_last_token() -> None:
+    processor = make_processor()
+    event = make_event(ids_of("{}"), finish_reason=FinishReason.STOP, stop_token_id=None)
+
+    (output,) = processor.process([event])
+
+    assert output.text == "{}"
+    assert output.stop_reason is None

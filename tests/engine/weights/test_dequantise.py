@@ -1,0 +1,110 @@
+"""Checkpoints of few bits are what their plain copies are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from remora.configs.errors import ConfigError
+from remora.engine.models.architectures import parse_config
+from remora.engine.models.registry import open_weights
+from remora.engine.weights.dequantise import FP4, unpack_mxfp4
+from tests.conftest import TinyCheckpoints
+
+
+def change(path: Path, to: Path, quantization: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
+    """Write a copy of a checkpoint with other tensors and a quantization_config."""
+    shutil.copytree(path, to)
+    raw = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps({**raw, "quantization_config": quantization}))
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    source = open_weights(path, "auto")
+    return {name: tensor.clone() for name, tensor in source.read(source.shapes())}
+
+
+def test_four_bits_are_numbers_of_the_table_times_a_power_of_two() -> None:
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (2, 3, 2, 16), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(120, 134, (2, 3, 2), generator=generator, dtype=torch.uint8)
+
+    plain = unpack_mxfp4(blocks, scales, torch.float32)
+
+    assert plain.shape == (2, 64, 3)
+    for expert, inner, output in [(0, 0, 0), (1, 33, 2), (0, 63, 1), (1, 14, 0)]:
+        byte = int(blocks[expert, output, inner // 32, inner % 32 // 2])
+        bits = byte & 15 if inner % 2 == 0 else byte >> 4
+        value = FP4[bits & 7] * (-1 if bits & 8 else 1)
+        exponent = int(scales[expert, output, inner // 32]) - 127
+        assert plain[expert, inner, output] == value * 2.0**exponent
+
+
+def test_gpt_oss_of_four_bits_loads_as_its_plain_copy(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("gpt-oss", num_hidden_layers=1)
+    packed = load_file(path / "model.safetensors")
+    plain = dict(packed)
+    for name in [name for name in packed if name.endswith(("_up_proj", "down_proj"))]:
+        number, inputs, outputs = packed.pop(name).shape
+        blocks = torch.randint(0, 256, (number, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(120, 126, (number, outputs, inputs // 32), dtype=torch.uint8)
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        plain[name] = unpack_mxfp4(blocks, scales, torch.float32).contiguous()
+    of_few_bits = change(path, tmp_path / "packed", {"quant_method": "mxfp4"}, packed)
+    unquantised = change(path, tmp_path / "plain", {}, plain)
+
+    found, expected = read(of_few_bits), read(unquantised)
+
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def test_float8_in_blocks_loads_as_its_plain_copy(
+    tiny_checkpoints: TinyCheckpoints, tmp_path: Path
+) -> None:
+    path = tiny_checkpoints("deepseek-v3", num_hidden_layers=2)
+    stored = load_file(path / "model.safetensors")
+    name = "model.layers.0.self_attn.q_b_proj.weight"  # more rows than a block has
+    values, scales = stored[name].to(torch.float8_e4m3fn), torch.tensor([[0.5], [4.0]])
+    stored |= {name: values, f"{name}_scale_inv": scales}
+
+    found = read(change(path, tmp_path / "fp8", FP8, stored))
+
+    expected = values.float()
+    expected[:128] *= 0.5
+    expected[128:] *= 4.0
+    assert torch.equal(found[name], expected)
+    assert f"{name}_scale_inv" not in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quant_method": "awq"}, "quantization_config of awq; only mxfp4"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [64, 64]},
+            r"fp8 with weight_block_size \[64",
+        ),
+    ],
+)
+def test_other_formats_are_refused(
+    settings: dict[str, Any], message: str, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    raw = json.loads((tiny_checkpoints("deepseek-v3") / "config.json").read_text())
+
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**raw, "quantization_config": settings})
