@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from remora.configs.planning.kv_budget import human_bytes
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
 
 _WIDTH = 12
@@ -121,7 +121,7 @@ def _describe_kv(plan: EnginePlan) -> str:
     )
 
 
-def _describe_adapters(plan: EnginePlan, room: AdapterRoom) -> str:
+def _describe_adapters(plan: EnginePlan, room: LoRASlotConfig) -> str:
     return (
         f"{room.num_slots} at a time beside the weights, of rank {room.max_rank} at most, "
         f"{human_bytes(plan.adapter_bytes)}{_of_rank(plan).rstrip(',')}"

@@ -20,7 +20,7 @@ from remora.configs.validation_messages import Locate, shown
 # or where HAProxy asks them.
 DEPLOYMENT = "LLMServer"
 GATEWAY = "Gateway"
-CHOOSER = "Chooser"
+ROUTING_SERVICE = "RoutingService"
 MANAGER = "LoRAManager"
 IN_PLACE: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from remora.configs.dialects.resolve import Resolved, nowhere, resolve
 from remora.configs.dialects.translate import Line
 from remora.configs.errors import ConfigError
-from remora.configs.live_update import CHOOSER, GATEWAY, with_user_config
+from remora.configs.live_update import GATEWAY, ROUTING_SERVICE, with_user_config
 from remora.configs.multiple_models import (
     MODELS,
     deployment_names,
@@ -247,7 +247,7 @@ def _models_of(
     for index, (name, merged) in enumerate(zip(names, split_models(args), strict=True)):
         place = place_of_model(args, index, document.locate, prefix)
         config = _changed(application, deployments[name], merged, document, place, prefix)
-        for other in (GATEWAY, CHOOSER):  # what is said for these is valid
+        for other in (GATEWAY, ROUTING_SERVICE):  # what is said for these is valid
             _changed(application, other, merged, document, place, prefix)
         own = _written(document, (*prefix, MODELS, index)) if MODELS in args else {}
         models[name] = FileModel(config=config, written=common | own)

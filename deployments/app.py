@@ -3,7 +3,8 @@
 `build` is named in the config file's `import_path`; its `args` are the ServeConfig, or several
 under `models`. The deployment of one model is called `LLMServer`, those of several
 `LLMServer-<name>`, what stands before them, if it is needed, `Gateway`, what HAProxy asks instead,
-`Chooser`, and who loads a model's adapters while it serves, `LoRAManager` or `LoRAManager-<name>`:
+`RoutingService`, and what loads a model's adapters while it serves, `LoRAManager` or
+`LoRAManager-<name>`:
 a config file's `deployments:` may override their options by these names.
 Serve's limits are derived here from the engine's, so that the engine's own refusals, which speak
 OpenAI's language, come before Serve's.
@@ -31,7 +32,7 @@ from remora.deployments.llm_server import LLMServer
 from remora.deployments.ranks.placement import placement_options
 from remora.deployments.routing.haproxy_hook import ask_first, is_asked
 from remora.deployments.routing.options import check_alone, routing_options
-from remora.deployments.routing.routing_service import Chooser, chooser_options
+from remora.deployments.routing.routing_service import RoutingService, routing_service_options
 
 logger = logging.getLogger("remora.app")
 
@@ -82,7 +83,9 @@ def build(args: dict[str, Any]) -> Application:
         if not has_chooser:
             check_alone(config, has_haproxy=has_haproxy)
             return replicas
-        chooser = serve.deployment(serve.ingress()(Chooser)).options(**chooser_options(only))
+        chooser = serve.deployment(serve.ingress()(RoutingService)).options(
+            **routing_service_options(only)
+        )
         return ask_first(replicas, chooser.bind(model_args, replicas))
     # Serve takes one HTTP application only: behind a gateway, `LLMServer.relay` runs the others.
     models = {

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 
 POLL_S = 0.2
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 
 def watch_for_the_end(
-    served: Served, batches: asyncio.Task[None] | None
+    server: ServerState, batches: asyncio.Task[None] | None
 ) -> asyncio.Task[None] | None:
     """Begin to wait for the end of this replica; None where Serve does not run it."""
     is_stopping = serves_mark()
     if is_stopping is None:
         return None
-    return asyncio.create_task(drain(served, batches, is_stopping))
+    return asyncio.create_task(drain(server, batches, is_stopping))
 
 
 def serves_mark() -> Callable[[], bool] | None:
@@ -43,7 +43,7 @@ def serves_mark() -> Callable[[], bool] | None:
 
 
 async def drain(
-    served: Served, batches: asyncio.Task[None] | None, is_stopping: Callable[[], bool]
+    server: ServerState, batches: asyncio.Task[None] | None, is_stopping: Callable[[], bool]
 ) -> None:
     """Wait until the end has begun, and see to it that no stream is cut off in silence.
 
@@ -51,12 +51,12 @@ async def drain(
     """
     while not is_stopping():  # noqa: ASYNC110 (Serve sets no event)
         await asyncio.sleep(POLL_S)
-    drain_s = served.config.api.drain_s
-    served.calls.is_draining = True
+    drain_s = server.config.api.drain_s
+    server.calls.is_draining = True
     if batches is not None:
         batches.cancel()
     log.info("stopping; running requests have %g s to end", drain_s)
     # Whoever still comes is served: a refusal would reach the client, not the router.
     await asyncio.sleep(max(0.0, drain_s - POLL_S))
-    if not await served.client.drain(0.0):
+    if not await server.client.drain(0.0):
         log.warning("requests that took longer than api.drain_timeout_s were ended")

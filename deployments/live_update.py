@@ -16,7 +16,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.auth import Access
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.serve_context import limit_access_log
 
 log = logging.getLogger(__name__)
@@ -29,13 +29,13 @@ class InPlace:
     access:  who may do what
     """
 
-    def __init__(self, args: Mapping[str, Any], served: Served, access: Access) -> None:
+    def __init__(self, args: Mapping[str, Any], server: ServerState, access: Access) -> None:
         self.access = access
         self._args = args
-        self._served = served
+        self._served = server
         self._level = logging.getLogger("remora").level
         self._has_begun = False
-        self._adopt(served.config)
+        self._adopt(server.config)
 
     def take(self, user_config: Mapping[str, Any] | None) -> None:
         """Let `user_config` hold. Raises ConfigError at the start only."""

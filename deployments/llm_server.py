@@ -57,12 +57,12 @@ from remora.deployments.http.endpoints import (
     run,
     stream,
 )
-from remora.deployments.http.generation.server_state import Served
-from remora.deployments.http.sglang.weight_update import Exchange
+from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.sglang.weight_update import WeightUpdate
 from remora.deployments.live_update import InPlace
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
-from remora.deployments.observing.telemetry import Telling
+from remora.deployments.observing.telemetry import Telemetry
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector
@@ -95,7 +95,7 @@ class LLMServer:
     plan: EnginePlan
     generation_defaults: Mapping[str, Any]
     inspection: Inspection
-    exchange: Exchange | None
+    exchange: WeightUpdate | None
     pooling: PoolingFacts | None
 
     async def __init__(  # type: ignore[misc]
@@ -117,7 +117,7 @@ class LLMServer:
         self.exchange = None
         if launched.built.new_weights is not None:
             prepare = launched.built.new_weights.prepare
-            self.exchange = Exchange(prepare, launched.client.exchange)
+            self.exchange = WeightUpdate(prepare, launched.client.exchange)
         self.pooling = getattr(launched.built, "pooling", None)
         self.grammars = GrammarService(
             self.config.grammar,
@@ -129,7 +129,7 @@ class LLMServer:
         self._coming = self._adapters_to_come(launched, manager)
         if self._coming is not None:
             self.client, self.adapters = self._coming.client, self._coming.present
-        self._served = Served.over(self)
+        self._served = ServerState.over(self)
         if self.config.metrics.per_rank:
             ranks = RankCollector(self._engine.stats, self.plan.served_model_name)
             self._served.metrics.registry.register(ranks)
@@ -146,7 +146,7 @@ class LLMServer:
         self._in_place = InPlace(args, self._served, access)
         self._batches = _run_batches(self._served)
         replica_id = self._engine.replica_id or uuid.uuid4().hex
-        self._telling = Telling(self._served, replica_id, launched.client.failed)
+        self._telemetry = Telemetry(self._served, replica_id, launched.client.failed)
         self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
         self._end = watch_for_the_end(self._served, self._batches)
         if self._end is not None and (warning := without(os.environ)) is not None:
@@ -225,7 +225,7 @@ class LLMServer:
         batches = getattr(self, "_batches", None)
         if batches is not None and not batches.get_loop().is_closed():
             batches.get_loop().call_soon_threadsafe(batches.cancel)
-        telling = getattr(self, "_telling", None)
+        telling = getattr(self, "_telemetry", None)
         if telling is not None:
             telling.close()
             self.inspection.close()
@@ -319,9 +319,9 @@ class LLMServer:
                 yield chunk
 
 
-def _run_batches(served: Served) -> asyncio.Task[None] | None:
+def _run_batches(server: ServerState) -> asyncio.Task[None] | None:
     """Begin to run batches, if this server takes any. Raises ConfigError."""
-    folder = served.config.api.batch_dir
+    folder = server.config.api.batch_dir
     if folder is None:
         return None
-    return asyncio.create_task(BatchRunner(served, BatchStore(Path(folder))).run())
+    return asyncio.create_task(BatchRunner(server, BatchStore(Path(folder))).run())

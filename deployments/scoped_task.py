@@ -16,7 +16,7 @@ ResultT = TypeVar("ResultT")
 
 
 @asynccontextmanager
-async def beside(work: Awaitable[ResultT]) -> AsyncIterator[asyncio.Task[ResultT]]:
+async def scoped_task(work: Awaitable[ResultT]) -> AsyncIterator[asyncio.Task[ResultT]]:
     """Run `work` as a task during the block. After it the task has ended, cancelled if need be.
 
     What it raises is raised to whoever takes its result, and to nobody else. What it holds when it

@@ -17,7 +17,7 @@ from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.chat import prepare_chat
 from remora.deployments.http.generation.sampling import check_vocabulary
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.requests import NO_TEXT, framer_of
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.types import PoolingParams, Request, SamplingParams
@@ -28,82 +28,82 @@ SENTENCE = "The capital of France is"
 Prompt = str | Sequence[int]
 
 
-async def warm_up(served: Served, section: WarmupSection) -> float | None:
+async def warm_up(server: ServerState, section: WarmupSection) -> float | None:
     """Run what is configured; return the seconds until the first token of the last request.
 
     Texts of tasks are computed in any case: they are not for practice, and stay.
     Raises ConfigError for a routine, an input or a text that this model cannot run.
     """
-    if served.pooling is not None:
-        await _compute_rows(served, section)
+    if server.pooling is not None:
+        await _compute_rows(server, section)
         return None
-    first_token_s = await _practise(served, section) if section.enabled else None
-    await served.tasks.compute(served.client, served.plan.max_sequence_tokens)
+    first_token_s = await _practise(server, section) if section.enabled else None
+    await server.tasks.compute(server.client, server.plan.max_sequence_tokens)
     return first_token_s
 
 
-async def _practise(served: Served, section: WarmupSection) -> float:
+async def _practise(server: ServerState, section: WarmupSection) -> float:
     first_token_s = 0.0
-    usual: list[Prompt] = [SENTENCE] if served.tokenizer.takes_text else [[0]]
+    usual: list[Prompt] = [SENTENCE] if server.tokenizer.takes_text else [[0]]
     for _ in range(section.iterations):
         for name in section.routines:
             for given in section.inputs or usual:
                 try:
-                    first_token_s = await _run(served, await ROUTINES[name](served, given))
+                    first_token_s = await _run(server, await ROUTINES[name](server, given))
                 except RequestError as error:
                     message = f"warmup: the routine {name!r} cannot be run: {error}"
                     raise ConfigError(message) from error
-    await served.client.flush_cache()
+    await server.client.flush_cache()
     return first_token_s
 
 
-async def _compute_rows(served: Served, section: WarmupSection) -> None:
+async def _compute_rows(server: ServerState, section: WarmupSection) -> None:
     """Embed or score the inputs. Raises ConfigError."""
     if not section.enabled:
         return
     if section.routines != ["generate"]:
         raise ConfigError(
-            f"warmup.routines are of models that make text; this one is for {served.plan.task}, "
+            f"warmup.routines are of models that make text; this one is for {server.plan.task}, "
             "and computes warmup.inputs whatever they are: leave routines out."
         )
-    usual: list[Prompt] = [SENTENCE] if served.tokenizer.takes_text else [[0]]
+    usual: list[Prompt] = [SENTENCE] if server.tokenizer.takes_text else [[0]]
     for _ in range(section.iterations):
         for given in section.inputs or usual:
             try:
-                await _run(served, _row(served, given))
+                await _run(server, _row(server, given))
             except RequestError as error:
                 raise ConfigError(f"warmup: an input cannot be computed: {error}") from error
 
 
-def _row(served: Served, given: Prompt) -> Request:
+def _row(server: ServerState, given: Prompt) -> Request:
     if isinstance(given, str):
-        framer = framer_of(served, "warmup.inputs")
-        (row,) = framer.rows([given], max_tokens=served.plan.max_sequence_tokens)
+        framer = framer_of(server, "warmup.inputs")
+        (row,) = framer.rows([given], max_tokens=server.plan.max_sequence_tokens)
         ids = row.token_ids
     else:
-        ids = given[: served.plan.max_sequence_tokens]
-        check_vocabulary(list(ids), served.tokenizer.vocab_size, "warmup.inputs")
+        ids = given[: server.plan.max_sequence_tokens]
+        check_vocabulary(list(ids), server.tokenizer.vocab_size, "warmup.inputs")
     return Request(request_id=_name(), prompt_ids=ids, sampling=NO_TEXT, pooling=PoolingParams())
 
 
-async def _run(served: Served, request: Request) -> float:
+async def _run(server: ServerState, request: Request) -> float:
     started = time.perf_counter()
     first_token_s = None
-    async with aclosing(served.client.generate(request)) as outputs:
+    async with aclosing(server.client.generate(request)) as outputs:
         async for _ in outputs:
             first_token_s = first_token_s or time.perf_counter() - started
     return first_token_s or 0.0
 
 
-def _plain(served: Served, given: Prompt, sampling: SamplingParams) -> Request:
-    ids = list(given) if not isinstance(given, str) else _ids(served, given)
-    check_vocabulary(ids, served.tokenizer.vocab_size, "warmup.inputs")
-    room = served.plan.max_sequence_tokens - OUTPUT_TOKENS
+def _plain(server: ServerState, given: Prompt, sampling: SamplingParams) -> Request:
+    ids = list(given) if not isinstance(given, str) else _ids(server, given)
+    check_vocabulary(ids, server.tokenizer.vocab_size, "warmup.inputs")
+    room = server.plan.max_sequence_tokens - OUTPUT_TOKENS
     return Request(request_id=_name(), prompt_ids=ids[-room:] or [0], sampling=sampling)
 
 
-def _ids(served: Served, text: str) -> list[int]:
-    return served.tokenizer.encode(text, add_special_tokens=True)
+def _ids(server: ServerState, text: str) -> list[int]:
+    return server.tokenizer.encode(text, add_special_tokens=True)
 
 
 def _name() -> str:
@@ -114,11 +114,11 @@ def _greedy() -> SamplingParams:
     return SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
 
 
-async def _generate(served: Served, given: Prompt) -> Request:
-    return _plain(served, given, _greedy())
+async def _generate(server: ServerState, given: Prompt) -> Request:
+    return _plain(server, given, _greedy())
 
 
-async def _sample(served: Served, given: Prompt) -> Request:
+async def _sample(server: ServerState, given: Prompt) -> Request:
     sampling = SamplingParams(
         max_tokens=OUTPUT_TOKENS,
         temperature=0.8,
@@ -130,21 +130,21 @@ async def _sample(served: Served, given: Prompt) -> Request:
         seed=0,
         ignore_eos=True,
     )
-    return _plain(served, given, sampling)
+    return _plain(server, given, sampling)
 
 
-async def _logprobs(served: Served, given: Prompt) -> Request:
+async def _logprobs(server: ServerState, given: Prompt) -> Request:
     sampling = SamplingParams(
         max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True, logprobs=5, prompt_logprobs=5
     )
-    return _plain(served, given, sampling)
+    return _plain(server, given, sampling)
 
 
-async def _grammar(served: Served, given: Prompt) -> Request:
+async def _grammar(server: ServerState, given: Prompt) -> Request:
     constraint = Constraint(kind=ConstraintKind.REGEX, source="[a-z ]{1,40}")
-    grammar = await served.grammars.compile(constraint, param="warmup.routines")
+    grammar = await server.grammars.compile(constraint, param="warmup.routines")
     sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
-    request = _plain(served, given, sampling)
+    request = _plain(server, given, sampling)
     return Request(
         request_id=request.request_id,
         prompt_ids=request.prompt_ids,
@@ -153,18 +153,18 @@ async def _grammar(served: Served, given: Prompt) -> Request:
     )
 
 
-async def _chat(served: Served, given: Prompt) -> Request:
+async def _chat(server: ServerState, given: Prompt) -> Request:
     text = given
     if not isinstance(text, str):
-        text = served.tokenizer.decode(text, skip_special_tokens=True)
+        text = server.tokenizer.decode(text, skip_special_tokens=True)
     messages = [{"role": "user", "content": text}]
     fields = {"messages": messages, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
-    job = await prepare_chat(served, parse(ChatBody, fields), _name())
+    job = await prepare_chat(server, parse(ChatBody, fields), _name())
     (request,) = job.requests
     return request
 
 
-ROUTINES: Mapping[str, Callable[[Served, Prompt], Awaitable[Request]]] = {
+ROUTINES: Mapping[str, Callable[[ServerState, Prompt], Awaitable[Request]]] = {
     "generate": _generate,
     "sample": _sample,
     "logprobs": _logprobs,

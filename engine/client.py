@@ -152,15 +152,15 @@ class LocalEngineClient:
 
     async def adapter_slots(self) -> dict[int, int]:
         """Return which slot each adapter instance lies in that lies in one."""
-        return await self.ask(lambda engine: engine.adapters.by_instance)
+        return await self.ask(lambda engine: engine.adapters.by_lora_id)
 
-    async def forget_adapter(self, instance: int) -> None:
+    async def forget_adapter(self, lora_id: int) -> None:
         """Leave the slot of an adapter to others; it is asked for no more, and runs no more."""
-        await self.ask(lambda engine: engine.adapters.forget(instance))
+        await self.ask(lambda engine: engine.adapters.forget(lora_id))
 
-    def pin_adapter(self, instance: int, *, pinned: bool) -> None:
+    def pin_adapter(self, lora_id: int, *, pinned: bool) -> None:
         """Let an adapter stay in its slot once it lies in one, or not."""
-        self._loop.submit(lambda engine: engine.adapters.pin(instance, pinned=pinned))
+        self._loop.submit(lambda engine: engine.adapters.pin(lora_id, pinned=pinned))
 
     async def exchange(self, install: Callable[[], object]) -> None:
         """Change what computes between two requests, once all that are open have been answered.

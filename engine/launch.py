@@ -41,11 +41,11 @@ from remora.engine.protocols import NO_ADAPTERS, AdapterPool, Adapting, Fill
 from remora.engine.runner.device import measure
 from remora.engine.runner.device_memory import CudaMeter, Meter
 from remora.engine.runner.forward import DTYPES, build_forward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.logit_processors import load_processors
 from remora.engine.sampling.sampler import Sampler
-from remora.engine.sampling.token_sampler import Choosing
+from remora.engine.sampling.token_sampler import TokenSampler
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.token_text import Spellings
@@ -258,7 +258,7 @@ def _new_weights(
     config: ServeConfig,
     plan: EnginePlan,
     model: DecoderModel | FallbackModel,
-    table: RowTable,
+    table: InputBatch,
     runner: LocalRunner,
 ) -> NewWeights | None:
     keys = config.model
@@ -299,7 +299,7 @@ def _make_sampler(
     plan: EnginePlan,
     facts: ModelFacts,
     tokenizer: Tokenizer,
-    choosing: Choosing,
+    choosing: TokenSampler,
 ) -> Sampler:
     spellings = Spellings(tokenizer.vocab_size, tokenizer.token_bytes, tokenizer.special_ids)
     if config.grammar.token_healing:
@@ -381,13 +381,15 @@ def _make_pool(
         plan.model_path, plan.load_format, device=plan.device, loading=plan.loading
     )
     config = model.config
-    everywhere = DecoderModel(config, dtype=model.dtype, device="meta").make_room(plan.adapters)
-    places = dict.fromkeys(everywhere) | model.make_room(plan.adapters)
+    everywhere = DecoderModel(config, dtype=model.dtype, device="meta").allocate_slots(
+        plan.adapters
+    )
+    places = dict.fromkeys(everywhere) | model.allocate_slots(plan.adapters)
     return adapting.make_pool(plan.adapters, places, source, RenamingRules(config.rules))
 
 
-def _make_table(plan: EnginePlan) -> RowTable:
-    return RowTable(
+def _make_table(plan: EnginePlan) -> InputBatch:
+    return InputBatch(
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_sequence_tokens,
         page_size=plan.page_size,

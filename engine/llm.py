@@ -123,9 +123,9 @@ class LLM:
             eos_token_ids=built.tokenizer.eos_token_ids,
         )
         self._pool = built.adapters
-        self._adapters = dict(adapting.instances)
+        self._adapters = dict(adapting.lora_ids)
         self._numbers = itertools.count()
-        self._instances = itertools.count(len(self._adapters) + 1)
+        self._lora_ids = itertools.count(len(self._adapters) + 1)
 
     def generate(
         self,
@@ -151,7 +151,7 @@ class LLM:
                 prompt_ids=self._tokenise(prompt),
                 sampling=sampling,
                 grammar=grammar,
-                adapter=self._instance(name),
+                adapter=self._lora_id(name),
             )
             for prompt, sampling, name in zip(
                 batch, _as_params(params, len(batch)), adapters, strict=True
@@ -182,19 +182,19 @@ class LLM:
                 "this model has no room for adapters beside its weights: make it with adapting = "
                 "remora.lora.setup.pooling(...)"
             )
-        instance = next(self._instances)
-        self._pool.prepare(instance, folder)
+        lora_id = next(self._lora_ids)
+        self._pool.prepare(lora_id, folder)
         if name in self._adapters:
             self.unload_adapter(name)
-        self._adapters[name] = instance
+        self._adapters[name] = lora_id
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter. Raises RequestError if there is none of that name."""
-        instance = self._instance(name)
+        lora_id = self._lora_id(name)
         del self._adapters[name]
-        self._engine.adapters.forget(instance)
+        self._engine.adapters.forget(lora_id)
         if self._pool is not None:
-            self._pool.discard(instance)
+            self._pool.discard(lora_id)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
@@ -211,7 +211,7 @@ class LLM:
             compiled = self._grammars.compile(constraint, param="constraint")
             return thread.submit(asyncio.run, compiled).result()
 
-    def _instance(self, adapter: str | None) -> int:
+    def _lora_id(self, adapter: str | None) -> int:
         if adapter is None:
             return 0
         if adapter not in self._adapters:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan, StepResult
 
 if TYPE_CHECKING:  # what only serves requests need not load torch
     from torch import Tensor
 
-    from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+    from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
     from remora.engine.runner.inputs import StepInputs
     from remora.kernels.lora import LowRankSlots, RowGroups
 
@@ -31,9 +31,9 @@ class AttentionBackend(Protocol):
         self,
         layer: int,
         heads: Tensor,
-        turn: Turn,
+        turn: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionRule,
+        rule: AttentionSpec,
     ) -> Tensor:
         """Turn queries and keys, store K and V of the batch's tokens, and attend.
 
@@ -104,7 +104,7 @@ def nothing_left(names: Collection[str] | None = None) -> None:
 
 
 MakePool = Callable[
-    [AdapterRoom, Mapping[str, "UpdatePlace | None"], WeightSource, Renaming], "AdapterPool"
+    [LoRASlotConfig, Mapping[str, "UpdatePlace | None"], WeightSource, Renaming], "AdapterPool"
 ]
 
 
@@ -142,15 +142,15 @@ class AdapterFacts:
 class AdapterPool(Protocol):
     """A rank's copies of adapters, in the host's memory, and the slots that they are put into."""
 
-    def prepare(self, instance: int, folder: Path) -> AdapterFacts:
+    def prepare(self, lora_id: int, folder: Path) -> AdapterFacts:
         """Read an adapter and check it, in any thread. Raises InvalidAdapter."""
         ...
 
-    def discard(self, instance: int) -> None:
+    def discard(self, lora_id: int) -> None:
         """Forget an adapter that will not be installed any more; also one that is not there."""
         ...
 
-    def install(self, slot: int, instance: int) -> None:
+    def install(self, slot: int, lora_id: int) -> None:
         """Put an adapter into a slot, counted from 1, in the place of what is there."""
         ...
 
@@ -168,9 +168,9 @@ class Adapting:
     """
 
     edit: WeightEdit | None = None
-    room: AdapterRoom | None = None
+    room: LoRASlotConfig | None = None
     make_pool: MakePool | None = None
-    instances: Mapping[str, int] = field(default_factory=dict)
+    lora_ids: Mapping[str, int] = field(default_factory=dict)
 
 
 NO_ADAPTERS = Adapting()
@@ -224,7 +224,7 @@ class ForwardPass(Protocol):
 class TakesNewest(Protocol):
     """A forward pass that may begin with tokens which only the device knows."""
 
-    def take_newest(self, rows: IntArray, token_ids: Tensor) -> None:
+    def set_last_tokens(self, rows: IntArray, token_ids: Tensor) -> None:
         """Keep each row's newest token; inputs that say IN_FLIGHT stand for it.
 
         rows:  [R];  token_ids: [R] int64, on the device

@@ -1,6 +1,6 @@
 """The nouns of the engine, in the order in which data becomes them.
 
-    Request -> Sequence (engine/scheduler/sequence.py) -> StepPlan -> ForwardBatch (engine/runner/batch.py)
+    Request -> Sequence (scheduler/sequence.py) -> StepPlan -> ForwardBatch (runner/batch.py)
             -> StepResult -> SequenceOutput -> Output
 
 `StepPlan` and `StepResult` hold ints, numpy arrays and frozen values only: they are all that
@@ -76,7 +76,7 @@ class Grammar(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thinking:
+class ReasoningBudget:
     """The thought that an answer begins with. A grammar holds for what comes after it.
 
     end:      text that ends it
@@ -138,7 +138,7 @@ class Request:
     cache_salt: str = ""
     adapter: int = 0
     grammar: Grammar | None = None
-    thinking: Thinking | None = None
+    thinking: ReasoningBudget | None = None
     heal: bool = False
     resumption: Resumption | None = None
     kept_tokens: int = 0
@@ -152,7 +152,7 @@ class Request:
     @property
     def namespace(self) -> Namespace:
         """Where in the prefix cache it may find and leave pages."""
-        return Namespace(adapter_instance=self.adapter, salt=self.cache_salt)
+        return Namespace(lora_id=self.adapter, salt=self.cache_salt)
 
     @property
     def healed_id(self) -> int | None:
@@ -187,11 +187,11 @@ class Resumption:
 class Namespace:
     """Root key of the prefix cache: KV of two namespaces is never shared.
 
-    `adapter_instance` is an id drawn by us at each adapter load (0 = the base model), never a
+    `lora_id` is an id drawn by us at each adapter load (0 = the base model), never a
     caller's string, so no caller can name another's entries.
     """
 
-    adapter_instance: int = 0
+    lora_id: int = 0
     salt: str = ""
 
 
@@ -218,7 +218,7 @@ class RowInit:
     prompt_logprobs: int | None = None
     hidden_states: bool = False
     grammar: Grammar | None = None
-    thinking: Thinking | None = None
+    thinking: ReasoningBudget | None = None
     healed_id: int | None = None
     adapter_slot: int = 0
 
@@ -228,7 +228,7 @@ class SlotLoad:
     """An adapter that is to be put into a slot."""
 
     slot: int
-    instance: int
+    lora_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,13 +88,13 @@ class _Entry:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _LoadTicket:
     """A load that waits for room; `num_overtaken` requests have gone before it."""
 
     num_overtaken: int = 0
 
 
-class Catalogue:
+class AdapterCache:
     """The adapters of one replica. Make it on the event loop that uses it.
 
     max_loaded:   adapters in memory; one more for each load under way
@@ -117,7 +117,7 @@ class Catalogue:
         self._current: dict[str, int] = {}
         self._former: OrderedDict[int, str] = OrderedDict()
         self._loads = asyncio.Semaphore(MAX_LOADS)
-        self._turns: list[_Turn] = []
+        self._turns: list[_LoadTicket] = []
         self._numbers = itertools.count(1)
         self._num_changes = 0
         self._totals = dict.fromkeys(_TOTALS, 0)
@@ -242,7 +242,7 @@ class Catalogue:
         return entry
 
     @property
-    def _starved(self) -> _Turn | None:
+    def _starved(self) -> _LoadTicket | None:
         return next((turn for turn in self._turns if turn.num_overtaken >= MAX_OVERTAKEN), None)
 
     def _newest(self, version: int) -> _Entry:
@@ -356,7 +356,7 @@ class Catalogue:
         """Wait until something may leave memory for this one, if it is full."""
         if self._has_room():
             return
-        turn = _Turn()
+        turn = _LoadTicket()
         self._turns.append(turn)
         try:
             await self._until(lambda: self._turns[0] is turn and self._has_room())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.engine.protocols import AdapterFacts, Renaming, UpdatePlace, WeightSource
 from remora.lora.adapter import Adapter, LowRank, read_adapter
 
@@ -36,7 +36,7 @@ class _Share:
     b: Tensor
 
 
-class HostAdapters:
+class CpuAdapterPool:
     """AdapterPool of one rank.
 
     places:    of updates, by the names of all weights that have one; None = on another stage
@@ -46,7 +46,7 @@ class HostAdapters:
 
     def __init__(
         self,
-        room: AdapterRoom,
+        room: LoRASlotConfig,
         places: Mapping[str, UpdatePlace | None],
         base: WeightSource,
         renaming: Renaming,
@@ -62,28 +62,28 @@ class HostAdapters:
         self._shares: dict[int, tuple[_Share, ...]] = {}
         self._lock = threading.Lock()
 
-    def prepare(self, instance: int, folder: Path) -> AdapterFacts:
+    def prepare(self, lora_id: int, folder: Path) -> AdapterFacts:
         """Read an adapter, check it and keep this rank's share. Raises InvalidAdapter."""
         adapter = read_adapter(folder, self._shapes, self._renaming)
         self._check(adapter, folder)
         shares = tuple(self._cut(adapter))
         with self._lock:
-            self._shares[instance] = shares
+            self._shares[lora_id] = shares
         return AdapterFacts(
             max_rank=adapter.max_rank,
             num_bytes=sum(share.a.nbytes + share.b.nbytes for share in shares),
             digest=adapter.digest,
         )
 
-    def discard(self, instance: int) -> None:
+    def discard(self, lora_id: int) -> None:
         """Forget an adapter that will not be installed any more; also one that is not there."""
         with self._lock:
-            self._shares.pop(instance, None)
+            self._shares.pop(lora_id, None)
 
-    def install(self, slot: int, instance: int) -> None:
+    def install(self, slot: int, lora_id: int) -> None:
         """Put an adapter into a slot, counted from 1, in the place of what is there."""
         with self._lock:
-            shares = self._shares[instance]
+            shares = self._shares[lora_id]
         for slots in self._slots.values():
             slots.clear(slot - 1)
         for share in shares:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from remora.configs.errors import ConfigError, InvalidAdapter
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.sections.lora import LoraSection
 from remora.engine.protocols import (
     NO_ADAPTERS,
@@ -25,7 +25,7 @@ from remora.engine.protocols import (
 from remora.lora.adapter import read_needs
 from remora.lora.files import read_files
 from remora.lora.merge import merging
-from remora.lora.pool import HostAdapters
+from remora.lora.pool import CpuAdapterPool
 from remora.lora.sources import local_folders
 
 log = logging.getLogger(__name__)
@@ -93,23 +93,23 @@ def pooling(
     except InvalidAdapter as error:
         raise ConfigError(str(error)) from error
     changed = {target for need in needs for target in need.targets}
-    room = AdapterRoom(
+    room = LoRASlotConfig(
         num_slots=num_slots,
         max_rank=max_rank or max((need.max_rank for need in needs), default=USUAL_RANK),
         targets=tuple(sorted(targets or changed or usual)),
         eviction=eviction,
     )
-    instances = {name: instance for instance, name in enumerate(folders, 1)}
+    lora_ids = {name: instance for instance, name in enumerate(folders, 1)}
 
     def make_pool(
-        room: AdapterRoom,
+        room: LoRASlotConfig,
         places: Mapping[str, UpdatePlace | None],
         base: WeightSource,
         renaming: Renaming,
     ) -> AdapterPool:
         if targets:
             _check_targets(room, places)
-        pool = HostAdapters(room, places, base, renaming)
+        pool = CpuAdapterPool(room, places, base, renaming)
         try:
             for instance, folder in enumerate(folders.values(), 1):
                 pool.prepare(instance, folder)
@@ -117,10 +117,10 @@ def pooling(
             raise ConfigError(str(error)) from error
         return pool
 
-    return Adapting(room=room, make_pool=make_pool, instances=instances)
+    return Adapting(room=room, make_pool=make_pool, lora_ids=lora_ids)
 
 
-def _check_targets(room: AdapterRoom, places: Mapping[str, UpdatePlace | None]) -> None:
+def _check_targets(room: LoRASlotConfig, places: Mapping[str, UpdatePlace | None]) -> None:
     there = {name.split(".")[-2] for name in places}
     if unknown := sorted(set(room.targets) - there):
         raise ConfigError(

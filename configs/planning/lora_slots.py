@@ -8,7 +8,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRoom:
+class LoRASlotConfig:
     """Room for adapters beside the weights.
 
     num_slots:  adapters that rows of one step may use
@@ -22,7 +22,7 @@ class AdapterRoom:
     targets: tuple[str, ...]
     eviction: Literal["lru", "fifo"] = "lru"
 
-    def in_our_words(self, module_words: Mapping[str, tuple[str, ...]]) -> AdapterRoom:
+    def in_our_words(self, module_words: Mapping[str, tuple[str, ...]]) -> LoRASlotConfig:
         """Return the room with targets by our names.
 
         module_words:  of ours that a checkpoint's words stand for; others are ours already

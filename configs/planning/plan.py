@@ -16,7 +16,7 @@ from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, compiled
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import max_replicas, ranks_on_machine
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.scheduling_plan import (
     BY_ARRIVAL,
     SchedulingPlan,
@@ -173,7 +173,7 @@ class EnginePlan:
     tp_size: int = 1
     pp_size: int = 1
     micro_batches: int = 1
-    adapters: AdapterRoom | None = None
+    adapters: LoRASlotConfig | None = None
     adapter_bytes: int = 0
     on_device: DevicePlan = ONE_BY_ONE
     logit_processors: Mapping[str, str] = field(default_factory=dict)
@@ -210,7 +210,7 @@ def make_plan(
     model: ModelFacts,
     machine: MachineFacts,
     model_path: Path,
-    adapters: AdapterRoom | None = None,
+    adapters: LoRASlotConfig | None = None,
 ) -> EnginePlan:
     """Decide everything that depends on model or machine.
 
@@ -425,7 +425,7 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
 
 
 def _adapter_bytes(
-    config: ServeConfig, model: ModelFacts, dtype: str, room: AdapterRoom | None
+    config: ServeConfig, model: ModelFacts, dtype: str, room: LoRASlotConfig | None
 ) -> int:
     """Return the bytes of one rank's slots for adapters, of the one that holds most."""
     if room is None:

@@ -41,7 +41,7 @@ class RoutingSection(Section):
     gateway: Literal["auto", "on", "off"] = "auto"
     """Whether a Gateway stands before the replicas. It reads bodies, holds requests while there is
     no replica and resumes streams; auto = where one of these is asked for, unless HAProxy can
-    ask a Chooser which replica is to answer."""
+    ask a RoutingService which replica is to answer."""
 
     num_gateways: Annotated[int, Field(ge=1, le=256)] = 1
     """Gateways, if there are any."""

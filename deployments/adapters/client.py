@@ -13,10 +13,10 @@ from typing import Any
 
 from remora.configs.errors import QueueFull
 from remora.configs.planning.plan import EnginePlan
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 from remora.engine.protocols import EngineClient
 from remora.engine.types import EngineStats, FinishReason, Output, Request
-from remora.lora.adapter_cache import Catalogue
+from remora.lora.adapter_cache import AdapterCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,7 @@ class _Waiting:
 
     async def result(self, use: Coroutine[Any, Any, int]) -> int | None:
         """Wait for the version that is held; None = the request was aborted first."""
-        async with beside(use) as using, beside(self.aborted.wait()) as aborting:
+        async with scoped_task(use) as using, scoped_task(self.aborted.wait()) as aborting:
             await asyncio.wait({using, aborting}, return_when=asyncio.FIRST_COMPLETED)
         return None if self.aborted.is_set() else using.result()
 
@@ -36,9 +36,9 @@ class _Waiting:
 class AdaptingClient:
     """EngineClient over another one. `Request.adapter` is a version of the catalogue's."""
 
-    def __init__(self, engine: EngineClient, catalogue: Catalogue, plan: EnginePlan) -> None:
+    def __init__(self, engine: EngineClient, adapter_cache: AdapterCache, plan: EnginePlan) -> None:
         self._engine = engine
-        self._catalogue = catalogue
+        self._adapter_cache = adapter_cache
         self._plan = plan
         self._waiting: dict[int, _Waiting] = {}
         self._running: dict[int, set[str]] = {}  # version -> ids of requests
@@ -97,7 +97,7 @@ class AdaptingClient:
         async with AsyncExitStack() as held:
             with self._queued(request) as waiting:
                 version = await waiting.result(
-                    held.enter_async_context(self._catalogue.use(request.adapter))
+                    held.enter_async_context(self._adapter_cache.use(request.adapter))
                 )
             if version is None:
                 for index in range(request.sampling.n):

@@ -202,7 +202,7 @@ class LoRAManager:
 
     async def adapters(self) -> dict[str, Any]:
         """Return what is known of each adapter at each replica, and each replica's counters."""
-        served = [self._told(record) for record in self._registry.records]
+        server = [self._told(record) for record in self._registry.records]
         refused = [
             {"name": name, "owner": "repo", "refused": reason}
             for name, reason in self._refused.items()
@@ -213,7 +213,7 @@ class LoRAManager:
             for name, replica in self._replicas.items()
             if replica.heard_at > oldest
         }
-        return {"adapters": [*served, *refused], "replicas": replicas}
+        return {"adapters": [*server, *refused], "replicas": replicas}
 
     # -- how -----------------------------------------------------------------------------------
 

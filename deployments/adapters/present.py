@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.configs.sections.lora import LoraSection
 from remora.deployments.adapters.handle import Manager
-from remora.lora.adapter_cache import Catalogue
+from remora.lora.adapter_cache import AdapterCache
 
 # What another replica has been told of a moment ago this one may not know yet.
 NEWS_S = 5.0
@@ -53,21 +53,21 @@ class FixedAdapters:
 
     def __init__(self, section: LoraSection) -> None:
         names = [adapter.name for adapter in section.adapters]
-        instances = [0] if section.merges else range(1, len(names) + 1)
-        self._instances: Mapping[str, int] = dict(zip(names, instances, strict=True))
+        lora_ids = [0] if section.merges else range(1, len(names) + 1)
+        self._lora_ids: Mapping[str, int] = dict(zip(names, lora_ids, strict=True))
 
     @property
     def names(self) -> list[str]:
         """What may be asked for."""
-        return list(self._instances)
+        return list(self._lora_ids)
 
     async def find(self, name: str) -> int | None:
         """Return the instance in the engine that a name means."""
-        return self._instances.get(name)
+        return self._lora_ids.get(name)
 
     async def told(self) -> dict[str, Any]:
         """Return their names."""
-        return {"adapters": [{"name": name, "owner": "config"} for name in self._instances]}
+        return {"adapters": [{"name": name, "owner": "config"} for name in self._lora_ids]}
 
     def resident(self) -> list[str]:
         """Return all: they stay."""
@@ -93,19 +93,21 @@ class ComingAdapters:
     looks_further:  whether a name that is not served may be in the repository
     """
 
-    def __init__(self, catalogue: Catalogue, manager: Manager, *, looks_further: bool) -> None:
-        self._catalogue = catalogue
+    def __init__(
+        self, adapter_cache: AdapterCache, manager: Manager, *, looks_further: bool
+    ) -> None:
+        self._adapter_cache = adapter_cache
         self._looks_further = looks_further
         self.manager = manager
 
     @property
     def names(self) -> list[str]:
         """What may be asked for."""
-        return self._catalogue.names
+        return self._adapter_cache.names
 
     async def find(self, name: str) -> int | None:
         """Return the version that a name means, looked for in the repository if need be."""
-        version = self._catalogue.version(name)
+        version = self._adapter_cache.version(name)
         if version is not None or not self._looks_further:
             return version
         try:
@@ -121,18 +123,18 @@ class ComingAdapters:
 
     def resident(self) -> list[str]:
         """Return the names of those in memory, the latest used first."""
-        return self._catalogue.resident
+        return self._adapter_cache.resident
 
     def stats(self) -> Mapping[str, float]:
         """Return the catalogue's counters."""
-        return self._catalogue.stats
+        return self._adapter_cache.stats
 
     async def _soon(self, name: str) -> int | None:
         """Wait until the news of a name has come."""
         try:
             async with asyncio.timeout(NEWS_S):
-                while (version := self._catalogue.version(name)) is None:
-                    await self._catalogue.changed(self._catalogue.num_changes)
+                while (version := self._adapter_cache.version(name)) is None:
+                    await self._adapter_cache.changed(self._adapter_cache.num_changes)
         except TimeoutError:
             return None
         return version

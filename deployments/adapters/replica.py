@@ -11,7 +11,7 @@ from remora.deployments.adapters.handle import Manager
 from remora.deployments.adapters.present import ComingAdapters
 from remora.deployments.adapters.syncing import AdapterSync
 from remora.deployments.ranks.adapters import OtherRanks, RankLoader
-from remora.lora.adapter_cache import Catalogue
+from remora.lora.adapter_cache import AdapterCache
 from remora.lora.sources import Sources
 
 if TYPE_CHECKING:  # torch is imported when it is needed
@@ -38,13 +38,15 @@ class ReplicaAdapters:
             raise EngineError("The engine was built without room for adapters.")
         engine, lora = launched.client, config.lora
         loader = RankLoader(pool, engine, Sources.configured(lora), others)
-        self.catalogue = Catalogue(
+        self.adapter_cache = AdapterCache(
             loader, max_loaded=lora.max_loaded_loras, by_use=lora.eviction == "lru"
         )
-        self.client = AdaptingClient(engine, self.catalogue, launched.built.plan)
-        self.present = ComingAdapters(self.catalogue, manager, looks_further=lora.repo is not None)
+        self.client = AdaptingClient(engine, self.adapter_cache, launched.built.plan)
+        self.present = ComingAdapters(
+            self.adapter_cache, manager, looks_further=lora.repo is not None
+        )
         self._sync = AdapterSync(
-            self.catalogue, manager, replica, slots=engine.adapter_slots, end=self.client.end
+            self.adapter_cache, manager, replica, slots=engine.adapter_slots, end=self.client.end
         )
 
     async def begin(self) -> None:

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from remora.configs.errors import ConfigError, InvalidAdapter
 from remora.deployments.adapters.handle import Manager
-from remora.deployments.scoped_task import beside
-from remora.lora.adapter_cache import Catalogue
+from remora.deployments.scoped_task import scoped_task
+from remora.lora.adapter_cache import AdapterCache
 from remora.lora.records import AdapterReport, Desired, ReplicaReport
 
 log = logging.getLogger(__name__)
@@ -36,14 +36,14 @@ class AdapterSync:
 
     def __init__(
         self,
-        catalogue: Catalogue,
+        adapter_cache: AdapterCache,
         manager: Manager,
         replica: str,
         *,
         slots: Callable[[], Awaitable[Mapping[int, int]]],
         end: Callable[[int], Awaitable[None]],
     ) -> None:
-        self._catalogue = catalogue
+        self._adapter_cache = adapter_cache
         self._manager = manager
         self._replica = replica
         self._slots = slots
@@ -62,10 +62,10 @@ class AdapterSync:
         Raises ConfigError if an adapter of the configuration cannot be served.
         """
         await self._take_up(await self._exchange(waits=False))
-        await self._catalogue.settled()
+        await self._adapter_cache.settled()
         faults = [
             str(failure)
-            for record, failure in self._catalogue.failures()
+            for record, failure in self._adapter_cache.failures()
             if record.owner == "config" and isinstance(failure, InvalidAdapter)
         ]
         if faults:
@@ -88,19 +88,19 @@ class AdapterSync:
             # What is soon done is told together with what is known already.
             with suppress(TimeoutError):
                 async with asyncio.timeout(SOON_S):
-                    await self._catalogue.settled()
-            async with beside(self._exchange(waits=True)) as hearing:
+                    await self._adapter_cache.settled()
+            async with scoped_task(self._exchange(waits=True)) as hearing:
                 await self._tell_until(hearing)
                 await self._take_up(hearing.result())
 
     async def _tell_until(self, hearing: asyncio.Task[Desired]) -> None:
         """Tell what comes about here that the manager may wait for, until that has news."""
         while not hearing.done():
-            async with beside(self._catalogue.changed(self._told_at)) as changing:
+            async with scoped_task(self._adapter_cache.changed(self._told_at)) as changing:
                 await asyncio.wait({hearing, changing}, return_when=asyncio.FIRST_COMPLETED)
             if not hearing.done():
                 await asyncio.sleep(GATHER_S)
-                if self._told_at != self._catalogue.num_changes:
+                if self._told_at != self._adapter_cache.num_changes:
                     await self._exchange(waits=False)
 
     async def _exchange(self, *, waits: bool) -> Desired:
@@ -122,9 +122,9 @@ class AdapterSync:
 
     async def _report(self) -> ReplicaReport:
         """Return what has changed since the last report, or everything."""
-        self._told_at = self._catalogue.num_changes
+        self._told_at = self._adapter_cache.num_changes
         slots = await self._slots()
-        now = {each.version: each for each in self._catalogue.reports(slots)}
+        now = {each.version: each for each in self._adapter_cache.reports(slots)}
         report = ReplicaReport(
             number=self._number + 1,
             follows=self._number if self._is_known else 0,
@@ -132,7 +132,7 @@ class AdapterSync:
             adapters=tuple(each for v, each in now.items() if self._told.get(v) != each),
             gone=frozenset(self._told.keys() - now.keys()),
             records=() if self._is_known else self._desired.active,
-            stats=self._catalogue.stats,
+            stats=self._adapter_cache.stats,
         )
         self._number, self._is_known = report.number, True
         self._told = now
@@ -141,6 +141,6 @@ class AdapterSync:
     async def _take_up(self, desired: Desired) -> None:
         if desired.revision != self._desired.revision:
             self._desired = desired.since(self._desired)
-            self._catalogue.adopt(self._desired)
+            self._adapter_cache.adopt(self._desired)
         for version in desired.ended:
             await self._end(version)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from remora.engine.types import EngineStats
 
 if TYPE_CHECKING:
-    from remora.deployments.http.generation.server_state import Served
+    from remora.deployments.http.generation.server_state import ServerState
 
 MAX_LOOKS = 64
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -69,13 +69,13 @@ class LoadReporter:
         self._num_steps: int | None = None
 
     @classmethod
-    def of(cls, served: Served) -> Self:
+    def of(cls, server: ServerState) -> Self:
         """Watch what a replica serves."""
-        metrics = served.metrics
+        metrics = server.metrics
         return cls(
-            served.client.stats,
+            server.client.stats,
             {"ttft": metrics.first_token, "itl": metrics.inter_token},
-            look_back_s=served.config.autoscaling.look_back_s,
+            look_back_s=server.config.autoscaling.look_back_s,
         )
 
     def report(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.autoscaling.explain import explain
 from remora.deployments.http.core.auth import ADMIN
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 
 EXPLAIN = "/autoscaling/explain"
 OFF = (
@@ -24,13 +24,13 @@ OFF = (
 NOT_YET = "The autoscaling policy has not decided anything yet; ask again in a few seconds."
 
 
-def autoscaling_routes(served: Served) -> APIRouter:
+def autoscaling_routes(server: ServerState) -> APIRouter:
     """Return what explains the number of replicas."""
     router = APIRouter(tags=["control"])
 
     @router.get(EXPLAIN, dependencies=ADMIN)
     async def explain_scaling() -> Response:
-        return JSONAnswer(await explanation(served.config))
+        return JSONAnswer(await explanation(server.config))
 
     return router
 

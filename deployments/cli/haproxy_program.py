@@ -1,6 +1,6 @@
 """The program that Serve starts as HAProxy: edits what Serve has written for it, then becomes it.
 
-Serve writes the configuration, an error page and the question to a chooser (`routing/haproxy_hook.py`)
+Serve writes the configuration, an error page and the routing hook (`routing/haproxy_hook.py`)
 anew each time before it starts the program, and has no settings for what is edited here:
 
 - HAProxy's own errors (no replica, one that died, no such path, a slow body) look like all others.

@@ -53,13 +53,13 @@ class ServerClient:
     def pick_model(self, wanted: str | None) -> str:
         """Return `wanted`, or the first model served. Raises Failure when it is not served."""
         with self._request("GET", "/v1/models") as response:
-            served = [str(entry["id"]) for entry in _as_json(response)["data"]]
-        if wanted is None and served:
-            return served[0]
-        if wanted in served:
+            server = [str(entry["id"]) for entry in _as_json(response)["data"]]
+        if wanted is None and server:
+            return server[0]
+        if wanted in server:
             return str(wanted)
         raise Failure(
-            f"{self.url} does not serve {wanted or 'any model'}; served: {', '.join(served)}"
+            f"{self.url} does not serve {wanted or 'any model'}; served: {', '.join(server)}"
         )
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:

@@ -23,7 +23,7 @@ from remora.deployments.gateway.tunnel import CutOff, Line, Tunnel
 from remora.deployments.gateway.wait_queue import WaitingRoom
 from remora.deployments.http.generation.resumption import Begun
 from remora.deployments.routing.key import RouteKey
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 
 # Until Serve has found out what became of a replica that has hung up.
 VERDICT_TIMEOUT_S = 10.0
@@ -175,7 +175,7 @@ class Carrier:
             begun=None if progress is None else progress.begun(client),
         )
         response = self._method.remote(call, route=key)
-        async with beside(response) as verdict, beside(line.taken()) as taken:
+        async with scoped_task(response) as verdict, scoped_task(line.taken()) as taken:
             verdict.add_done_callback(lambda done: _on_verdict(line, done))
             try:
                 await self.room.wait_for(taken, client.tell)

@@ -5,7 +5,7 @@ A frame is one byte of kind, four bytes of length (big-endian), and that many by
     HELLO   secret of the call, then the replica's id
     HEAD    JSON: status and headers
     BODY    bytes of the body, as they are to reach the client; TOKENS stand between them, each
-            before the bytes that it became: JSON of ids (see `deployments/http/generation/resumption.py`)
+            before the bytes that it became: JSON of ids (see `generation/resumption.py`)
     END     the answer is whole
 
 An answer without its END was cut off.

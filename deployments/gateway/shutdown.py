@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from remora.configs.errors import Unavailable
 from remora.deployments.draining import POLL_S
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 
 STOPPING = "This server is being stopped. Please try again."
 
@@ -42,7 +42,7 @@ class Ending:
 
     async def before(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         """Return what `work` returns. Raises Unavailable, and cancels it, when time is up."""
-        async with beside(work) as task, beside(self._over.wait()) as over:
+        async with scoped_task(work) as task, scoped_task(self._over.wait()) as over:
             await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 raise Unavailable(STOPPING)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from remora.configs.errors import Unavailable
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 
 # A replica that is there takes a request much sooner; only then is anybody asked whether one is.
 PATIENCE_S = 0.3
@@ -73,7 +73,7 @@ class WaitingRoom:
 
     async def _phase_beside(self, taken: asyncio.Future[None]) -> Phase:
         """Return the phase; the last one known where `taken` is sooner, or nobody answers."""
-        async with beside(self.phase()) as looking:
+        async with scoped_task(self.phase()) as looking:
             both: set[asyncio.Future[Any]] = {taken, looking}
             await asyncio.wait(both, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
             return looking.result() if looking.done() else self._phase

@@ -54,7 +54,7 @@ from remora.deployments.http.generation.bodies import (
     DetokenizeBody,
     TokenizeBody,
 )
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.handlers import Route, generation_routes
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
@@ -85,7 +85,7 @@ GENERATION: tuple[Route, ...] = (
     Route("/pooling", POOLING, PoolingBody),
     Route("/encode", ENCODE, EncodeBody),
 )
-ROUTERS: tuple[Callable[[Served], APIRouter], ...] = (
+ROUTERS: tuple[Callable[[ServerState], APIRouter], ...] = (
     token_routes,
     information_routes,
     health_routes,
@@ -117,7 +117,7 @@ BODIES: Mapping[str, type[Body]] = {
 
 
 def build_http_app(
-    served: Served, *, access: Callable[[], Access], echo_request_id: bool = True
+    server: ServerState, *, access: Callable[[], Access], echo_request_id: bool = True
 ) -> FastAPI:
     """Return the application.
 
@@ -127,16 +127,16 @@ def build_http_app(
     gate = Middleware(Gate, access=access)
     edge = Middleware(
         Edge,
-        limits=lambda: served.config.limits,
-        dialect_of=partial(dialect_of, generate=served.config.api.generate_dialect),
+        limits=lambda: server.config.limits,
+        dialect_of=partial(dialect_of, generate=server.config.api.generate_dialect),
         echo_request_id=echo_request_id,
-        count=served.metrics.count_response,
-        count_refusal=served.metrics.count_refusal,
-        note=_notes(served),
+        count=server.metrics.count_response,
+        count_refusal=server.metrics.count_refusal,
+        note=_notes(server),
     )
     app = FastAPI(
         title="remora",
-        summary=f"Serves {served.plan.served_model_name}",
+        summary=f"Serves {server.plan.served_model_name}",
         middleware=[edge, gate],
         exception_handlers={
             RemoraError: _answer_error,
@@ -145,17 +145,17 @@ def build_http_app(
         },
         redirect_slashes=False,
     )
-    app.include_router(generation_routes(served, GENERATION))
+    app.include_router(generation_routes(server, GENERATION))
     for make_router in ROUTERS:
-        app.include_router(make_router(served))
+        app.include_router(make_router(server))
     bodies = {route.path: route.body for route in GENERATION} | dict(BODIES)
-    describe_bodies(app, bodies, model=served.plan.served_model_name)
+    describe_bodies(app, bodies, model=server.plan.served_model_name)
     return app
 
 
-def _notes(served: Served) -> Callable[[RawHeaders], None]:
+def _notes(server: ServerState) -> Callable[[RawHeaders], None]:
     """Return what takes from each request's headers how it is to be counted and traced."""
-    metrics = served.config.metrics
+    metrics = server.config.metrics
     notes = [RequestLabels(metrics.request_labels_header, metrics.request_labels).note]
     if metrics.trace_endpoint is not None:
         notes.append(note_parent)

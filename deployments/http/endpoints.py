@@ -22,8 +22,8 @@ from remora.deployments.http.generation.bodies import ChatBody, CompletionBody
 from remora.deployments.http.generation.chat import prepare_chat
 from remora.deployments.http.generation.completions import prepare_completion
 from remora.deployments.http.generation.intervals import in_intervals
-from remora.deployments.http.generation.request_tracker import OpenCall
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.request_tracker import OutputStream
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.classify import (
     EncodeBody,
     PoolingBody,
@@ -65,11 +65,11 @@ class Job(Protocol):
         """One request for each prompt."""
         ...
 
-    async def result(self, outputs: OpenCall) -> Any:
+    async def result(self, outputs: OutputStream) -> Any:
         """Return the whole answer."""
         ...
 
-    def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer piece by piece."""
         ...
 
@@ -84,27 +84,27 @@ class Endpoint(Generic[BodyT]):
     """
 
     parse: Callable[[Any], BodyT]
-    prepare: Callable[[Served, BodyT, str], Awaitable[Job]]
+    prepare: Callable[[ServerState, BodyT, str], Awaitable[Job]]
     dialect: Callable[[Any], Dialect] | None = None
     kind: Literal["chat", "completion", "pooling", "any"] = "chat"
 
-    async def job(self, served: Served, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
+    async def job(self, server: ServerState, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
         """Return the job of a body, and headers that report fields left out of it.
 
         Raises RequestError.
         """
-        self._check_open(served)
-        apply(served.config.limits)
+        self._check_open(server)
+        apply(server.config.limits)
         parsed = self.parse(body)
-        headers = check_ignored(ignored_fields(parsed), reject=served.rejects_unknown_fields)
-        return await self.prepare(served, parsed, _own_name(parsed) or rid), headers
+        headers = check_ignored(ignored_fields(parsed), reject=server.rejects_unknown_fields)
+        return await self.prepare(server, parsed, _own_name(parsed) or rid), headers
 
-    def _check_open(self, served: Served) -> None:
-        generation = served.config.api.generation
+    def _check_open(self, server: ServerState) -> None:
+        generation = server.config.api.generation
         if self.kind == "any":
             return
-        if (served.pooling is not None) != (self.kind == "pooling"):
-            raise InvalidRequest(_other_task(served.plan.task), code="not_offered")
+        if (server.pooling is not None) != (self.kind == "pooling"):
+            raise InvalidRequest(_other_task(server.plan.task), code="not_offered")
         if self.kind != "pooling" and generation not in ("all", self.kind):
             message = f"This server answers {generation}s only (api.generation)."
             raise InvalidRequest(message, code="not_offered")
@@ -136,17 +136,17 @@ def parse_score(body: Any) -> ScoreBody | PairScoreBody:
     return parse(PairScoreBody, body) if is_pairs else parse(ScoreBody, body)
 
 
-async def prepare_any_score(served: Served, body: ScoreBody | PairScoreBody, rid: str) -> Job:
+async def prepare_any_score(server: ServerState, body: ScoreBody | PairScoreBody, rid: str) -> Job:
     """Ask the kind of model that the body is for. Raises RequestError."""
     if isinstance(body, PairScoreBody):
-        return await prepare_pair_score(served, body, rid)
-    if served.pooling is not None:
+        return await prepare_pair_score(server, body, rid)
+    if server.pooling is not None:
         raise InvalidRequest(
             "This server's model scores pairs of texts: send text_1 and text_2.", code="not_offered"
         )
-    if served.config.api.generation == "chat":
+    if server.config.api.generation == "chat":
         raise InvalidRequest("This server answers chats only (api.generation).", code="not_offered")
-    return await prepare_score(served, body, rid)
+    return await prepare_score(server, body, rid)
 
 
 CHAT = Endpoint(partial(parse, ChatBody), prepare_chat)
@@ -162,25 +162,25 @@ POOLING = Endpoint(partial(parse, PoolingBody), prepare_pooling, kind="pooling")
 ENCODE = Endpoint(partial(parse, EncodeBody), prepare_encode, kind="pooling")
 
 
-async def run(served: Served, job: Job) -> Any:
+async def run(server: ServerState, job: Job) -> Any:
     """Run a job to its end and return the whole answer."""
-    async with aclosing(await served.calls.open(job.rid, job.requests)) as outputs:
+    async with aclosing(await server.calls.open(job.rid, job.requests)) as outputs:
         return await job.result(outputs)
 
 
 @asynccontextmanager
-async def open_stream(served: Served, job: Job) -> AsyncIterator[OpenCall]:
+async def open_stream(server: ServerState, job: Job) -> AsyncIterator[OutputStream]:
     """Run a job whose answer is told piece by piece, for as long as the block lasts."""
-    interval = served.config.api.stream_interval_tokens
-    call = await served.calls.open(job.rid, job.requests)
+    interval = server.config.api.stream_interval_tokens
+    call = await server.calls.open(job.rid, job.requests)
     async with aclosing(in_intervals(call, interval)) as outputs:
         yield outputs
 
 
-async def stream(served: Served, job: Job) -> AsyncGenerator[dict[str, Any], None]:
+async def stream(server: ServerState, job: Job) -> AsyncGenerator[dict[str, Any], None]:
     """Run a job and yield its chunks as they come."""
     async with (
-        open_stream(served, job) as outputs,
+        open_stream(server, job) as outputs,
         aclosing(job.chunks(outputs)) as chunks,
     ):
         async for chunk in chunks:

@@ -15,7 +15,7 @@ from remora.deployments.http.core.fields import Body
 from remora.deployments.http.core.sse import EventStream, as_events, while_connected
 from remora.deployments.http.core.wire import JSONAnswer, read_json, written
 from remora.deployments.http.endpoints import Endpoint, open_stream, run
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -33,37 +33,37 @@ class Route:
     methods: tuple[str, ...] = ("POST",)
 
 
-def generation_routes(served: Served, routes: Iterable[Route]) -> APIRouter:
+def generation_routes(server: ServerState, routes: Iterable[Route]) -> APIRouter:
     """Return the router of endpoints that make text."""
     router = APIRouter(tags=["generation"])
     for route in routes:
         for method in route.methods:
-            router.add_api_route(route.path, handler(served, route.endpoint), methods=[method])
+            router.add_api_route(route.path, handler(server, route.endpoint), methods=[method])
     return router
 
 
-async def read_body(served: Served, request: Request) -> Any:
+async def read_body(server: ServerState, request: Request) -> Any:
     """Return the parsed body. Raises InvalidRequest, or HTTPException 408, 413, 415."""
-    return await read_json(request, max_bytes=served.config.api.max_body_bytes)
+    return await read_json(request, max_bytes=server.config.api.max_body_bytes)
 
 
-def handler(served: Served, endpoint: Endpoint[Any]) -> Handler:
+def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
     """Return the route of an endpoint that makes text."""
 
     async def handle(request: Request) -> Response:
         request_id = request.state.request_id
-        body = await read_body(served, request)
+        body = await read_body(server, request)
         if endpoint.dialect is not None:
             request.state.dialect = endpoint.dialect(body)
         dialect = request.state.dialect
-        own = served.for_caller(request.state.owner, viewer(request))
+        own = server.for_caller(request.state.owner, viewer(request))
         job, headers = await endpoint.job(own, body, request_id)
         if not job.streams:
-            answer = await while_connected(request, run(served, job))
+            answer = await while_connected(request, run(server, job))
             return JSONAnswer(await written(answer), headers=dict(headers))
         async with AsyncExitStack() as held:
             # No header is sent before there is a first token to send with it.
-            opening = held.enter_async_context(open_stream(served, job))
+            opening = held.enter_async_context(open_stream(server, job))
             outputs = await while_connected(request, opening)
             events = as_events(job.chunks(outputs), dialect, request_id)
             close = held.pop_all().aclose

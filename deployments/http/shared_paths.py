@@ -16,7 +16,7 @@ from remora.deployments.http.core.fields import Body, check_ignored, ignored_fie
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.core.wire_formats import OPENAI, TGI, Dialect
 from remora.deployments.http.endpoints import GENERATE, Endpoint, Job
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.handlers import Route, generation_routes, read_body
 from remora.deployments.http.lightllm.bodies import LightBody, TokensBody, parse_light
 from remora.deployments.http.lightllm.generate import count_tokens, prepare_light, token_load
@@ -32,8 +32,8 @@ def _tgi(*, stream: bool | None, wraps: bool = False) -> Endpoint[TgiBody]:
     return Endpoint(partial(parse_tgi, stream=stream), prepare, kind="completion")
 
 
-async def _prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool) -> Job:
-    return await prepare_tgi(served, body, rid, wraps=wraps)
+async def _prepare_tgi(server: ServerState, body: TgiBody, rid: str, *, wraps: bool) -> Job:
+    return await prepare_tgi(server, body, rid, wraps=wraps)
 
 
 def _light(*, stream: bool | None) -> Endpoint[LightBody]:
@@ -53,11 +53,11 @@ def _parse_either(body: Any) -> Body:
     return parse_tgi(body, stream=False) if _is_tgi(body) else parse_generate(body)
 
 
-async def _prepare_either(served: Served, body: Body, rid: str) -> Job:
+async def _prepare_either(server: ServerState, body: Body, rid: str) -> Job:
     if isinstance(body, TgiBody):
-        return await prepare_tgi(served, body, rid)
+        return await prepare_tgi(server, body, rid)
     assert isinstance(body, GenerateBody)
-    return await prepare_generate(served, body, rid)
+    return await prepare_generate(server, body, rid)
 
 
 _EITHER: Endpoint[Body] = Endpoint(
@@ -81,11 +81,11 @@ def text_routes(dialect: str) -> tuple[Route, ...]:
     )
 
 
-def generate_routes(served: Served) -> APIRouter:
+def generate_routes(server: ServerState) -> APIRouter:
     """Return the router of these routes, and of what goes with them."""
-    router = generation_routes(served, text_routes(served.config.api.generate_dialect))
-    router.include_router(_tgi_information(served))
-    router.include_router(_light_information(served))
+    router = generation_routes(server, text_routes(server.config.api.generate_dialect))
+    router.include_router(_tgi_information(server))
+    router.include_router(_light_information(server))
     return router
 
 
@@ -98,32 +98,32 @@ GENERATE_BODIES: Mapping[str, type[Body]] = {
 }
 
 
-def _tgi_information(served: Served) -> APIRouter:
+def _tgi_information(server: ServerState) -> APIRouter:
     router = APIRouter(tags=["information"])
 
     @router.get("/info")
     async def info() -> Response:
-        return JSONAnswer(tgi_info(served))
+        return JSONAnswer(tgi_info(server))
 
     return router
 
 
-def _light_information(served: Served) -> APIRouter:
+def _light_information(server: ServerState) -> APIRouter:
     router = APIRouter(tags=["information"])
 
     @router.get("/get_model_name")
     async def get_model_name() -> Response:
-        return JSONAnswer({"model_name": served.plan.served_model_name})
+        return JSONAnswer({"model_name": server.plan.served_model_name})
 
     @router.get("/token_load")
     async def get_token_load() -> Response:
-        return JSONAnswer(token_load(served))
+        return JSONAnswer(token_load(server))
 
     @router.get("/tokens")
     @router.post("/tokens")
     async def tokens(request: Request) -> Response:
-        body = parse(TokensBody, await read_body(served, request))
-        headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
-        return JSONAnswer(await count_tokens(served, body), headers=dict(headers))
+        body = parse(TokensBody, await read_body(server, request))
+        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
+        return JSONAnswer(await count_tokens(server, body), headers=dict(headers))
 
     return router

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.gc_log import GcLog
 from remora.deployments.observing.memory_log import MemoryLog
@@ -17,7 +17,7 @@ from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.stats_log import StatsLog
 
 
-class Telling:
+class Telemetry:
     """The tasks and hooks of one replica, as its configuration asks for them.
 
     failed:  waits for the engine to fail, and returns why
@@ -27,27 +27,27 @@ class Telling:
 
     def __init__(
         self,
-        served: Served,
+        server: ServerState,
         replica_id: str,
         failed: Callable[[], Awaitable[Exception]] = asyncio.Future,
     ) -> None:
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = ExitStack()
-        metrics, debug = served.config.metrics, served.config.debug
+        metrics, debug = server.config.metrics, server.config.debug
         if metrics.log_stats_period_s is not None:
-            self._begin(StatsLog(served.client.stats).run(metrics.log_stats_period_s))
+            self._begin(StatsLog(server.client.stats).run(metrics.log_stats_period_s))
         if metrics.push_url is not None:
-            pusher = Pusher(metrics, metrics.push_url, served.metrics.render, replica_id)
+            pusher = Pusher(metrics, metrics.push_url, server.metrics.render, replica_id)
             self._begin(pusher.run())
         if metrics.log_gc_s is not None:
             self._hooks.callback(GcLog(metrics.log_gc_s).close)
         if metrics.trace_endpoint is not None:
-            spans = Spans(metrics.trace_endpoint, served.plan.served_model_name, replica_id)
-            served.calls.observers.add(spans)
+            spans = Spans(metrics.trace_endpoint, server.plan.served_model_name, replica_id)
+            server.calls.observers.add(spans)
             self._hooks.callback(spans.close)
         if debug.crash_dump_dir is not None:
             dump = CrashDump(Path(debug.crash_dump_dir), replica_id)
-            served.calls.observers.add(dump)
+            server.calls.observers.add(dump)
             self._begin(_write_after(failed, dump))
         if debug.trace_memory_s is not None:
             memory = MemoryLog(debug.trace_memory_frames)

@@ -19,7 +19,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class Reasoning:
     """A piece of what the model thought before it answered."""
 
     text: str
@@ -42,7 +42,7 @@ class CallArguments:
     text: str
 
 
-ReplyEvent = Text | Thought | CallBegun | CallArguments
+ReplyEvent = Text | Reasoning | CallBegun | CallArguments
 
 
 class ReplyParser(Protocol):

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remora.deployments.parsers.events import ReplyEvent, ReplyParser, Thought
+from remora.deployments.parsers.events import Reasoning, ReplyEvent, ReplyParser
 from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps
 from remora.deployments.parsers.scan import json_brackets, read_nested
 from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault, note_nothing
@@ -214,7 +214,7 @@ class HarmonyReader:
         text = "".join(self._thought)
         self._thought.clear()
         if text:
-            self._events += [*self._writer.drain(), Thought(text)]
+            self._events += [*self._writer.drain(), Reasoning(text)]
 
     def _drain(self) -> list[ReplyEvent]:
         events = [*self._events, *self._writer.drain()]

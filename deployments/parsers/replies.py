@@ -32,7 +32,7 @@ from remora.deployments.parsers.tool_calls.forced import forced_parser
 from remora.deployments.parsers.tool_calls.ids import random_id
 from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
 from remora.engine.grammar.constraint import Constraint
-from remora.engine.types import Thinking
+from remora.engine.types import ReasoningBudget
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
@@ -117,7 +117,7 @@ class ReplyFormats:
         budget: int | None = None,
         continues: bool = False,
         use: ToolUse = NO_TOOLS,
-    ) -> Thinking | None:
+    ) -> ReasoningBudget | None:
         """Return the thought that the reply to a prompt begins within; None if it does not.
 
         budget:     most tokens of thought
@@ -131,7 +131,7 @@ class ReplyFormats:
             return None
         ids = self.tokenizer.encode(end, add_special_tokens=False)
         exits = self._marks.of_exits if self.reads_calls(use) else frozenset[int]()
-        return Thinking(end=end, end_ids=tuple(ids), budget=budget, exit_ids=exits)
+        return ReasoningBudget(end=end, end_ids=tuple(ids), budget=budget, exit_ids=exits)
 
     def opened(self, prompt: str, *, continues: bool = False) -> str:
         """Return the prompt with a thought opened at its end, if the model would open it itself.

@@ -10,7 +10,7 @@ import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from remora.deployments.parsers.events import ReplyEvent, ReplyParser, Text, Thought
+from remora.deployments.parsers.events import Reasoning, ReplyEvent, ReplyParser, Text
 from remora.deployments.parsers.reasoning import ThoughtSplitter
 from remora.deployments.parsers.response_template import (
     CheckpointFormat,
@@ -49,7 +49,7 @@ class ReplyReader:
         """Return what was held back. Nothing may be pushed afterwards."""
         return self._parser.finish()
 
-    def num_thought_tokens(self, token_ids: Iterable[int]) -> int:
+    def num_reasoning_tokens(self, token_ids: Iterable[int]) -> int:
         """Return how many of a reply's tokens begin within its thought, as far as it has come."""
         spans = self._parser.thought_spans
         return (
@@ -82,14 +82,14 @@ class _ThoughtKeeper:
         if not text:
             return []
         if self._stream:
-            return [Thought(text)]
+            return [Reasoning(text)]
         self._held.append(text)
         return []
 
     def end(self) -> list[ReplyEvent]:
         text = "".join(self._held)
         self._held.clear()
-        return [Thought(text)] if text else []
+        return [Reasoning(text)] if text else []
 
 
 class ThoughtReader:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # torch is imported when it is needed
 class OtherRanks(Protocol):
     """The ranks other than 0."""
 
-    def prepare_adapter(self, instance: int, source: str) -> list[Awaitable[AdapterFacts]]:
+    def prepare_adapter(self, lora_id: int, source: str) -> list[Awaitable[AdapterFacts]]:
         """Load an adapter at each. What goes wrong at one of them its answer raises."""
         ...
 
-    async def discard_adapter(self, instance: int) -> None:
+    async def discard_adapter(self, lora_id: int) -> None:
         """Forget it at each."""
         ...
 

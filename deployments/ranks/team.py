@@ -24,7 +24,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.placement import bundle_index, rank_options
 from remora.deployments.ranks.stats import RankStats
 from remora.deployments.ranks.worker import EngineWorker, RankFacts
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 
 if TYPE_CHECKING:  # torch is imported when it is needed
     from remora.engine.parallel.followers import Followers
@@ -225,7 +225,7 @@ class RayTeam:
     ) -> None:
         from ray.exceptions import RayError
 
-        async with beside(worker.actor.ping.remote()) as answer:
+        async with scoped_task(worker.actor.ping.remote()) as answer:
             await asyncio.wait({answer}, timeout=timeout_s)
             # If it was we, or the whole machine, who stood still, the answer is about to be read.
             await asyncio.wait({answer}, timeout=GRACE_S)

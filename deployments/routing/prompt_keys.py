@@ -23,7 +23,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.present import FixedAdapters
 from remora.deployments.http.app import GENERATION
 from remora.deployments.http.endpoints import Endpoint
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.routes import OLLAMA_ROUTES
 from remora.deployments.http.shared_paths import text_routes
 from remora.deployments.routing.key import RouteKey
@@ -177,7 +177,7 @@ class _Rehearsal:
         self.pooling = None  # its inputs have no pages
 
 
-def _rehearsal(config: ServeConfig) -> Served | None:
+def _rehearsal(config: ServeConfig) -> ServerState | None:
     """Return what prepares requests; None, with a warning, where the model cannot be read."""
     try:
         path = resolve_model(config.model.path, cache_dir())
@@ -193,7 +193,7 @@ def _rehearsal(config: ServeConfig) -> Served | None:
     tokenizer.limit_rendering(
         max_seconds=config.limits.template_timeout_s, max_chars=config.limits.max_template_chars
     )
-    return Served.over(_Rehearsal(config, tokenizer, plan))
+    return ServerState.over(_Rehearsal(config, tokenizer, plan))
 
 
 def _facts_of(model: DecoderConfig) -> ModelFacts:

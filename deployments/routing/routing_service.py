@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from remora.configs.errors import ConfigError
-from remora.configs.live_update import CHOOSER, with_user_config
+from remora.configs.live_update import ROUTING_SERVICE, with_user_config
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.routing import NEEDS_BODY
@@ -49,14 +49,14 @@ PICK_TIMEOUT_S = 4.0
 log = logging.getLogger(__name__)
 
 
-def chooser_options(model: Mapping[str, Any]) -> Mapping[str, Any]:
+def routing_service_options(model: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return Serve's options of the chooser. Serve starts one beside each HAProxy by itself.
 
     model:  Serve's options of the replicas
     """
     max_requests = model["max_ongoing_requests"]
     return {
-        "name": CHOOSER,
+        "name": ROUTING_SERVICE,
         "ray_actor_options": {"num_cpus": 0},
         "max_ongoing_requests": max_requests,
         "max_queued_requests": max_requests,
@@ -65,7 +65,7 @@ def chooser_options(model: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-class Chooser:
+class RoutingService:
     """Chooses for one model. Raises ConfigError when the configuration is not valid.
 
     handle:  of the replicas

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.kernels.attention.mla import attend_latents, extend_over_latents
 from remora.kernels.memory import buffer
 from remora.kernels.rope import apply_rope
@@ -49,12 +49,14 @@ class PagedLatents:
         self._fixed_split = fixed_split
 
     def attend(
-        self, layer: int, heads: Tensor, turn: Turn, batch: ForwardBatch, rule: AttentionRule
+        self, layer: int, heads: Tensor, turn: QKNormRope, batch: ForwardBatch, rule: AttentionSpec
     ) -> Tensor:
         """Turn, store and attend; see `protocols.AttentionBackend`."""
         pages, size = self.pages[layer], self.latent_size
-        turned = heads[:, :, size:]
-        turned.copy_(apply_rope(turned, turn.cos, turn.sin, interleaved=turn.interleaved))
+        apply_qk_norm_rope = heads[:, :, size:]
+        apply_qk_norm_rope.copy_(
+            apply_rope(apply_qk_norm_rope, turn.cos, turn.sin, interleaved=turn.interleaved)
+        )
         query, latents = heads[:, :-1], heads[:, -1]
         pages.view(-1, pages.shape[-1]).index_copy_(0, batch.slots, latents)
         out = heads.new_empty((*query.shape[:2], size))

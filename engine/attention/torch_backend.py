@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.kernels.attention.decode import DecodePlan, attend_decode, plan_decode
 from remora.kernels.attention.prefill import attend_prefill
 from remora.kernels.kv_store import store_kv
@@ -55,14 +55,14 @@ class TorchAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: Turn,
+        turn: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionRule,
+        rule: AttentionSpec,
     ) -> Tensor:
         """Turn, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
         num_heads = heads.shape[1] - 2 * kv_pages.shape[3]
-        qk, value = turned(heads, num_heads, turn)
+        qk, value = apply_qk_norm_rope(heads, num_heads, turn)
         query = qk[:, :num_heads]
         store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
         num_decodes = batch.num_decodes
@@ -88,7 +88,7 @@ class TorchAttention:
             )
         return out
 
-    def _plan(self, batch: ForwardBatch, rule: AttentionRule) -> DecodePlan:
+    def _plan(self, batch: ForwardBatch, rule: AttentionSpec) -> DecodePlan:
         """Plan the decode rows once per batch and window; every layer uses the same plan."""
         if batch is not self._planned_batch:
             self._planned_batch = batch
@@ -108,7 +108,7 @@ class TorchAttention:
         return plan
 
 
-def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, rule: AttentionRule) -> Tensor:
+def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, rule: AttentionSpec) -> Tensor:
     return attend_decode(
         query,
         kv_pages,
@@ -120,7 +120,7 @@ def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, rule: AttentionRu
     )
 
 
-def turned(heads: Tensor, num_heads: int, turn: Turn) -> tuple[Tensor, Tensor]:
+def apply_qk_norm_rope(heads: Tensor, num_heads: int, turn: QKNormRope) -> tuple[Tensor, Tensor]:
     """Return queries and keys, normalised and rotated, and values as they are.
 
     heads:  [T, num_heads + 2 * num_kv_heads, head_dim]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.kernels.attention.decode import (
     FIXED_SPLIT_TOKENS,
     FIXED_SPLITS,
@@ -53,9 +53,9 @@ class TritonAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: Turn,
+        turn: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionRule,
+        rule: AttentionSpec,
     ) -> Tensor:
         """Turn, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from remora.engine.protocols import AttentionBackend
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
 
 class WindowedAttention:
@@ -36,9 +36,9 @@ class WindowedAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: Turn,
+        turn: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionRule,
+        rule: AttentionSpec,
     ) -> Tensor:
         """Attend by the layer's backend; see `protocols.AttentionBackend`."""
         is_windowed, place = self._places[layer]

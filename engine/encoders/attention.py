@@ -43,8 +43,8 @@ class BatchAttention:
         config, scores = self._config, self._scores
         if config.rope_thetas:
             cos, sin = self._turns[config.rope_thetas[layer]]
-            turned = apply_rope(heads[:, :2].flatten(1, 2), cos, sin)
-            heads = torch.cat((turned.view_as(heads[:, :2]), heads[:, 2:]), dim=1)
+            apply_qk_norm_rope = apply_rope(heads[:, :2].flatten(1, 2), cos, sin)
+            heads = torch.cat((apply_qk_norm_rope.view_as(heads[:, :2]), heads[:, 2:]), dim=1)
         if scores is None:
             window = config.windows[layer] if config.windows else None
             return attend_rows(heads, self._rows, window)

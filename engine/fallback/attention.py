@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remora.engine.protocols import AttentionBackend
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
 PAGED = "remora"
 STEP = "remora_step"
@@ -48,7 +48,7 @@ class Step:
     def __init__(
         self,
         attentions: Sequence[Attended],
-        rules: dict[int, AttentionRule],
+        rules: dict[int, AttentionSpec],
         batch: ForwardBatch,
         backend: AttentionBackend,
     ) -> None:
@@ -62,7 +62,7 @@ class Step:
         self._backend = backend
         self._next = 0
         nothing = batch.positions.new_empty((len(batch.positions), 0), dtype=torch.float32)
-        self._turn = Turn(cos=nothing, sin=nothing)  # heads come turned
+        self._turn = QKNormRope(cos=nothing, sin=nothing)  # heads come turned
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend [1, heads, T, dim]; returns [1, T, heads, value dim]."""
@@ -79,8 +79,8 @@ class Step:
         return out[..., : facts.value_dim].unsqueeze(0)
 
 
-def _rule(facts: Attended, sinks: Tensor | None) -> AttentionRule:
-    return AttentionRule(
+def _rule(facts: Attended, sinks: Tensor | None) -> AttentionSpec:
+    return AttentionSpec(
         scale=facts.scale,
         window=facts.window,
         soft_cap=facts.soft_cap,

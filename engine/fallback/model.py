@@ -19,7 +19,7 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
-from remora.engine.runner.batch import AttentionRule, ForwardBatch
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
 
@@ -47,7 +47,7 @@ class FallbackModel:
         self.layout = layout
         self.layers = range(len(structure.attentions))
         self._attentions = structure.attentions
-        self._rules: dict[int, AttentionRule] = {}
+        self._rules: dict[int, AttentionSpec] = {}
         self._ranks = Ranks()
         model = structure.build(dtype)
         head: nn.Linear = model.get_output_embeddings()

@@ -28,7 +28,7 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class Recorder(Protocol):
+class GraphRunner(Protocol):
     """Records work whose results stay in the same memory."""
 
     def record(self, run: Callable[[], T]) -> Callable[[], T]:
@@ -44,7 +44,7 @@ class Recorder(Protocol):
         ...
 
 
-class CudaRecorder:
+class CudaGraphRunner:
     """Recorder of CUDA graphs, which share one pool of memory: only one runs at a time."""
 
     def __init__(self) -> None:

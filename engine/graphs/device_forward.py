@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from remora.configs.planning.graph_sizes import size_for
-from remora.engine.graphs.cuda_graphs import Recorder
+from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, Model
@@ -85,14 +85,14 @@ class DeviceForward:
         self._sizes: tuple[int, ...] = ()
         self._is_padded = True
         self._max_tokens: int | None = None
-        self._recorder: Recorder | None = None
+        self._graph_runner: GraphRunner | None = None
         self._hidden: Tensor | None = None
         self._adapters: Int32Array = np.empty(0, dtype=np.int32)
 
     @torch.inference_mode()
     def record(
         self,
-        recorder: Recorder,
+        graph_runner: GraphRunner,
         sizes: Sequence[int],
         *,
         adapters: bool,
@@ -118,9 +118,9 @@ class DeviceForward:
                 if results is None:
                     results = self._run_decode(size, adapted)
                 run = partial(self._decode_into, results, size, adapted)
-                self._graphs[size, adapted] = recorder.record(run)
+                self._graphs[size, adapted] = graph_runner.record(run)
             on_each()
-        self._sizes, self._recorder = tuple(sizes), recorder
+        self._sizes, self._graph_runner = tuple(sizes), graph_runner
         self._is_padded, self._max_tokens = padded, max_tokens
 
     @torch.inference_mode()
@@ -140,7 +140,7 @@ class DeviceForward:
         return self._model.logits(self._hidden[first:last], groups)
 
     @torch.inference_mode()
-    def take_newest(self, rows: IntArray, token_ids: Tensor) -> None:
+    def set_last_tokens(self, rows: IntArray, token_ids: Tensor) -> None:
         """Keep each row's newest token."""
         (lines,) = self._noted.upload([rows.astype(np.int32)])
         self._newest.index_copy_(0, lines.long(), token_ids.to(self._device))
@@ -153,8 +153,8 @@ class DeviceForward:
     def close(self) -> None:
         """Forget what was recorded."""
         self._graphs.clear()
-        if self._recorder is not None:
-            self._recorder.close()
+        if self._graph_runner is not None:
+            self._graph_runner.close()
 
     def _grow(self, grown: Int32Array) -> None:
         for first in range(0, grown.shape[1], MAX_GROWN):

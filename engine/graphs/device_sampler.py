@@ -17,10 +17,10 @@ from torch import Tensor
 from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.sampling.token_sampler import (
     NO_TOKEN_LEFT,
-    Chosen,
-    Described,
     Draws,
+    SampledLogprobs,
     SamplingKernels,
+    TokenBatch,
 )
 from remora.engine.types import NOT_FINITE, LogprobRows, RowFault, TokenArray
 from remora.kernels import sampling as sampling_kernels
@@ -29,7 +29,7 @@ from remora.kernels.device_sampling import choose_on_device, token_logprobs_on_d
 Fetch = Callable[[], list[npt.NDArray[Any]]]
 
 
-class DeviceChoosing:
+class DeviceTokenSampler:
     """Choosing for steps of at most `max_rows` lines."""
 
     kernels: SamplingKernels = sampling_kernels
@@ -40,8 +40,8 @@ class DeviceChoosing:
         self._lines = Staging(device, room_for([Shape((max_rows,), np.dtype(np.int64))]))
 
     @torch.inference_mode()
-    def choose(self, logits: Tensor, draws: Draws | None) -> Chosen:
-        """Launch what chooses; see `Choosing`."""
+    def choose(self, logits: Tensor, draws: Draws | None) -> TokenBatch:
+        """Launch what chooses; see `TokenSampler`."""
         is_empty = logits.amax(1).isneginf()
         arrays = self._draws.upload(_arrays(draws, len(logits)))
         temperature, uniforms, top_k, top_p, min_p = arrays
@@ -51,8 +51,10 @@ class DeviceChoosing:
         return _OnDevice(token_ids, fetching([token_ids, is_good, is_empty]))
 
     @torch.inference_mode()
-    def describe(self, raw: Tensor, lines: TokenArray, chosen: Chosen, num_top: int) -> Described:
-        """Launch what describes; see `Choosing`."""
+    def describe(
+        self, raw: Tensor, lines: TokenArray, chosen: TokenBatch, num_top: int
+    ) -> SampledLogprobs:
+        """Launch what describes; see `TokenSampler`."""
         (there,) = self._lines.upload([lines.astype(np.int64)])
         token_ids = chosen.token_ids.index_select(0, there)
         made = token_logprobs_on_device(raw, token_ids, num_top)

@@ -30,7 +30,7 @@ from remora.engine.layers.norm import Norm
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderBlock, DecoderModel
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, Fill, nothing_left
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.kernels.cpu.buffers import Batch, PagedCache, Rows, Updates
 from remora.kernels.cpu.experts import add_weighted
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
@@ -78,7 +78,7 @@ class StepProgramBuilder:
         model: DecoderModel,
         team: Team,
         shape: StepShape,
-        table: RowTable,
+        table: InputBatch,
         *,
         layer_format: Format,
         head_format: Format,

@@ -68,7 +68,7 @@ class CacheEvents:
                 parent=int.from_bytes(before) if before else None,
                 tokens=tuple(node.tokens[first * self._page_size :]),
                 page_size=self._page_size,
-                adapter=namespace.adapter_instance,
+                adapter=namespace.lora_id,
             )
         )
 

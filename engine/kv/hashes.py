@@ -25,7 +25,7 @@ def page_hashes(namespace: Namespace, token_ids: Sequence[int], page_size: int) 
 
 def root_hash(namespace: Namespace) -> bytes:
     """Return what the first page of a namespace is chained to."""
-    name = f"{namespace.adapter_instance}:{namespace.salt}"
+    name = f"{namespace.lora_id}:{namespace.salt}"
     return blake2b(name.encode(errors="surrogatepass"), digest_size=HASH_BYTES).digest()
 
 

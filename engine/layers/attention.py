@@ -16,7 +16,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
 
 class SelfAttention:
@@ -68,14 +68,14 @@ class SelfAttention:
         self.rule = self._make_rule(config, layer, device)
         self._make_norms(config, layout, dtype, device)
 
-    def _make_rule(self, config: DecoderConfig, layer: int, device: str) -> AttentionRule:
+    def _make_rule(self, config: DecoderConfig, layer: int, device: str) -> AttentionSpec:
         shape, held = config.attention, self._heads.held
         sinks = torch.empty(len(held), dtype=torch.float32, device=device) if shape.sinks else None
         slopes = None
         if shape.alibi is not None:
             every = alibi_slopes(shape.num_heads)[held.start : held.stop]
             slopes = (every * shape.alibi).to(device)
-        return AttentionRule(
+        return AttentionSpec(
             scale=shape.scale,
             window=config.layers[layer].window,
             both_ways=shape.both_ways,
@@ -131,11 +131,11 @@ class SelfAttention:
         if self.other_norms is not None:
             heads = self._normalize(heads, self.other_norms, group)
         if self.head_norms is None:
-            turn = Turn(cos=cos, sin=sin, interleaved=self.interleaved)
+            turn = QKNormRope(cos=cos, sin=sin, interleaved=self.interleaved)
         else:
             query_norm, key_norm = self.head_norms
             norms = query_norm.weight, key_norm.weight
-            turn = Turn(
+            turn = QKNormRope(
                 cos=cos, sin=sin, interleaved=self.interleaved, norms=norms, eps=query_norm.eps
             )
         attended = attention.attend(self.layer, heads, turn, batch, self.rule)

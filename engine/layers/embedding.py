@@ -40,7 +40,7 @@ class Embedding:
         places = (token_ids - held.start).masked_fill_(is_absent, 0)
         return self._rows(places, groups).masked_fill_(is_absent.unsqueeze(1), 0)
 
-    def make_room(self, num_slots: int, max_rank: int) -> LowRankSlots:
+    def allocate_slots(self, num_slots: int, max_rank: int) -> LowRankSlots:
         """Allocate `adapters`: a slot for each, of `max_rank` at most."""
         num_tokens, size = self.weight.shape
         device = str(self.weight.device)

@@ -86,10 +86,10 @@ class Experts:
         made = self._multiply(routed, ids, weights)
         if self.shared is None:
             return made
-        beside = self.shared(hidden, adapters)
+        scoped_task = self.shared(hidden, adapters)
         if self.shared_gate is not None:
-            beside *= torch.sigmoid(self.shared_gate(hidden))
-        return made.add_(beside)
+            scoped_task *= torch.sigmoid(self.shared_gate(hidden))
+        return made.add_(scoped_task)
 
     def _multiply(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         biases, gating = self.biases, self.config.gating

@@ -25,7 +25,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import WHOLE, Layout
 from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
 NORM_EPS = 1e-6  # of the norms of what is narrow, whatever config.json says of the others
 
@@ -52,7 +52,7 @@ class LatentAttention:
         self.layer = layer - layout.layers(config.num_layers).start
         self.config = latent
         self.interleaved = config.layers[layer].rope.interleaved
-        self.rule = AttentionRule(scale=shape.scale)
+        self.rule = AttentionSpec(scale=shape.scale)
         self._heads = Axis(shape.num_heads, layout.share(shape.num_heads))
         self.num_heads = len(self._heads.held)
         outer = Axis.whole(config.hidden_size)
@@ -109,7 +109,7 @@ class LatentAttention:
         heads[:, :-1, latent.size :] = query[:, :, latent.key_size :]
         heads[:, -1, : latent.size] = self.latent_norm(row[:, : latent.size])
         heads[:, -1, latent.size :] = row[:, latent.size :]
-        turn = Turn(cos=cos, sin=sin, interleaved=self.interleaved)
+        turn = QKNormRope(cos=cos, sin=sin, interleaved=self.interleaved)
         attended = attention.attend(self.layer, heads, turn, batch, self.rule)
         values = torch.bmm(attended.transpose(0, 1), make_values.transpose(1, 2))
         return self.o_proj(values.transpose(0, 1).flatten(1), batch.adapters)

@@ -70,7 +70,7 @@ class Linear:
             self.adapters.add(x, y, groups)
         return y
 
-    def make_room(self, num_slots: int, max_rank: int) -> LowRankSlots:
+    def allocate_slots(self, num_slots: int, max_rank: int) -> LowRankSlots:
         """Allocate `adapters`: a slot for each, of `max_rank` at most."""
         parts = [len(part.held) for part in self.parts.values()]
         self.adapters = LowRankSlots(

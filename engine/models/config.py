@@ -251,7 +251,7 @@ class TensorRule:
     pattern: str
     names: tuple[str, ...]
     split: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-    turned: bool = False
+    apply_qk_norm_rope: bool = False
     bars_updates: str = ""
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.engine.layers.attention import SelfAttention
 from remora.engine.layers.embedding import Embedding, Head
 from remora.engine.layers.experts import Experts
@@ -267,7 +267,7 @@ class DecoderModel:
         """Map the names of one of `blocks`."""
         return dict(self.blocks[number].tensors(f"model.layers.{self.layers[number]}."))
 
-    def make_room(self, room: AdapterRoom) -> dict[str, UpdatePlace]:
+    def allocate_slots(self, room: LoRASlotConfig) -> dict[str, UpdatePlace]:
         """Allocate slots for adapters; returns where updates of each weight go.
 
         The head's is `lm_head` also where its weight is the embedding's: the two are updated apart.
@@ -275,15 +275,15 @@ class DecoderModel:
         size = (room.num_slots, room.max_rank)
         places: dict[str, UpdatePlace] = {}
         if self.layout.is_first_stage and EMBEDDING.rpartition(".")[2] in room.targets:
-            self.embedding.make_room(*size)
+            self.embedding.allocate_slots(*size)
             places[f"{EMBEDDING}.weight"] = self.embedding.place()
         for layer, block in zip(self.layers, self.blocks, strict=True):
             for prefix, linear in block.linears(f"model.layers.{layer}."):
                 if not linear.parts.keys().isdisjoint(room.targets):
-                    linear.make_room(*size)
+                    linear.allocate_slots(*size)
                     places.update(linear.places(prefix))
         if self.layout.is_last_stage and HEAD in room.targets:
-            self.head.linear.make_room(*size)
+            self.head.linear.allocate_slots(*size)
             ((_, place),) = self.head.linear.places("")
             places[f"{HEAD}.weight"] = place
         return places

@@ -14,7 +14,7 @@ from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.wire import ComeIn, Failed, Logits, Message, Step
 from remora.engine.protocols import AdapterPool, ForwardPass
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 
 
 class Follower:
@@ -27,7 +27,7 @@ class Follower:
     def __init__(
         self,
         forward: ForwardPass,
-        table: RowTable,
+        table: InputBatch,
         channel: Channel,
         group: Group,
         adapters: AdapterPool | None = None,
@@ -76,7 +76,7 @@ class Follower:
             self._table.add_tokens(step.rows, step.token_ids)
         if self.adapters is not None:
             for load in step.plan.loads:
-                self.adapters.install(load.slot, load.instance)
+                self.adapters.install(load.slot, load.lora_id)
         for init in step.plan.added:
             self._table.start(init)
         if len(step.plan.page_rows):

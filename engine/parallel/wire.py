@@ -95,7 +95,7 @@ def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
     payload = b"".join(
         (
             _STEP.pack(plan.step_id, *counts, len(rows)),
-            np.array([load.instance for load in loads], "<i8").tobytes(),
+            np.array([load.lora_id for load in loads], "<i8").tobytes(),
             *(np.ascontiguousarray(init.token_ids, "<i8").tobytes() for init in added),
             token_ids.astype("<i8", copy=False).tobytes(),
             np.array([load.slot for load in loads], "<i4").tobytes(),
@@ -153,7 +153,7 @@ def _decode_step(payload: memoryview) -> Step:
     step_id, *counts = _STEP.unpack_from(payload)
     num_loads, num_added, num_tokens, num_pages, num_windows, num_rows, num_sampled = counts
     numbers = _Numbers(payload, _STEP.size)
-    instances = numbers.take(num_loads, np.int64)
+    lora_ids = numbers.take(num_loads, np.int64)
     known = numbers.take(num_tokens, np.int64)
     token_ids = numbers.take(num_sampled, np.int64)
     slots = numbers.take(num_loads, np.int32)
@@ -176,8 +176,8 @@ def _decode_step(payload: memoryview) -> Step:
         num_tokens=num_each,
         samples=samples,
         loads=tuple(
-            SlotLoad(slot, instance)
-            for slot, instance in zip(slots.tolist(), instances.tolist(), strict=True)
+            SlotLoad(slot, lora_id)
+            for slot, lora_id in zip(slots.tolist(), lora_ids.tolist(), strict=True)
         ),
     )
     return Step(plan, sampled_rows, token_ids)

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from remora.engine.attention.torch_backend import turned
+from remora.engine.attention.torch_backend import apply_qk_norm_rope
 from remora.engine.pooling.rows import RowBatch
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
 
 class RowsAttention:
@@ -22,12 +22,12 @@ class RowsAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: Turn,
+        turn: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionRule,
+        rule: AttentionSpec,
     ) -> Tensor:
         """Turn and attend; see `protocols.AttentionBackend`."""
-        turned_heads, value = turned(heads, self._num_heads, turn)
+        turned_heads, value = apply_qk_norm_rope(heads, self._num_heads, turn)
         query, key = turned_heads[:, : self._num_heads], turned_heads[:, self._num_heads :]
         out = torch.empty_like(query)
         for start, count, length in self._rows.groups:
@@ -41,7 +41,7 @@ class RowsAttention:
         return out
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, rule: AttentionRule) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, rule: AttentionSpec) -> Tensor:
     """Attend within rows: [rows, heads, length, head_dim]."""
     length = query.shape[2]
     is_near = rule.window is None or rule.window >= length

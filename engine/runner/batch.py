@@ -15,7 +15,7 @@ from remora.kernels.lora import NO_GROUPS, RowGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class QKNormRope:
     """What happens to heads of queries and keys before they attend: perhaps a norm, then rotation.
 
     cos, sin:     [T, pairs] in the dtype of the heads, as in `kernels/rope.py`
@@ -32,7 +32,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionRule:
+class AttentionSpec:
     """How a layer's queries look at keys.
 
     scale:     factor on q.k before softmax

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.engine.protocols import AttentionBackend, Model
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
 TRACED_ROWS = 4  # any number would do, but for 0 and 1
@@ -113,8 +113,8 @@ class _Tokens:
 class _Note:
     """What is the same in every step of a layer: how it attends, and the shape of its results."""
 
-    turn: Turn
-    rule: AttentionRule
+    turn: QKNormRope
+    rule: AttentionSpec
     shape: tuple[int, ...]
 
 
@@ -129,7 +129,7 @@ class _Attending:
         _RUNNING[self.number] = self
 
     def attend(
-        self, layer: int, heads: Tensor, turn: Turn, batch: ForwardBatch, rule: AttentionRule
+        self, layer: int, heads: Tensor, turn: QKNormRope, batch: ForwardBatch, rule: AttentionSpec
     ) -> Tensor:
         """Stand for the backend while the model is compiled."""
         result: Tensor = torch.ops.remora.attend(self.number, layer, heads, turn.cos, turn.sin)
@@ -150,7 +150,7 @@ class _Noting:
         self._attending = attending
 
     def attend(
-        self, layer: int, heads: Tensor, turn: Turn, batch: ForwardBatch, rule: AttentionRule
+        self, layer: int, heads: Tensor, turn: QKNormRope, batch: ForwardBatch, rule: AttentionSpec
     ) -> Tensor:
         """Attend, and note how."""
         out = self._attending.attention.attend(layer, heads, turn, batch, rule)

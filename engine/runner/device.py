@@ -23,9 +23,9 @@ from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.attention.windowed import WindowedAttention
 from remora.engine.fallback.model import FallbackModel
-from remora.engine.graphs.cuda_graphs import Recorder, no_garbage_collection
+from remora.engine.graphs.cuda_graphs import GraphRunner, no_garbage_collection
 from remora.engine.graphs.device_forward import DeviceForward, Limits
-from remora.engine.graphs.device_sampler import DeviceChoosing
+from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
@@ -34,7 +34,7 @@ from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.device_memory import Meter, largest_step, measure_steps
 from remora.engine.runner.eager import make_batch
 from remora.engine.runner.inputs import on_dump_page
-from remora.engine.sampling.token_sampler import Choosing, HostChoosing
+from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.attention.decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
 
@@ -116,11 +116,11 @@ def split_options(how: DevicePlan) -> dict[str, Any]:
     }
 
 
-def make_choosing(plan: EnginePlan) -> Choosing:
+def make_choosing(plan: EnginePlan) -> TokenSampler:
     """Make what chooses tokens from the logits of the plan's device."""
     if plan.on_device.attention_backend == "torch":
-        return HostChoosing(sampling_kernels)
-    return DeviceChoosing(torch.device(plan.device), plan.max_running_requests)
+        return HostTokenSampler(sampling_kernels)
+    return DeviceTokenSampler(torch.device(plan.device), plan.max_running_requests)
 
 
 def compile_model(
@@ -195,7 +195,7 @@ def warm_up(forward: DeviceForward, plan: EnginePlan) -> None:
         rows = 4 * rows + 1
 
 
-def warm_up_choosing(choosing: Choosing, vocab_size: int, device: torch.device) -> None:
+def warm_up_choosing(choosing: TokenSampler, vocab_size: int, device: torch.device) -> None:
     """Do everything that a request may ask of its logits, for the same reason."""
     logits = torch.zeros(1, vocab_size, device=device)
     line, words = np.zeros(1, np.int64), np.full((1, -(-vocab_size // 32)), -1, np.int32)
@@ -209,7 +209,7 @@ def warm_up_choosing(choosing: Choosing, vocab_size: int, device: torch.device) 
 
 
 def record(
-    forward: DeviceForward, plan: EnginePlan, recorder: Recorder, *, show_progress: bool
+    forward: DeviceForward, plan: EnginePlan, graph_runner: GraphRunner, *, show_progress: bool
 ) -> None:
     """Record decode steps of the plan's sizes, the largest first."""
     how = plan.on_device
@@ -219,7 +219,7 @@ def record(
         progress_bar("Recording decode steps", len(how.graph_sizes), show_progress) as advance,
     ):
         forward.record(
-            recorder,
+            graph_runner,
             how.graph_sizes,
             adapters=plan.adapters is not None,
             padded=how.graph_padding,

@@ -16,7 +16,7 @@ from remora.configs.planning.plan import EnginePlan
 from remora.engine.kv.pages import pages_needed
 from remora.engine.protocols import ForwardPass
 from remora.engine.runner.inputs import StepInputs, on_dump_page
-from remora.engine.sampling.token_sampler import Choosing, Draws
+from remora.engine.sampling.token_sampler import Draws, TokenSampler
 
 GRAPH_BYTES = 8 * 2**20  # of a recorded graph, beside the memory that all of them share
 LOGIT_BYTES = 4  # what all of them leave their logits in
@@ -54,7 +54,7 @@ class CudaMeter:
 
 @torch.inference_mode()
 def measure_steps(
-    plan: EnginePlan, vocab_size: int, forward: ForwardPass, choosing: Choosing, meter: Meter
+    plan: EnginePlan, vocab_size: int, forward: ForwardPass, choosing: TokenSampler, meter: Meter
 ) -> int:
     """Return the bytes that the largest steps need, and graphs of decode steps beside them.
 

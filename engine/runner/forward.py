@@ -14,7 +14,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.coverage import not_covered
-from remora.engine.graphs.cuda_graphs import CudaRecorder
+from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.layers.experts import Experts
 from remora.engine.models.config import DecoderConfig
@@ -24,8 +24,8 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.protocols import Fill, ForwardPass, TakesNewest, nothing_left
 from remora.engine.runner import device
 from remora.engine.runner.eager import EagerForward
-from remora.engine.runner.inputs import RowTable
-from remora.engine.sampling.token_sampler import Choosing, HostChoosing
+from remora.engine.runner.inputs import InputBatch
+from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from remora.kernels.cpu.library import Format, Library, Team
@@ -48,7 +48,7 @@ class BuiltForward:
     """
 
     forward: ForwardPass
-    choosing: Choosing
+    choosing: TokenSampler
     description: str
     step_weight_bytes: int
     torch_threads: int
@@ -58,7 +58,7 @@ class BuiltForward:
 def build_forward(
     model: DecoderModel | FallbackModel,
     plan: EnginePlan,
-    table: RowTable,
+    table: InputBatch,
     cache_dir: Path,
     group: Group = ALONE,
     *,
@@ -136,7 +136,7 @@ def _refuse_quantization(plan: EnginePlan, reason: str) -> None:
 
 
 def _native(
-    model: DecoderModel, plan: EnginePlan, table: RowTable, library: Library, fill: Fill
+    model: DecoderModel, plan: EnginePlan, table: InputBatch, library: Library, fill: Fill
 ) -> BuiltForward:
     plain = FORMATS[plan.dtype]
     layer_format, head_format = QUANTIZED_FORMATS.get(plan.quantization, (plain, plain))
@@ -160,7 +160,7 @@ def _native(
     ).build(fill)
     return BuiltForward(
         forward=program,
-        choosing=HostChoosing(NativeSampling(team)),
+        choosing=HostTokenSampler(NativeSampling(team)),
         description=f"native step program ({library.instructions}{already_compiled})",
         step_weight_bytes=program.weight_bytes,
         torch_threads=1,
@@ -177,7 +177,7 @@ def _on_device(
     device.warm_up_choosing(choosing, model.vocab_size, torch.device(plan.device))
     steps = "launched one by one"
     if plan.on_device.graph_sizes:
-        device.record(forward, plan, CudaRecorder(), show_progress=show_progress)
+        device.record(forward, plan, CudaGraphRunner(), show_progress=show_progress)
         steps = f"recorded for up to {plan.on_device.graph_sizes[-1]} rows"
     if plan.on_device.compiled_rows:
         steps += f", {device.describe_compiled(plan)}"
@@ -201,7 +201,7 @@ def _compiled(
     compiled = device.compile_model(model, attention, plan, show_progress=show_progress)
     return BuiltForward(
         forward=EagerForward(compiled, attention, page_size=plan.page_size, device=plan.device),
-        choosing=HostChoosing(sampling_kernels),
+        choosing=HostTokenSampler(sampling_kernels),
         description=f"torch, {device.describe_compiled(plan)} (as engine.compile says)",
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
@@ -243,7 +243,7 @@ def _eager(
         )
     return BuiltForward(
         forward=forward,
-        choosing=HostChoosing(sampling_kernels),
+        choosing=HostTokenSampler(sampling_kernels),
         description=description,
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,

@@ -1,6 +1,6 @@
 """Rows between steps, and what one step computes on: plain arrays, laid out flat.
 
-`RowTable` keeps each row's tokens and pages by the deltas of the plans, so a plan never repeats a
+`InputBatch` keeps each row's tokens and pages by the deltas of the plans, so a plan never repeats a
 prompt or a block table. Knows nothing of devices, models, requests or of how rows were chosen.
 
 Legend: T tokens of the step, S rows that take part, R rows of logits.
@@ -75,7 +75,7 @@ class StepInputs:
         return len(self.token_ids)
 
 
-class RowTable:
+class InputBatch:
     """Tokens and pages of every row.
 
     tables:         [max_rows, max_pages] int32
@@ -109,9 +109,9 @@ class RowTable:
 
     def add_pages(self, rows: IntArray, page_ids: IntArray, window_ids: IntArray = NO_IDS) -> None:
         """Append each page to its row's table, in order, and the one of window layers beside it."""
-        beside = window_ids if self.window_tables is not None else np.zeros_like(page_ids)
+        scoped_task = window_ids if self.window_tables is not None else np.zeros_like(page_ids)
         for row, page, window_page in zip(
-            rows.tolist(), page_ids.tolist(), beside.tolist(), strict=True
+            rows.tolist(), page_ids.tolist(), scoped_task.tolist(), strict=True
         ):
             column = int(self._num_pages[row])
             self.tables[row, column] = page

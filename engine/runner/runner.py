@@ -19,10 +19,10 @@ from torch import Tensor
 from remora.engine.parallel.followers import Followers, NoFollowers
 from remora.engine.parallel.group import Alone, Group
 from remora.engine.protocols import PROMPT_LOGPROB_ROWS, AdapterPool, ForwardPass, TakesNewest
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.sampling.logprobs import concat_logprobs
 from remora.engine.sampling.sampler import Choice, SampledTokens, Sampler, prompt_logprobs
-from remora.engine.sampling.token_sampler import Choosing
+from remora.engine.sampling.token_sampler import TokenSampler
 from remora.engine.types import (
     FloatArray,
     IntArray,
@@ -64,7 +64,7 @@ class LocalRunner:
         self,
         forward: ForwardPass,
         sampler: Sampler,
-        table: RowTable,
+        table: InputBatch,
         followers: Followers | None = None,
         group: Group | None = None,
         adapters: AdapterPool | None = None,
@@ -130,7 +130,7 @@ class LocalRunner:
             sample_s=step.sample_s + time.perf_counter() - started,
         )
 
-    def exchange(self, forward: ForwardPass, choosing: Choosing) -> None:
+    def exchange(self, forward: ForwardPass, choosing: TokenSampler) -> None:
         """Take another forward pass in the place of this one, which ends. Only while no row is."""
         self._forward.close()
         self._forward = forward
@@ -177,7 +177,7 @@ class LocalRunner:
         if len(step.rows):
             step.choice = self._sampler.choose(step.logits, step.rows)
             if self._newest is not None:
-                self._newest.take_newest(step.rows, step.choice.chosen.token_ids)
+                self._newest.set_last_tokens(step.rows, step.choice.chosen.token_ids)
         if self._shown:
             step.hidden_states = self._hidden_states(step.plan, step.inputs)
         # After sampling: these logits take the place of those.
@@ -187,7 +187,7 @@ class LocalRunner:
     def _update_rows(self, plan: StepPlan) -> None:
         if self._adapters is not None:
             for load in plan.loads:
-                self._adapters.install(load.slot, load.instance)
+                self._adapters.install(load.slot, load.lora_id)
         for step in self._steps:
             step.gone |= {*plan.dropped.tolist(), *(init.row for init in plan.added)}
         for row in plan.dropped.tolist():

@@ -32,7 +32,7 @@ LEFT_NICENESS = 19
 Steps = Sequence[tuple[int, Callable[[], object]]]
 
 
-class GuideFailed(Exception):
+class ConstraintFailed(Exception):
     """A row cannot go on; the message says why. Others are not concerned."""
 
 
@@ -87,7 +87,7 @@ class Work:
             return self._steps[at + 1 :]
 
 
-class GuideThread:
+class ConstraintThread:
     """Does work in the order in which it was begun. For one caller; starts nothing before it."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ def fault_of(action: Callable[[], object], row: int) -> RowFault | None:
     """Do what a guide does for a row; returns why that failed, if it did."""
     try:
         action()
-    except GuideFailed as reason:
+    except ConstraintFailed as reason:
         return RowFault(str(reason))
     except MatcherTooSlow as reason:
         return RowFault(str(reason), of_request=True)

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from remora.engine.sampling.constraint_thread import GuideFailed
+from remora.engine.sampling.constraint_thread import ConstraintFailed
 from remora.engine.tokens.token_text import Spellings
-from remora.engine.types import MaskWords, Matcher, RowInit, Thinking
+from remora.engine.types import MaskWords, Matcher, ReasoningBudget, RowInit
 
 
 def mask_words(token_ids: Iterable[int], vocab_size: int) -> MaskWords:
@@ -35,11 +35,11 @@ def needs_guide(init: RowInit) -> bool:
     )
 
 
-class RowGuide:
+class RowConstraint:
     """One row's way through the phases of its output.
 
     is_complete:  its grammar has come to its end; nothing may follow
-    Raises GuideFailed, as `accept` does.
+    Raises ConstraintFailed, as `accept` does.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RowGuide:
                 words &= mask
 
     def accept(self, token_id: int) -> None:
-        """Take note of the next token. Raises GuideFailed if the row cannot go on after it."""
+        """Take note of the next token. Raises ConstraintFailed if the row cannot go on after it."""
         if self._take(token_id):
             self._see_whether_complete()
 
@@ -132,7 +132,7 @@ class RowGuide:
         elif matcher.accept(token_id):
             return True
         elif token_id not in self._stop_ids:
-            raise GuideFailed(f"its constraint refuses token {token_id}, which it had allowed")
+            raise ConstraintFailed(f"its constraint refuses token {token_id}, which it had allowed")
         return False
 
     def _begin_answer(self, rest: bytes) -> bool:
@@ -142,7 +142,7 @@ class RowGuide:
             return False
         token_ids = self._spellings.spell(text)
         if token_ids is None or not all(map(self._matcher.accept, token_ids)):
-            raise GuideFailed(
+            raise ConstraintFailed(
                 "the token that ended its thought also began an answer that its constraint does "
                 "not allow"
             )
@@ -174,7 +174,7 @@ class _Healing:
 class _Thought:
     """A thought that has not ended yet."""
 
-    def __init__(self, thinking: Thinking) -> None:
+    def __init__(self, thinking: ReasoningBudget) -> None:
         self._end = thinking.end.encode()
         self._end_ids = thinking.end_ids
         self.exit_ids = thinking.exit_ids

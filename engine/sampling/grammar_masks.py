@@ -13,8 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from remora.engine.sampling.constraint_thread import GuideThread, Work, fault_of
-from remora.engine.sampling.constraints import RowGuide, needs_guide
+from remora.engine.sampling.constraint_thread import ConstraintThread, Work, fault_of
+from remora.engine.sampling.constraints import RowConstraint, needs_guide
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.types import IntArray, MaskWords, RowFault, RowInit, TokenArray
 
@@ -34,7 +34,7 @@ class StepMasks:
 
 
 @dataclass(frozen=True, slots=True)
-class GuidedEnds:
+class ConstrainedEnds:
     """Rows that end by what their guides say of their newest tokens.
 
     completed:  their grammar is complete
@@ -45,7 +45,7 @@ class GuidedEnds:
     failed: dict[int, RowFault] = field(default_factory=dict)
 
 
-NOBODY_ENDS = GuidedEnds()
+NOBODY_ENDS = ConstrainedEnds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,10 +74,10 @@ class RowMasks:
         self._eos_token_ids = tuple(eos_token_ids)
         self._spellings = spellings
         self._max_rows = max_rows
-        self._guides: dict[int, RowGuide] = {}
+        self._guides: dict[int, RowConstraint] = {}
         self._failed: dict[int, RowFault] = {}
         self._words: MaskWords | None = None
-        self._thread = GuideThread()
+        self._thread = ConstraintThread()
         self._begun: _Filling | None = None
 
     def add_row(self, init: RowInit) -> None:
@@ -116,7 +116,7 @@ class RowMasks:
 
     def accept(
         self, rows: IntArray, token_ids: TokenArray, *, unsampled: Collection[int] = ()
-    ) -> GuidedEnds:
+    ) -> ConstrainedEnds:
         """Tell the guides of rows [R] their new tokens [R]; those of `unsampled` mean nothing."""
         if not (self._guides or self._failed):
             return NOBODY_ENDS
@@ -135,14 +135,14 @@ class RowMasks:
             elif guide.is_spent:
                 self._guides.pop(row, None)
         failed = {row: self._failed[row] for row in rows.tolist() if row in self._failed}
-        return GuidedEnds(frozenset(completed) - failed.keys(), failed)
+        return ConstrainedEnds(frozenset(completed) - failed.keys(), failed)
 
     def close(self) -> None:
         """End the thread."""
         self._thread.close()
 
     def _guide(self, init: RowInit) -> None:
-        self._guides[init.row] = RowGuide(
+        self._guides[init.row] = RowConstraint(
             init, self._eos_token_ids, self._vocab_size, self._spellings
         )
 
@@ -181,7 +181,7 @@ class RowMasks:
             self._words = None  # a thread that was left may still write there
 
 
-def _fill_line(guide: RowGuide, words: MaskWords, line: int, overruling: set[int]) -> None:
+def _fill_line(guide: RowConstraint, words: MaskWords, line: int, overruling: set[int]) -> None:
     if guide.overrules_bans:
         overruling.add(line)
     guide.fill(words)

@@ -25,13 +25,13 @@ from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.sampling.logit_edits import RowEdits, apply_edits
 from remora.engine.sampling.logit_processors import LogitProcessor, RowProcessor
 from remora.engine.sampling.token_sampler import (
-    Choosing,
-    Chosen,
-    Described,
     DoubleArray,
     Draws,
-    HostChoosing,
+    HostTokenSampler,
+    SampledLogprobs,
     SamplingKernels,
+    TokenBatch,
+    TokenSampler,
     describe,
 )
 from remora.engine.tokens.token_text import Spellings
@@ -79,8 +79,8 @@ class Choice:
     """
 
     rows: IntArray
-    chosen: Chosen
-    described: tuple[tuple[TokenArray, Described], ...] = ()
+    chosen: TokenBatch
+    described: tuple[tuple[TokenArray, SampledLogprobs], ...] = ()
     failed: Mapping[int, RowFault] = field(default_factory=dict)
 
 
@@ -141,11 +141,11 @@ class Sampler:
         max_rows: int,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        choosing: Choosing | None = None,
+        choosing: TokenSampler | None = None,
         spellings: Spellings | None = None,
         processors: Mapping[str, LogitProcessor] = MappingProxyType({}),
     ) -> None:
-        self.choosing = choosing or HostChoosing(torch_kernels)
+        self.choosing = choosing or HostTokenSampler(torch_kernels)
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._temperature = np.zeros(max_rows, np.float32)

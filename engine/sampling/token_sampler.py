@@ -78,7 +78,7 @@ class Draws:
     min_p: FloatArray
 
 
-class Chosen(Protocol):
+class TokenBatch(Protocol):
     """One token for each line."""
 
     @property
@@ -91,7 +91,7 @@ class Chosen(Protocol):
         ...
 
 
-class Described(Protocol):
+class SampledLogprobs(Protocol):
     """Log-probabilities of n tokens."""
 
     def take(self) -> LogprobRows:
@@ -99,7 +99,7 @@ class Described(Protocol):
         ...
 
 
-class Choosing(Protocol):
+class TokenSampler(Protocol):
     """What chooses and describes tokens.
 
     kernels:  by which it does, and by which prompts are described
@@ -107,14 +107,16 @@ class Choosing(Protocol):
 
     kernels: SamplingKernels
 
-    def choose(self, logits: Tensor, draws: Draws | None) -> Chosen:
+    def choose(self, logits: Tensor, draws: Draws | None) -> TokenBatch:
         """Choose one token for each line of logits [R, V], which may be overwritten.
 
         draws:  None = the greatest of each
         """
         ...
 
-    def describe(self, raw: Tensor, lines: TokenArray, chosen: Chosen, num_top: int) -> Described:
+    def describe(
+        self, raw: Tensor, lines: TokenArray, chosen: TokenBatch, num_top: int
+    ) -> SampledLogprobs:
         """Describe what was chosen in some lines [n], and the likeliest tokens there.
 
         raw:  [n, V] logits of these lines as they were; not to be changed until it is taken
@@ -122,14 +124,14 @@ class Choosing(Protocol):
         ...
 
 
-class HostChoosing:
+class HostTokenSampler:
     """Choosing that is done when it returns."""
 
     def __init__(self, kernels: SamplingKernels) -> None:
         self.kernels = kernels
 
-    def choose(self, logits: Tensor, draws: Draws | None) -> Chosen:
-        """Choose now; see `Choosing`."""
+    def choose(self, logits: Tensor, draws: Draws | None) -> TokenBatch:
+        """Choose now; see `TokenSampler`."""
         if draws is None:
             token_ids, is_good = self.kernels.greedy(logits)
         else:
@@ -144,9 +146,11 @@ class HostChoosing:
         faults = {} if is_good.all() else _faults(logits, is_good)
         return _Known(token_ids, faults)
 
-    def describe(self, raw: Tensor, lines: TokenArray, chosen: Chosen, num_top: int) -> Described:
-        """Describe when it is taken; see `Choosing`."""
-        return _ToDescribe(raw, chosen.take()[0][lines], num_top, self.kernels)
+    def describe(
+        self, raw: Tensor, lines: TokenArray, chosen: TokenBatch, num_top: int
+    ) -> SampledLogprobs:
+        """Describe when it is taken; see `TokenSampler`."""
+        return _PendingLogprobs(raw, chosen.take()[0][lines], num_top, self.kernels)
 
 
 def describe(
@@ -173,7 +177,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _ToDescribe:
+class _PendingLogprobs:
     raw: Tensor
     token_ids: TokenArray
     num_top: int

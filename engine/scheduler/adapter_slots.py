@@ -28,46 +28,46 @@ class AdapterSlots:
         self._pinned: set[int] = set()
 
     @property
-    def by_instance(self) -> dict[int, int]:
+    def by_lora_id(self) -> dict[int, int]:
         """Which slot each instance lies in that lies in one."""
         return dict(self._slots)
 
-    def has_room(self, instance: int) -> bool:
+    def has_room(self, lora_id: int) -> bool:
         """Return whether `acquire` would find a slot."""
-        return instance in self._slots or bool(self._free) or self._victim() is not None
+        return lora_id in self._slots or bool(self._free) or self._victim() is not None
 
-    def acquire(self, instance: int) -> tuple[int, bool]:
+    def acquire(self, lora_id: int) -> tuple[int, bool]:
         """Take a slot for one more sequence; returns it, and whether it must be filled first."""
-        is_new = instance not in self._slots
-        slot = self._take() if is_new else self._slots[instance]
+        is_new = lora_id not in self._slots
+        slot = self._take() if is_new else self._slots[lora_id]
         if is_new or self._by_use:
-            self._slots.pop(instance, None)
-            self._slots[instance] = slot
+            self._slots.pop(lora_id, None)
+            self._slots[lora_id] = slot
         self.num_loads += is_new
-        self._users[instance] = self._users.get(instance, 0) + 1
+        self._users[lora_id] = self._users.get(lora_id, 0) + 1
         return slot, is_new
 
-    def release(self, instance: int) -> None:
+    def release(self, lora_id: int) -> None:
         """One sequence less runs with it; it stays in its slot."""
-        if self._users.get(instance, 0) < 1:
-            raise InvariantViolated(f"adapter {instance} was released more often than acquired")
-        self._users[instance] -= 1
-        if not self._users[instance]:
-            del self._users[instance]
+        if self._users.get(lora_id, 0) < 1:
+            raise InvariantViolated(f"adapter {lora_id} was released more often than acquired")
+        self._users[lora_id] -= 1
+        if not self._users[lora_id]:
+            del self._users[lora_id]
 
-    def pin(self, instance: int, *, pinned: bool) -> None:
+    def pin(self, lora_id: int, *, pinned: bool) -> None:
         """Let an adapter stay in its slot once it lies in one, or not; not all may be pinned."""
         if pinned:
-            self._pinned.add(instance)
+            self._pinned.add(lora_id)
         else:
-            self._pinned.discard(instance)
+            self._pinned.discard(lora_id)
 
-    def forget(self, instance: int) -> None:
+    def forget(self, lora_id: int) -> None:
         """Empty the slot of an adapter that nobody uses, and forget that it was pinned."""
-        if instance in self._users:
-            raise InvariantViolated(f"adapter {instance} is in use and cannot be forgotten")
-        self._pinned.discard(instance)
-        slot = self._slots.pop(instance, None)
+        if lora_id in self._users:
+            raise InvariantViolated(f"adapter {lora_id} is in use and cannot be forgotten")
+        self._pinned.discard(lora_id)
+        slot = self._slots.pop(lora_id, None)
         if slot is not None:
             self._free.append(slot)
 
@@ -95,4 +95,4 @@ class AdapterSlots:
 
     def _victim(self) -> int | None:
         kept = self._users.keys() | self._pinned
-        return next((instance for instance in self._slots if instance not in kept), None)
+        return next((lora_id for lora_id in self._slots if lora_id not in kept), None)

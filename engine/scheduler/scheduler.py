@@ -44,7 +44,7 @@ MAX_OVERTAKEN = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightStep:
     """A step under way: its plan, and the sequence behind each row with its start."""
 
     plan: StepPlan
@@ -98,7 +98,7 @@ class Scheduler:
         self._preemption_gap = priority_preemption_gap
         self._free_rows = list(range(max_running - 1, -1, -1))
         self._dropped_rows: list[int] = []
-        self.flights: deque[Flight] = deque()
+        self.flights: deque[InFlightStep] = deque()
         self._num_steps = 0
         self._num_waiting_tokens = 0
 
@@ -172,7 +172,7 @@ class Scheduler:
         for seq in self.running:
             if seq.num_pending > 1:
                 extending.append(seq)
-            elif not (seq.num_coming and seq.is_awaited):
+            elif not (seq.num_pending_outputs and seq.is_awaited):
                 decoding.append(seq)
         return decoding, extending
 
@@ -180,10 +180,10 @@ class Scheduler:
         for seq, count, samples in zip(
             by_row.values(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
         ):
-            seq.num_flying += count
-            seq.num_coming += samples
+            seq.num_in_flight_tokens += count
+            seq.num_pending_outputs += samples
         rows = {row: (seq, seq.num_starts) for row, seq in by_row.items()}
-        self.flights.append(Flight(plan, rows))
+        self.flights.append(InFlightStep(plan, rows))
 
     def _decode(self, seq: Sequence, draft: StepDraft) -> None:
         if seq.row is not None and draft.budget > 0:
@@ -209,7 +209,7 @@ class Scheduler:
         The first that does not fit stops the round: overtaking it could starve it. One that lacks
         no more than a slot for its adapter may be overtaken, but not for ever.
         """
-        overtaken: list[Sequence] = []
+        skipped: list[Sequence] = []
         if not self.waiting or draft.prompt_room() == 0:
             return
         whole = not self._rules.chunked_prefill
@@ -222,13 +222,13 @@ class Scheduler:
             if seq.request.adapter and not self.adapters.has_room(seq.request.adapter):
                 if seq.num_overtaken >= MAX_OVERTAKEN:
                     return
-                overtaken.append(seq)
+                skipped.append(seq)
                 continue
             if whole and uncached_tokens(seq, self.kv) > room:
                 return
             if not self._try_admit(seq, draft) and not self._preempt_for(seq, draft):
                 return
-            for other in overtaken:
+            for other in skipped:
                 other.num_overtaken += 1
 
     def _try_admit(self, seq: Sequence, draft: StepDraft) -> bool:
@@ -260,11 +260,11 @@ class Scheduler:
         return True
 
     def _enter_slot(self, seq: Sequence, draft: StepDraft) -> None:
-        instance = seq.request.adapter
-        if instance:
-            seq.adapter_slot, is_new = self.adapters.acquire(instance)
+        lora_id = seq.request.adapter
+        if lora_id:
+            seq.adapter_slot, is_new = self.adapters.acquire(lora_id)
             if is_new:
-                draft.load(seq.adapter_slot, instance)
+                draft.load(seq.adapter_slot, lora_id)
 
     # -- giving way --------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class Scheduler:
 
     def _forget_pages(self, seq: Sequence) -> None:
         self.kv.retire(seq.table, seq.namespace, seq.token_ids, seq.num_computed)
-        seq.num_computed = seq.num_flying = seq.num_coming = 0
+        seq.num_computed = seq.num_in_flight_tokens = seq.num_pending_outputs = 0
         if seq.wants_prompt_logprobs:
             seq.prompt_logprob_parts = []
 
@@ -354,8 +354,8 @@ class Scheduler:
             if row in result.hidden_states:
                 seq.take_hidden(seq.num_computed, result.hidden_states[row])
             seq.num_computed += count
-            seq.num_flying -= count
-            seq.num_coming -= row in sampled
+            seq.num_in_flight_tokens -= count
+            seq.num_pending_outputs -= row in sampled
             if row in result.bad_rows:
                 self.num_aborted += 1
                 self._end(seq, FinishReason.ABORT, keep_cached=False)

@@ -23,8 +23,8 @@ class Sequence:
     priority:              the higher, the sooner
     max_tokens:            most output tokens, resolved
     num_computed:          leading tokens whose KV is known to be in the pages
-    num_flying:            tokens after these, computed by steps whose results are not known yet
-    num_coming:            output tokens that such steps give
+    num_in_flight_tokens:  tokens after these, in steps whose results are not known yet
+    num_pending_outputs:   output tokens that such steps give
     num_starts:            how often it was given a row: a result of an earlier start is stale
     num_cached_tokens:     of these, found in the prefix cache at the first admission
     num_queued_tokens:     while it waits: those that the cache did not have when it began to
@@ -51,8 +51,8 @@ class Sequence:
     leader: Sequence | None = None
     table: PageTable = field(default_factory=PageTable)
     num_computed: int = 0
-    num_flying: int = 0
-    num_coming: int = 0
+    num_in_flight_tokens: int = 0
+    num_pending_outputs: int = 0
     num_starts: int = 0
     num_cached_tokens: int | None = None
     num_queued_tokens: int = 0
@@ -80,12 +80,17 @@ class Sequence:
     @property
     def num_planned(self) -> int:
         """Leading tokens whose KV is in the pages, or on its way there."""
-        return self.num_computed + self.num_flying
+        return self.num_computed + self.num_in_flight_tokens
 
     @property
     def num_pending(self) -> int:
         """Tokens, those that are coming too, that no step computes yet; 1 in steady decode."""
-        return len(self.token_ids) + self.num_coming - self.num_computed - self.num_flying
+        return (
+            len(self.token_ids)
+            + self.num_pending_outputs
+            - self.num_computed
+            - self.num_in_flight_tokens
+        )
 
     @property
     def num_remaining(self) -> int:
@@ -95,7 +100,7 @@ class Sequence:
     @property
     def is_awaited(self) -> bool:
         """Whether its last output token is coming, so that there is nothing more to compute."""
-        return self.num_coming > 0 and self.num_coming >= self.num_remaining
+        return self.num_pending_outputs > 0 and self.num_pending_outputs >= self.num_remaining
 
     @property
     def is_finished(self) -> bool:

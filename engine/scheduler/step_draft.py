@@ -65,9 +65,9 @@ class StepDraft:
         self._pages[seq] = new_pages
         self.budget -= count
 
-    def load(self, slot: int, instance: int) -> None:
+    def load(self, slot: int, lora_id: int) -> None:
         """An adapter is to be put into a slot; also if nobody runs with it in the end."""
-        self._loads[slot] = instance
+        self._loads[slot] = lora_id
 
     def cancel(self, seq: Sequence) -> None:
         """Forget a sequence that was preempted. Does nothing if it had not been planned."""
@@ -110,7 +110,7 @@ class StepDraft:
                 [seq.num_pending == count for seq, count in zip(order, counts, strict=True)],
                 dtype=np.bool_,
             ),
-            loads=tuple(SlotLoad(slot, instance) for slot, instance in self._loads.items()),
+            loads=tuple(SlotLoad(slot, lora_id) for slot, lora_id in self._loads.items()),
         )
         return plan, {_row(seq): seq for seq in order}
 

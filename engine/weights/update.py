@@ -25,7 +25,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import LOAD_FORMATS, fill_model, load_model
 from remora.engine.plugins import import_callable
 from remora.engine.runner.forward import DTYPES, build_forward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.weights.function_source import GivenWeights
 
@@ -43,7 +43,7 @@ class NewWeights:
         config: ServeConfig,
         plan: EnginePlan,
         model: DecoderConfig,
-        table: RowTable,
+        table: InputBatch,
         runner: LocalRunner,
         *,
         free_bytes: Callable[[], int],

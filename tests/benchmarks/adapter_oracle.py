@@ -183,7 +183,7 @@ def ranks_arm(asked: Asked) -> Answers:
     pairs = asked.pairs
     answers: Answers = {pair: [] for pair in pairs}
     for place, (name, number) in enumerate(pairs):
-        adapter = 0 if name is None else adapting.instances[name]
+        adapter = 0 if name is None else adapting.lora_ids[name]
         prompt = asked.prompts[number]
         engine.add(
             Request(

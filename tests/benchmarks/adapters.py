@@ -26,7 +26,7 @@ from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.runner.forward import FORMATS, QUANTIZED_FORMATS
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.weights.source import resolve_model
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Library, Team
@@ -45,7 +45,7 @@ def linears(model: DecoderModel) -> Iterator[Linear]:
 
 def add_adapters(model: DecoderModel, rank: int, max_rank: int) -> list[LowRankSlots]:
     """Fill all slots of every layer with small random updates."""
-    made = [linear.make_room(NUM_SLOTS, max_rank) for linear in linears(model)]
+    made = [linear.allocate_slots(NUM_SLOTS, max_rank) for linear in linears(model)]
     for slots in made:
         for slot in range(NUM_SLOTS):
             for part in range(len(slots.bounds) - 1):
@@ -59,7 +59,7 @@ def build(model: DecoderModel, quantization: str, num_threads: int) -> StepProgr
     """Build a program for whole batches, with a team of its own."""
     plain = FORMATS[str(model.dtype).removeprefix("torch.")]
     layer_format, head_format = QUANTIZED_FORMATS.get(quantization, (plain, plain))
-    table = RowTable(max_rows=BATCH, max_tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
+    table = InputBatch(max_rows=BATCH, max_tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
     table.tables[:, :PAGES] = 1 + np.arange(BATCH * PAGES).reshape(BATCH, PAGES)
     shape = StepShape(
         max_tokens=CHUNK,

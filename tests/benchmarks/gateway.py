@@ -34,7 +34,7 @@ from remora.deployments.gateway.relay import Relay
 from remora.deployments.routing.haproxy_hook import ask_first, is_asked
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.options import routing_options
-from remora.deployments.routing.routing_service import Chooser
+from remora.deployments.routing.routing_service import RoutingService
 
 # Events of an answer, milliseconds between them, and how many answers are asked for.
 SHORT, LONG, PACED = (128, 0, 64), (4096, 0, 16), (256, 10, 32)
@@ -213,7 +213,7 @@ def run(port: int) -> None:
             chosen = args | {"routing": {"policy": "shortest_queue"}}
             config = ServeConfig.model_validate(chosen)
             replica = direct.options(**routing_options(config, has_chooser=True)).bind()
-            chooser = serve.deployment(serve.ingress()(Chooser)).options(**light)
+            chooser = serve.deployment(serve.ingress()(RoutingService)).options(**light)
             application = ask_first(replica, chooser.bind(chosen, replica))
             serve.run(application, name="c", route_prefix="/chooser")
         asyncio.run(until_there(port, ways))

@@ -38,7 +38,7 @@ from remora.engine.models.registry import open_model
 from remora.engine.parallel.layout import Layout
 from remora.engine.protocols import Fill
 from remora.engine.runner.forward import build_forward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.weights.files import weight_files
 from remora.engine.weights.loader import whole_shapes
 
@@ -296,7 +296,7 @@ def build(model: DecoderModel, fill: Fill, path: Path, case: Case) -> None:
         },
     }
     plan = make_plan(parse_args(sections), read_model_facts(path), machine, path)
-    table = RowTable(max_rows=1, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
+    table = InputBatch(max_rows=1, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
     forward = build_forward(model, plan, table, cache_dir() / "kernels", fill=fill)
     forward.forward.close()
 

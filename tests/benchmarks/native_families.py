@@ -30,7 +30,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.protocols import AttentionBackend, ForwardPass
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import DTYPES, FORMATS, QUANTIZED_FORMATS
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Library, Team
@@ -130,7 +130,7 @@ def make_native(
     config: DecoderConfig,
     dtype: str,
     quantization: str,
-    table: RowTable,
+    table: InputBatch,
     rows: int,
     threads: int,
 ) -> StepProgram:
@@ -182,7 +182,7 @@ def make_attention(config: DecoderConfig, dtype: str, rows: int) -> AttentionBac
     )
 
 
-def make_inputs(table: RowTable, rows: int) -> StepInputs:
+def make_inputs(table: InputBatch, rows: int) -> StepInputs:
     """Start rows, and lay out one token of each after the context."""
     tokens = np.random.default_rng(0).integers(10, 10_000, (rows, CONTEXT + 1))
     added = tuple(
@@ -247,7 +247,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     config = parse_config({**COMMON, **MODELS[options.model]})
-    table = RowTable(max_rows=options.rows, max_tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
+    table = InputBatch(max_rows=options.rows, max_tokens=PAGES * PAGE_SIZE, page_size=PAGE_SIZE)
     native = make_native(
         config, options.dtype, options.quantization, table, options.rows, options.threads
     )

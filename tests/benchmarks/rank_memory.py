@@ -37,7 +37,7 @@ from remora.engine.models.registry import load_model
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.layout import Layout
 from remora.engine.runner.forward import build_forward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.loader import whole_shapes
@@ -156,7 +156,7 @@ def run_rank(path: Path, layout: Layout, port: int, answer: Connection) -> None:
         )
         loading = peak.num_bytes
         share = sum(shard.memory.nbytes for shard in model.tensors().values())
-        table = RowTable(max_rows=2, max_tokens=plan.max_sequence_tokens, page_size=16)
+        table = InputBatch(max_rows=2, max_tokens=plan.max_sequence_tokens, page_size=16)
         forward = build_forward(model, plan, table, path, group).forward
         forward.forward(table.inputs(fill_table(table, plan)))
     forward.close()
@@ -190,7 +190,7 @@ def plan_of(path: Path, layout: Layout) -> EnginePlan:
     return make_plan(parse_args(sections), read_model_facts(path), machine, path)
 
 
-def fill_table(table: RowTable, plan: EnginePlan) -> StepPlan:
+def fill_table(table: InputBatch, plan: EnginePlan) -> StepPlan:
     """Start a row that takes every page, and return a step over its prompt."""
     init = RowInit(
         row=0,

@@ -30,7 +30,7 @@ from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.rendezvous import Host, Meeting, join
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 
 MAX_ROWS, MAX_TOKENS, PAGE_SIZE, WIDTH = 256, 8192, 16, 576
@@ -68,8 +68,8 @@ class Sum(Answer):
         return self._group.all_reduce(torch.ones((len(inputs.rows), WIDTH)))
 
 
-def make_table() -> RowTable:
-    return RowTable(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
+def make_table() -> InputBatch:
+    return InputBatch(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
 
 
 def follow(meeting: Meeting, reply: Connection, sums: bool) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import MachineFacts, ModelFacts, make_plan
 
 MODEL = ModelFacts(
@@ -98,7 +98,7 @@ def test_the_banner_says_how_ranks_divide_the_model(parallel: dict[str, int], sa
 
 
 def test_room_for_adapters_is_told_with_its_memory() -> None:
-    room = AdapterRoom(num_slots=4, max_rank=16, targets=("q_proj", "down_proj"))
+    room = LoRASlotConfig(num_slots=4, max_rank=16, targets=("q_proj", "down_proj"))
     config = parse_args({"model": {"path": "tiny"}})
     plan = make_plan(config, MODEL, MACHINE, Path("/models/tiny"), room)
 

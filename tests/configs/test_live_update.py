@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.configs.live_update import CHOOSER, DEPLOYMENT, GATEWAY, IN_PLACE
+from remora.configs.live_update import DEPLOYMENT, GATEWAY, IN_PLACE, ROUTING_SERVICE
 from remora.configs.load import IMPORT_PATH, load_serve_file, parse_args
 from remora.configs.schema import ServeConfig
 
@@ -100,7 +100,7 @@ def test_what_is_wrong_in_a_file_is_told_with_its_place(
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("deployment", [GATEWAY, CHOOSER])
+@pytest.mark.parametrize("deployment", [GATEWAY, ROUTING_SERVICE])
 @pytest.mark.parametrize("models", [False, True])
 @pytest.mark.parametrize(
     ("change", "place", "reason"),

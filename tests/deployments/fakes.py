@@ -26,8 +26,8 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.present import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
-from remora.deployments.http.generation.server_state import Served
-from remora.deployments.http.sglang.weight_update import Exchange
+from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.sglang.weight_update import WeightUpdate
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats
 from remora.engine.observe.inspection import Inspection
@@ -313,7 +313,7 @@ class FakeServer:
     generation_defaults: Mapping[str, Any] = field(default_factory=dict)
     grammars: FakeGrammars = field(default_factory=FakeGrammars)
     inspection: Inspection = field(default_factory=Inspection)
-    exchange: Exchange | None = None
+    exchange: WeightUpdate | None = None
     pooling: Any = None
 
     served_adapters: Adapters | None = None
@@ -332,7 +332,9 @@ def make_server_config(**sections: Any) -> ServeConfig:
 
 
 def make_app(server: FakeServer | None = None) -> FastAPI:
-    return build_http_app(Served.over(server or FakeServer()), access=lambda: Access(is_local=True))
+    return build_http_app(
+        ServerState.over(server or FakeServer()), access=lambda: Access(is_local=True)
+    )
 
 
 def make_client(server: FakeServer | None = None) -> httpx.AsyncClient:

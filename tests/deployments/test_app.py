@@ -66,9 +66,9 @@ def test_the_application_is_built_from_plain_args() -> None:
 @pytest.mark.parametrize(
     ("routing", "names"),
     [
-        ({"policy": "prefix"}, ["LLMServer", "Chooser"]),
-        ({"policy": "round_robin", "gateway": "off"}, ["LLMServer", "Chooser"]),
-        ({"policy": "lora"}, ["LLMServer", "Chooser"]),
+        ({"policy": "prefix"}, ["LLMServer", "RoutingService"]),
+        ({"policy": "round_robin", "gateway": "off"}, ["LLMServer", "RoutingService"]),
+        ({"policy": "lora"}, ["LLMServer", "RoutingService"]),
         ({"policy": "prefix", "gateway": "on"}, ["LLMServer", "Gateway"]),
         ({}, ["LLMServer"]),
     ],
@@ -106,8 +106,8 @@ def deployments_of(application: Application) -> list[str]:
     built = build_app.build_app(
         application, name="x", make_deployment_handle=lambda deployment, _: deployment.name
     )
-    beside = built.ingress_request_router_deployment
-    return [d.name for d in built.deployments] + ([beside.name] if beside else [])
+    scoped_task = built.ingress_request_router_deployment
+    return [d.name for d in built.deployments] + ([scoped_task.name] if scoped_task else [])
 
 
 def test_faulty_args_are_refused_when_the_application_is_built() -> None:

@@ -12,7 +12,7 @@ import pytest
 from remora.deployments.draining import drain, serves_mark
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config
 
 
@@ -27,7 +27,7 @@ class DrainedEngine(FakeEngine):
 
 @dataclass
 class Replica:
-    served: Served
+    server: ServerState
     engine: DrainedEngine
     client: httpx.AsyncClient
     is_stopping: bool = False
@@ -36,15 +36,15 @@ class Replica:
 @pytest.fixture
 async def replica() -> AsyncGenerator[Replica, None]:
     engine = DrainedEngine()
-    served = Served.over(FakeServer(client=engine, config=make_config(drain_timeout_s=0.5)))
-    app = build_http_app(served, access=lambda: Access(is_local=True))
+    server = ServerState.over(FakeServer(client=engine, config=make_config(drain_timeout_s=0.5)))
+    app = build_http_app(server, access=lambda: Access(is_local=True))
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield Replica(served, engine, client)
+        yield Replica(server, engine, client)
 
 
 async def test_a_replica_that_stops_is_alive_but_not_ready(replica: Replica) -> None:
-    task = asyncio.create_task(drain(replica.served, None, lambda: replica.is_stopping))
+    task = asyncio.create_task(drain(replica.server, None, lambda: replica.is_stopping))
     before = await replica.client.get("/ready")
 
     replica.is_stopping = True
@@ -60,8 +60,8 @@ async def test_requests_that_still_come_are_answered_and_long_ones_ended_in_time
     replica: Replica, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica.is_stopping = True
-    task = asyncio.create_task(drain(replica.served, None, lambda: replica.is_stopping))
-    while not replica.served.calls.is_draining:
+    task = asyncio.create_task(drain(replica.server, None, lambda: replica.is_stopping))
+    while not replica.server.calls.is_draining:
         await asyncio.sleep(0)
 
     late = await replica.client.post("/v1/completions", json={"prompt": "a"})
@@ -77,7 +77,7 @@ async def test_batches_are_left_to_other_replicas(replica: Replica) -> None:
     batches = asyncio.create_task(asyncio.sleep(600))
     replica.is_stopping = True
 
-    await drain(replica.served, batches, lambda: replica.is_stopping)
+    await drain(replica.server, batches, lambda: replica.is_stopping)
 
     assert batches.cancelled()
 

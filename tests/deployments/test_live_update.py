@@ -13,7 +13,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.live_update import InPlace
 from tests.deployments.fakes import CharTokenizer, FakeServer
 
@@ -37,8 +37,8 @@ def server() -> FakeServer:
 def replica(server: FakeServer) -> Iterator[InPlace]:
     logger = logging.getLogger("remora")
     level = logger.level
-    served = Served.over(server)
-    yield InPlace(ARGS, served, Access(is_local=True))
+    state = ServerState.over(server)
+    yield InPlace(ARGS, state, Access(is_local=True))
     logger.setLevel(level)
 
 

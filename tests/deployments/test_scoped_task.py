@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 from tests.moments import cancelled, nothing_left, steps
 
 
 async def test_a_task_is_cancelled_and_has_ended_after_its_block() -> None:
-    async with beside(asyncio.Event().wait()) as task:
+    async with scoped_task(asyncio.Event().wait()) as task:
         await steps(2)
         assert not task.done()
     assert task.cancelled()
@@ -22,10 +22,10 @@ async def test_a_result_is_the_blocks_and_so_is_an_error() -> None:
         raise ValueError("no")
 
     async with nothing_left():
-        async with beside(asyncio.sleep(0, "done")) as well, beside(fail()):
+        async with scoped_task(asyncio.sleep(0, "done")) as well, scoped_task(fail()):
             assert await well == "done"
         with pytest.raises(ValueError, match="no"):
-            async with beside(fail()) as failing:
+            async with scoped_task(fail()) as failing:
                 await failing
 
 
@@ -44,7 +44,7 @@ async def test_whoever_is_cancelled_waits_for_the_end_of_the_task(again: bool) -
                 held.clear()
 
     async def wait_beside() -> None:
-        async with beside(hold()):
+        async with scoped_task(hold()):
             await steps(3)
 
     async with nothing_left():

@@ -10,7 +10,7 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.warm_up import warm_up
 from remora.engine.types import Request
 from tests.deployments.fakes import FakeServer
@@ -24,7 +24,7 @@ def config(**warmup: Any) -> ServeConfig:
 
 async def requests_of(**warmup: Any) -> list[Request]:
     server = FakeServer(config=config(**warmup))
-    first_token_s = await warm_up(Served.over(server), server.config.warmup)
+    first_token_s = await warm_up(ServerState.over(server), server.config.warmup)
     assert (first_token_s is None) == (not server.client.requests)
     return server.client.requests
 

@@ -7,7 +7,7 @@ import pytest
 from remora.engine.sampling.sampler import (
     Sampler,
 )
-from remora.engine.sampling.token_sampler import HostChoosing, SamplingKernels
+from remora.engine.sampling.token_sampler import HostTokenSampler, SamplingKernels
 from tests.engine.sampling.constrained import EOS as END_OF_SEQUENCE
 from tests.engine.sampling.constrained import VOCAB
 from tests.engine.sampling.sampled import (
@@ -30,7 +30,7 @@ def make_sampler(kernels: SamplingKernels) -> MakeSampler:
             max_rows=max_rows,
             vocab_size=vocab_size,
             eos_token_ids=[END_OF_SEQUENCE if vocab_size == VOCAB else EOS],
-            choosing=HostChoosing(kernels),
+            choosing=HostTokenSampler(kernels),
         )
 
     return make

@@ -86,7 +86,7 @@ class FakeRunner:
     def take_in(self, plan: StepPlan) -> None:
         for row in plan.dropped.tolist():
             del self.tables[row], self.tokens[row]
-        self.adapters |= {load.slot: load.instance for load in plan.loads}
+        self.adapters |= {load.slot: load.lora_id for load in plan.loads}
         for init in plan.added:
             assert init.row not in self.tables, "a row was started twice without being dropped"
             self.tables[init.row], self.tokens[init.row] = [], init.token_ids.tolist()

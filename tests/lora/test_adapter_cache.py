@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remora.configs.errors import InvalidAdapter, NotFinite, Unavailable, UnknownModel
-from remora.lora.adapter_cache import MAX_LOADS, MAX_OVERTAKEN, RETRY_S, Catalogue
+from remora.lora.adapter_cache import MAX_LOADS, MAX_OVERTAKEN, RETRY_S, AdapterCache
 from tests.lora.catalogues import FakeLoader, record, wanted
 from tests.moments import end, nothing_left, steps
 
 
-async def use(catalogue: Catalogue, version: int, num_steps: int = 0) -> int:
-    async with catalogue.use(version) as held:
+async def use(adapter_cache: AdapterCache, version: int, num_steps: int = 0) -> int:
+    async with adapter_cache.use(version) as held:
         await steps(num_steps)
         return held
 
@@ -33,9 +33,9 @@ async def rest() -> None:
 
 async def test_many_requests_make_one_load() -> None:
     loader = FakeLoader(gate=asyncio.Event())
-    catalogue = Catalogue(loader, max_loaded=1)
-    catalogue.adopt(wanted(record(1)))
-    tasks = [asyncio.create_task(use(catalogue, 1)) for _ in range(20)]
+    adapter_cache = AdapterCache(loader, max_loaded=1)
+    adapter_cache.adopt(wanted(record(1)))
+    tasks = [asyncio.create_task(use(adapter_cache, 1)) for _ in range(20)]
     await rest()
     assert loader.gate is not None
     loader.gate.set()
@@ -46,13 +46,13 @@ async def test_many_requests_make_one_load() -> None:
 
 async def test_loads_run_side_by_side_up_to_a_bound() -> None:
     loader = FakeLoader(gate=asyncio.Event())
-    catalogue = Catalogue(loader, max_loaded=20)
-    catalogue.adopt(wanted(*map(record, range(1, 11))))
+    adapter_cache = AdapterCache(loader, max_loaded=20)
+    adapter_cache.adopt(wanted(*map(record, range(1, 11))))
     await rest()
     assert loader.num_loading == MAX_LOADS
     assert loader.gate is not None
     loader.gate.set()
-    await catalogue.settled()
+    await adapter_cache.settled()
 
     assert loader.loaded == set(range(1, 11))
     assert loader.most_loading == MAX_LOADS
@@ -61,35 +61,35 @@ async def test_loads_run_side_by_side_up_to_a_bound() -> None:
 @pytest.mark.parametrize(("by_use", "left"), [(True, {1, 3}), (False, {2, 3})])
 async def test_what_leaves_first(by_use: bool, left: set[int]) -> None:
     loader = FakeLoader()
-    catalogue = Catalogue(loader, max_loaded=2, by_use=by_use)
-    catalogue.adopt(wanted(*map(record, (1, 2, 3))))
-    await catalogue.settled()
+    adapter_cache = AdapterCache(loader, max_loaded=2, by_use=by_use)
+    adapter_cache.adopt(wanted(*map(record, (1, 2, 3))))
+    await adapter_cache.settled()
     for version in (1, 2, 1, 3):
-        await use(catalogue, version)
-    await catalogue.settled()
+        await use(adapter_cache, version)
+    await adapter_cache.settled()
 
     assert loader.loaded == left
 
 
 async def test_what_is_used_never_leaves_and_the_next_waits_for_it() -> None:
     loader = FakeLoader()
-    catalogue = Catalogue(loader, max_loaded=1)
-    catalogue.adopt(wanted(record(1), record(2)))
-    async with catalogue.use(1):
-        waiting = asyncio.create_task(use(catalogue, 2))
+    adapter_cache = AdapterCache(loader, max_loaded=1)
+    adapter_cache.adopt(wanted(record(1), record(2)))
+    async with adapter_cache.use(1):
+        waiting = asyncio.create_task(use(adapter_cache, 2))
         await rest()
         assert loader.loaded == {1}
-        assert {r.version: r.state for r in catalogue.reports()} == {1: "loaded", 2: "waiting"}
+        assert {r.version: r.state for r in adapter_cache.reports()} == {1: "loaded", 2: "waiting"}
     assert await waiting == 2
-    await catalogue.settled()
+    await adapter_cache.settled()
     assert loader.loaded == {2}
 
 
 async def test_one_that_waits_for_room_is_not_overtaken_for_ever() -> None:
     loader = FakeLoader()
-    catalogue = Catalogue(loader, max_loaded=1)
-    catalogue.adopt(wanted(record(1), record(2)))
-    await catalogue.settled()
+    adapter_cache = AdapterCache(loader, max_loaded=1)
+    adapter_cache.adopt(wanted(record(1), record(2)))
+    await adapter_cache.settled()
     rare: asyncio.Task[int] | None = None
     num_before = 0
 
@@ -97,11 +97,11 @@ async def test_one_that_waits_for_room_is_not_overtaken_for_ever() -> None:
         """Keep the only place in use at any moment."""
         nonlocal rare, num_before
         async with AsyncExitStack() as held:
-            await held.enter_async_context(catalogue.use(1))
-            rare = asyncio.create_task(use(catalogue, 2))
+            await held.enter_async_context(adapter_cache.use(1))
+            rare = asyncio.create_task(use(adapter_cache, 2))
             await rest()
             while True:
-                entering = asyncio.create_task(held.enter_async_context(catalogue.use(1)))
+                entering = asyncio.create_task(held.enter_async_context(adapter_cache.use(1)))
                 done, _ = await asyncio.wait({entering}, timeout=0.05)
                 if not done:
                     entering.cancel()
@@ -116,99 +116,99 @@ async def test_one_that_waits_for_room_is_not_overtaken_for_ever() -> None:
 
 async def test_a_new_version_leaves_running_requests_what_they_have() -> None:
     loader = FakeLoader()
-    catalogue = Catalogue(loader, max_loaded=4)
-    catalogue.adopt(wanted(record(1, "a")))
-    async with catalogue.use(1) as old:
-        catalogue.adopt(wanted(record(2, "a"), revision=2))
-        assert catalogue.version("a") == 2
-        assert await use(catalogue, 1) == 2  # it came for "a", and began after the change
+    adapter_cache = AdapterCache(loader, max_loaded=4)
+    adapter_cache.adopt(wanted(record(1, "a")))
+    async with adapter_cache.use(1) as old:
+        adapter_cache.adopt(wanted(record(2, "a"), revision=2))
+        assert adapter_cache.version("a") == 2
+        assert await use(adapter_cache, 1) == 2  # it came for "a", and began after the change
         assert old == 1
         assert 1 in loader.loaded
     await rest()
     assert loader.loaded == {2}
-    assert [report.version for report in catalogue.reports()] == [2]
+    assert [report.version for report in adapter_cache.reports()] == [2]
 
 
 async def test_what_is_staged_is_loaded_and_not_served() -> None:
     loader = FakeLoader()
-    catalogue = Catalogue(loader, max_loaded=4)
-    catalogue.adopt(wanted(record(1), staged=(2,)))
-    await catalogue.settled()
+    adapter_cache = AdapterCache(loader, max_loaded=4)
+    adapter_cache.adopt(wanted(record(1), staged=(2,)))
+    await adapter_cache.settled()
 
     assert loader.loaded == {1, 2}
-    assert catalogue.names == ["a1"]
-    assert catalogue.version("a2") is None
+    assert adapter_cache.names == ["a1"]
+    assert adapter_cache.version("a2") is None
 
-    catalogue.adopt(wanted(record(1), revision=2))
+    adapter_cache.adopt(wanted(record(1), revision=2))
     await rest()
     assert loader.loaded == {1}
 
 
 async def test_what_was_unloaded_is_unknown() -> None:
-    catalogue = Catalogue(FakeLoader(), max_loaded=4)
-    catalogue.adopt(wanted(record(1)))
-    await catalogue.settled()
-    catalogue.adopt(wanted(revision=2))
+    adapter_cache = AdapterCache(FakeLoader(), max_loaded=4)
+    adapter_cache.adopt(wanted(record(1)))
+    await adapter_cache.settled()
+    adapter_cache.adopt(wanted(revision=2))
     await rest()
 
     with pytest.raises(UnknownModel, match="'a1' was unloaded"):
-        await use(catalogue, 1)
-    assert catalogue.reports() == ()
+        await use(adapter_cache, 1)
+    assert adapter_cache.reports() == ()
 
 
 async def test_a_fault_is_told_to_everybody_and_tried_again_later() -> None:
     now = 100.0
     loader = FakeLoader(faults={"/a1/1": InvalidAdapter("no such tensor")})
-    catalogue = Catalogue(loader, max_loaded=4, clock=lambda: now)
-    catalogue.adopt(wanted(record(1), record(2)))
-    tasks = [asyncio.create_task(use(catalogue, 1)) for _ in range(3)]
+    adapter_cache = AdapterCache(loader, max_loaded=4, clock=lambda: now)
+    adapter_cache.adopt(wanted(record(1), record(2)))
+    tasks = [asyncio.create_task(use(adapter_cache, 1)) for _ in range(3)]
     for task in tasks:
         with pytest.raises(InvalidAdapter, match="no such tensor"):
             await task
-    assert catalogue.names == ["a2"]
+    assert adapter_cache.names == ["a2"]
     assert loader.prepared[1] == 1
 
     loader.faults.clear()
     now += RETRY_S
-    assert await use(catalogue, 1) == 1
-    assert catalogue.names == ["a1", "a2"]
+    assert await use(adapter_cache, 1) == 1
+    assert adapter_cache.names == ["a1", "a2"]
 
 
 async def test_what_lies_outside_the_files_is_no_fault_of_theirs() -> None:
     loader = FakeLoader(faults={"/a1/1": OSError("the disk is away")})
-    catalogue = Catalogue(loader, max_loaded=4)
-    catalogue.adopt(wanted(record(1)))
+    adapter_cache = AdapterCache(loader, max_loaded=4)
+    adapter_cache.adopt(wanted(record(1)))
 
     with pytest.raises(Unavailable, match="the disk is away"):
-        await use(catalogue, 1)
-    assert catalogue.names == ["a1"]
+        await use(adapter_cache, 1)
+    assert adapter_cache.names == ["a1"]
 
 
 async def test_files_that_have_changed_are_not_taken_for_the_same_version() -> None:
     loader = FakeLoader(digests={"/a1/1": "new"})
-    catalogue = Catalogue(loader, max_loaded=4)
-    catalogue.adopt(wanted(replace(record(1), digest="old")))
+    adapter_cache = AdapterCache(loader, max_loaded=4)
+    adapter_cache.adopt(wanted(replace(record(1), digest="old")))
 
     with pytest.raises(InvalidAdapter, match="have changed"):
-        await use(catalogue, 1)
+        await use(adapter_cache, 1)
     assert loader.loaded == set()
 
 
 async def test_pinned_adapters_stay() -> None:
     loader = FakeLoader()
-    catalogue = Catalogue(loader, max_loaded=2)
-    catalogue.adopt(wanted(record(1), record(2), record(3, pinned=True)))
-    await catalogue.settled()
+    adapter_cache = AdapterCache(loader, max_loaded=2)
+    adapter_cache.adopt(wanted(record(1), record(2), record(3, pinned=True)))
+    await adapter_cache.settled()
     assert loader.pinned == {3}
     for version in (1, 2, 1, 2):
-        await use(catalogue, version)
-        await catalogue.settled()
+        await use(adapter_cache, version)
+        await adapter_cache.settled()
         assert 3 in loader.loaded
-    catalogue.adopt(wanted(record(1), record(2), record(3), revision=2))
+    adapter_cache.adopt(wanted(record(1), record(2), record(3), revision=2))
     assert loader.pinned == set()
-    await use(catalogue, 1)
-    await use(catalogue, 2)
-    await catalogue.settled()
+    await use(adapter_cache, 1)
+    await use(adapter_cache, 2)
+    await adapter_cache.settled()
     assert loader.loaded == {1, 2}
 
 
@@ -224,7 +224,7 @@ def test_nothing_is_mixed_up_or_left_behind(seed: int, max_loaded: int) -> None:
 
 async def _storm(chance: random.Random, max_loaded: int) -> None:
     loader = FakeLoader()
-    catalogue = Catalogue(loader, max_loaded=max_loaded, by_use=chance.random() < 0.5)
+    adapter_cache = AdapterCache(loader, max_loaded=max_loaded, by_use=chance.random() < 0.5)
     active = {f"n{number}": number for number in range(1, 9)}
     pinned: set[str] = set()
     versions = 9
@@ -233,7 +233,7 @@ async def _storm(chance: random.Random, max_loaded: int) -> None:
 
     async def request(name: str, version: int) -> None:
         try:
-            async with catalogue.use(version) as held:
+            async with adapter_cache.use(version) as held:
                 using[held] += 1
                 for _ in range(chance.randrange(6)):
                     assert held in loader.loaded, "put out while it was used"
@@ -245,14 +245,14 @@ async def _storm(chance: random.Random, max_loaded: int) -> None:
 
     def adopt() -> None:
         records = [record(v, n, pinned=n in pinned) for n, v in active.items()]
-        catalogue.adopt(wanted(*records, revision=versions))
+        adapter_cache.adopt(wanted(*records, revision=versions))
 
     adopt()
     tasks: list[asyncio.Task[None]] = []
     for _ in range(150):
         what = chance.random()
         name = f"n{chance.randrange(1, 9)}"
-        if what < 0.75 and (version := catalogue.version(name)) is not None:
+        if what < 0.75 and (version := adapter_cache.version(name)) is not None:
             task = asyncio.create_task(request(name, version))
             tasks.append(task)
             if chance.random() < 0.1:
@@ -269,48 +269,48 @@ async def _storm(chance: random.Random, max_loaded: int) -> None:
             pinned = {name} if max_loaded > 1 and name not in pinned else set()
             adopt()
         await asyncio.sleep(0)
-        loaded = [r for r in catalogue.reports() if r.state == "loaded"]
+        loaded = [r for r in adapter_cache.reports() if r.state == "loaded"]
         assert len(loaded) <= max_loaded + MAX_LOADS
     async with asyncio.timeout(20):
         await asyncio.gather(*tasks, return_exceptions=True)
     failed = [t for t in tasks if not t.cancelled() and t.exception() is not None]
     assert not failed, failed[0].exception()
-    await catalogue.settled()
+    await adapter_cache.settled()
     await rest()
     assert loader.loaded <= set(active.values())
     assert len(loader.loaded) <= max_loaded
-    catalogue.adopt(wanted(revision=10**6))
-    await catalogue.settled()
+    adapter_cache.adopt(wanted(revision=10**6))
+    await adapter_cache.settled()
     await rest()
     assert loader.loaded == set()
-    assert catalogue.reports() == ()
+    assert adapter_cache.reports() == ()
     assert answers["served"]
 
 
-async def answer(catalogue: Catalogue, version: int, *, is_finite: bool) -> None:
-    async with catalogue.use(version):
+async def answer(adapter_cache: AdapterCache, version: int, *, is_finite: bool) -> None:
+    async with adapter_cache.use(version):
         if not is_finite:
             raise NotFinite("logits")
 
 
 async def test_an_adapter_whose_answers_are_not_finite_is_used_no_longer() -> None:
-    catalogue = Catalogue(FakeLoader(), max_loaded=2)
-    catalogue.adopt(wanted(record(1), record(2)))
+    adapter_cache = AdapterCache(FakeLoader(), max_loaded=2)
+    adapter_cache.adopt(wanted(record(1), record(2)))
     for is_finite in (False, False, True, False, False):
         with nullcontext() if is_finite else pytest.raises(NotFinite):
-            await answer(catalogue, 1, is_finite=is_finite)
-    assert "a1" in catalogue.names
+            await answer(adapter_cache, 1, is_finite=is_finite)
+    assert "a1" in adapter_cache.names
 
     with pytest.raises(NotFinite):
-        await answer(catalogue, 1, is_finite=False)
+        await answer(adapter_cache, 1, is_finite=False)
 
     with pytest.raises(InvalidAdapter, match="3 answers in a row that were not finite"):
-        await answer(catalogue, 1, is_finite=True)
-    assert catalogue.names == ["a2"]
-    assert {r.version: r.state for r in catalogue.reports()} == {1: "failed", 2: "loaded"}
-    assert catalogue.stats["not_finite_total"] == 5
-    catalogue.adopt(wanted(record(3, "a1"), record(2), revision=2))
-    await answer(catalogue, 3, is_finite=True)
+        await answer(adapter_cache, 1, is_finite=True)
+    assert adapter_cache.names == ["a2"]
+    assert {r.version: r.state for r in adapter_cache.reports()} == {1: "failed", 2: "loaded"}
+    assert adapter_cache.stats["not_finite_total"] == 5
+    adapter_cache.adopt(wanted(record(3, "a1"), record(2), revision=2))
+    await answer(adapter_cache, 3, is_finite=True)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -322,25 +322,27 @@ async def test_a_use_that_is_cancelled_at_any_moment_holds_nothing(
     async with nothing_left():
         for moment in range(25):
             loader = FakeLoader()
-            catalogue = Catalogue(loader, max_loaded=1)
-            catalogue.adopt(wanted(record(1), record(2)))
-            await catalogue.settled()
-            other = asyncio.create_task(use(catalogue, 1, busy_steps))
+            adapter_cache = AdapterCache(loader, max_loaded=1)
+            adapter_cache.adopt(wanted(record(1), record(2)))
+            await adapter_cache.settled()
+            other = asyncio.create_task(use(adapter_cache, 1, busy_steps))
             await steps(1)
-            using = asyncio.create_task(use(catalogue, 2, 4))
+            using = asyncio.create_task(use(adapter_cache, 2, 4))
             await steps(moment)
             if unloads:
-                catalogue.adopt(wanted(record(1), revision=2))
+                adapter_cache.adopt(wanted(record(1), revision=2))
             using.cancel()
             await end(using, again=again)
             await other
-            await catalogue.settled()
+            await adapter_cache.settled()
 
-            assert (catalogue.stats["used"], catalogue.stats["waiting"]) == (0, 0)
-            assert {each.version for each in catalogue.reports()} == ({1} if unloads else {1, 2})
-            assert await use(catalogue, 1) == 1
-            catalogue.adopt(wanted(revision=3))
-            await catalogue.settled()
+            assert (adapter_cache.stats["used"], adapter_cache.stats["waiting"]) == (0, 0)
+            assert {each.version for each in adapter_cache.reports()} == (
+                {1} if unloads else {1, 2}
+            )
+            assert await use(adapter_cache, 1) == 1
+            adapter_cache.adopt(wanted(revision=3))
+            await adapter_cache.settled()
             assert loader.loaded == set()
 
 
@@ -348,18 +350,18 @@ async def test_a_version_may_come_back_at_any_moment_of_its_leaving() -> None:
     async with nothing_left():
         for between, moment in itertools.product(range(4), range(12)):
             loader = FakeLoader()
-            catalogue = Catalogue(loader, max_loaded=1)
-            catalogue.adopt(wanted(record(1)))
-            await catalogue.settled()
-            catalogue.adopt(wanted(revision=2))
+            adapter_cache = AdapterCache(loader, max_loaded=1)
+            adapter_cache.adopt(wanted(record(1)))
+            await adapter_cache.settled()
+            adapter_cache.adopt(wanted(revision=2))
             await steps(between)
-            catalogue.adopt(wanted(revision=3))
+            adapter_cache.adopt(wanted(revision=3))
             await steps(moment)
-            catalogue.adopt(wanted(record(1), revision=4))
-            await catalogue.settled()
+            adapter_cache.adopt(wanted(record(1), revision=4))
+            await adapter_cache.settled()
 
-            assert [each.version for each in catalogue.reports()] == [1]
-            assert await use(catalogue, 1) == 1
-            catalogue.adopt(wanted(revision=5))
-            await catalogue.settled()
+            assert [each.version for each in adapter_cache.reports()] == [1]
+            assert await use(adapter_cache, 1) == 1
+            adapter_cache.adopt(wanted(revision=5))
+            await adapter_cache.settled()
             assert loader.loaded == set()

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from remora.configs.errors import InvalidAdapter
 from remora.configs.load import parse_args
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.engine.launch import build_engine
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
@@ -29,7 +29,7 @@ from remora.engine.types import Request, SamplingParams
 from remora.engine.weights.renaming import RenamingRules
 from remora.lora.adapter import read_needs
 from remora.lora.merge import merging
-from remora.lora.pool import HostAdapters
+from remora.lora.pool import CpuAdapterPool
 from remora.lora.setup import pooling
 from tests.engine.models.families import CASES, make_family
 from tests.engine.models.paged_model import PagedModel
@@ -77,21 +77,21 @@ def oracle_logits(oracle: Any, ids: list[int]) -> Tensor:
     return logits
 
 
-def make_pool(path: Path, folders: list[Path]) -> tuple[PagedModel, HostAdapters]:
+def make_pool(path: Path, folders: list[Path]) -> tuple[PagedModel, CpuAdapterPool]:
     """Load a model with as many slots as there are adapters, and what fills them."""
     model = load_model(
         path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
     )
     needs = [read_needs(folder) for folder in folders]
-    asked = AdapterRoom(
+    asked = LoRASlotConfig(
         num_slots=len(folders),
         max_rank=max(need.max_rank for need in needs),
         targets=tuple(target for need in needs for target in need.targets),
     )
     room = asked.in_our_words(read_model_facts(path).module_words)
-    places = model.make_room(room)
+    places = model.allocate_slots(room)
     rules = RenamingRules(model.config.rules)
-    return PagedModel(model), HostAdapters(room, {**places}, open_weights(path, "auto"), rules)
+    return PagedModel(model), CpuAdapterPool(room, {**places}, open_weights(path, "auto"), rules)
 
 
 def assert_mixed(path: Path, folders: list[Path], oracles: list[Any]) -> None:
@@ -265,7 +265,7 @@ def test_learned_positions_have_no_place_beside_the_weights(tmp_path: Path) -> N
 
 def test_words_of_a_checkpoint_stand_for_ours(tmp_path: Path) -> None:
     path, _ = make_family(tmp_path, "gpt2")
-    asked = AdapterRoom(num_slots=1, max_rank=2, targets=("c_attn", "c_proj", "v_proj", "wte"))
+    asked = LoRASlotConfig(num_slots=1, max_rank=2, targets=("c_attn", "c_proj", "v_proj", "wte"))
 
     made = asked.in_our_words(read_model_facts(path).module_words)
 

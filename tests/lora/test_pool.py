@@ -198,7 +198,7 @@ def run(engine: Engine, adapting: Adapting, names: list[str | None]) -> list[lis
     """Step until each adapter has answered the prompt."""
     answers: list[list[int]] = [[] for _ in names]
     for place, name in enumerate(names):
-        adapter = 0 if name is None else adapting.instances[name]
+        adapter = 0 if name is None else adapting.lora_ids[name]
         request_id = str(place)
         engine.add(
             Request(request_id=request_id, prompt_ids=PROMPT, sampling=greedy(), adapter=adapter)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from remora.configs.load import parse_args
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.lora.setup import configured
 
 
-def room(**lora: Any) -> AdapterRoom | None:
+def room(**lora: Any) -> LoRASlotConfig | None:
     args = {"model": {"path": "base"}, "lora": lora}
     return configured(parse_args(args).lora).room
 
@@ -27,7 +27,7 @@ def test_there_is_room_for_adapters_that_may_come() -> None:
 def test_the_room_is_as_large_as_the_operator_says() -> None:
     made = room(dynamic=True, max_loras_per_batch=3, max_lora_rank=5, target_modules=["v_proj"])
 
-    assert made == AdapterRoom(num_slots=3, max_rank=5, targets=("v_proj",))
+    assert made == LoRASlotConfig(num_slots=3, max_rank=5, targets=("v_proj",))
 
 
 @pytest.mark.observes("lora.eviction")

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.sections.lora import AdapterEntry, LoraSection
 from remora.lora.files import CONFIG, WEIGHTS
-from remora.lora.pool import HostAdapters
+from remora.lora.pool import CpuAdapterPool
 from remora.lora.sources import Sources, local_folders
 from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
 from tests.lora.peft_files import AS_NAMED, SHAPES, Base, make_tensors, write_adapter
@@ -40,11 +40,11 @@ def make_sources(root: Path, **options: Any) -> Sources:
     return Sources(roots=[str(root)], max_bytes=MAX_BYTES, **options)
 
 
-def load(sources: Sources, source: str) -> HostAdapters:
+def load(sources: Sources, source: str) -> CpuAdapterPool:
     """What a replica does about a source that the API names."""
     sources.check(source)
-    room = AdapterRoom(num_slots=1, max_rank=8, targets=("q_proj",))
-    pool = HostAdapters(room, dict.fromkeys(SHAPES), Base(), AS_NAMED)
+    room = LoRASlotConfig(num_slots=1, max_rank=8, targets=("q_proj",))
+    pool = CpuAdapterPool(room, dict.fromkeys(SHAPES), Base(), AS_NAMED)
     pool.prepare(1, sources.fetch(source))
     return pool
 

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from remora.deployments.http.core.auth import ADMIN
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.handlers import read_body
 
 _Name = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -48,14 +48,14 @@ LORA_BODIES: Mapping[str, type[Body]] = {
 }
 
 
-def lora_routes(served: Served) -> APIRouter:
+def lora_routes(server: ServerState) -> APIRouter:
     """Return the routes of adapters."""
     router = APIRouter(tags=["adapters"])
 
     async def load(request: Request) -> tuple[LoadBody, dict[str, str]]:
-        body = parse(LoadBody, await read_body(served, request))
-        headers = dict(check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields))
-        await served.adapters.manager.load(
+        body = parse(LoadBody, await read_body(server, request))
+        headers = dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))
+        await server.adapters.manager.load(
             body.lora_name,
             body.lora_path,
             pinned=bool(body.pinned),
@@ -64,13 +64,13 @@ def lora_routes(served: Served) -> APIRouter:
         return body, headers
 
     async def unload(request: Request) -> tuple[UnloadBody, dict[str, str]]:
-        body = parse(UnloadBody, await read_body(served, request))
-        headers = dict(check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields))
-        await served.adapters.manager.unload(body.lora_name, ends=bool(body.force))
+        body = parse(UnloadBody, await read_body(server, request))
+        headers = dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))
+        await server.adapters.manager.unload(body.lora_name, ends=bool(body.force))
         return body, headers
 
     async def loaded() -> dict[str, str]:
-        known = (await served.adapters.told())["adapters"]
+        known = (await server.adapters.told())["adapters"]
         return {entry["name"]: entry["source"] for entry in known if "source" in entry}
 
     @router.post("/v1/load_lora_adapter", dependencies=ADMIN)
@@ -97,16 +97,16 @@ def lora_routes(served: Served) -> APIRouter:
 
     @router.get("/v1/lora_adapters", dependencies=ADMIN)
     async def adapters() -> Response:
-        told = await served.adapters.told()
+        told = await server.adapters.told()
         counters = {"replicas": told["replicas"]} if "replicas" in told else {}
         return JSONAnswer({"object": "list", "data": told["adapters"], **counters})
 
     @router.post("/v1/lora_adapters/{name}/pin", dependencies=ADMIN)
     async def pin(name: str) -> Response:
-        return JSONAnswer(await served.adapters.manager.pin(name, pinned=True))
+        return JSONAnswer(await server.adapters.manager.pin(name, pinned=True))
 
     @router.post("/v1/lora_adapters/{name}/unpin", dependencies=ADMIN)
     async def unpin(name: str) -> Response:
-        return JSONAnswer(await served.adapters.manager.pin(name, pinned=False))
+        return JSONAnswer(await server.adapters.manager.pin(name, pinned=False))
 
     return router

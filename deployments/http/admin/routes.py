@@ -14,73 +14,73 @@ from remora.deployments.http.core.auth import ADMIN, require_operator
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.sse import while_connected
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.handlers import read_body
 from remora.deployments.http.sglang.weight_update import UpdateBody
 
 
-def token_routes(served: Served) -> APIRouter:
+def token_routes(server: ServerState) -> APIRouter:
     """Return what turns text into ids and back."""
     router = APIRouter(tags=["tokens"])
 
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
     async def tokenize(request: Request) -> Response:
-        answer, headers = await ops.tokenize(served, await read_body(served, request))
+        answer, headers = await ops.tokenize(server, await read_body(server, request))
         return JSONAnswer(answer, headers=headers)
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
     async def detokenize(request: Request) -> Response:
-        answer, headers = await ops.detokenize(served, await read_body(served, request))
+        answer, headers = await ops.detokenize(server, await read_body(server, request))
         return JSONAnswer(answer, headers=headers)
 
     return router
 
 
-def information_routes(served: Served) -> APIRouter:
+def information_routes(server: ServerState) -> APIRouter:
     """Return what says which model is served, and how it is going."""
     router = APIRouter(tags=["information"])
 
     @router.get("/v1/models")
     async def models() -> Response:
-        cards = [ops.model_card(served, name) for name in served.names]
+        cards = [ops.model_card(server, name) for name in server.names]
         return JSONAnswer({"object": "list", "data": cards})
 
     @router.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        return JSONAnswer(ops.model_card(served, (await served.model(name)).name))
+        return JSONAnswer(ops.model_card(server, (await server.model(name)).name))
 
     @router.get("/model_info")
     @router.get("/get_model_info")
     async def model_info() -> Response:
-        return JSONAnswer(ops.model_info(served))
+        return JSONAnswer(ops.model_info(server))
 
     @router.get("/server_info")
     @router.get("/get_server_info")
     async def server_info() -> Response:
-        return JSONAnswer(ops.server_info(served))
+        return JSONAnswer(ops.server_info(server))
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        if not served.config.metrics.enabled:
+        if not server.config.metrics.enabled:
             raise HTTPException(404, "Metrics are off: metrics.enabled is false.")
-        return Response(served.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(server.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 
 
-def health_routes(served: Served) -> APIRouter:
+def health_routes(server: ServerState) -> APIRouter:
     """Return what load balancers ask."""
     router = APIRouter(tags=["health"])
     asking = asyncio.Lock()
 
     async def health() -> Response:
-        ops.check_health(served)
+        ops.check_health(server)
         return Response()
 
     async def ready() -> Response:
-        ops.check_ready(served)
+        ops.check_ready(server)
         return Response()
 
     for path, answer in (("/health", health), ("/healthz", health), ("/ready", ready)):
@@ -90,7 +90,7 @@ def health_routes(served: Served) -> APIRouter:
     async def token() -> None:
         # One at a time: this is work that nobody needs a key for.
         async with asking:
-            await ops.check_token(served)
+            await ops.check_token(server)
 
     @router.get("/health_generate")
     async def health_generate(request: Request) -> Response:
@@ -100,42 +100,42 @@ def health_routes(served: Served) -> APIRouter:
     return router
 
 
-def control_routes(served: Served) -> APIRouter:
+def control_routes(server: ServerState) -> APIRouter:
     """Return what changes how the server stands."""
     router = APIRouter(tags=["control"])
 
     @router.get("/flush_cache", dependencies=ADMIN)
     @router.post("/flush_cache", dependencies=ADMIN)
     async def flush_cache() -> Response:
-        return JSONAnswer(await ops.flush_cache(served))
+        return JSONAnswer(await ops.flush_cache(server))
 
     @router.post("/update_weights_from_disk", dependencies=ADMIN)
     async def update_weights(request: Request) -> Response:
-        body = parse(UpdateBody, await read_body(served, request))
-        return JSONAnswer(await served.weights.update(body, served.client))
+        body = parse(UpdateBody, await read_body(server, request))
+        return JSONAnswer(await server.weights.update(body, server.client))
 
     @router.get("/step_records", dependencies=ADMIN)
     async def step_records() -> Response:
-        return JSONAnswer(ops.step_records(served))
+        return JSONAnswer(ops.step_records(server))
 
     @router.get("/start_profile", dependencies=ADMIN)
     @router.post("/start_profile", dependencies=ADMIN)
     async def start_profile(request: Request) -> Response:
         has_body = request.method == "POST" and request.headers.get("content-length", "0") != "0"
-        body = parse(ops.ProfileBody, await read_body(served, request) if has_body else {})
-        await ops.profiler(served).start(body.num_steps)
+        body = parse(ops.ProfileBody, await read_body(server, request) if has_body else {})
+        await ops.profiler(server).start(body.num_steps)
         return JSONAnswer({"success": True, "message": "The profile begins with the next step."})
 
     @router.get("/stop_profile", dependencies=ADMIN)
     @router.post("/stop_profile", dependencies=ADMIN)
     async def stop_profile() -> Response:
-        return JSONAnswer({"success": True, "trace": await ops.profiler(served).stop()})
+        return JSONAnswer({"success": True, "trace": await ops.profiler(server).stop()})
 
     @router.post("/abort_request")
     async def abort_request(request: Request) -> Response:
-        body = parse(ops.AbortBody, await read_body(served, request))
+        body = parse(ops.AbortBody, await read_body(server, request))
         if body.abort_all:
             await require_operator(request)
-        return JSONAnswer(await ops.abort(served, body))
+        return JSONAnswer(await ops.abort(server, body))
 
     return router

@@ -14,7 +14,7 @@ from remora.deployments.http.core.fields import Body, check_ignored, ignored_fie
 from remora.deployments.http.generation.bodies import DetokenizeBody, TokenizeBody
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.sampling import check_vocabulary
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.types import PoolingParams, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -33,50 +33,50 @@ _UNSHOWN: dict[str, Any] = {
 }
 
 
-def model_card(served: Served, name: str) -> dict[str, Any]:
+def model_card(server: ServerState, name: str) -> dict[str, Any]:
     """Return the entry of /v1/models for one of the model's names."""
-    base = served.plan.served_model_name
+    base = server.plan.served_model_name
     return {
         "id": name,
         "object": "model",
-        "created": served.created,
+        "created": server.created,
         "owned_by": "remora",
         "root": name,
         "parent": None if name == base else base,
-        "max_model_len": served.plan.max_model_len,
+        "max_model_len": server.plan.max_model_len,
     }
 
 
-def model_info(served: Served) -> dict[str, Any]:
+def model_info(server: ServerState) -> dict[str, Any]:
     """Return what SGLang's /model_info says."""
-    plan = served.plan
+    plan = server.plan
     return {
         "model_path": plan.served_model_name,
         "tokenizer_path": plan.served_model_name,
         "served_model_name": plan.served_model_name,
-        "is_generation": served.pooling is None,
+        "is_generation": server.pooling is None,
         "task": plan.task,
-        "weight_version": served.weights.version,
+        "weight_version": server.weights.version,
         "max_model_len": plan.max_model_len,
-        "vocab_size": served.tokenizer.vocab_size,
+        "vocab_size": server.tokenizer.vocab_size,
         "dtype": plan.dtype,
-        "preferred_sampling_params": _preferred(served),
+        "preferred_sampling_params": _preferred(server),
     }
 
 
-def _preferred(served: Served) -> dict[str, Any] | None:
+def _preferred(server: ServerState) -> dict[str, Any] | None:
     """Return how the operator wants tokens to be chosen, by SGLang's names."""
-    wanted = served.config.sampling.model_dump(exclude_none=True)
+    wanted = server.config.sampling.model_dump(exclude_none=True)
     return {PREFERRED_NAMES.get(name, name): value for name, value in wanted.items()} or None
 
 
-def server_info(served: Served) -> dict[str, Any]:
+def server_info(server: ServerState) -> dict[str, Any]:
     """Return configuration, plan and counters."""
-    plan, stats = served.plan, served.client.stats()
+    plan, stats = server.plan, server.client.stats()
     return {
         "version": version("remora"),
         "served_model_name": plan.served_model_name,
-        "status": "draining" if served.calls.is_draining else "ready",
+        "status": "draining" if server.calls.is_draining else "ready",
         "context_length": plan.max_model_len,
         "max_total_num_tokens": plan.kv_tokens,
         "max_running_requests": plan.max_running_requests,
@@ -86,11 +86,11 @@ def server_info(served: Served) -> dict[str, Any]:
         "dtype": plan.dtype,
         "tp_size": plan.tp_size,
         "pp_size": plan.pp_size,
-        "nnodes": served.config.parallel.num_nodes,
-        "weight_version": served.weights.version,
-        "weight_updates": served.weights.num_updates,
-        "config": served.config.model_dump(mode="json", exclude=_UNSHOWN),
-        "user_config_refused": served.settings.refused,
+        "nnodes": server.config.parallel.num_nodes,
+        "weight_version": server.weights.version,
+        "weight_updates": server.weights.num_updates,
+        "config": server.config.model_dump(mode="json", exclude=_UNSHOWN),
+        "user_config_refused": server.settings.refused,
         "internal_states": [
             {
                 "num_running_reqs": stats.num_running,
@@ -102,33 +102,33 @@ def server_info(served: Served) -> dict[str, Any]:
     }
 
 
-def check_health(served: Served) -> None:
+def check_health(server: ServerState) -> None:
     """Raise Unavailable unless the engine loop is alive and no step is overdue."""
     try:
-        served.client.check_health()
+        server.client.check_health()
     except EngineError as error:
         raise Unavailable(f"The engine is not healthy: {error}") from error
 
 
-def check_ready(served: Served) -> None:
+def check_ready(server: ServerState) -> None:
     """Raise Unavailable unless new requests are welcome."""
-    check_health(served)
-    if served.calls.is_draining:
+    check_health(server)
+    if server.calls.is_draining:
         raise Unavailable("This replica is about to stop.")
 
 
-async def check_token(served: Served) -> None:
+async def check_token(server: ServerState) -> None:
     """Raise Unavailable unless the engine really makes a token in time."""
-    eos = served.tokenizer.eos_token_ids
+    eos = server.tokenizer.eos_token_ids
     request = Request(
         request_id="health",
         prompt_ids=[eos[0] if eos else 0],
         sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
-        pooling=None if served.pooling is None else PoolingParams(),
+        pooling=None if server.pooling is None else PoolingParams(),
     )
     try:
         async with asyncio.timeout(HEALTH_TOKEN_TIMEOUT_S):
-            opening = served.calls.open("health", [request], needs_place=False)
+            opening = server.calls.open("health", [request], needs_place=False)
             async with aclosing(await opening) as outputs:
                 async for _ in outputs:
                     pass
@@ -143,21 +143,21 @@ class AbortBody(Body):
     abort_all: bool | None = None
 
 
-async def abort(served: Served, body: AbortBody) -> dict[str, Any]:
+async def abort(server: ServerState, body: AbortBody) -> dict[str, Any]:
     """Abort the calls of one name, or all. Raises InvalidRequest."""
     if body.abort_all:
-        return {"num_aborted": await served.client.abort(None)}
+        return {"num_aborted": await server.client.abort(None)}
     if not body.rid:
         raise InvalidRequest("rid is required unless abort_all is true.", "rid")
     # The id of an answer is as good a name as the caller's own.
     rid = body.rid.removeprefix("chatcmpl-").removeprefix("cmpl-")
-    num = await served.calls.abort(body.rid)
-    return {"num_aborted": num or await served.calls.abort(rid)}
+    num = await server.calls.abort(body.rid)
+    return {"num_aborted": num or await server.calls.abort(rid)}
 
 
-async def flush_cache(served: Served) -> dict[str, Any]:
+async def flush_cache(server: ServerState) -> dict[str, Any]:
     """Drop the prefix cache. Raises InvalidRequest while requests are running."""
-    if not await served.client.flush_cache():
+    if not await server.client.flush_cache():
         raise InvalidRequest(
             "The cache was not flushed: requests are running. Try again when there are none.",
             code="requests_running",
@@ -165,9 +165,9 @@ async def flush_cache(served: Served) -> dict[str, Any]:
     return {"success": True, "message": "Cache flushed."}
 
 
-def step_records(served: Served) -> dict[str, Any]:
+def step_records(server: ServerState) -> dict[str, Any]:
     """Return the latest steps. Raises InvalidRequest where they are not kept."""
-    records = None if served.inspection is None else served.inspection.records
+    records = None if server.inspection is None else server.inspection.records
     if records is None:
         raise InvalidRequest(
             "No step records are kept: metrics.max_step_records is 0.", code="not_enabled"
@@ -181,57 +181,57 @@ class ProfileBody(Body):
     num_steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
 
 
-def profiler(served: Served) -> Profiler:
+def profiler(server: ServerState) -> Profiler:
     """Return the profiler. Raises InvalidRequest where there is none."""
-    found = None if served.inspection is None else served.inspection.profiler
+    found = None if server.inspection is None else server.inspection.profiler
     if found is None:
         raise InvalidRequest("There is no profiler: set debug.profile_dir.", code="not_enabled")
     return found
 
 
-async def tokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
+async def tokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return ids of a prompt, of several, or of a conversation; and headers."""
     parsed = parse(TokenizeBody, body)
-    headers = _report_ignored(served, parsed)
-    await served.model(parsed.model)
+    headers = _report_ignored(server, parsed)
+    await server.model(parsed.model)
     special = parsed.add_special_tokens
     if parsed.messages is not None:
-        texts = [await render(served, parsed.messages, parsed)]
+        texts = [await render(server, parsed.messages, parsed)]
         param, special = "messages", bool(special)
     else:
         texts = parsed.prompt if isinstance(parsed.prompt, list) else [parsed.prompt]
         param, special = "prompt", special is not False
-    all_ids = await encode(served, texts, add_special_tokens=special, param=param)
+    all_ids = await encode(server, texts, add_special_tokens=special, param=param)
     is_list = isinstance(parsed.prompt, list)
     answer: dict[str, Any] = {
         "count": [len(ids) for ids in all_ids] if is_list else len(all_ids[0]),
-        "max_model_len": served.plan.max_model_len,
+        "max_model_len": server.plan.max_model_len,
         "tokens": all_ids if is_list else all_ids[0],
     }
     if parsed.return_token_strs:
-        strs = [[served.tokenizer.token_text(token_id) for token_id in ids] for ids in all_ids]
+        strs = [[server.tokenizer.token_text(token_id) for token_id in ids] for ids in all_ids]
         answer["token_strs"] = strs if is_list else strs[0]
     return answer, headers
 
 
-async def detokenize(served: Served, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
+async def detokenize(server: ServerState, body: Any) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the text of ids, under vLLM's name and SGLang's; and headers."""
     parsed = parse(DetokenizeBody, body)
-    headers = _report_ignored(served, parsed)
-    await served.model(parsed.model)
+    headers = _report_ignored(server, parsed)
+    await server.model(parsed.model)
     is_list = bool(parsed.tokens) and isinstance(parsed.tokens[0], list)
     all_ids = parsed.tokens if is_list else [parsed.tokens]
     for ids in all_ids:
-        check_vocabulary(ids, served.tokenizer.vocab_size, "tokens")
+        check_vocabulary(ids, server.tokenizer.vocab_size, "tokens")
 
     def decode() -> list[str]:
         skip = bool(parsed.skip_special_tokens)
-        return [served.tokenizer.decode(ids, skip_special_tokens=skip) for ids in all_ids]
+        return [server.tokenizer.decode(ids, skip_special_tokens=skip) for ids in all_ids]
 
     texts = await asyncio.to_thread(decode)
     text = texts if is_list else texts[0]
     return {"prompt": text, "text": text}, headers
 
 
-def _report_ignored(served: Served, body: Body) -> dict[str, str]:
-    return dict(check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields))
+def _report_ignored(server: ServerState, body: Body) -> dict[str, str]:
+    return dict(check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields))

@@ -14,9 +14,9 @@ from remora.deployments.http.core.wire import parse_json
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,
+    Reasoning,
     ReplyEvent,
     Text,
-    Thought,
 )
 
 Event = dict[str, Any]
@@ -53,7 +53,7 @@ class BlockWriter:
             match event:
                 case Text(text):
                     told += self._grow(TEXT, text)
-                case Thought(text):
+                case Reasoning(text):
                     told += self._grow(THINKING, text)
                 case CallBegun(_, call_id, name):
                     told += self._begin(TOOL_USE, {"id": call_id, "name": name, "input": {}})

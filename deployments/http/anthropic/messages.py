@@ -19,8 +19,8 @@ from remora.deployments.http.generation.chat import ChatJob, prepare_chat
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.reasoning import EFFORT
 from remora.deployments.http.generation.reply import Reply
-from remora.deployments.http.generation.request_tracker import OpenCall
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.request_tracker import OutputStream
+from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.types import FinishReason
 from remora.engine.types import Request as EngineRequest
 
@@ -47,7 +47,7 @@ class MessageJob:
         """What the engine gets."""
         return self.chat.requests
 
-    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer."""
         replies, writer = self.chat.replies(), BlockWriter()
         async for _, output in outputs:
@@ -56,7 +56,7 @@ class MessageJob:
         message = self._message(replies.all[0]) | {"content": writer.blocks}
         return message | _end(replies.all[0], writer)
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer event by event."""
         replies, writer = self.chat.replies(), BlockWriter()
         async for _, output in outputs:
@@ -91,7 +91,7 @@ class MessageJob:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": reply.num_cached_tokens,
             "output_tokens": reply.num_output_tokens,
-            "output_tokens_details": {"thinking_tokens": reply.num_thought_tokens},
+            "output_tokens_details": {"thinking_tokens": reply.num_reasoning_tokens},
         }
 
 
@@ -109,44 +109,44 @@ def _end(reply: Reply, writer: BlockWriter) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": stop_sequence}
 
 
-async def prepare_message(served: Served, body: MessagesBody, rid: str) -> MessageJob:
+async def prepare_message(server: ServerState, body: MessagesBody, rid: str) -> MessageJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    chat = chat_body(body, knows_efforts=_knows_efforts(served))
+    chat = chat_body(body, knows_efforts=_knows_efforts(server))
     with in_callers_words(renames_of(body)):
-        return MessageJob(body=body, chat=await prepare_chat(served, chat, rid))
+        return MessageJob(body=body, chat=await prepare_chat(server, chat, rid))
 
 
-async def count_tokens(served: Served, body: CountTokensBody) -> int:
+async def count_tokens(server: ServerState, body: CountTokensBody) -> int:
     """Return how many tokens the prompt of a body has.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    await served.model(body.model)
-    chat = chat_body(body, knows_efforts=_knows_efforts(served))
+    await server.model(body.model)
+    chat = chat_body(body, knows_efforts=_knows_efforts(server))
     with in_callers_words(renames_of(body)):
-        prompt = await render(served, chat.messages, chat)
-        (ids,) = await encode(served, [prompt], add_special_tokens=False, param="messages")
+        prompt = await render(server, chat.messages, chat)
+        (ids,) = await encode(server, [prompt], add_special_tokens=False, param="messages")
     return len(ids)
 
 
-def _knows_efforts(served: Served) -> bool:
-    return EFFORT in served.tokenizer.template_variables
+def _knows_efforts(server: ServerState) -> bool:
+    return EFFORT in server.tokenizer.template_variables
 
 
-def anthropic_routes(served: Served) -> APIRouter:
+def anthropic_routes(server: ServerState) -> APIRouter:
     """Return the routes of Anthropic's that make no text."""
     router = APIRouter(tags=["tokens"])
 
     @router.post("/v1/messages/count_tokens")
     async def count(request: Request) -> Response:
-        raw = await read_json(request, max_bytes=served.config.api.max_body_bytes)
+        raw = await read_json(request, max_bytes=server.config.api.max_body_bytes)
         body = parse(CountTokensBody, raw)
         ignored = ignored_fields(body)
-        headers = check_ignored(ignored, reject=served.rejects_unknown_fields)
-        num_tokens = await count_tokens(served, body)
+        headers = check_ignored(ignored, reject=server.rejects_unknown_fields)
+        num_tokens = await count_tokens(server, body)
         return JSONAnswer({"input_tokens": num_tokens}, headers=dict(headers))
 
     return router

@@ -24,7 +24,7 @@ from remora.deployments.http.core.fields import (
     parse,
 )
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.handlers import read_body
 
 
@@ -65,15 +65,15 @@ ShownT = TypeVar("ShownT", bound=Shown)
 After = Annotated[str | None, Query(max_length=256)]
 
 
-def batch_routes(served: Served) -> APIRouter:
+def batch_routes(server: ServerState) -> APIRouter:
     """Return the routes of files and batches."""
-    folder = served.config.api.batch_dir
+    folder = server.config.api.batch_dir
     if folder is None:
         return _nothing()
     store = BatchStore(Path(folder))
     router = APIRouter(tags=["batches"])
-    _add_files(router, served, store)
-    _add_batches(router, served, store)
+    _add_files(router, server, store)
+    _add_batches(router, server, store)
     return router
 
 
@@ -90,7 +90,7 @@ def _nothing() -> APIRouter:
     return router
 
 
-def _add_files(router: APIRouter, served: Served, store: BatchStore) -> None:
+def _add_files(router: APIRouter, server: ServerState, store: BatchStore) -> None:
     files = store.files
     uploading = asyncio.Semaphore(MAX_PARALLEL_UPLOADS)
 
@@ -134,11 +134,11 @@ def _add_files(router: APIRouter, served: Served, store: BatchStore) -> None:
         return JSONAnswer({"id": file_id, "object": "file", "deleted": True})
 
 
-def _add_batches(router: APIRouter, served: Served, store: BatchStore) -> None:
+def _add_batches(router: APIRouter, server: ServerState, store: BatchStore) -> None:
     @router.post("/v1/batches")
     async def create(request: Request) -> Response:
-        body = parse(BatchBody, await read_body(served, request))
-        headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
+        body = parse(BatchBody, await read_body(server, request))
+        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
         if body.endpoint not in ENDPOINTS:
             raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}.", "endpoint")
         given = await asyncio.to_thread(store.files.find, body.input_file_id, viewer(request))
@@ -149,7 +149,7 @@ def _add_batches(router: APIRouter, served: Served, store: BatchStore) -> None:
             endpoint=body.endpoint,
             input_file_id=given.id,
             owner=request.state.owner,
-            model=served.plan.served_model_name,
+            model=server.plan.served_model_name,
             metadata=body.metadata,
         )
         return JSONAnswer(batch.show(), headers=dict(headers))

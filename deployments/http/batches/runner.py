@@ -23,7 +23,7 @@ from remora.deployments.http.batches.results import MAX_STARTS, Result, Results
 from remora.deployments.http.batches.store import Batch, BatchStore
 from remora.deployments.http.core.body_limits import apply
 from remora.deployments.http.core.errors import answer_to, error_body, log_error
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 
 POLL_S = 1.0  # how often a replica looks for a batch that nobody runs
 TICK_S = 0.05  # how often it looks for room
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 class BatchRunner:
     """Runs the batches of a store, one after the other, for as long as the replica lives."""
 
-    def __init__(self, served: Served, store: BatchStore) -> None:
-        self._served = served
+    def __init__(self, server: ServerState, store: BatchStore) -> None:
+        self._served = server
         self._store = store
 
     async def run(self) -> None:
@@ -72,8 +72,8 @@ class BatchRunner:
 class _Run:
     """One batch being run by the holder of its lock."""
 
-    def __init__(self, served: Served, store: BatchStore, batch: Batch) -> None:
-        self._served, self._store, self._batch = served, store, batch
+    def __init__(self, server: ServerState, store: BatchStore, batch: Batch) -> None:
+        self._served, self._store, self._batch = server, store, batch
         output, error = store.files.data_path(batch.output), store.files.data_path(batch.error)
         self._results = Results(output, error, store.starts_path(batch.id))
         self._running: dict[asyncio.Task[Result], Line] = {}

@@ -15,7 +15,7 @@ from remora.configs.errors import QueueFull, Unavailable
 RETRY_AFTER_S = 1.0
 
 
-class Places:
+class ConcurrencyLimiter:
     """As many as there may be at the moment; the number may change while some are taken."""
 
     def __init__(self) -> None:

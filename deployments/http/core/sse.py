@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.errors import CLIENT_GONE, log_error
 from remora.deployments.http.core.wire_formats import Dialect
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 
 KEEP_ALIVE_S = 15.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Return what `work` returns; cancel it when the client goes away first."""
-    async with beside(work) as task, beside(_until_disconnect(request.receive)) as gone:
+    async with scoped_task(work) as task, scoped_task(_until_disconnect(request.receive)) as gone:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise HTTPException(CLIENT_GONE, "The client closed the connection.")
@@ -103,7 +103,10 @@ class EventStream(Response):
 
     async def _send_events(self, wire: _Wire, receive: Receive) -> None:
         """Send all events, or those until the client leaves. Raises TimeoutError if it stalls."""
-        async with beside(self._write(wire)) as writer, beside(_until_disconnect(receive)) as gone:
+        async with (
+            scoped_task(self._write(wire)) as writer,
+            scoped_task(_until_disconnect(receive)) as gone,
+        ):
             while not (writer.done() or gone.done()):
                 await asyncio.wait(
                     {writer, gone}, timeout=wire.patience_s(), return_when=asyncio.FIRST_COMPLETED

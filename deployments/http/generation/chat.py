@@ -22,19 +22,19 @@ from remora.deployments.http.generation.logprobs import LogprobWriter, check_sco
 from remora.deployments.http.generation.prompts import check_room, cut_of, encode, render
 from remora.deployments.http.generation.reasoning import check_effort, opened
 from remora.deployments.http.generation.reply import ParserMaker, Replies
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.resumption import created_at
 from remora.deployments.http.generation.sampling import openai_sampling
 from remora.deployments.http.generation.server_state import (
-    Served,
     ServedModel,
+    ServerState,
     check_together,
     with_prompt_logprobs,
 )
 from remora.deployments.http.generation.tools import tool_use_of
 from remora.deployments.http.openai.chat_writer import ChatWriter, reasoning_names
 from remora.deployments.parsers.tools import ToolChoice, ToolUse
-from remora.engine.types import Grammar, Request, SamplingParams, Thinking
+from remora.engine.types import Grammar, ReasoningBudget, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class ChatJob:
     make_parser: ParserMaker = lambda: None
     counts_calls: bool = True
     grammar: Grammar | None = None
-    thinking: Thinking | None = None
+    thinking: ReasoningBudget | None = None
 
     @property
     def streams(self) -> bool:
@@ -84,7 +84,7 @@ class ChatJob:
         """Return a reader of the call's outputs."""
         return Replies(self.sampling.n, self.make_parser, counts_calls=self.counts_calls)
 
-    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer."""
         replies = self.replies()
         answer = self._envelope("chat.completion")
@@ -94,7 +94,7 @@ class ChatJob:
             answer["prompt_logprobs"] = self.logprobs.prompt(replies.all[0].prompt_logprobs or ())
         return answer | self._prompt_fields()
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer piece by piece; then usage, if asked for."""
         options = self.body.stream_options
         replies = self.replies()
@@ -132,7 +132,7 @@ class ChatJob:
         return fields
 
 
-def _check(served: Served, body: ChatBody, use: ToolUse) -> None:
+def _check(server: ServerState, body: ChatBody, use: ToolUse) -> None:
     check_together(
         stream=bool(body.stream),
         prompt_logprobs=body.prompt_logprobs,
@@ -146,59 +146,59 @@ def _check(served: Served, body: ChatBody, use: ToolUse) -> None:
     if use.is_forced and found is not None and found[1] != RESPONSE_FORMAT:
         message = f"tool_choice {use.choice} cannot be combined with {found[1]}."
         raise InvalidRequest(message, "tool_choice")
-    served.formats.check_tools(use)
+    server.formats.check_tools(use)
 
 
 def _sampling(
-    served: Served, body: ChatBody, use: ToolUse, max_tokens: int | None
+    server: ServerState, body: ChatBody, use: ToolUse, max_tokens: int | None
 ) -> SamplingParams:
     is_new = body.max_completion_tokens is not None
     return openai_sampling(
         body,
-        served,
+        server,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         names={"max_tokens": "max_completion_tokens" if is_new else "max_tokens"},
-        shown_special_ids=served.formats.shown_special_ids(use),
+        shown_special_ids=server.formats.shown_special_ids(use),
     )
 
 
-async def _grammar(served: Served, body: ChatBody, use: ToolUse) -> Grammar | None:
-    grammar = await grammar_of(served, body, use=use)
-    constraint = served.formats.tool_constraint(use)
+async def _grammar(server: ServerState, body: ChatBody, use: ToolUse) -> Grammar | None:
+    grammar = await grammar_of(server, body, use=use)
+    constraint = server.formats.tool_constraint(use)
     if grammar is not None or constraint is None:
         return grammar
-    return await served.grammars.compile(constraint, param="functions" if body.is_old else "tools")
+    return await server.grammars.compile(constraint, param="functions" if body.is_old else "tools")
 
 
-async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
+async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> ChatJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    body = with_prompt_logprobs(served, body)
+    body = with_prompt_logprobs(server, body)
     use = tool_use_of(body)
     is_constrained = constraint_of(body) is not None
-    model = await served.model(body.model)
-    _check(served, body, use)
+    model = await server.model(body.model)
+    _check(server, body, use)
     max_tokens = body.max_completion_tokens
     if max_tokens is None:
         max_tokens = body.max_tokens
-    sampling = _sampling(served, body, use, max_tokens)
-    cut = cut_of(body, served, max_tokens)
-    prompt = await render(served, body.messages, body, is_cut=cut is not None)
-    check_effort(served, body, prompt)
-    prompt = opened(served.formats, body, prompt, is_held=is_constrained or use.is_forced)
+    sampling = _sampling(server, body, use, max_tokens)
+    cut = cut_of(body, server, max_tokens)
+    prompt = await render(server, body.messages, body, is_cut=cut is not None)
+    check_effort(server, body, prompt)
+    prompt = opened(server.formats, body, prompt, is_held=is_constrained or use.is_forced)
     (ids,) = await encode(
-        served,
+        server,
         [prompt],
         add_special_tokens=bool(body.add_special_tokens),
         param="messages",
         cut=cut,
     )
-    sampling = _with_room(served, body, sampling, len(ids))
-    logprobs = LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
+    sampling = _with_room(server, body, sampling, len(ids))
+    logprobs = LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
     continues = bool(body.continue_final_message)
     return ChatJob(
         body=body,
@@ -208,34 +208,34 @@ async def prepare_chat(served: Served, body: ChatBody, rid: str) -> ChatJob:
         prompt=prompt,
         prompt_ids=ids,
         sampling=sampling,
-        writer=ChatWriter(body, logprobs, reasoning_names(served.config.api.reasoning_field)),
+        writer=ChatWriter(body, logprobs, reasoning_names(server.config.api.reasoning_field)),
         logprobs=logprobs,
-        make_parser=served.formats.make_parser(
+        make_parser=server.formats.make_parser(
             prompt=prompt,
             use=use,
             separate_reasoning=body.separate_reasoning is not False,
             stream_reasoning=body.stream_reasoning is not False,
             continues=continues,
             skip_special_tokens=sampling.skip_special_tokens,
-            note=served.metrics.count_call_fault,
+            note=server.metrics.count_call_fault,
         ),
         counts_calls=use.choice is not ToolChoice.NAMED,
-        grammar=await _grammar(served, body, use),
-        thinking=served.formats.thinking(
+        grammar=await _grammar(server, body, use),
+        thinking=server.formats.thinking(
             prompt, budget=body.thinking_token_budget, continues=continues, use=use
         ),
     )
 
 
 def _with_room(
-    served: Served, body: ChatBody, sampling: SamplingParams, num_prompt: int
+    server: ServerState, body: ChatBody, sampling: SamplingParams, num_prompt: int
 ) -> SamplingParams:
     """Return the params with the model's own limit of output. Raises PromptTooLong and others."""
     if not body.stream:  # a stream is written bit by bit
         check_scored(sampling, num_prompt, sampling.max_tokens or 0, "top_logprobs")
-    check_room(num_prompt, sampling.max_tokens, served.plan, "messages")
-    recommended = served.generation_defaults.get("max_tokens")
+    check_room(num_prompt, sampling.max_tokens, server.plan, "messages")
+    recommended = server.generation_defaults.get("max_tokens")
     if sampling.max_tokens is not None or recommended is None:
         return sampling
-    room = served.plan.max_sequence_tokens - num_prompt
+    room = server.plan.max_sequence_tokens - num_prompt
     return replace(sampling, max_tokens=min(recommended, room))

@@ -15,7 +15,7 @@ from remora.deployments.http.generation.prompts import Cut, check_room, cut_of, 
 from remora.deployments.http.generation.resumption import created_at
 from remora.deployments.http.generation.sampling import openai_sampling
 from remora.deployments.http.generation.server_state import (
-    Served,
+    ServerState,
     check_together,
     with_prompt_logprobs,
 )
@@ -53,13 +53,13 @@ def _check_best_of(body: CompletionBody, n: int) -> None:
         raise InvalidRequest(message, "best_of")
 
 
-def _sampling(served: Served, body: CompletionBody, max_tokens: int) -> SamplingParams:
+def _sampling(server: ServerState, body: CompletionBody, max_tokens: int) -> SamplingParams:
     n = body.n or 1
     num_made = max(n, body.best_of or n)
     scored_by = 0 if num_made > n else None  # the best are told by their log-probabilities
     return openai_sampling(
         body,
-        served,
+        server,
         max_tokens=max_tokens,
         logprobs=scored_by if body.logprobs is None else body.logprobs,
         prompt_logprobs=_larger(body.prompt_logprobs, body.logprobs if body.echo else None),
@@ -67,22 +67,22 @@ def _sampling(served: Served, body: CompletionBody, max_tokens: int) -> Sampling
     )
 
 
-async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> CompletionJob:
+async def prepare_completion(server: ServerState, body: CompletionBody, rid: str) -> CompletionJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    model = await served.model(body.model)
-    body = with_prompt_logprobs(served, body)
+    model = await server.model(body.model)
+    body = with_prompt_logprobs(server, body)
     _check(body)
     is_dry = body.max_tokens == 0
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-    sampling = _sampling(served, body, max_tokens)
-    task = _task(served, body)
-    given = with_suffix(served.tokenizer, body) if body.suffix else body.prompt
-    cut = cut_of(body, served, max_tokens)
+    sampling = _sampling(server, body, max_tokens)
+    task = _task(server, body)
+    given = with_suffix(server.tokenizer, body) if body.suffix else body.prompt
+    cut = cut_of(body, server, max_tokens)
     prompts = await prompt_ids(
-        served,
+        server,
         given,
         add_special_tokens=body.add_special_tokens is not False,
         param="prompt",
@@ -91,12 +91,12 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
     )
     for ids in prompts:
         if is_dry:
-            _check_dry_room(len(ids), served.plan.max_sequence_tokens)
-        check_room(len(ids), max_tokens, served.plan, "prompt")
+            _check_dry_room(len(ids), server.plan.max_sequence_tokens)
+        check_room(len(ids), max_tokens, server.plan, "prompt")
     check_scored(sampling, sum(map(len, prompts)), len(prompts) * max_tokens, "logprobs")
-    grammar = await grammar_of(served, body)
+    grammar = await grammar_of(server, body)
     may_heal = (
-        served.config.grammar.token_healing
+        server.config.grammar.token_healing
         and grammar is None
         and sampling.prompt_logprobs is None
         and not body.suffix
@@ -108,22 +108,22 @@ async def prepare_completion(served: Served, body: CompletionBody, rid: str) -> 
         created=created_at(),
         prompts=prompts,
         num_kept=len(task),
-        shown=await _texts(served, given) if body.return_prompt_text else [],
-        echoes=await _echoes(served, body, prompts, cut) if body.echo else [],
+        shown=await _texts(server, given) if body.return_prompt_text else [],
+        echoes=await _echoes(server, body, prompts, cut) if body.echo else [],
         n=body.n or 1,
         heals=[may_heal and isinstance(prompt, str) for prompt in given],
         sampling=sampling,
         grammar=grammar,
         is_dry=is_dry,
-        writer=LogprobWriter(served.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        writer=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
     )
 
 
-def _task(served: Served, body: CompletionBody) -> list[int]:
+def _task(server: ServerState, body: CompletionBody) -> list[int]:
     for name, value in (("echo", body.echo), ("suffix", body.suffix)):
         if body.task_id is not None and value:
             raise unsupported(name, f"{name} is not available with task_id.")
-    return served.tasks.ids(body.task_id)
+    return server.tasks.ids(body.task_id)
 
 
 def _check_dry_room(num_prompt: int, limit: int) -> None:
@@ -142,22 +142,22 @@ def _larger(first: int | None, second: int | None) -> int | None:
 
 
 async def _echoes(
-    served: Served, body: CompletionBody, prompts: Sequence[list[int]], cut: Cut | None
+    server: ServerState, body: CompletionBody, prompts: Sequence[list[int]], cut: Cut | None
 ) -> list[str]:
     """Return the prompts' texts; what was cut away is not repeated."""
     if cut is None:
-        return await _texts(served, body.prompt)
+        return await _texts(server, body.prompt)
     if body.truncate_prompt_tokens is not None:
-        return await _texts(served, prompts)
+        return await _texts(server, prompts)
     pairs = zip(body.prompt, prompts, strict=True)
     shown = [given if len(ids) < cut.num_tokens else ids for given, ids in pairs]
-    return await _texts(served, shown)
+    return await _texts(server, shown)
 
 
-async def _texts(served: Served, prompts: Sequence[PromptInput]) -> list[str]:
+async def _texts(server: ServerState, prompts: Sequence[PromptInput]) -> list[str]:
     def text_of(prompt: PromptInput) -> str:
         if isinstance(prompt, str):
             return prompt
-        return served.tokenizer.decode(prompt, skip_special_tokens=False)
+        return server.tokenizer.decode(prompt, skip_special_tokens=False)
 
     return await asyncio.to_thread(lambda: [text_of(prompt) for prompt in prompts])

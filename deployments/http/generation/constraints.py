@@ -19,7 +19,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.fields import Body, fault
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.parsers.tools import NO_TOOLS, ToolUse
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.types import Grammar
@@ -213,41 +213,41 @@ def constraint_of(body: Body, *, prefix: str = "") -> tuple[Constraint, str] | N
 
 
 async def grammar_of(
-    served: Served, body: Body, *, prefix: str = "", use: ToolUse = NO_TOOLS
+    server: ServerState, body: Body, *, prefix: str = "", use: ToolUse = NO_TOOLS
 ) -> Grammar | None:
     """Return the compiled constraint of a body, if there is one. Raises InvalidRequest.
 
     use:  tools of the request. Where calling them is free, what is held to the constraint is a
           reply that is no calls; where calls are forced, it says nothing of this reply.
     """
-    _check_backend(served, getattr(body, "guided_decoding_backend", None), prefix)
+    _check_backend(server, getattr(body, "guided_decoding_backend", None), prefix)
     found = None if use.is_forced else constraint_of(body, prefix=prefix)
     if found is None:
         return None
     constraint, param = found
     _check_alone(body, param, prefix)
     try:
-        return await _compile(served, constraint, param, use)
+        return await _compile(server, constraint, param, use)
     except InvalidRequest:
         if not _is_best_effort(getattr(body, RESPONSE_FORMAT, None)):
             raise
-    return await _compile(served, _JSON, param, use)
+    return await _compile(server, _JSON, param, use)
 
 
-async def _compile(served: Served, answer: Constraint, param: str, use: ToolUse) -> Grammar:
-    if not served.formats.calls_are_answers(use):
-        return await served.grammars.compile(answer, param=param)
-    if served.config.grammar.backend == "outlines":
+async def _compile(server: ServerState, answer: Constraint, param: str, use: ToolUse) -> Grammar:
+    if not server.formats.calls_are_answers(use):
+        return await server.grammars.compile(answer, param=param)
+    if server.config.grammar.backend == "outlines":
         raise _cannot_choose(param, "grammar.backend outlines (xgrammar can)")
     try:
-        both = served.formats.calls_or(answer, use)
+        both = server.formats.calls_or(answer, use)
         if both is not None:
-            return await served.grammars.compile(both, param="tools")
+            return await server.grammars.compile(both, param="tools")
     except (ConstraintError, InvalidRequest):
         # Alone, the answer's constraint says what is wrong with it, if it is that.
-        await served.grammars.compile(answer, param=param)
+        await server.grammars.compile(answer, param=param)
         raise
-    raise _cannot_choose(param, f"the tool-call format {served.formats.tool_format_name}")
+    raise _cannot_choose(param, f"the tool-call format {server.formats.tool_format_name}")
 
 
 def _cannot_choose(param: str, where: str) -> InvalidRequest:
@@ -258,8 +258,8 @@ def _cannot_choose(param: str, where: str) -> InvalidRequest:
     )
 
 
-def _check_backend(served: Served, asked: str | None, prefix: str) -> None:
-    backend = served.config.grammar.backend
+def _check_backend(server: ServerState, asked: str | None, prefix: str) -> None:
+    backend = server.config.grammar.backend
     if asked not in (None, "auto", backend):
         name = f"{prefix}guided_decoding_backend"
         raise unsupported(name, f"{name}: this server's backend is {backend}.")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
-from remora.deployments.http.generation.request_tracker import Event, OpenCall
+from remora.deployments.http.generation.request_tracker import Event, OutputStream
 from remora.engine.types import Output
 
 
-def in_intervals(call: OpenCall, num_tokens: int) -> OpenCall:
+def in_intervals(call: OutputStream, num_tokens: int) -> OutputStream:
     """Return a call whose outputs come every `num_tokens` tokens, and the first and last at once.
 
     Closing what is returned closes the call.
@@ -17,8 +17,8 @@ def in_intervals(call: OpenCall, num_tokens: int) -> OpenCall:
     return call if num_tokens == 1 else _GatheredCall(call, num_tokens)
 
 
-class _GatheredCall(OpenCall):
-    def __init__(self, call: OpenCall, num_tokens: int) -> None:
+class _GatheredCall(OutputStream):
+    def __init__(self, call: OutputStream, num_tokens: int) -> None:
         super().__init__(None, _gathered(call, num_tokens))
         self._call = call
 
@@ -27,7 +27,7 @@ class _GatheredCall(OpenCall):
         await self._call.aclose()  # a generator that nobody has begun to read closes nothing
 
 
-async def _gathered(call: OpenCall, num_tokens: int) -> AsyncGenerator[Event, None]:
+async def _gathered(call: OutputStream, num_tokens: int) -> AsyncGenerator[Event, None]:
     held: dict[tuple[int, int], Output] = {}
     begun: set[tuple[int, int]] = set()
     async for prompt, output in call:

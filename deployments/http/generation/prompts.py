@@ -21,7 +21,7 @@ from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.tools import template_tools, tool_use_of
 
 if TYPE_CHECKING:
-    from remora.deployments.http.generation.server_state import Served
+    from remora.deployments.http.generation.server_state import ServerState
     from remora.engine.tokens.tokenizer import Tokenizer
 
 # Tokens at a cut may differ from those of the whole text; so many more are made and then dropped.
@@ -60,20 +60,20 @@ class Cut:
         return first, num_tokens - first
 
 
-def usual_cut(served: Served, max_tokens: int | None) -> Cut | None:
+def usual_cut(server: ServerState, max_tokens: int | None) -> Cut | None:
     """Return how prompts are cut that leave no room for the output, if the operator wants it."""
-    drops = served.config.api.prompt_truncation
-    return None if drops == "none" else Cut(_room(served.plan, max_tokens), drops)
+    drops = server.config.api.prompt_truncation
+    return None if drops == "none" else Cut(_room(server.plan, max_tokens), drops)
 
 
-def cut_of(body: OpenAIBody, served: Served, max_tokens: int | None) -> Cut | None:
+def cut_of(body: OpenAIBody, server: ServerState, max_tokens: int | None) -> Cut | None:
     """Return how prompts are cut, if they are. Raises InvalidRequest."""
-    wanted, plan = body.truncate_prompt_tokens, served.plan
+    wanted, plan = body.truncate_prompt_tokens, server.plan
     if wanted is None:
         if body.truncation_side is not None:
             message = "truncation_side needs truncate_prompt_tokens."
             raise InvalidRequest(message, "truncation_side")
-        return usual_cut(served, max_tokens)
+        return usual_cut(server, max_tokens)
     if wanted == 0 or wanted > plan.max_sequence_tokens:
         message = (
             f"truncate_prompt_tokens is {wanted}; it must lie between 1 and "
@@ -90,7 +90,7 @@ def _room(plan: EnginePlan, max_tokens: int | None) -> int:
 
 
 async def encode(
-    served: Served,
+    server: ServerState,
     texts: Sequence[str],
     *,
     add_special_tokens: bool,
@@ -99,16 +99,16 @@ async def encode(
 ) -> list[list[int]]:
     """Return the ids of each text. Raises PromptTooLong."""
     if cut is not None:
-        texts = [cut.of_text(text, served.tokenizer) for text in texts]
+        texts = [cut.of_text(text, server.tokenizer) for text in texts]
     else:
         for text in texts:
-            _check_chars(len(text), served, param)
-    all_ids = await served.encoder.encode(texts, add_special_tokens=add_special_tokens)
+            _check_chars(len(text), server, param)
+    all_ids = await server.encoder.encode(texts, add_special_tokens=add_special_tokens)
     return all_ids if cut is None else [cut.of(ids) for ids in all_ids]
 
 
 async def render(
-    served: Served, messages: list[Message], options: TemplateBody, *, is_cut: bool = False
+    server: ServerState, messages: list[Message], options: TemplateBody, *, is_cut: bool = False
 ) -> str:
     """Return a conversation as the model's template writes it.
 
@@ -116,14 +116,14 @@ async def render(
 
     Raises InvalidRequest and PromptTooLong.
     """
-    tokenizer = served.tokenizer
+    tokenizer = server.tokenizer
     tools = template_tools(tool_use_of(options))
     documents = options.documents or None
     variables = template_variables(tokenizer, options)
     num_chars = sum(message.num_chars for message in messages)
     num_chars += sum(len(str(given)) for given in (tools, documents) if given)
     if not is_cut:
-        _check_chars(num_chars, served, "messages")
+        _check_chars(num_chars, server, "messages")
 
     def work() -> str:
         return tokenizer.render_chat(
@@ -136,14 +136,14 @@ async def render(
         )
 
     try:
-        return await served.encoder.off_loop_if(num_chars > OFF_LOOP_CHARS, work)
+        return await server.encoder.off_loop_if(num_chars > OFF_LOOP_CHARS, work)
     except InvalidRequest as error:
         param = error.param or "messages"
         raise InvalidRequest(error.message, param, error.code, limit=error.limit) from None
 
 
 async def prompt_ids(
-    served: Served,
+    server: ServerState,
     prompts: Sequence[PromptInput],
     *,
     add_special_tokens: bool,
@@ -161,7 +161,7 @@ async def prompt_ids(
         cut = None if cut is None else replace(cut, num_tokens=max(1, cut.num_tokens - len(before)))
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(
-        await encode(served, texts, add_special_tokens=add_special_tokens, param=param, cut=cut)
+        await encode(server, texts, add_special_tokens=add_special_tokens, param=param, cut=cut)
     )
     all_ids = [
         next(encoded) if isinstance(prompt, str) else prompt if cut is None else cut.of(prompt)
@@ -171,8 +171,8 @@ async def prompt_ids(
         if not ids:
             raise InvalidRequest(f"{param} is empty; at least one token is needed.", param)
         # A longer list is refused for its length; no need to look at each id.
-        if not isinstance(prompt, str) and len(ids) <= served.plan.max_sequence_tokens:
-            check_vocabulary(ids, served.tokenizer.vocab_size, param)
+        if not isinstance(prompt, str) and len(ids) <= server.plan.max_sequence_tokens:
+            check_vocabulary(ids, server.tokenizer.vocab_size, param)
     return [before + ids for ids in all_ids] if before else all_ids
 
 
@@ -192,9 +192,9 @@ def check_room(num_prompt: int, max_tokens: int | None, plan: EnginePlan, param:
     raise PromptTooLong(message, param)
 
 
-def _check_chars(num_chars: int, served: Served, param: str) -> None:
-    limit = served.plan.max_sequence_tokens
-    if num_chars > limit * served.tokenizer.max_token_chars:
+def _check_chars(num_chars: int, server: ServerState, param: str) -> None:
+    limit = server.plan.max_sequence_tokens
+    if num_chars > limit * server.tokenizer.max_token_chars:
         message = (
             f"This model's maximum context length is {limit} tokens. However, the {param} has "
             f"{num_chars} characters, which is more than {limit} tokens can hold. "

@@ -10,7 +10,7 @@ from remora.deployments.http.core.errors import unsupported
 
 if TYPE_CHECKING:
     from remora.deployments.http.generation.bodies import ChatBody, TemplateBody
-    from remora.deployments.http.generation.server_state import Served
+    from remora.deployments.http.generation.server_state import ServerState
     from remora.deployments.parsers.replies import ReplyFormats
     from remora.engine.tokens.tokenizer import Tokenizer
 
@@ -49,12 +49,12 @@ def _check_documents(tokenizer: Tokenizer, body: TemplateBody) -> None:
         raise unsupported("documents", "documents: this model's chat template takes none.")
 
 
-def check_effort(served: Served, body: ChatBody, prompt: str) -> None:
+def check_effort(server: ServerState, body: ChatBody, prompt: str) -> None:
     """Raise InvalidRequest where thought was to be switched off and cannot be."""
     if body.reasoning_effort != EFFORT_OFF:
         return
-    formats, continues = served.formats, bool(body.continue_final_message)
-    has_switch = not served.tokenizer.template_variables.isdisjoint((EFFORT, *SWITCHES))
+    formats, continues = server.formats, bool(body.continue_final_message)
+    has_switch = not server.tokenizer.template_variables.isdisjoint((EFFORT, *SWITCHES))
     may_think = not has_switch and formats.opened(prompt, continues=continues) != prompt
     if may_think or formats.thinking(prompt, continues=continues) is not None:
         raise unsupported(EFFORT, f"{EFFORT}: this model's thought cannot be switched off.")

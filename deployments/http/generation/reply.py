@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,
+    Reasoning,
     ReplyEvent,
     ReplyParser,
     Text,
-    Thought,
 )
 from remora.deployments.parsers.reply_reader import ReplyReader
 from remora.engine.types import FinishReason, Output, TokenLogprob
@@ -46,7 +46,7 @@ class Reply:
     """One of the n replies, as far as it has come.
 
     texts, thoughts:     the pieces of the answer and of the thought before it
-    num_thought_tokens:  told once the reply has ended
+    num_reasoning_tokens:  told once the reply has ended
     finish_reason:       stop, length, abort, or tool_calls: the model has ended by calling tools
     """
 
@@ -61,7 +61,7 @@ class Reply:
     stop_reason: str | int | None = None
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
-    num_thought_tokens: int = 0
+    num_reasoning_tokens: int = 0
 
     @property
     def text(self) -> str | None:
@@ -105,7 +105,7 @@ class Replies:
         self._begun: set[int] = set()
         self._counts_calls = counts_calls
 
-    async def gather(self, outputs: OpenCall) -> list[Reply]:
+    async def gather(self, outputs: OutputStream) -> list[Reply]:
         """Return the whole replies."""
         async for _, output in outputs:
             self.add(output)
@@ -129,7 +129,7 @@ class Replies:
             reply.finish_reason = self._finish_reason(reply, output.finish_reason)
             parser = self._parsers[output.index]
             if isinstance(parser, ReplyReader):
-                reply.num_thought_tokens = parser.num_thought_tokens(reply.token_ids)
+                reply.num_reasoning_tokens = parser.num_reasoning_tokens(reply.token_ids)
         return ReplyPiece(
             begins=begins,
             events=tuple(events),
@@ -147,7 +147,7 @@ class Replies:
             "total_tokens": num_prompt_tokens + num_output,
             "prompt_tokens_details": {"cached_tokens": self.all[0].num_cached_tokens},
             "completion_tokens_details": {
-                "reasoning_tokens": sum(reply.num_thought_tokens for reply in self.all)
+                "reasoning_tokens": sum(reply.num_reasoning_tokens for reply in self.all)
             },
         }
 
@@ -168,7 +168,7 @@ def _apply(reply: Reply, event: ReplyEvent) -> None:
     match event:
         case Text(text):
             reply.texts.append(text)
-        case Thought(text):
+        case Reasoning(text):
             reply.thoughts.append(text)
         case CallBegun(_, call_id, name):
             reply.calls.append(Call(call_id, name))

@@ -19,25 +19,25 @@ from typing import Self
 from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, Unavailable
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.core.concurrency import Places
+from remora.deployments.http.core.concurrency import ConcurrencyLimiter
 from remora.deployments.http.core.metrics import CallMetrics, Metrics
 from remora.deployments.http.generation.resumption import resumable
 from remora.deployments.observing.trace import CallObservers
-from remora.deployments.scoped_task import beside
+from remora.deployments.scoped_task import scoped_task
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request
 
 Event = tuple[int, Output]
 
 
-class OpenCall:
+class OutputStream:
     """Outputs of a running call, as (index of the prompt, output). Must be closed."""
 
     def __init__(self, first: Event | None, rest: AsyncGenerator[Event, None]) -> None:
         self._first = first
         self._rest = rest
 
-    def __aiter__(self) -> OpenCall:
+    def __aiter__(self) -> OutputStream:
         return self
 
     def __anext__(self) -> Awaitable[Event]:
@@ -75,7 +75,7 @@ class _Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallLimits:
+class RequestLimits:
     """What a call may take.
 
     timeout_s:        of the whole call; None = as long as it likes
@@ -103,14 +103,14 @@ class CallLimits:
         )
 
 
-class Calls:
+class RequestTracker:
     """Opens calls and knows which are open. Their limits may be replaced at any time.
 
     is_draining:  whether the replica is about to stop
     observers:    who is told of each call
     """
 
-    def __init__(self, client: EngineClient, metrics: Metrics, limits: CallLimits) -> None:
+    def __init__(self, client: EngineClient, metrics: Metrics, limits: RequestLimits) -> None:
         self._client = client
         self._metrics = metrics
         self.limits = limits
@@ -118,11 +118,11 @@ class Calls:
         self.observers = CallObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
-        self._places = Places()
+        self._places = ConcurrencyLimiter()
 
     async def open(
         self, rid: str, requests: Sequence[Request], *, needs_place: bool = True
-    ) -> OpenCall:
+    ) -> OutputStream:
         """Submit all requests and wait for the first output of any; without requests, of none.
 
         rid:  names the whole call; each request is also known under its own `request_id`
@@ -146,7 +146,7 @@ class Calls:
             names.setdefault(given.request_id, set()).add(request.request_id)
         events = self._run(rid, names, numbered, needs_place)
         try:
-            return OpenCall(await self._first_of(events, numbered), events)
+            return OutputStream(await self._first_of(events, numbered), events)
         except BaseException:
             # Also a caller that went away just after the first event had come.
             await events.aclose()
@@ -157,7 +157,7 @@ class Calls:
     ) -> Event | None:
         """Wait for the first event, but not for longer than a queue's time in the queue."""
         timeout_s = self.limits.queue_timeout_s
-        async with beside(anext(events, None)) as first:
+        async with scoped_task(anext(events, None)) as first:
             await asyncio.wait({first}, timeout=timeout_s)
             if not first.done() and await self._all_wait(requests):
                 message = f"The request waited for {timeout_s:g} s without its turn."

@@ -16,7 +16,7 @@ from remora.deployments.http.core.fields import OpenAIBody, SamplingBody
 from remora.engine.types import MAX_SEED, SamplingParams
 
 if TYPE_CHECKING:
-    from remora.deployments.http.generation.server_state import Served
+    from remora.deployments.http.generation.server_state import ServerState
     from remora.engine.tokens.tokenizer import Tokenizer
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(SamplingParams))
@@ -79,7 +79,7 @@ def sampling_params(
 
 def openai_sampling(
     fields: OpenAIBody,
-    served: Served,
+    server: ServerState,
     *,
     max_tokens: int | None,
     logprobs: int | None,
@@ -88,12 +88,12 @@ def openai_sampling(
     **given: Any,
 ) -> SamplingParams:
     """Return the SamplingParams of a chat or text completion; `given` as in `sampling_params`."""
-    tokenizer = served.tokenizer
+    tokenizer = server.tokenizer
     allowed = fields.allowed_token_ids or ()
     check_vocabulary(allowed, tokenizer.vocab_size, "allowed_token_ids")
     return sampling_params(
         fields,
-        defaults=served.generation_defaults,
+        defaults=server.generation_defaults,
         vocab_size=tokenizer.vocab_size,
         names={"bad_words_ids": "bad_words", **(names or {})},
         max_tokens=max_tokens,
@@ -104,7 +104,7 @@ def openai_sampling(
         prompt_logprobs=prompt_logprobs,
         bad_words_ids=_runs(tokenizer, fields.bad_words or ()),
         allowed_token_ids=tuple(allowed),
-        first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
+        first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
         **given,
     )
 

@@ -15,10 +15,10 @@ from remora.deployments.http.core.fields import OpenAIBody
 from remora.deployments.http.core.metrics import Metrics
 from remora.deployments.http.core.settings import Settings
 from remora.deployments.http.generation.encoding import Encoder
-from remora.deployments.http.generation.request_tracker import CallLimits, Calls
+from remora.deployments.http.generation.request_tracker import RequestLimits, RequestTracker
 from remora.deployments.http.generation.task_prompts import TaskPrompts
 from remora.deployments.http.responses.archive import Archive
-from remora.deployments.http.sglang.weight_update import Exchange, Weights
+from remora.deployments.http.sglang.weight_update import Weights, WeightUpdate
 from remora.deployments.observing.request_log import RequestLog
 from remora.deployments.observing.trace import CallObservers
 from remora.deployments.parsers.replies import ReplyFormats
@@ -90,7 +90,7 @@ class ModelServer(Protocol):
         ...
 
     @property
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> WeightUpdate | None:
         """How other weights come; None = they do not."""
         ...
 
@@ -130,7 +130,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServerState:
     """Everything a request handler needs."""
 
     client: EngineClient
@@ -141,7 +141,7 @@ class Served:
     grammars: GrammarMaker
     formats: ReplyFormats
     metrics: Metrics
-    calls: Calls
+    calls: RequestTracker
     responses: Archive
     inspection: Inspection | None
     weights: Weights
@@ -150,7 +150,7 @@ class Served:
     pooling: PoolingSide | None = None
 
     @classmethod
-    def over(cls, server: ModelServer) -> Served:
+    def over(cls, server: ModelServer) -> ServerState:
         """Set up calls and metrics over a running engine."""
         metrics = Metrics(
             server.client.stats,
@@ -161,7 +161,7 @@ class Served:
         )
         api = server.config.api
         settings = Settings(server.config, server.plan, server.generation_defaults)
-        calls = Calls(server.client, metrics, CallLimits.of(server.config, server.plan))
+        calls = RequestTracker(server.client, metrics, RequestLimits.of(server.config, server.plan))
         calls.observers = CallObservers(
             [RequestLog(lambda: settings.config.metrics, server.tokenizer)]
         )
@@ -206,9 +206,9 @@ class Served:
         """Serve requests by another configuration from now on; those that run go on by theirs."""
         self.settings.adopt(config)
         self.client.limit_queue(self.plan)
-        self.calls.limits = CallLimits.of(config, self.plan)
+        self.calls.limits = RequestLimits.of(config, self.plan)
 
-    def for_caller(self, owner: str, viewer: str | None) -> Served:
+    def for_caller(self, owner: str, viewer: str | None) -> ServerState:
         """Return what one caller is served: what others have made is theirs.
 
         owner:   whose the things are that this caller makes
@@ -254,9 +254,9 @@ def _pooling_side(server: ModelServer) -> PoolingSide | None:
     return PoolingSide(facts, framer, PairTemplate.of(facts, server.config.pooling))
 
 
-def with_prompt_logprobs(served: Served, body: OpenAIBodyT) -> OpenAIBodyT:
+def with_prompt_logprobs(server: ServerState, body: OpenAIBodyT) -> OpenAIBodyT:
     """Return a body that asks for the prompt's log-probabilities where the operator wants them."""
-    wanted = served.config.api.prompt_logprobs and not body.stream
+    wanted = server.config.api.prompt_logprobs and not body.stream
     if not wanted or body.prompt_logprobs is not None:
         return body
     return body.model_copy(update={"prompt_logprobs": 0})

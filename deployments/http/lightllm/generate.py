@@ -17,9 +17,9 @@ from remora.deployments.http.generation.choices import Choice, Choices
 from remora.deployments.http.generation.constraints import grammar_of
 from remora.deployments.http.generation.logprobs import check_scored, finite
 from remora.deployments.http.generation.prompts import check_room, encode, prompt_ids, usual_cut
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import as_seed, check_vocabulary, sampling_params
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.token_stream import TextToken, tokens_of
 from remora.deployments.http.lightllm.bodies import (
     LightBody,
@@ -71,7 +71,7 @@ class LightJob:
         )
         return (request,)
 
-    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer; lists of one stand for themselves, but for the text's."""
         choices = Choices(1, self.sampling.n)
         await choices.gather(outputs)
@@ -94,7 +94,7 @@ class LightJob:
             ]
         return answer
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield a chunk for each token; the last one says that all is finished."""
         count = 0
         async for _, output in outputs:
@@ -141,10 +141,10 @@ def _finish_reason(reason: FinishReason | None) -> str | None:
     return None if reason is None else reason.value
 
 
-def _samples(served: Served, parameters: LightParameters) -> bool:
+def _samples(server: ServerState, parameters: LightParameters) -> bool:
     if parameters.do_sample is not None:
         return parameters.do_sample
-    return bool(served.generation_defaults.get("temperature"))
+    return bool(server.generation_defaults.get("temperature"))
 
 
 def _names(parameters: LightParameters) -> dict[str, str]:
@@ -156,24 +156,24 @@ def _names(parameters: LightParameters) -> dict[str, str]:
     return names
 
 
-def _sampling(served: Served, body: LightBody) -> SamplingParams:
+def _sampling(server: ServerState, body: LightBody) -> SamplingParams:
     parameters = body.parameters
-    defaults = dict(served.generation_defaults)
+    defaults = dict(server.generation_defaults)
     changes: dict[str, Any] = {"n": parameters.num_drawn}
-    if not _samples(served, parameters):
+    if not _samples(server, parameters):
         changes["temperature"] = 0.0
     elif not defaults.get("temperature"):
         defaults["temperature"] = 1.0  # asked for, whatever the model's authors recommend
     stops = parameters.stop_sequences or []
     changes |= _stops(stops, parameters)
     allowed = parameters.allowed_token_ids or ()
-    check_vocabulary(allowed, served.tokenizer.vocab_size, f"{PREFIX}allowed_token_ids")
+    check_vocabulary(allowed, server.tokenizer.vocab_size, f"{PREFIX}allowed_token_ids")
     is_scored = body.stream or parameters.return_details or parameters.num_drawn > 1
     max_tokens = parameters.max_new_tokens
     return sampling_params(
         parameters.model_copy(update=changes),
         defaults=defaults,
-        vocab_size=served.tokenizer.vocab_size,
+        vocab_size=server.tokenizer.vocab_size,
         names=_names(parameters),
         prefix=PREFIX,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
@@ -182,9 +182,9 @@ def _sampling(served: Served, body: LightBody) -> SamplingParams:
         seed=as_seed(parameters.seed),
         include_stop_in_output=True,
         logprobs=0 if is_scored else None,
-        prompt_logprobs=0 if served.config.api.prompt_logprobs and not body.stream else None,
+        prompt_logprobs=0 if server.config.api.prompt_logprobs and not body.stream else None,
         allowed_token_ids=tuple(allowed),
-        first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
+        first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
     )
 
 
@@ -205,7 +205,7 @@ class _Constraints(Body):
     guided_regex: str | None = None
 
 
-async def _grammar(served: Served, parameters: LightParameters) -> Grammar | None:
+async def _grammar(server: ServerState, parameters: LightParameters) -> Grammar | None:
     found = {
         "guided_json": parameters.guided_json,
         "guided_grammar": parameters.guided_grammar,
@@ -216,32 +216,32 @@ async def _grammar(served: Served, parameters: LightParameters) -> Grammar | Non
         name = f"{PREFIX}allowed_token_ids"
         raise unsupported(name, f"{name} cannot be combined with a constraint on the output.")
     with in_callers_words(_RENAMES):
-        return await grammar_of(served, _Constraints(**found), prefix=PREFIX)
+        return await grammar_of(server, _Constraints(**found), prefix=PREFIX)
 
 
-async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
+async def prepare_light(server: ServerState, body: LightBody, rid: str) -> LightJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    adapter = (await served.model(body.model)).adapter
+    adapter = (await server.model(body.model)).adapter
     parameters = body.parameters
     if body.stream and parameters.num_drawn > 1:
         name = f"{PREFIX}{'best_of' if parameters.best_of else 'n'}"
         raise unsupported(name, f"{name} must be 1 with a stream.")
-    sampling = _sampling(served, body)
+    sampling = _sampling(server, body)
     (ids,) = await prompt_ids(
-        served,
+        server,
         [body.inputs],
         add_special_tokens=parameters.add_special_tokens is not False,
         param="inputs",
-        cut=usual_cut(served, sampling.max_tokens),
+        cut=usual_cut(server, sampling.max_tokens),
     )
-    served.calls.check_size(sampling.n, _names(parameters)["n"])
-    check_room(len(ids), sampling.max_tokens, served.plan, "inputs")
+    server.calls.check_size(sampling.n, _names(parameters)["n"])
+    check_room(len(ids), sampling.max_tokens, server.plan, "inputs")
     if not body.stream:
         check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}max_new_tokens")
-    grammar = await _grammar(served, parameters)
+    grammar = await _grammar(server, parameters)
     return LightJob(
         body=body,
         rid=rid,
@@ -249,19 +249,19 @@ async def prepare_light(served: Served, body: LightBody, rid: str) -> LightJob:
         prompt_ids=ids,
         sampling=sampling,
         grammar=grammar,
-        heals=heals(served, sampling, grammar),
-        tokenizer=served.tokenizer,
+        heals=heals(server, sampling, grammar),
+        tokenizer=server.tokenizer,
     )
 
 
-async def count_tokens(served: Served, body: TokensBody) -> dict[str, int]:
+async def count_tokens(server: ServerState, body: TokensBody) -> dict[str, int]:
     """Return how many tokens a text has."""
     special = (body.parameters or {}).get("add_special_tokens") is not False
-    (ids,) = await encode(served, [body.text], add_special_tokens=special, param="text")
+    (ids,) = await encode(server, [body.text], add_special_tokens=special, param="text")
     return {"ntokens": len(ids)}
 
 
-def token_load(served: Served) -> dict[str, float]:
+def token_load(server: ServerState) -> dict[str, float]:
     """Return how full the KV memory is, from 0 to 1, as LightLLM's three measures of it."""
-    usage = served.client.stats().kv_usage
+    usage = server.client.stats().kv_usage
     return {"current_load": usage, "logical_max_load": usage, "dynamic_max_load": usage}

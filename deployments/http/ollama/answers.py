@@ -15,9 +15,9 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.wire import parse_json
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.reply import TOOL_CALLS, Call, Replies, Reply, ReplyPiece
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.ollama.bodies import OllamaBody
-from remora.deployments.parsers.events import CallArguments, CallBegun, Text, Thought
+from remora.deployments.parsers.events import CallArguments, CallBegun, Reasoning, Text
 from remora.engine.types import FinishReason, Request
 
 _UNLOAD = (0, 0.0, "0", "0s")
@@ -46,7 +46,7 @@ class OllamaJob:
         """Whether the client wants chunks."""
         return self.body.streams
 
-    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer."""
         if not self.requests:
             return self._loaded()
@@ -65,7 +65,7 @@ class OllamaJob:
             answer["logprobs"] = self.writer.chat(reply.logprobs)["content"]
         return answer | self._ending(reply, first_ns)
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer piece by piece, and then how it ended."""
         if not self.requests:
             yield self._loaded()
@@ -95,7 +95,7 @@ class OllamaJob:
                     told.num_begun = number + 1
                 case Text(text):
                     lines += [*self._calls(piece.reply, told), self._line(text)]
-                case Thought(text):
+                case Reasoning(text):
                     lines += [*self._calls(piece.reply, told), self._line("", thought=text)]
         if piece.finish_reason is not None:
             lines += self._calls(piece.reply, told)

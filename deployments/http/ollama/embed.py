@@ -8,7 +8,7 @@ from typing import Any
 
 from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.core.fields import parse
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.bodies import EmbedBody, EmbedPromptBody
 from remora.deployments.http.ollama.generate import check_name
 from remora.deployments.http.pooling.embeddings import EmbeddingsBody, prepare_embeddings
@@ -19,17 +19,17 @@ AS_MANY_AS_FIT = -1
 PROMPT = renames((r"^input", "prompt"))
 
 
-async def prepare_embed(served: Served, body: EmbedBody, rid: str) -> PoolingJob:
+async def prepare_embed(server: ServerState, body: EmbedBody, rid: str) -> PoolingJob:
     """Return the job of texts, whose vectors are told in a list. Raises RequestError."""
     started = time.monotonic_ns()
-    model = await check_name(served, body.model)
+    model = await check_name(server, body.model)
     fields = {
         "model": model,
         "input": body.input,
         "dimensions": body.dimensions,
         "truncate_prompt_tokens": None if body.truncate is False else AS_MANY_AS_FIT,
     }
-    job = await prepare_embeddings(served, parse(EmbeddingsBody, fields), rid)
+    job = await prepare_embeddings(server, parse(EmbeddingsBody, fields), rid)
 
     def tell(results: list[FloatArray]) -> dict[str, Any]:
         answer = job.tell(results)
@@ -44,16 +44,16 @@ async def prepare_embed(served: Served, body: EmbedBody, rid: str) -> PoolingJob
     return replace(job, tell=tell)
 
 
-async def prepare_embed_prompt(served: Served, body: EmbedPromptBody, rid: str) -> PoolingJob:
+async def prepare_embed_prompt(server: ServerState, body: EmbedPromptBody, rid: str) -> PoolingJob:
     """Return the job of one text. Raises RequestError."""
-    model = await check_name(served, body.model)
+    model = await check_name(server, body.model)
     fields = {
         "model": model,
         "input": body.prompt,
         "truncate_prompt_tokens": AS_MANY_AS_FIT,
     }
     with in_callers_words(PROMPT):
-        job = await prepare_embeddings(served, parse(EmbeddingsBody, fields), rid)
+        job = await prepare_embeddings(server, parse(EmbeddingsBody, fields), rid)
     return replace(
         job, tell=lambda results: {"embedding": job.tell(results)["data"][0]["embedding"]}
     )

@@ -15,7 +15,7 @@ from remora.deployments.http.generation.completions import prepare_completion
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.reasoning import EFFORT, EFFORT_OFF, SWITCHES
 from remora.deployments.http.generation.reply import Replies
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.answers import OllamaJob
 from remora.deployments.http.ollama.bodies import (
     RENAMES,
@@ -27,42 +27,42 @@ from remora.deployments.http.ollama.bodies import (
 _LATEST = ":latest"
 
 
-async def check_name(served: Served, name: str | None) -> str:
+async def check_name(server: ServerState, name: str | None) -> str:
     """Return the served model of a name with or without a tag. Raises UnknownModel."""
-    if name is not None and name != served.plan.served_model_name:
+    if name is not None and name != server.plan.served_model_name:
         name = name.removesuffix(_LATEST)
-    return (await served.model(name)).name
+    return (await server.model(name)).name
 
 
-def _chat_fields(served: Served, body: OllamaBody, model: str) -> dict[str, Any]:
+def _chat_fields(server: ServerState, body: OllamaBody, model: str) -> dict[str, Any]:
     fields = body.shared() | {"model": model}
     if body.logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if isinstance(body.think, str):
         fields[EFFORT] = body.think
     elif body.think is not None:
-        fields |= _thought(served, is_wanted=body.think)
+        fields |= _thought(server, is_wanted=body.think)
     return fields
 
 
-def _thought(served: Served, *, is_wanted: bool) -> dict[str, Any]:
+def _thought(server: ServerState, *, is_wanted: bool) -> dict[str, Any]:
     """Return what switches thought on or off; nothing where the model always thinks."""
     if not is_wanted:
         return {EFFORT: EFFORT_OFF}
-    known = served.tokenizer.template_variables
+    known = server.tokenizer.template_variables
     if any(name in known for name in (EFFORT, *SWITCHES)):
         return {EFFORT: "medium"}
-    if served.formats.reasoning_format_name is None:
-        raise unsupported("think", f"{served.plan.served_model_name} does not support thinking.")
+    if server.formats.reasoning_format_name is None:
+        raise unsupported("think", f"{server.plan.served_model_name} does not support thinking.")
     return {}
 
 
 async def _of_chat(
-    served: Served, body: OllamaBody, rid: str, fields: dict[str, Any], *, is_chat: bool
+    server: ServerState, body: OllamaBody, rid: str, fields: dict[str, Any], *, is_chat: bool
 ) -> OllamaJob:
     started_ns = time.monotonic_ns()
     with in_callers_words(RENAMES):
-        job = await prepare_chat(served, parse(ChatBody, fields), rid)
+        job = await prepare_chat(server, parse(ChatBody, fields), rid)
     return OllamaJob(
         body=body,
         rid=rid,
@@ -70,52 +70,56 @@ async def _of_chat(
         is_chat=is_chat,
         requests=job.requests,
         replies=job.replies,
-        writer=LogprobWriter(served.tokenizer),
+        writer=LogprobWriter(server.tokenizer),
         started_ns=started_ns,
     )
 
 
-def _load_only(served: Served, body: OllamaBody, rid: str, *, is_chat: bool) -> OllamaJob:
+def _load_only(server: ServerState, body: OllamaBody, rid: str, *, is_chat: bool) -> OllamaJob:
     return OllamaJob(
         body=body,
         rid=rid,
-        model=body.model or served.plan.served_model_name,
+        model=body.model or server.plan.served_model_name,
         is_chat=is_chat,
         requests=(),
         replies=lambda: Replies(1, lambda: None),
-        writer=LogprobWriter(served.tokenizer),
+        writer=LogprobWriter(server.tokenizer),
         started_ns=time.monotonic_ns(),
     )
 
 
-async def prepare_ollama_chat(served: Served, body: OllamaChatBody, rid: str) -> OllamaJob:
+async def prepare_ollama_chat(server: ServerState, body: OllamaChatBody, rid: str) -> OllamaJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    model = await check_name(served, body.model)
+    model = await check_name(server, body.model)
     if not body.messages:
-        return _load_only(served, body, rid, is_chat=True)
-    fields = _chat_fields(served, body, model) | {
+        return _load_only(server, body, rid, is_chat=True)
+    fields = _chat_fields(server, body, model) | {
         "messages": [message.as_openai() for message in body.messages]
     }
     if body.tools:
         fields["tools"] = body.tools
-    return await _of_chat(served, body, rid, fields, is_chat=True)
+    return await _of_chat(server, body, rid, fields, is_chat=True)
 
 
-async def prepare_ollama_generate(served: Served, body: OllamaGenerateBody, rid: str) -> OllamaJob:
+async def prepare_ollama_generate(
+    server: ServerState, body: OllamaGenerateBody, rid: str
+) -> OllamaJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    model = await check_name(served, body.model)
+    model = await check_name(server, body.model)
     if not body.prompt:
-        return _load_only(served, body, rid, is_chat=False)
+        return _load_only(server, body, rid, is_chat=False)
     if body.raw or body.suffix:
-        return await _of_text(served, body, rid, model)
+        return await _of_text(server, body, rid, model)
     messages = [{"role": "user", "content": body.prompt}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
-    fields = _chat_fields(served, body, model) | {"messages": messages}
-    return await _of_chat(served, body, rid, fields, is_chat=False)
+    fields = _chat_fields(server, body, model) | {"messages": messages}
+    return await _of_chat(server, body, rid, fields, is_chat=False)
 
 
-async def _of_text(served: Served, body: OllamaGenerateBody, rid: str, model: str) -> OllamaJob:
+async def _of_text(
+    server: ServerState, body: OllamaGenerateBody, rid: str, model: str
+) -> OllamaJob:
     """Return the job of a prompt that the model gets as it is, or that has a text to follow."""
     started_ns = time.monotonic_ns()
     for name, value in (("system", body.system), ("think", body.think)):
@@ -128,7 +132,7 @@ async def _of_text(served: Served, body: OllamaGenerateBody, rid: str, model: st
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     with in_callers_words(RENAMES):
-        job = await prepare_completion(served, parse(CompletionBody, fields), rid)
+        job = await prepare_completion(server, parse(CompletionBody, fields), rid)
     (request,) = job.requests
     if body.options is None or body.options.max_tokens is None:
         # Here an answer has no limit of its own unless it is given one.
@@ -140,6 +144,6 @@ async def _of_text(served: Served, body: OllamaGenerateBody, rid: str, model: st
         is_chat=False,
         requests=(request,),
         replies=lambda: Replies(1, lambda: None),
-        writer=LogprobWriter(served.tokenizer),
+        writer=LogprobWriter(server.tokenizer),
         started_ns=started_ns,
     )

@@ -11,49 +11,49 @@ from importlib.metadata import version
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.bodies import ShowBody
 from remora.deployments.http.ollama.generate import check_name
 
 _NEVER = "9999-12-31T23:59:59Z"
 
 
-def tags(served: Served) -> dict[str, Any]:
+def tags(server: ServerState) -> dict[str, Any]:
     """Return the models that could be asked: one."""
-    return {"models": [_card(served) | {"modified_at": _created(served)}]}
+    return {"models": [_card(server) | {"modified_at": _created(server)}]}
 
 
-def running(served: Served) -> dict[str, Any]:
+def running(server: ServerState) -> dict[str, Any]:
     """Return the models that are loaded: the same one."""
-    plan = served.plan
+    plan = server.plan
     sizes = {
         "size_vram": 0 if plan.device == "cpu" else plan.weight_bytes + plan.kv_bytes,
         "context_length": plan.max_model_len,
     }
-    return {"models": [_card(served) | sizes | {"expires_at": _NEVER}]}
+    return {"models": [_card(server) | sizes | {"expires_at": _NEVER}]}
 
 
-async def show(served: Served, body: ShowBody) -> dict[str, Any]:
+async def show(server: ServerState, body: ShowBody) -> dict[str, Any]:
     """Return what there is to say of the model. Raises InvalidRequest and UnknownModel."""
     name = body.model or body.name
     if not name:
         raise InvalidRequest("model is required.", "model", "missing_required_parameter")
-    await check_name(served, name)
-    plan = served.plan
+    await check_name(server, name)
+    plan = server.plan
     return {
         "modelfile": "",
         "parameters": "\n".join(
-            f"{name} {value}" for name, value in sorted(served.generation_defaults.items())
+            f"{name} {value}" for name, value in sorted(server.generation_defaults.items())
         ),
         "template": "",
-        "details": _details(served),
+        "details": _details(server),
         "model_info": {
             "general.architecture": "remora",
             "remora.context_length": plan.max_model_len,
-            "remora.vocab_size": served.tokenizer.vocab_size,
+            "remora.vocab_size": server.tokenizer.vocab_size,
         },
-        "capabilities": _capabilities(served),
-        "modified_at": _created(served),
+        "capabilities": _capabilities(server),
+        "modified_at": _created(server),
     }
 
 
@@ -62,19 +62,19 @@ def server_version() -> dict[str, str]:
     return {"version": version("remora")}
 
 
-def _card(served: Served) -> dict[str, Any]:
-    name = served.plan.served_model_name
+def _card(server: ServerState) -> dict[str, Any]:
+    name = server.plan.served_model_name
     return {
         "name": name,
         "model": name,
-        "size": served.plan.weight_bytes,
+        "size": server.plan.weight_bytes,
         "digest": hashlib.sha256(name.encode()).hexdigest(),
-        "details": _details(served),
+        "details": _details(server),
     }
 
 
-def _details(served: Served) -> dict[str, Any]:
-    plan = served.plan
+def _details(server: ServerState) -> dict[str, Any]:
+    plan = server.plan
     is_gguf = plan.load_format == "gguf" or plan.model_path.suffix == ".gguf"
     level = plan.dtype if plan.quantization == "none" else plan.quantization
     return {
@@ -87,13 +87,13 @@ def _details(served: Served) -> dict[str, Any]:
     }
 
 
-def _capabilities(served: Served) -> list[str]:
-    if served.pooling is not None:
-        return ["embedding"] if served.pooling.facts.task == "embed" else []
-    tools, thought = served.formats.tool_format_name, served.formats.reasoning_format_name
+def _capabilities(server: ServerState) -> list[str]:
+    if server.pooling is not None:
+        return ["embedding"] if server.pooling.facts.task == "embed" else []
+    tools, thought = server.formats.tool_format_name, server.formats.reasoning_format_name
     found = {"completion": True, "tools": tools is not None, "thinking": thought is not None}
     return [name for name, is_there in found.items() if is_there]
 
 
-def _created(served: Served) -> str:
-    return datetime.fromtimestamp(served.created, UTC).isoformat().replace("+00:00", "Z")
+def _created(server: ServerState) -> str:
+    return datetime.fromtimestamp(server.created, UTC).isoformat().replace("+00:00", "Z")

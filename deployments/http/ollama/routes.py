@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.endpoints import Endpoint
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.handlers import Route, generation_routes, read_body
 from remora.deployments.http.ollama import info as ollama_info
 from remora.deployments.http.ollama.bodies import (
@@ -47,9 +47,9 @@ OLLAMA_BODIES: Mapping[str, type[Body]] = {
 }
 
 
-def ollama_routes(served: Served) -> APIRouter:
+def ollama_routes(server: ServerState) -> APIRouter:
     """Return the router of all of them."""
-    router = generation_routes(served, OLLAMA_ROUTES)
+    router = generation_routes(server, OLLAMA_ROUTES)
 
     @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def alive() -> Response:
@@ -57,11 +57,11 @@ def ollama_routes(served: Served) -> APIRouter:
 
     @router.get("/api/tags")
     async def tags() -> Response:
-        return JSONAnswer(ollama_info.tags(served))
+        return JSONAnswer(ollama_info.tags(server))
 
     @router.get("/api/ps")
     async def running() -> Response:
-        return JSONAnswer(ollama_info.running(served))
+        return JSONAnswer(ollama_info.running(server))
 
     @router.get("/api/version")
     async def server_version() -> Response:
@@ -69,8 +69,8 @@ def ollama_routes(served: Served) -> APIRouter:
 
     @router.post("/api/show")
     async def show(request: Request) -> Response:
-        body = parse(ShowBody, await read_body(served, request))
-        headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
-        return JSONAnswer(await ollama_info.show(served, body), headers=dict(headers))
+        body = parse(ShowBody, await read_body(server, request))
+        headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
+        return JSONAnswer(await ollama_info.show(server, body), headers=dict(headers))
 
     return router

@@ -7,7 +7,7 @@ from typing import Any
 from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.reply import TOOL_CALLS, Call, Reply, ReplyPiece
-from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEvent, Text, Thought
+from remora.deployments.parsers.events import CallArguments, CallBegun, Reasoning, ReplyEvent, Text
 
 REASONING_NAMES = ("reasoning", "reasoning_content")
 
@@ -84,7 +84,7 @@ class ChatWriter:
         match event:
             case Text(text):
                 return {"content": text}
-            case Thought(text):
+            case Reasoning(text):
                 return dict.fromkeys(self._thought_names, text)
             case CallBegun(number, call_id, name):
                 function = {"name": name, "arguments": ""}

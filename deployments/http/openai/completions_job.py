@@ -9,7 +9,7 @@ from typing import Any
 from remora.deployments.http.generation.bodies import CompletionBody
 from remora.deployments.http.generation.choices import Choice, Choices, let_others_go_on
 from remora.deployments.http.generation.logprobs import Line, LogprobWriter, TextOffsets
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServedModel
 from remora.engine.types import FinishReason, Grammar, Output, Request, SamplingParams
 
@@ -66,7 +66,7 @@ class CompletionJob:
             for ids, heal in zip(self.prompts, self.heals, strict=True)
         )
 
-    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer; choice i * n + j is answer j to prompt i."""
         choices = self._choices()
         await choices.gather(outputs)
@@ -79,7 +79,7 @@ class CompletionJob:
         answer["usage"] = self._usage(choices)
         return answer
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer piece by piece; then usage, if asked for."""
         options = self.body.stream_options
         choices = self._choices()

@@ -11,7 +11,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import fault, is_token_list, parse
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.resumption import created_at
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.embeddings import prompt_text
 from remora.deployments.http.pooling.requests import (
     SCORING,
@@ -99,19 +99,21 @@ def parse_classify(body: Any) -> ClassifyBody | EncodeBody:
     return parse(EncodeBody, body) if is_native else parse(ClassifyBody, body)
 
 
-async def prepare_classify(served: Served, body: ClassifyBody | EncodeBody, rid: str) -> PoolingJob:
+async def prepare_classify(
+    server: ServerState, body: ClassifyBody | EncodeBody, rid: str
+) -> PoolingJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    facts = facts_of(served, *SCORING)
+    facts = facts_of(server, *SCORING)
     if isinstance(body, EncodeBody):
-        return await prepare_encode(served, body, rid)
+        return await prepare_encode(server, body, rid)
     if facts.step_token is not None:
         raise InvalidRequest(
             "This server's model judges every step and gives no label of the whole; ask /pooling "
             "or /encode.",
             code="not_offered",
         )
-    model = (await served.model(body.model)).name
-    rows = await _rows(served, body)
+    model = (await server.model(body.model)).name
+    rows = await _rows(server, body)
 
     def label(index: int, numbers: FloatArray) -> dict[str, Any]:
         scores = scores_of(numbers, facts.activation)
@@ -129,10 +131,10 @@ async def prepare_classify(served: Served, body: ClassifyBody | EncodeBody, rid:
     return job_of(rid, body, rows, tell)
 
 
-async def prepare_pooling(served: Served, body: PoolingBody, rid: str) -> PoolingJob:
+async def prepare_pooling(server: ServerState, body: PoolingBody, rid: str) -> PoolingJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    facts = facts_of(served, "embed", *SCORING)
-    model = (await served.model(body.model)).name
+    facts = facts_of(server, "embed", *SCORING)
+    model = (await server.model(body.model)).name
     per_token = body.task == "token_embed"
     if body.task not in _pooling_tasks(facts):
         raise InvalidRequest(
@@ -140,7 +142,7 @@ async def prepare_pooling(served: Served, body: PoolingBody, rid: str) -> Poolin
             "task",
             "not_offered",
         )
-    rows = await _rows(served, body)
+    rows = await _rows(server, body)
     if not per_token:
         _check_steps(facts, rows, "input" if body.messages is None else "messages")
 
@@ -161,15 +163,15 @@ async def prepare_pooling(served: Served, body: PoolingBody, rid: str) -> Poolin
     return job_of(rid, body, rows, tell, per_token=per_token)
 
 
-async def prepare_encode(served: Served, body: EncodeBody, rid: str) -> PoolingJob:
+async def prepare_encode(server: ServerState, body: EncodeBody, rid: str) -> PoolingJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    facts = facts_of(served, "embed", *SCORING)
-    await served.model(body.model)
+    facts = facts_of(server, "embed", *SCORING)
+    await server.model(body.model)
     given = body.text or body.input_ids
     assert given is not None
     param = "input_ids" if body.text is None else "text"
     before = prompt_text(facts, None)
-    rows = await rows_of(served, body, given.items, param=param, before=before)
+    rows = await rows_of(server, body, given.items, param=param, before=before)
     _check_steps(facts, rows, param)
 
     def tell(results: list[FloatArray]) -> Any:
@@ -201,11 +203,11 @@ def _pooling_tasks(facts: PoolingFacts) -> tuple[str | None, ...]:
     return (None, "token_embed", *own, *(("score",) if len(facts.labels) == 1 else ()))
 
 
-async def _rows(served: Served, body: ClassifyBody) -> list[Row]:
+async def _rows(server: ServerState, body: ClassifyBody) -> list[Row]:
     if body.messages is not None:
-        return await chat_rows(served, body, body.messages, param="messages")
-    before = "" if served.pooling is None else prompt_text(served.pooling.facts, None)
-    return await rows_of(served, body, body.input or [], param="input", before=before)
+        return await chat_rows(server, body, body.messages, param="messages")
+    before = "" if server.pooling is None else prompt_text(server.pooling.facts, None)
+    return await rows_of(server, body, body.input or [], param="input", before=before)
 
 
 def _meant(

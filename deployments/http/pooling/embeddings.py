@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import Label, fault
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.requests import (
     ChatMessage,
     Inputs,
@@ -46,19 +46,19 @@ class EmbeddingsBody(PoolingBaseBody):
         return self
 
 
-async def prepare_embeddings(served: Served, body: EmbeddingsBody, rid: str) -> PoolingJob:
+async def prepare_embeddings(server: ServerState, body: EmbeddingsBody, rid: str) -> PoolingJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    facts = facts_of(served, "embed")
-    model = (await served.model(body.model)).name
+    facts = facts_of(server, "embed")
+    model = (await server.model(body.model)).name
     check_dimensions(facts, body.dimensions)
     if body.messages is not None:
-        rows = await chat_rows(served, body, body.messages, param="messages")
+        rows = await chat_rows(server, body, body.messages, param="messages")
     else:
         before = prompt_text(facts, body.prompt_name)
-        rows = await rows_of(served, body, body.input or [], param="input", before=before)
+        rows = await rows_of(server, body, body.input or [], param="input", before=before)
     normalize = facts.normalize if body.normalize is None else body.normalize
 
     def tell(results: list[FloatArray]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import check_vocabulary
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.pooling.facts import PoolingFacts
 from remora.engine.pooling.row import Row
 from remora.engine.pooling.texts import Framer, Side, cut
@@ -101,7 +101,7 @@ class PoolingJob:
         """Return how many tokens are read."""
         return sum(len(request.prompt_ids) for request in self.requests)
 
-    async def result(self, outputs: OpenCall) -> Any:
+    async def result(self, outputs: OutputStream) -> Any:
         """Return the whole answer."""
         found: dict[int, FloatArray] = {}
         async for index, output in outputs:
@@ -113,20 +113,20 @@ class PoolingJob:
             return await asyncio.to_thread(self.tell, results)
         return self.tell(results)
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the whole answer."""
         yield await self.result(outputs)
 
 
-def facts_of(served: Served, *tasks: Task) -> PoolingFacts:
+def facts_of(server: ServerState, *tasks: Task) -> PoolingFacts:
     """Return what the model gives. Raises InvalidRequest unless it is for one of `tasks`."""
-    if served.pooling is None:
+    if server.pooling is None:
         raise InvalidRequest(
             "This server's model generates text. Embeddings and scores come from a server whose "
             "model.task is embed, classify, rerank or reward.",
             code="not_offered",
         )
-    facts = served.pooling.facts
+    facts = server.pooling.facts
     if facts.task not in tasks:
         raise InvalidRequest(
             f"This server's model is for the task {facts.task}; this route needs "
@@ -162,7 +162,7 @@ def job_of(
 
 
 async def rows_of(
-    served: Served,
+    server: ServerState,
     body: PoolingBaseBody,
     inputs: Sequence[PromptInput],
     *,
@@ -174,13 +174,13 @@ async def rows_of(
     before:  put in front of texts; ids are taken as they are
     Raises InvalidRequest and PromptTooLong.
     """
-    max_tokens, drops = cut_of(served, body)
+    max_tokens, drops = cut_of(server, body)
     texts = [before + given for given in inputs if isinstance(given, str)]
-    check_chars(served, texts, param, is_cut=max_tokens is not None)
+    check_chars(server, texts, param, is_cut=max_tokens is not None)
     framed: list[Row] = []
     if texts:
-        framer = framer_of(served, param)
-        framed = await served.encoder.off_loop_if(
+        framer = framer_of(server, param)
+        framed = await server.encoder.off_loop_if(
             sum(map(len, texts)) > OFF_LOOP_CHARS,
             lambda: framer.rows(texts, max_tokens=max_tokens, drops=drops),
         )
@@ -190,33 +190,33 @@ async def rows_of(
         if isinstance(given, str):
             rows.append(next(in_turn))
             continue
-        check_vocabulary(given[: served.plan.max_sequence_tokens], vocab_size(served), param)
+        check_vocabulary(given[: server.plan.max_sequence_tokens], vocab_size(server), param)
         rows.append(Row(given if max_tokens is None else cut(given, max_tokens, drops)))
-    return check_rows(served, rows, param, max_tokens)
+    return check_rows(server, rows, param, max_tokens)
 
 
-def framer_of(served: Served, param: str) -> Framer:
+def framer_of(server: ServerState, param: str) -> Framer:
     """Return what turns texts into rows. Raises InvalidRequest where there is no tokenizer."""
-    framer = None if served.pooling is None else served.pooling.framer
+    framer = None if server.pooling is None else server.pooling.framer
     if framer is None:
         message = "This server has no tokenizer (model.skip_tokenizer): send token ids."
         raise InvalidRequest(message, param, "no_tokenizer")
     return framer
 
 
-def vocab_size(served: Served) -> int:
+def vocab_size(server: ServerState) -> int:
     """Return the size of the vocabulary."""
-    return served.tokenizer.vocab_size
+    return server.tokenizer.vocab_size
 
 
 def check_rows(
-    served: Served, rows: list[Row], param: str, max_tokens: int | None = None
+    server: ServerState, rows: list[Row], param: str, max_tokens: int | None = None
 ) -> list[Row]:
     """Return the rows. Raises InvalidRequest for empty ones, PromptTooLong for long ones.
 
     max_tokens:  to which they have been cut as far as they can be
     """
-    limit = served.plan.max_sequence_tokens
+    limit = server.plan.max_sequence_tokens
     for row in rows:
         if max_tokens is not None and len(row.token_ids) > max_tokens:
             raise PromptTooLong(
@@ -231,11 +231,11 @@ def check_rows(
     return rows
 
 
-def check_chars(served: Served, texts: Sequence[str], param: str, *, is_cut: bool) -> None:
+def check_chars(server: ServerState, texts: Sequence[str], param: str, *, is_cut: bool) -> None:
     """Raise PromptTooLong for a text that cannot fit, before it is tokenised."""
-    limit = served.plan.max_sequence_tokens
+    limit = server.plan.max_sequence_tokens
     for text in texts:
-        if not is_cut and len(text) > limit * served.tokenizer.max_token_chars:
+        if not is_cut and len(text) > limit * server.tokenizer.max_token_chars:
             raise PromptTooLong(_too_long(limit, f"{len(text)} characters", param), param)
 
 
@@ -246,14 +246,14 @@ def _too_long(limit: int, found: str, param: str) -> str:
     )
 
 
-def cut_of(served: Served, body: PoolingBaseBody) -> tuple[int | None, Side]:
+def cut_of(server: ServerState, body: PoolingBaseBody) -> tuple[int | None, Side]:
     """Return how many tokens of a row are kept, None = what is longer is refused; and the side that
     is cut off. Raises InvalidRequest.
     """
-    limit, wanted = served.plan.max_sequence_tokens, body.truncate_prompt_tokens
+    limit, wanted = server.plan.max_sequence_tokens, body.truncate_prompt_tokens
     drops: Side = "head" if body.truncation_side == "left" else "tail"
     if wanted is None:
-        usual = served.config.api.prompt_truncation
+        usual = server.config.api.prompt_truncation
         if usual == "none":
             if body.truncation_side is not None:
                 message = "truncation_side needs truncate_prompt_tokens."
@@ -272,21 +272,21 @@ def cut_of(served: Served, body: PoolingBaseBody) -> tuple[int | None, Side]:
 
 
 async def chat_rows(
-    served: Served, body: PoolingBaseBody, messages: Sequence[ChatMessage], *, param: str
+    server: ServerState, body: PoolingBaseBody, messages: Sequence[ChatMessage], *, param: str
 ) -> list[Row]:
     """Return the row of a conversation, as the model's template writes it."""
-    max_tokens, drops = cut_of(served, body)
+    max_tokens, drops = cut_of(server, body)
     given = [{"role": message.role, "content": message.content} for message in messages]
     text = "".join(each["content"] for each in given)
-    check_chars(served, [text], param, is_cut=max_tokens is not None)
+    check_chars(server, [text], param, is_cut=max_tokens is not None)
 
     def work() -> list[int]:
-        written = served.tokenizer.render_chat(given, add_generation_prompt=False)
-        ids = served.tokenizer.encode(written, add_special_tokens=False)
+        written = server.tokenizer.render_chat(given, add_generation_prompt=False)
+        ids = server.tokenizer.encode(written, add_special_tokens=False)
         return ids if max_tokens is None else cut(ids, max_tokens, drops)
 
-    ids = await served.encoder.off_loop_if(len(text) > OFF_LOOP_CHARS, work)
-    return check_rows(served, [Row(ids)], param)
+    ids = await server.encoder.off_loop_if(len(text) > OFF_LOOP_CHARS, work)
+    return check_rows(server, [Row(ids)], param)
 
 
 def encoded(vector: FloatArray, encoding: str | None) -> Any:

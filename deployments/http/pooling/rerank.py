@@ -16,7 +16,7 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import as_list, fault
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
 from remora.deployments.http.generation.resumption import created_at
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.pooling.embeddings import prompt_text
 from remora.deployments.http.pooling.requests import (
     PoolingBaseBody,
@@ -88,10 +88,10 @@ class PairScoreBody(PoolingBaseBody):
         return self.text_2 or self.documents or []
 
 
-async def prepare_rerank(served: Served, body: RerankBody, rid: str) -> PoolingJob:
+async def prepare_rerank(server: ServerState, body: RerankBody, rid: str) -> PoolingJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    model = (await served.model(body.model)).name
-    pairs = _Pairs(served, body, body.instruction)
+    model = (await server.model(body.model)).name
+    pairs = _Pairs(server, body, body.instruction)
     rows = await pairs.rows([body.query], body.documents, "query", "documents")
 
     def tell(results: list[FloatArray]) -> dict[str, Any]:
@@ -115,10 +115,10 @@ async def prepare_rerank(served: Served, body: RerankBody, rid: str) -> PoolingJ
     return job_of(rid, body, rows, tell)
 
 
-async def prepare_pair_score(served: Served, body: PairScoreBody, rid: str) -> PoolingJob:
+async def prepare_pair_score(server: ServerState, body: PairScoreBody, rid: str) -> PoolingJob:
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
-    model = (await served.model(body.model)).name
-    pairs = _Pairs(served, body, body.instruction)
+    model = (await server.model(body.model)).name
+    pairs = _Pairs(server, body, body.instruction)
     rows = await pairs.rows(body.first, body.second, "text_1", "text_2")
 
     def tell(results: list[FloatArray]) -> dict[str, Any]:
@@ -140,10 +140,10 @@ async def prepare_pair_score(served: Served, body: PairScoreBody, rid: str) -> P
 class _Pairs:
     """How pairs of texts become rows, and what the model gives for these becomes scores."""
 
-    def __init__(self, served: Served, body: PoolingBaseBody, instruction: str | None) -> None:
-        self._served = served
+    def __init__(self, server: ServerState, body: PoolingBaseBody, instruction: str | None) -> None:
+        self._served = server
         self._body = body
-        self._facts = facts_of(served, "embed", "rerank", "reward", "classify")
+        self._facts = facts_of(server, "embed", "rerank", "reward", "classify")
         self._instruction = instruction
         self._num_first = 0
         if self._facts.task != "embed" and len(self._facts.labels) != 1:
@@ -152,7 +152,7 @@ class _Pairs:
                 f"ask {'/classify' if self._facts.step_token is None else '/pooling'}.",
                 code="not_offered",
             )
-        if instruction is not None and (self._facts.task == "embed" or _template(served) is None):
+        if instruction is not None and (self._facts.task == "embed" or _template(server) is None):
             raise InvalidRequest(
                 "This model's pairs have no place for an instruction.", "instruction", "unsupported"
             )
@@ -161,18 +161,18 @@ class _Pairs:
         self, first: Sequence[str], second: Sequence[str], name: str, other: str
     ) -> list[Row]:
         """Return the rows that are to be computed."""
-        served, body, facts = self._served, self._body, self._facts
+        server, body, facts = self._served, self._body, self._facts
         if facts.task == "embed":
             self._num_first = len(first)
             before = _query_prompt(facts), _document_prompt(facts)
-            queries = await rows_of(served, body, first, param=name, before=before[0])
-            documents = await rows_of(served, body, second, param=other, before=before[1])
+            queries = await rows_of(server, body, first, param=name, before=before[0])
+            documents = await rows_of(server, body, second, param=other, before=before[1])
             return queries + documents
         pairs = [(first[0 if len(first) == 1 else at], text) for at, text in enumerate(second)]
-        max_tokens, drops = cut_of(served, body)
-        check_chars(served, [*first, *second], other, is_cut=max_tokens is not None)
-        framer = framer_of(served, other)
-        template = _template(served)
+        max_tokens, drops = cut_of(server, body)
+        check_chars(server, [*first, *second], other, is_cut=max_tokens is not None)
+        framer = framer_of(server, other)
+        template = _template(server)
 
         def work() -> list[Row]:
             if template is None:
@@ -182,8 +182,8 @@ class _Pairs:
             )
 
         is_long = sum(map(len, second)) + sum(map(len, first)) > OFF_LOOP_CHARS
-        rows: list[Row] = await served.encoder.off_loop_if(is_long, work)
-        return check_rows(served, rows, other, max_tokens)
+        rows: list[Row] = await server.encoder.off_loop_if(is_long, work)
+        return check_rows(server, rows, other, max_tokens)
 
     def scores(self, results: list[FloatArray]) -> list[float]:
         """Return a score for each pair."""
@@ -194,8 +194,8 @@ class _Pairs:
         return [float(score) for score in (first * second).sum(axis=1)]
 
 
-def _template(served: Served) -> PairTemplate | None:
-    return None if served.pooling is None else served.pooling.template
+def _template(server: ServerState) -> PairTemplate | None:
+    return None if server.pooling is None else server.pooling.template
 
 
 def _query_prompt(facts: PoolingFacts) -> str:

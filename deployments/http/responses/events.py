@@ -14,9 +14,9 @@ from remora.deployments.http.responses.archive import ItemIds
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,
+    Reasoning,
     ReplyEvent,
     Text,
-    Thought,
 )
 
 Event = dict[str, Any]
@@ -92,7 +92,7 @@ class OutputWriter:
             match event:
                 case Text(text):
                     told += self._grow(MESSAGE, text)
-                case Thought(text):
+                case Reasoning(text):
                     told += self._grow(REASONING, text)
                 case CallBegun(_, call_id, name):
                     told += self._begin(CALL, {"call_id": call_id, "name": name})

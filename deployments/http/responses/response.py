@@ -20,8 +20,8 @@ from remora.deployments.http.core.field_names import in_callers_words
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.chat import ChatJob, prepare_chat
 from remora.deployments.http.generation.reply import Replies, ReplyPiece
-from remora.deployments.http.generation.request_tracker import OpenCall
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.request_tracker import OutputStream
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.responses.archive import Archive, ItemIds, Record, new_response_id
 from remora.deployments.http.responses.bodies import ResponsesBody
 from remora.deployments.http.responses.events import OutputWriter
@@ -60,7 +60,7 @@ class ResponseJob:
         """What the engine gets."""
         return self.chat.requests
 
-    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer."""
         replies, writer = self.chat.replies(), OutputWriter(self.ids)
         self.archive.begin(self._response("in_progress"))
@@ -72,14 +72,14 @@ class ResponseJob:
         finally:
             self.archive.end(self.rid)
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the answer event by event."""
         numbers = itertools.count()
         async with aclosing(self._events(outputs)) as events:
             async for event in events:
                 yield event | {"sequence_number": next(numbers)}
 
-    async def _events(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def _events(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         replies, writer = self.chat.replies(), OutputWriter(self.ids)
         begun = self._response("in_progress")
         self.archive.begin(begun)
@@ -194,26 +194,26 @@ def _tools(body: ResponsesBody) -> list[dict[str, Any]]:
     return [{name: getattr(tool, name) for name in names} for tool in body.tools or ()]
 
 
-async def prepare_response(served: Served, body: ResponsesBody, rid: str) -> ResponseJob:
+async def prepare_response(server: ServerState, body: ResponsesBody, rid: str) -> ResponseJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse.
     """
-    archive = served.responses
+    archive = server.responses
     earlier = await earlier_items(archive, body)
     body = body.model_copy(update={"input": await with_references(archive, body.input)})
     chat = chat_body(body, earlier)
     with in_callers_words(RENAMES):
-        job = await prepare_chat(served, chat, new_response_id())
+        job = await prepare_chat(server, chat, new_response_id())
     return ResponseJob(body=body, chat=job, archive=archive, ids=ItemIds(job.rid))
 
 
-def responses_routes(served: Served) -> APIRouter:
+def responses_routes(server: ServerState) -> APIRouter:
     """Return the routes of responses that exist already."""
     router = APIRouter(tags=["responses"])
 
     def archive_for(request: HTTPRequest) -> Archive:
-        return served.responses.seen_by(request.state.owner, viewer(request))
+        return server.responses.seen_by(request.state.owner, viewer(request))
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(request: HTTPRequest, response_id: str, stream: bool = False) -> Response:
@@ -232,7 +232,7 @@ def responses_routes(served: Served) -> APIRouter:
     async def cancel(request: HTTPRequest, response_id: str) -> Response:
         archive = archive_for(request)
         running = archive.running(response_id)
-        if running is not None and await served.calls.abort(response_id):
+        if running is not None and await server.calls.abort(response_id):
             return JSONAnswer(running | {"status": "cancelled"})
         status = (await archive.find(response_id)).response["status"]
         raise InvalidRequest(f"The response has ended already; its status is {status}.")

@@ -19,9 +19,9 @@ from remora.deployments.http.generation.choices import Choices
 from remora.deployments.http.generation.constraints import grammar_of
 from remora.deployments.http.generation.logprobs import LogprobWriter, check_num_entries
 from remora.deployments.http.generation.prompts import check_room, prompt_ids, usual_cut
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import as_seed, sampling_params
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.sglang.answers import AnswerWriter, Prompt
 from remora.deployments.http.sglang.bodies import GenerateBody, PromptOptions
 from remora.engine.types import Grammar, Request, SamplingParams
@@ -88,7 +88,7 @@ class GenerateJob:
             )
         )
 
-    async def result(self, outputs: OpenCall) -> Any:
+    async def result(self, outputs: OutputStream) -> Any:
         """Return the whole answer."""
         choices = self._choices()
         await choices.gather(outputs)
@@ -96,7 +96,7 @@ class GenerateJob:
         answers = [writer.write(choice) async for choice in choices.each()]
         return answers if self.is_list else answers[0]
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield what each choice has become, whenever one has grown."""
         choices = self._choices()
         writer = self._answers(choices, is_delta=self.is_delta)
@@ -132,7 +132,7 @@ def _check_n(options: Sequence[PromptOptions]) -> None:
     check_sequences(n * len(options), "sampling_params.n")
 
 
-def _check_hidden(served: Served, body: GenerateBody, num_tokens: int) -> None:
+def _check_hidden(server: ServerState, body: GenerateBody, num_tokens: int) -> None:
     """Raise InvalidRequest if hidden states are asked for and not to be had.
 
     num_tokens:  of all prompts and outputs
@@ -140,7 +140,7 @@ def _check_hidden(served: Served, body: GenerateBody, num_tokens: int) -> None:
     name = "return_hidden_states"
     if not body.return_hidden_states:
         return
-    if not served.config.api.hidden_states:
+    if not server.config.api.hidden_states:
         raise unsupported(name, f"{name}: this server tells none; its api.hidden_states is off.")
     allowed = limit("max_hidden_tokens")
     if num_tokens > allowed:
@@ -151,7 +151,7 @@ def _check_hidden(served: Served, body: GenerateBody, num_tokens: int) -> None:
         raise InvalidRequest(message, name, limit="max_hidden_tokens")
 
 
-def _sampling(served: Served, body: GenerateBody, options: PromptOptions) -> SamplingParams:
+def _sampling(server: ServerState, body: GenerateBody, options: PromptOptions) -> SamplingParams:
     fields = options.sampling
     max_tokens = fields.max_new_tokens
     min_tokens = fields.min_new_tokens or 0
@@ -161,8 +161,8 @@ def _sampling(served: Served, body: GenerateBody, options: PromptOptions) -> Sam
         raise InvalidRequest(f"{param} must be 0 where max_new_tokens is.", param)
     return sampling_params(
         fields,
-        defaults=served.generation_defaults,
-        vocab_size=served.tokenizer.vocab_size,
+        defaults=server.generation_defaults,
+        vocab_size=server.tokenizer.vocab_size,
         names=_NAMES,
         prefix=PREFIX,
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max(1, max_tokens),
@@ -171,7 +171,7 @@ def _sampling(served: Served, body: GenerateBody, options: PromptOptions) -> Sam
         include_stop_in_output=bool(fields.no_stop_trim),
         logprobs=top,
         prompt_logprobs=top if options.logprob_start_len >= 0 else None,
-        first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
+        first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
         hidden_states=bool(body.return_hidden_states),
     )
 
@@ -190,37 +190,37 @@ def _check_logprobs(
     check_num_entries(num_tokens, top, "top_logprobs_num", is_repeated=is_repeated)
 
 
-def heals(served: Served, sampling: SamplingParams, grammar: Grammar | None) -> bool:
+def heals(server: ServerState, sampling: SamplingParams, grammar: Grammar | None) -> bool:
     """Whether the last token of a prompt that came as text is taken back and written anew."""
     is_free = grammar is None and sampling.prompt_logprobs is None
-    return served.config.grammar.token_healing and is_free
+    return server.config.grammar.token_healing and is_free
 
 
-async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> GenerateJob:
+async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) -> GenerateJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
     started = time.monotonic()
-    own = await served.model(body.model)
+    own = await server.model(body.model)
     given, param = body.given
     options = body.options
     adapters = [
-        (own if one.adapter is None else await served.model(one.adapter, "lora_path")).adapter
+        (own if one.adapter is None else await server.model(one.adapter, "lora_path")).adapter
         for one in options
     ]
     _check_n(options)
-    samplings = [_sampling(served, body, one) for one in options]
+    samplings = [_sampling(server, body, one) for one in options]
     n = samplings[0].n
-    served.calls.check_size(n * len(options), f"{PREFIX}n" if n > 1 else param)
+    server.calls.check_size(n * len(options), f"{PREFIX}n" if n > 1 else param)
     longest = max(sampling.max_tokens or 1 for sampling in samplings)
-    task = served.tasks.ids(body.task_id)
+    task = server.tasks.ids(body.task_id)
     ids = await prompt_ids(
-        served,
+        server,
         given.prompts,
         add_special_tokens=True,
         param=param,
-        cut=usual_cut(served, longest),
+        cut=usual_cut(server, longest),
         before=task,
     )
     prompts = [
@@ -233,12 +233,12 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
         for number, one in enumerate(options)
     ]
     for prompt, sampling in zip(prompts, samplings, strict=True):
-        check_room(len(prompt.ids), sampling.max_tokens, served.plan, param)
+        check_room(len(prompt.ids), sampling.max_tokens, server.plan, param)
     pairs = zip(prompts, samplings, strict=True)
-    _check_hidden(served, body, sum(len(one.ids) + (two.max_tokens or 0) for one, two in pairs))
-    is_delta = served.config.api.stream_text == "delta"
+    _check_hidden(server, body, sum(len(one.ids) + (two.max_tokens or 0) for one, two in pairs))
+    is_delta = server.config.api.stream_text == "delta"
     _check_logprobs(prompts, samplings, is_repeated=bool(body.stream) and not is_delta)
-    grammars = [await grammar_of(served, one.sampling, prefix=PREFIX) for one in options]
+    grammars = [await grammar_of(server, one.sampling, prefix=PREFIX) for one in options]
     return GenerateJob(
         body=body,
         rid=rid,
@@ -248,12 +248,12 @@ async def prepare_generate(served: Served, body: GenerateBody, rid: str) -> Gene
         samplings=samplings,
         grammars=grammars,
         heals=[
-            isinstance(prompt, str) and heals(served, sampling, grammar)
+            isinstance(prompt, str) and heals(server, sampling, grammar)
             for prompt, sampling, grammar in zip(given.prompts, samplings, grammars, strict=True)
         ],
         is_list=given.is_list or samplings[0].n > 1,
         is_delta=is_delta,
         started=started,
-        eos_ids=served.tokenizer.eos_token_ids,
-        writer=LogprobWriter(served.tokenizer),
+        eos_ids=server.tokenizer.eos_token_ids,
+        writer=LogprobWriter(server.tokenizer),
     )

@@ -20,7 +20,7 @@ from remora.deployments.http.core.fields import Body, check_ignored, ignored_fie
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
 from remora.deployments.http.generation.reply import Replies, Reply
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.tools import ToolBody
 from remora.deployments.http.handlers import read_body
 from remora.deployments.parsers.format_choice import reasoning_parser_names
@@ -57,15 +57,15 @@ PARSE_BODIES: Mapping[str, type[Body]] = {
 }
 
 
-def parse_routes(served: Served) -> APIRouter:
+def parse_routes(server: ServerState) -> APIRouter:
     """Return the router of both."""
     router = APIRouter(tags=["parsers"])
 
     @router.post("/parse_function_call")
     async def parse_function_call(request: Request) -> Response:
-        body = parse(ParseCallsBody, await read_body(served, request))
+        body = parse(ParseCallsBody, await read_body(server, request))
         reply = await _read(
-            _call_formats(served, body.tool_call_parser),
+            _call_formats(server, body.tool_call_parser),
             ToolUse(tools=tuple(t.function.as_tool() for t in body.tools), choice=ToolChoice.AUTO),
             body.text,
         )
@@ -73,27 +73,27 @@ def parse_routes(served: Served) -> APIRouter:
             {"tool_index": number, "name": call.name, "parameters": call.arguments}
             for number, call in enumerate(reply.calls)
         ]
-        return _answer(served, body, {"normal_text": reply.text or "", "calls": calls})
+        return _answer(server, body, {"normal_text": reply.text or "", "calls": calls})
 
     @router.post("/separate_reasoning")
     async def separate_reasoning(request: Request) -> Response:
-        body = parse(SeparateBody, await read_body(served, request))
-        formats = _thought_formats(served, body.reasoning_parser)
+        body = parse(SeparateBody, await read_body(server, request))
+        formats = _thought_formats(server, body.reasoning_parser)
         reply = await _read(formats, NO_TOOLS, body.text)
         texts = {"reasoning_text": reply.thought or "", "text": reply.text or ""}
-        return _answer(served, body, texts)
+        return _answer(server, body, texts)
 
     return router
 
 
-def _answer(served: Served, body: Body, answer: dict[str, Any]) -> Response:
-    headers = check_ignored(ignored_fields(body), reject=served.rejects_unknown_fields)
+def _answer(server: ServerState, body: Body, answer: dict[str, Any]) -> Response:
+    headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
     return JSONAnswer(answer, headers=dict(headers))
 
 
-def _call_formats(served: Served, name: str | None) -> ReplyFormats:
+def _call_formats(server: ServerState, name: str | None) -> ReplyFormats:
     """Return formats that read calls and nothing else. Raises InvalidRequest."""
-    formats = replace(served.formats, reasoning_format=None)
+    formats = replace(server.formats, reasoning_format=None)
     if name is not None:
         form = TOOL_FORMATS.get(name)
         formats = replace(formats, tool_format=form, checkpoint_format=None)
@@ -102,9 +102,9 @@ def _call_formats(served: Served, name: str | None) -> ReplyFormats:
     return formats
 
 
-def _thought_formats(served: Served, name: str | None) -> ReplyFormats:
+def _thought_formats(server: ServerState, name: str | None) -> ReplyFormats:
     """Return formats that read thought and nothing else. Raises InvalidRequest."""
-    formats = replace(served.formats, tool_format=None)
+    formats = replace(server.formats, tool_format=None)
     if name is not None:
         form = reasoning_format(name)
         formats = replace(formats, reasoning_format=form, checkpoint_format=None)

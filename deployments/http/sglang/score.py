@@ -19,10 +19,10 @@ from remora.deployments.http.core.fields import Body, Label, fault, is_token_lis
 from remora.deployments.http.generation.bodies import PromptInput, check_prompt
 from remora.deployments.http.generation.choices import Choices
 from remora.deployments.http.generation.prompts import check_room, prompt_ids
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.resumption import created_at
 from remora.deployments.http.generation.sampling import check_vocabulary
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.sampling.params import MAX_LOGPROBS
 from remora.engine.types import Request, SamplingParams, TokenLogprob
 
@@ -78,7 +78,7 @@ class ScoreJob:
 
     body: ScoreBody
     rid: str
-    served: Served
+    server: ServerState
     model: str
     requests: tuple[Request, ...]
 
@@ -87,7 +87,7 @@ class ScoreJob:
         """Scores are told at once."""
         return False
 
-    async def result(self, outputs: OpenCall) -> dict[str, Any]:
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return a list of scores for each item, one for each label."""
         found = [dict(_of_top(line)) for line in await _lines(outputs, len(self.requests))]
         missing = [
@@ -108,14 +108,14 @@ class ScoreJob:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the whole answer."""
         yield await self.result(outputs)
 
     async def _forced(self, missing: Sequence[tuple[int, int]]) -> list[float]:
         """Return the log-probabilities of labels that are not among the likeliest tokens."""
         logprobs: list[float] = []
-        size = self.served.calls.limits.max_sequences
+        size = self.server.calls.limits.max_sequences
         for start in range(0, len(missing), size):
             asked = [
                 replace(
@@ -124,12 +124,12 @@ class ScoreJob:
                 )
                 for item, label in missing[start : start + size]
             ]
-            async with aclosing(await self.served.calls.open(self.rid, asked)) as outputs:
+            async with aclosing(await self.server.calls.open(self.rid, asked)) as outputs:
                 logprobs += [line.logprob for line in await _lines(outputs, len(asked))]
         return logprobs
 
 
-async def _lines(outputs: OpenCall, num_prompts: int) -> list[TokenLogprob]:
+async def _lines(outputs: OutputStream, num_prompts: int) -> list[TokenLogprob]:
     choices = Choices(num_prompts, 1)
     await choices.gather(outputs)
     return [choice.logprobs[0] for choice in choices]
@@ -148,22 +148,22 @@ def _scores(logprobs: Sequence[float], *, softmax: bool) -> list[float]:
     return [score / sum(scores) for score in scores] if softmax else scores
 
 
-async def prepare_score(served: Served, body: ScoreBody, rid: str) -> ScoreJob:
+async def prepare_score(server: ServerState, body: ScoreBody, rid: str) -> ScoreJob:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    model = await served.model(body.model)
-    served.calls.check_size(len(body.items), "items")
-    check_vocabulary(body.label_token_ids, served.tokenizer.vocab_size, "label_token_ids")
-    all_ids = await prompt_ids(served, body.prompts, add_special_tokens=True, param="items")
+    model = await server.model(body.model)
+    server.calls.check_size(len(body.items), "items")
+    check_vocabulary(body.label_token_ids, server.tokenizer.vocab_size, "label_token_ids")
+    all_ids = await prompt_ids(server, body.prompts, add_special_tokens=True, param="items")
     for ids in all_ids:
-        check_room(len(ids), 1, served.plan, "items")
-    top = min(MAX_LOGPROBS, served.tokenizer.vocab_size)
+        check_room(len(ids), 1, server.plan, "items")
+    top = min(MAX_LOGPROBS, server.tokenizer.vocab_size)
     return ScoreJob(
         body=body,
         rid=rid,
-        served=served,
+        server=server,
         model=model.name,
         requests=tuple(
             Request(

@@ -21,7 +21,7 @@ Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class WeightUpdate:
     """How other weights come.
 
     prepare:  loads what the source and format mean; returns what puts it in place; ConfigError
@@ -48,7 +48,7 @@ class Weights:
     num_updates:  since the start
     """
 
-    def __init__(self, version: str, exchange: Exchange | None) -> None:
+    def __init__(self, version: str, exchange: WeightUpdate | None) -> None:
         """Begin with those of the start; None = no others come."""
         self.version = version
         self.num_updates = 0
@@ -70,7 +70,7 @@ class Weights:
         return await asyncio.shield(self._updating)
 
     async def _update(
-        self, exchange: Exchange, body: UpdateBody, client: EngineClient
+        self, exchange: WeightUpdate, body: UpdateBody, client: EngineClient
     ) -> dict[str, Any]:
         try:
             install = await asyncio.to_thread(exchange.prepare, body.model_path, body.load_format)

@@ -18,9 +18,9 @@ from remora.deployments.http.core.fields import PREFIX
 from remora.deployments.http.generation.choices import Choice, Choices
 from remora.deployments.http.generation.logprobs import check_scored, finite
 from remora.deployments.http.generation.prompts import check_room, prompt_ids, usual_cut
-from remora.deployments.http.generation.request_tracker import OpenCall
+from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import as_seed, sampling_params
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.token_stream import TextToken, tokens_of
 from remora.deployments.http.sglang.generate import heals
 from remora.deployments.http.tgi.bodies import TgiBody, TgiGrammar, TgiParameters
@@ -82,7 +82,7 @@ class TgiJob:
         )
         return (request,)
 
-    async def result(self, outputs: OpenCall) -> Any:
+    async def result(self, outputs: OutputStream) -> Any:
         """Return the whole answer: of several sequences, the likeliest."""
         choices = Choices(1, self.sampling.n)
         await choices.gather(outputs)
@@ -98,7 +98,7 @@ class TgiJob:
                 ]
         return [answer] if self.wraps else answer
 
-    async def chunks(self, outputs: OpenCall) -> AsyncGenerator[dict[str, Any], None]:
+    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
         """Yield a chunk for each token; the last one holds the whole text."""
         choices = Choices(1, 1)
         number = 0
@@ -221,7 +221,7 @@ def _constraint(grammar: TgiGrammar) -> Constraint:
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, source=value)
 
 
-def _sampling(served: Served, body: TgiBody, seed: int | None, room: int) -> SamplingParams:
+def _sampling(server: ServerState, body: TgiBody, seed: int | None, room: int) -> SamplingParams:
     parameters = body.parameters
     max_tokens = parameters.max_new_tokens
     is_scored = parameters.details or parameters.decoder_input_details or parameters.top_n_tokens
@@ -230,7 +230,7 @@ def _sampling(served: Served, body: TgiBody, seed: int | None, room: int) -> Sam
     return sampling_params(
         fields.model_copy(update={"n": parameters.best_of}),
         defaults={},
-        vocab_size=served.tokenizer.vocab_size,
+        vocab_size=server.tokenizer.vocab_size,
         names=_NAMES,
         prefix=PREFIX,
         max_tokens=max(1, min(DEFAULT_MAX_NEW_TOKENS, room)) if max_tokens is None else max_tokens,
@@ -238,7 +238,7 @@ def _sampling(served: Served, body: TgiBody, seed: int | None, room: int) -> Sam
         include_stop_in_output=True,
         logprobs=(parameters.top_n_tokens or 0) if is_scored else None,
         prompt_logprobs=0 if parameters.decoder_input_details else None,
-        first_token_ids=tuple(served.config.grammar.first_token_ids or ()),
+        first_token_ids=tuple(server.config.grammar.first_token_ids or ()),
     )
 
 
@@ -250,34 +250,36 @@ def _seed(parameters: TgiParameters) -> int | None:
     return secrets.randbits(63) if is_one_draw else None
 
 
-async def prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool = False) -> TgiJob:
+async def prepare_tgi(
+    server: ServerState, body: TgiBody, rid: str, *, wraps: bool = False
+) -> TgiJob:
     """Check everything that can be checked before the engine is asked.
 
     wraps:  whether the whole answer is to be a list of one
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    adapter = (await served.model(body.model)).adapter
+    adapter = (await server.model(body.model)).adapter
     _check(body)
     parameters = body.parameters
     (ids,) = await prompt_ids(
-        served,
+        server,
         [body.inputs],
         add_special_tokens=True,
         param="inputs",
-        cut=usual_cut(served, parameters.max_new_tokens),
+        cut=usual_cut(server, parameters.max_new_tokens),
     )
     ids = ids[-parameters.truncate :] if parameters.truncate else ids
     seed = _seed(parameters)
-    sampling = _sampling(served, body, seed, served.plan.max_sequence_tokens - len(ids))
-    served.calls.check_size(sampling.n, _NAMES["n"])
-    check_room(len(ids), sampling.max_tokens, served.plan, "inputs")
+    sampling = _sampling(server, body, seed, server.plan.max_sequence_tokens - len(ids))
+    server.calls.check_size(sampling.n, _NAMES["n"])
+    check_room(len(ids), sampling.max_tokens, server.plan, "inputs")
     if not body.stream:
         check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}top_n_tokens")
     grammar = None
     if parameters.grammar is not None:
         constraint = _constraint(parameters.grammar)
-        grammar = await served.grammars.compile(constraint, param=f"{PREFIX}grammar")
+        grammar = await server.grammars.compile(constraint, param=f"{PREFIX}grammar")
     return TgiJob(
         body=body,
         rid=rid,
@@ -286,7 +288,7 @@ async def prepare_tgi(served: Served, body: TgiBody, rid: str, *, wraps: bool = 
         sampling=sampling,
         seed=seed,
         grammar=grammar,
-        heals=heals(served, sampling, grammar),
-        tokenizer=served.tokenizer,
+        heals=heals(server, sampling, grammar),
+        tokenizer=server.tokenizer,
         wraps=wraps,
     )

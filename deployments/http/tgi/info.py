@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 
 
-def tgi_info(served: Served) -> dict[str, Any]:
+def tgi_info(server: ServerState) -> dict[str, Any]:
     """Return what TGI's /info says."""
-    plan, limits = served.plan, served.config.limits
+    plan, limits = server.plan, server.config.limits
     return {
         "model_id": plan.served_model_name,
         "model_sha": None,

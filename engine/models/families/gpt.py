@@ -57,7 +57,7 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
     shape = heads(raw, qkv_bias=True, out_bias=True)
     if not flag(raw, "scale_attn_weights", True):
         shape = heads(raw, qkv_bias=True, out_bias=True, scale=1.0)
-    turned = {
+    apply_qk_norm_rope = {
         "attn.c_proj": "self_attn.o_proj",
         "mlp.c_fc": "mlp.up_proj",
         "mlp.c_proj": "mlp.down_proj",
@@ -77,8 +77,10 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
         head=HeadConfig(tied=flag(raw, "tie_word_embeddings", True)),
         eos_token_ids=eos_token_ids(raw),
         rules=(
-            *of_layers(TRANSFORMER, {"attn.c_attn": QKV}, qkv_blocks(shape), turned=True),
-            *of_layers(TRANSFORMER, turned, turned=True),
+            *of_layers(
+                TRANSFORMER, {"attn.c_attn": QKV}, qkv_blocks(shape), apply_qk_norm_rope=True
+            ),
+            *of_layers(TRANSFORMER, apply_qk_norm_rope, apply_qk_norm_rope=True),
             *of_layers(TRANSFORMER, norms),
             *of_ends({rf"(?:transformer\.)?{theirs}": ours for theirs, ours in ends.items()}),
             *unused(TRANSFORMER + r"\d+\.attn\.(masked_)?bias"),

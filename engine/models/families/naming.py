@@ -25,7 +25,7 @@ def of_layers(
     names: Mapping[str, str | tuple[str, ...]],
     split: Split | None = None,
     *,
-    turned: bool = False,
+    apply_qk_norm_rope: bool = False,
 ) -> Iterator[TensorRule]:
     """Yield rules for modules of layers.
 
@@ -36,7 +36,9 @@ def of_layers(
     for theirs, ours in names.items():
         parts = (ours,) if isinstance(ours, str) else ours
         pattern = rf"{prefix}(\d+)\.{re.escape(theirs)}\.(weight|bias)"
-        yield TensorRule(pattern, tuple(rf"{OURS}{part}.\2" for part in parts), split, turned)
+        yield TensorRule(
+            pattern, tuple(rf"{OURS}{part}.\2" for part in parts), split, apply_qk_norm_rope
+        )
 
 
 def of_ends(names: Mapping[str, str]) -> Iterator[TensorRule]:

@@ -35,7 +35,7 @@ from remora.configs.load import parse_args
 from remora.configs.planning.plan import EnginePlan, kv_bytes_per_token, make_plan, refit
 from remora.deployments.bench.roofline import model_work
 from remora.engine.engine import Engine
-from remora.engine.graphs.cuda_graphs import CudaRecorder
+from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.graphs.device_forward import DeviceForward
 from remora.engine.launch import read_machine
 from remora.engine.models.decoder import DecoderModel
@@ -44,10 +44,10 @@ from remora.engine.models.registry import load_model
 from remora.engine.runner import device as gpu
 from remora.engine.runner.device_memory import CudaMeter
 from remora.engine.runner.forward import step_weight_bytes
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
-from remora.engine.sampling.token_sampler import Choosing
+from remora.engine.sampling.token_sampler import TokenSampler
 from remora.engine.types import Request, SamplingParams
 from tests.benchmarks.gpu import workers
 from tests.benchmarks.gpu.bounds import Bounds
@@ -77,7 +77,7 @@ class Built:
     plan: EnginePlan
     model: DecoderModel
     forward: DeviceForward
-    choosing: Choosing
+    choosing: TokenSampler
     kv_bytes: int
 
     def decode_bytes(self, rows: int, context: float) -> float:
@@ -90,7 +90,7 @@ class Built:
 
     def engine(self) -> Engine:
         rows = self.plan.max_running_requests
-        table = RowTable(max_rows=rows, max_tokens=self.plan.max_sequence_tokens, page_size=PAGE)
+        table = InputBatch(max_rows=rows, max_tokens=self.plan.max_sequence_tokens, page_size=PAGE)
         sampler = Sampler(
             max_rows=rows,
             vocab_size=self.model.vocab_size,
@@ -173,7 +173,7 @@ def build(path: Path, *, tiny: bool) -> Built:
     forward = gpu.make_forward(model, plan, plan.num_pages)
     if plan.on_device.graph_sizes:
         started = time.perf_counter()
-        gpu.record(forward, plan, CudaRecorder(), show_progress=False)
+        gpu.record(forward, plan, CudaGraphRunner(), show_progress=False)
         sys.stderr.write(f"recorded in {time.perf_counter() - started:.1f} s\n")
     return Built(
         plan=plan,
@@ -232,7 +232,7 @@ def launched(built: Built, steps: list[StepInputs]) -> float:
                 torch.cuda.synchronize()
             started = time.perf_counter()
         chosen = built.choosing.choose(built.forward.forward(inputs), None)
-        built.forward.take_newest(inputs.rows.astype(np.int32), chosen.token_ids)
+        built.forward.set_last_tokens(inputs.rows.astype(np.int32), chosen.token_ids)
         before.append(chosen)
         if at > 0:
             before[at - 1].take()

@@ -13,7 +13,7 @@ from remora.configs.errors import QueueFull
 from remora.deployments.adapters.client import AdaptingClient
 from remora.engine.protocols import EngineClient
 from remora.engine.types import FinishReason, Output, Request, SamplingParams
-from remora.lora.adapter_cache import Catalogue
+from remora.lora.adapter_cache import AdapterCache
 from tests.deployments.fakes import FakeEngine, make_plan
 from tests.lora.catalogues import FakeLoader, record, wanted
 from tests.moments import cancelled, nothing_left, steps
@@ -44,10 +44,10 @@ class Parts:
     def __init__(self, engine: Any = None, **plan: Any) -> None:
         self.engine: Any = engine or Engine()
         self.loader = FakeLoader(gate=asyncio.Event())
-        self.catalogue = Catalogue(self.loader, max_loaded=4)
-        self.catalogue.adopt(wanted(record(7)))
+        self.adapter_cache = AdapterCache(self.loader, max_loaded=4)
+        self.adapter_cache.adopt(wanted(record(7)))
         self.client = AdaptingClient(
-            cast("EngineClient", self.engine), self.catalogue, make_plan(**plan)
+            cast("EngineClient", self.engine), self.adapter_cache, make_plan(**plan)
         )
 
     def start(self, name: str, **options: int) -> asyncio.Task[list[Output]]:
@@ -83,11 +83,11 @@ async def test_a_request_waits_for_its_adapter_and_holds_it() -> None:
     parts.load()
     await rest()
     assert not await parts.client.is_waiting("a")
-    (report,) = parts.catalogue.reports()
+    (report,) = parts.adapter_cache.reports()
     assert report.num_users == 1
     parts.engine.gate.set()
     assert [output.token_ids for output in await running] == [(7,)]
-    assert parts.catalogue.reports()[0].num_users == 0
+    assert parts.adapter_cache.reports()[0].num_users == 0
 
 
 async def test_requests_for_the_base_do_not_wait() -> None:
@@ -108,7 +108,7 @@ async def test_a_waiting_request_can_be_aborted() -> None:
     parts.load()
     parts.engine.gate.set()
     assert len(await other) == 1
-    assert parts.catalogue.reports()[0].num_users == 0
+    assert parts.adapter_cache.reports()[0].num_users == 0
 
 
 async def test_a_client_that_leaves_lets_go() -> None:
@@ -117,13 +117,13 @@ async def test_a_client_that_leaves_lets_go() -> None:
     await rest()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert parts.catalogue.reports()[0].num_users == 0
+    assert parts.adapter_cache.reports()[0].num_users == 0
     parts.load()
     running = parts.start("b")
     await rest()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    assert parts.catalogue.reports()[0].num_users == 0
+    assert parts.adapter_cache.reports()[0].num_users == 0
 
 
 async def test_no_more_wait_than_the_queue_takes() -> None:
@@ -156,10 +156,10 @@ async def test_a_request_that_is_cancelled_at_any_moment_holds_nothing(again: bo
             parts.load()
             await cancelled(parts.read("a"), moment, again=again)
             assert parts.engine.running == set()
-            assert parts.catalogue.stats["used"] == 0
+            assert parts.adapter_cache.stats["used"] == 0
             assert not await parts.client.is_waiting("a")
-            parts.catalogue.adopt(wanted(revision=2))
-            await parts.catalogue.settled()
+            parts.adapter_cache.adopt(wanted(revision=2))
+            await parts.adapter_cache.settled()
             assert parts.loader.loaded == set()
 
 
@@ -172,4 +172,4 @@ async def test_an_abort_counts_at_any_moment() -> None:
         assert await parts.client.abort("a") == 1
         parts.engine.gate.set()
         assert (await running)[-1].finish_reason is FinishReason.ABORT, moment
-        assert parts.catalogue.stats["used"] == 0
+        assert parts.adapter_cache.stats["used"] == 0

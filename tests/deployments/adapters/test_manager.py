@@ -16,7 +16,7 @@ from remora.deployments.adapters import manager as module
 from remora.deployments.adapters import syncing
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.adapters.syncing import AdapterSync
-from remora.lora.adapter_cache import Catalogue
+from remora.lora.adapter_cache import AdapterCache
 from tests.lora.catalogues import FakeLoader
 from tests.moments import cancelled, nothing_left, steps
 
@@ -33,14 +33,14 @@ class Replica:
 
     name: str
     loader: FakeLoader
-    catalogue: Catalogue
+    adapter_cache: AdapterCache
     sync: AdapterSync
     ended: list[int]
 
     async def use(self, name: str) -> int:
-        version = self.catalogue.version(name)
+        version = self.adapter_cache.version(name)
         assert version is not None, f"{name} is not served at {self.name}"
-        async with self.catalogue.use(version) as held:
+        async with self.adapter_cache.use(version) as held:
             return held
 
 
@@ -64,7 +64,7 @@ class Cluster:
 
     async def join(self, name: str, **loader: Any) -> Replica:
         fake, ended = FakeLoader(**loader), list[int]()
-        catalogue = Catalogue(fake, max_loaded=8)
+        adapter_cache = AdapterCache(fake, max_loaded=8)
 
         async def slots() -> Mapping[int, int]:
             return {}
@@ -72,8 +72,8 @@ class Cluster:
         async def end(version: int) -> None:
             ended.append(version)
 
-        sync = AdapterSync(catalogue, self, name, slots=slots, end=end)
-        replica = Replica(name, fake, catalogue, sync, ended)
+        sync = AdapterSync(adapter_cache, self, name, slots=slots, end=end)
+        replica = Replica(name, fake, adapter_cache, sync, ended)
         await sync.begin()
         self.replicas.append(replica)
         return replica
@@ -134,7 +134,7 @@ async def test_what_one_replica_cannot_load_none_serves(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
 
         assert await listed(made) == []
-        assert [replica.catalogue.names for replica in made.replicas] == [[], []]
+        assert [replica.adapter_cache.names for replica in made.replicas] == [[], []]
         assert [replica.loader.loaded for replica in made.replicas] == [set(), set()]
 
 
@@ -189,7 +189,7 @@ async def test_what_changed_while_nobody_looked_gets_one_more_try(tmp_path: Path
     source = place(repo, "a")
     async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=0.05) as made:
         (replica,) = made.replicas
-        before = replica.catalogue.version("a")
+        before = replica.adapter_cache.version("a")
         assert before is not None
         replica.loader.digests[source] = "other"
         while (entry := made.manager._registry.find("a")) is None or not entry.digest:
@@ -197,8 +197,8 @@ async def test_what_changed_while_nobody_looked_gets_one_more_try(tmp_path: Path
         for number in range(8):  # so that it leaves memory, and is read again
             await made.manager.load(f"b{number}", place(tmp_path, f"b{number}"))
         async with asyncio.timeout(10):
-            while replica.catalogue.version("a") in (before, None):
-                version = replica.catalogue.version("a")
+            while replica.adapter_cache.version("a") in (before, None):
+                version = replica.adapter_cache.version("a")
                 if version is not None:
                     with suppress(InvalidAdapter, UnknownModel):
                         await replica.use("a")
@@ -209,11 +209,11 @@ async def test_what_changed_while_nobody_looked_gets_one_more_try(tmp_path: Path
 async def test_unloading_waits_for_requests(tmp_path: Path) -> None:
     async with cluster(tmp_path, "r1", "r2") as made:
         told = await made.manager.load("a", place(tmp_path, "a"))
-        async with made.replicas[0].catalogue.use(told["version"]):
+        async with made.replicas[0].adapter_cache.use(told["version"]):
             unloading = asyncio.create_task(made.manager.unload("a"))
             await asyncio.sleep(0.2)
             assert not unloading.done()
-            assert made.replicas[0].catalogue.names == []
+            assert made.replicas[0].adapter_cache.names == []
             assert told["version"] in made.replicas[0].loader.loaded
         await unloading
         assert [replica.loader.loaded for replica in made.replicas] == [set(), set()]
@@ -225,7 +225,7 @@ async def test_unloading_waits_for_requests(tmp_path: Path) -> None:
 async def test_requests_are_waited_for_as_long_as_the_operator_says(tmp_path: Path) -> None:
     async with cluster(tmp_path, "r1", load_timeout_s=0.1) as made:
         told = await made.manager.load("a", place(tmp_path, "a"))
-        async with made.replicas[0].catalogue.use(told["version"]):
+        async with made.replicas[0].adapter_cache.use(told["version"]):
             with pytest.raises(Unavailable, match=r"after 0\.1 s"):
                 await made.manager.unload("a")
 
@@ -234,7 +234,7 @@ async def test_unloading_by_force_ends_requests(tmp_path: Path) -> None:
     async with cluster(tmp_path, "r1") as made:
         (replica,) = made.replicas
         told = await made.manager.load("a", place(tmp_path, "a"))
-        async with replica.catalogue.use(told["version"]):
+        async with replica.adapter_cache.use(told["version"]):
             unloading = asyncio.create_task(made.manager.unload("a", ends=True))
             while told["version"] not in replica.ended:
                 await asyncio.sleep(0.01)
@@ -247,7 +247,7 @@ async def test_a_replica_that_comes_later_has_everything(tmp_path: Path) -> None
         later = await made.join("r2")
 
         assert later.loader.loaded == {told["version"]}
-        assert later.catalogue.names == ["a"]
+        assert later.adapter_cache.names == ["a"]
 
 
 async def test_a_manager_that_has_lost_everything_asks_the_replicas(tmp_path: Path) -> None:
@@ -298,21 +298,21 @@ async def test_the_repository_is_served_and_followed(tmp_path: Path) -> None:
     place(repo, "a")
     async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=0.05) as made:
         (replica,) = made.replicas
-        assert replica.catalogue.names == ["a"]
+        assert replica.adapter_cache.names == ["a"]
         place(repo, "b")
         async with asyncio.timeout(5):
-            while sorted(replica.catalogue.names) != ["a", "b"]:
+            while sorted(replica.adapter_cache.names) != ["a", "b"]:
                 await asyncio.sleep(0.02)
-        before = replica.catalogue.version("a")
+        before = replica.adapter_cache.version("a")
         (repo / "a" / "adapter_model.safetensors").write_bytes(b"other")
         async with asyncio.timeout(5):
-            while replica.catalogue.version("a") == before:
+            while replica.adapter_cache.version("a") == before:
                 await asyncio.sleep(0.02)
         for file in (repo / "b").iterdir():
             file.unlink()
         (repo / "b").rmdir()
         async with asyncio.timeout(5):
-            while replica.catalogue.names != ["a"]:
+            while replica.adapter_cache.names != ["a"]:
                 await asyncio.sleep(0.02)
         with pytest.raises(InvalidRequest, match="change it there"):
             await made.manager.unload("a")
@@ -324,14 +324,14 @@ async def test_what_cannot_be_looked_at_for_now_is_not_loaded_anew(
     repo = tmp_path / "repo"
     place(repo, "a")
     async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=3600.0) as made:
-        before = made.replicas[0].catalogue.version("a")
+        before = made.replicas[0].adapter_cache.version("a")
         monkeypatch.setattr(made.manager._sources, "stamp", lambda source: "")
         await made.manager._scan()
         await made.manager._renew()
         monkeypatch.undo()
         await made.manager._scan()
         await made.manager._renew()
-        assert made.replicas[0].catalogue.version("a") == before
+        assert made.replicas[0].adapter_cache.version("a") == before
 
 
 async def test_what_is_broken_in_the_repository_is_not_served(tmp_path: Path) -> None:
@@ -342,14 +342,14 @@ async def test_what_is_broken_in_the_repository_is_not_served(tmp_path: Path) ->
     async with asyncio.timeout(5):
         while not any("refused" in entry for entry in await listed(made)):
             await asyncio.sleep(0.02)
-    assert replica.catalogue.names == []
+    assert replica.adapter_cache.names == []
     (told,) = await listed(made)
     assert told == {"name": "bad", "owner": "repo", "refused": "truncated"}
 
     replica.loader.faults.clear()
     (repo / "bad" / "adapter_model.safetensors").write_bytes(b"whole")
     async with asyncio.timeout(5):
-        while replica.catalogue.names != ["bad"]:
+        while replica.adapter_cache.names != ["bad"]:
             await asyncio.sleep(0.02)
     replica.sync.close()
     made.manager._watching.cancel()
@@ -374,7 +374,7 @@ async def test_only_roots_are_loaded_from(tmp_path: Path) -> None:
 async def test_adapters_of_the_configuration_stay(tmp_path: Path) -> None:
     named = [{"name": "a", "path": place(tmp_path, "a")}]
     async with cluster(tmp_path, "r1", adapters=named) as made:
-        assert made.replicas[0].catalogue.names == ["a"]
+        assert made.replicas[0].adapter_cache.names == ["a"]
         with pytest.raises(InvalidRequest, match=r"lora\.adapters"):
             await made.manager.unload("a")
 
@@ -397,7 +397,7 @@ async def test_a_change_whose_caller_leaves_at_any_moment_is_whole_or_undone(
             with suppress(UnknownModel):
                 await made.manager.unload("a", ends=True)
             async with asyncio.timeout(5):
-                while any(replica.catalogue.reports() for replica in made.replicas):
+                while any(replica.adapter_cache.reports() for replica in made.replicas):
                     await steps(1)
                 while made.manager._registry.desired().ended:
                     await steps(1)

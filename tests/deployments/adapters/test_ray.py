@@ -37,7 +37,7 @@ TARGETS = (["q_proj"], ["v_proj", "o_proj"], "all-linear", ["down_proj"], ["up_p
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerState:
     """An application, adapters' folders below its root, and what PEFT makes of the prompt."""
 
     url: str
@@ -85,7 +85,7 @@ class Served:
 @pytest.fixture(scope="module")
 def app(
     cluster: Cluster, tiny_checkpoints: TinyCheckpoints, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
+) -> Iterator[ServerState]:
     base, folder = tiny_checkpoints("llama"), tmp_path_factory.mktemp("adapters")
     expected: dict[str | None, list[int]] = {}
     for number, (rank, targets) in enumerate(zip(RANKS, TARGETS, strict=True)):
@@ -117,7 +117,7 @@ def app(
         },
     }
     with deployed(NAME, args):
-        yield Served(cluster.url(NAME), folder, expected)
+        yield ServerState(cluster.url(NAME), folder, expected)
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
@@ -127,7 +127,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
         time.sleep(0.1)
 
 
-def test_adapters_are_loaded_served_and_unloaded(app: Served) -> None:
+def test_adapters_are_loaded_served_and_unloaded(app: ServerState) -> None:
     for number in range(NUM_ADAPTERS):
         answer = app.load(f"a{number}", f"a{number}")
         assert answer.status_code == 200, answer.text
@@ -155,7 +155,7 @@ def test_adapters_are_loaded_served_and_unloaded(app: Served) -> None:
     assert set(app.listed()) == {"a0"}
 
 
-def test_a_reload_changes_new_requests_and_no_running_ones(app: Served) -> None:
+def test_a_reload_changes_new_requests_and_no_running_ones(app: ServerState) -> None:
     assert app.load("changing", "a1").status_code == 200
     app.everywhere("changing", app.expected["a1"])
     body = {
@@ -198,7 +198,7 @@ def test_a_reload_changes_new_requests_and_no_running_ones(app: Served) -> None:
 
 @pytest.mark.parametrize(("spoil", "reason"), BROKEN.values(), ids=BROKEN)
 def test_what_is_broken_is_refused_with_the_reason(
-    app: Served, spoil: Breaker, reason: str, request: pytest.FixtureRequest
+    app: ServerState, spoil: Breaker, reason: str, request: pytest.FixtureRequest
 ) -> None:
     before = app.listed()
     folder = app.folder / request.node.callspec.id.replace(" ", "-")
@@ -214,7 +214,7 @@ def test_what_is_broken_is_refused_with_the_reason(
     assert app.listed() == before
 
 
-def test_what_may_not_be_named_is_refused(app: Served) -> None:
+def test_what_may_not_be_named_is_refused(app: ServerState) -> None:
     before = app.listed()
     refused = [
         app.load("missing", "nowhere"),
@@ -226,7 +226,7 @@ def test_what_may_not_be_named_is_refused(app: Served) -> None:
     assert app.listed() == before
 
 
-def test_pins_hold_and_leave_a_place(app: Served) -> None:
+def test_pins_hold_and_leave_a_place(app: ServerState) -> None:
     assert app.load("a1", "a1", pinned=True).status_code == 200
     assert app.listed()["a1"]["pinned"]
     answer = app.post("/v1/lora_adapters/a0/pin", {})
@@ -235,7 +235,7 @@ def test_pins_hold_and_leave_a_place(app: Served) -> None:
     assert app.unload("a1").status_code == 200
 
 
-def test_the_repository_is_served(app: Served) -> None:
+def test_the_repository_is_served(app: ServerState) -> None:
     shutil.copytree(app.folder / "a3", app.folder / "repo" / "from-repo")
     app.everywhere("from-repo", app.expected["a3"])  # asked for before it is found
     assert app.listed()["from-repo"]["owner"] == "repo"
@@ -243,7 +243,7 @@ def test_the_repository_is_served(app: Served) -> None:
     until(lambda: "from-repo" not in app.listed())
 
 
-def test_handles_load_and_unload(app: Served) -> None:
+def test_handles_load_and_unload(app: ServerState) -> None:
     from ray import serve
 
     handle = serve.get_app_handle(NAME)
@@ -254,7 +254,7 @@ def test_handles_load_and_unload(app: Served) -> None:
     assert app.ask("handled").status_code == 404
 
 
-def test_one_batch_of_generate_mixes_adapters(app: Served) -> None:
+def test_one_batch_of_generate_mixes_adapters(app: ServerState) -> None:
     assert app.load("a2", "a2").status_code == 200
     body = {
         "input_ids": [PROMPT] * 3,
@@ -277,7 +277,7 @@ def processes(name: str) -> list[int]:
 
 
 @contextmanager
-def asking(app: Served, name: str, expected: list[int]) -> Iterator[None]:
+def asking(app: ServerState, name: str, expected: list[int]) -> Iterator[None]:
     """Ask for an adapter all the while: it answers rightly or not at all."""
     over, wrong = threading.Event(), list[str]()
 
@@ -304,7 +304,7 @@ def asking(app: Served, name: str, expected: list[int]) -> Iterator[None]:
 
 @pytest.mark.parametrize("title", ["LoRAManager", "LLMServer"])
 def test_who_dies_amid_a_load_comes_back_and_nothing_is_half_loaded(
-    app: Served, title: str
+    app: ServerState, title: str
 ) -> None:
     """A replica stands still, so that the load lasts; then it is killed, or the manager is."""
     name, expected = f"amid-{title}", app.expected["a3"]

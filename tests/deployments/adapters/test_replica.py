@@ -27,12 +27,12 @@ async def test_the_operator_says_how_many_are_held_and_who_leaves_first(
     manager: Any = None
     config = parse_args({"model": {"path": "base"}, "lora": lora})
 
-    catalogue = ReplicaAdapters(config, launched, None, manager, "r1").catalogue
-    catalogue.adopt(wanted(*map(record, (1, 2, 3))))
-    await catalogue.settled()
+    adapter_cache = ReplicaAdapters(config, launched, None, manager, "r1").adapter_cache
+    adapter_cache.adopt(wanted(*map(record, (1, 2, 3))))
+    await adapter_cache.settled()
     for version in (1, 2, 1, 3):
-        async with catalogue.use(version):
+        async with adapter_cache.use(version):
             pass
-    await catalogue.settled()
+    await adapter_cache.settled()
 
     assert loader.loaded == left

@@ -17,7 +17,7 @@ from remora.deployments.adapters import manager as manager_module
 from remora.deployments.adapters import syncing as syncing_module
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.adapters.syncing import AdapterSync
-from remora.lora.adapter_cache import Catalogue
+from remora.lora.adapter_cache import AdapterCache
 from remora.lora.records import Desired, ReplicaReport
 from tests.deployments.adapters.test_manager import make_manager
 from tests.lora.catalogues import FakeLoader
@@ -63,8 +63,8 @@ async def no_end(version: int) -> None:
 async def run(actions: list[tuple[str, str]], fates: list[str]) -> None:
     folder = Path("/")
     link = Link(await make_manager(folder))
-    catalogue = Catalogue(FakeLoader(), max_loaded=2)
-    sync = AdapterSync(catalogue, link, "r", slots=no_slots, end=no_end)
+    adapter_cache = AdapterCache(FakeLoader(), max_loaded=2)
+    sync = AdapterSync(adapter_cache, link, "r", slots=no_slots, end=no_end)
     await sync.begin()
     link.fates = fates
     managers = [link.manager]
@@ -75,8 +75,8 @@ async def run(actions: list[tuple[str, str]], fates: list[str]) -> None:
                 registry.commit(registry.stage(name, f"/{name}", owner="api").version, "")
             case "unload" if registry.find(name):
                 registry.remove(name)
-            case "use" if (version := catalogue.version(name)) is not None:
-                async with catalogue.use(version):
+            case "use" if (version := adapter_cache.version(name)) is not None:
+                async with adapter_cache.use(version):
                     await asyncio.sleep(0.001)
             case "new manager":
                 link.manager = await make_manager(folder)
@@ -88,12 +88,12 @@ async def run(actions: list[tuple[str, str]], fates: list[str]) -> None:
 
     def is_known() -> bool:
         told = link.manager._replicas.get("r")
-        served = {record.name: record.version for record in link.manager._registry.records}
+        server = {record.name: record.version for record in link.manager._registry.records}
         return (
             told is not None
             and told.revision == link.manager._registry.revision
-            and told.reports == {each.version: each for each in catalogue.reports()}
-            and {name: catalogue.version(name) for name in catalogue.names} == served
+            and told.reports == {each.version: each for each in adapter_cache.reports()}
+            and {name: adapter_cache.version(name) for name in adapter_cache.names} == server
         )
 
     async with asyncio.timeout(10):
@@ -127,12 +127,12 @@ async def test_an_exchange_that_ends_at_any_moment_leaves_nothing(
     await steps(1)
     async with nothing_left():
         for moment in range(30):
-            catalogue = Catalogue(FakeLoader(), max_loaded=2)
-            sync = AdapterSync(catalogue, Link(manager), "r", slots=no_slots, end=no_end)
+            adapter_cache = AdapterCache(FakeLoader(), max_loaded=2)
+            sync = AdapterSync(adapter_cache, Link(manager), "r", slots=no_slots, end=no_end)
             await sync.begin()
             await steps(moment)
             sync.close()
             assert sync._running is not None
             await end(sync._running)
-            await catalogue.settled()
+            await adapter_cache.settled()
     manager._watching.cancel()

@@ -17,8 +17,8 @@ import pytest
 from remora.deployments.routing.haproxy_hook import SHOWN_BYTES
 from tests.conftest import TinyCheckpoints
 from tests.deployments.lifecycle.server import (
-    CHOOSER,
     REPLICA,
+    ROUTING_SERVICE,
     Server,
     kill,
     make_serve_config,
@@ -91,7 +91,7 @@ def test_a_prompt_goes_where_its_pages_are_and_no_gateway_stands_before_it(
 ) -> None:
     until_chosen(server, client, "start")
 
-    assert set(server.application["deployments"]) == {"LLMServer", "Chooser"}
+    assert set(server.application["deployments"]) == {"LLMServer", "RoutingService"}
     chat = {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 1}
     for body in (chat, chat | {"stream": True, "stream_options": {"include_usage": True}}):
         answer = client.post("/v1/chat/completions", json=body).raise_for_status()
@@ -159,12 +159,12 @@ def test_a_body_that_does_not_come_is_refused_in_our_shape(server: Server) -> No
 def test_without_the_chooser_requests_are_answered_and_it_comes_back(
     server: Server, client: httpx.Client
 ) -> None:
-    (chooser,) = server.pids(CHOOSER)
+    (chooser,) = server.pids(ROUTING_SERVICE)
     kill(chooser, signal.SIGKILL)
 
     def is_replaced() -> bool:
         num_cached(client, "whoever answers")
-        return server.pids(CHOOSER) not in ([], [chooser]) and server.is_settled()
+        return server.pids(ROUTING_SERVICE) not in ([], [chooser]) and server.is_settled()
 
     server.until(is_replaced)
     until_chosen(server, client, "back")
@@ -173,7 +173,7 @@ def test_without_the_chooser_requests_are_answered_and_it_comes_back(
 def test_a_chooser_that_hangs_costs_time_and_no_answer(
     server: Server, client: httpx.Client
 ) -> None:
-    (chooser,) = server.pids(CHOOSER)
+    (chooser,) = server.pids(ROUTING_SERVICE)
     kill(chooser, signal.SIGSTOP)
     try:
         answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})

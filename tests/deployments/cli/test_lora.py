@@ -63,7 +63,7 @@ def test_a_refusal_is_shown(make_server: MakeServer) -> None:
 
 
 def test_rows_of_the_list() -> None:
-    served = {
+    server = {
         "name": "a",
         "owner": "api",
         "source": "/a",
@@ -72,6 +72,6 @@ def test_rows_of_the_list() -> None:
         "num_uses": 5,
         "replicas": {"r1": {"state": "loaded"}, "r2": {"state": "known"}},
     }
-    assert _row(served) == ("a", "loaded 1, known 1", "1", "5", "yes", "api", "/a")
+    assert _row(server) == ("a", "loaded 1, known 1", "1", "5", "yes", "api", "/a")
     refused = {"name": "b", "owner": "repo", "refused": "truncated"}
     assert _row(refused) == ("b", "refused", "-", "-", "no", "repo", "truncated")

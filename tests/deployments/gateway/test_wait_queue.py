@@ -11,7 +11,7 @@ from remora.configs.errors import Unavailable
 from remora.deployments.gateway.wait_queue import Phase, WaitingRoom
 
 
-def make_room(
+def allocate_slots(
     phases: Iterable[Phase | None],
     *,
     max_held: int = 8,
@@ -49,7 +49,7 @@ class Listener:
 
 
 async def test_a_request_is_told_how_far_its_replica_has_come() -> None:
-    room = make_room([Phase.PLACING, Phase.PLACING, Phase.LOADING, Phase.READY])
+    room = allocate_slots([Phase.PLACING, Phase.PLACING, Phase.LOADING, Phase.READY])
     listener = Listener(after=3)
 
     await room.wait_for(listener.taken, listener.tell)
@@ -59,7 +59,7 @@ async def test_a_request_is_told_how_far_its_replica_has_come() -> None:
 
 
 async def test_a_phase_that_lasts_is_told_again_and_again() -> None:
-    room = make_room([Phase.LOADING], tell_s=0.0)
+    room = allocate_slots([Phase.LOADING], tell_s=0.0)
     listener = Listener(after=5)
 
     await room.wait_for(listener.taken, listener.tell)
@@ -68,7 +68,7 @@ async def test_a_phase_that_lasts_is_told_again_and_again() -> None:
 
 
 async def test_busy_replicas_are_waited_for_without_a_word() -> None:
-    room = make_room([Phase.READY], max_held=0)
+    room = allocate_slots([Phase.READY], max_held=0)
     listener = Listener()
     asyncio.get_running_loop().call_later(0.05, listener.taken.set_result, None)
 
@@ -78,7 +78,7 @@ async def test_busy_replicas_are_waited_for_without_a_word() -> None:
 
 
 async def test_a_request_that_is_taken_at_once_asks_nobody() -> None:
-    room = make_room([])  # a look would fail
+    room = allocate_slots([])  # a look would fail
     listener = Listener()
     listener.taken.set_result(None)
 
@@ -88,7 +88,7 @@ async def test_a_request_that_is_taken_at_once_asks_nobody() -> None:
 
 
 async def test_no_more_than_the_limit_are_held() -> None:
-    room = make_room([Phase.PLACING], max_held=2)
+    room = allocate_slots([Phase.PLACING], max_held=2)
     listeners = [Listener() for _ in range(3)]
     tasks = [asyncio.create_task(room.wait_for(x.taken, x.tell)) for x in listeners]
 
@@ -105,7 +105,7 @@ async def test_no_more_than_the_limit_are_held() -> None:
 
 
 async def test_a_request_is_held_for_so_long_and_no_longer() -> None:
-    room = make_room([Phase.LOADING], max_wait_s=0.02)
+    room = allocate_slots([Phase.LOADING], max_wait_s=0.02)
     listener = Listener()
 
     with pytest.raises(Unavailable, match=r"within 0.02 s") as caught:
@@ -116,7 +116,7 @@ async def test_a_request_is_held_for_so_long_and_no_longer() -> None:
 
 
 async def test_a_request_that_leaves_makes_room() -> None:
-    room = make_room([Phase.LOADING], max_held=1)
+    room = allocate_slots([Phase.LOADING], max_held=1)
     listener = Listener()
     task = asyncio.create_task(room.wait_for(listener.taken, listener.tell))
     while not listener.told:
@@ -144,7 +144,7 @@ async def test_an_answer_that_is_there_waits_for_nobody() -> None:
 
 
 async def test_what_cannot_be_told_changes_nothing() -> None:
-    room = make_room([Phase.READY, None], max_held=0)
+    room = allocate_slots([Phase.READY, None], max_held=0)
     listener = Listener()
     asyncio.get_running_loop().call_later(0.05, listener.taken.set_result, None)
 

@@ -26,12 +26,12 @@ from tests.deployments.lifecycle.leftovers import belongings, until_gone
 from tests.deployments.lifecycle.load import Load, Stream, Verdict
 from tests.deployments.lifecycle.rolling import Change, change_under_load, with_user_config
 from tests.deployments.lifecycle.server import (
-    CHOOSER,
     CONTROLLER,
     GATEWAY,
     HAPROXY,
     PROXY,
     REPLICA,
+    ROUTING_SERVICE,
     WORKER,
     Server,
     kill,
@@ -77,13 +77,13 @@ PYTHON_FAULTS = (
 )
 # With HAProxy, asking a chooser. Just after the start it may know one of the replicas only.
 HAPROXY_FAULTS = (
-    Fault("chooser killed", CHOOSER, Breaks.NONE),
+    Fault("chooser killed", ROUTING_SERVICE, Breaks.NONE),
     Fault("controller killed", CONTROLLER, Breaks.NONE),
     Fault("fallback proxy killed", PROXY, Breaks.NONE),
     Fault("HAProxy killed", HAPROXY, Breaks.ALL),
     Fault("replica killed", REPLICA, Breaks.WHOEVER),
 )
-_TITLES = (REPLICA, WORKER, GATEWAY, CHOOSER, PROXY, CONTROLLER, HAPROXY)
+_TITLES = (REPLICA, WORKER, GATEWAY, ROUTING_SERVICE, PROXY, CONTROLLER, HAPROXY)
 
 
 def make_config(model: Path, proxy: str) -> dict[str, Any]:

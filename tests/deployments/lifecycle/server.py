@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 
-REPLICA, WORKER, GATEWAY, CHOOSER = (
+REPLICA, WORKER, GATEWAY, ROUTING_SERVICE = (
     "ray::ServeReplica:remora:LLMServer",
     "ray::EngineWorker",
     "ray::ServeReplica:remora:Gateway",
-    "ray::ServeReplica:remora:Chooser",
+    "ray::ServeReplica:remora:RoutingService",
 )
 PROXY, CONTROLLER, HAPROXY = "ray::ProxyActor", "ray::ServeController", "haproxy"
 START_TIMEOUT_S = 240.0

@@ -21,11 +21,11 @@ from safetensors.torch import load_file
 
 from remora.configs.errors import ConfigError, EngineError
 from remora.deployments import llm_server
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.replay import read_ids
-from remora.deployments.observing.telemetry import Telling
+from remora.deployments.observing.telemetry import Telemetry
 from remora.deployments.observing.trace import CallTrace
 from remora.engine.types import Request, SamplingParams
 from tests.conftest import TinyCheckpoints
@@ -138,7 +138,7 @@ def test_a_folder_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
 async def test_growing_memory_is_logged_with_its_callers(caplog: pytest.LogCaptureFixture) -> None:
     config = make_server_config(debug={"trace_memory_s": 0.2, "trace_memory_frames": 5})
     caplog.set_level(logging.INFO, "remora")
-    telling = Telling(Served.over(FakeServer(config=config)), "r")
+    telling = Telemetry(ServerState.over(FakeServer(config=config)), "r")
     assert tracemalloc.get_traceback_limit() == 5
     while not tracemalloc.is_tracing():
         await asyncio.sleep(0.01)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import ConfigError
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.stats_log import StatsLog
-from remora.deployments.observing.telemetry import Telling
+from remora.deployments.observing.telemetry import Telemetry
 from remora.deployments.serve_context import limit_access_log
 from remora.engine.types import EngineStats
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
@@ -115,7 +115,7 @@ async def test_throughput_is_logged_each_period_and_not_when_switched_off(
         counters = iter(range(1, 10**6))
         server.client.stats = lambda: stats(steps_total=next(counters))  # type: ignore[method-assign]
         logged.clear()
-        telling = Telling(Served.over(server), "r")
+        telling = Telemetry(ServerState.over(server), "r")
         async with asyncio.timeout(10.0):
             await asyncio.sleep(0.2)
             while logged.text.count("throughput: ") < until:
@@ -153,7 +153,7 @@ def test_throughput_is_that_since_the_last_line_and_idle_engines_are_silent(
 async def test_a_slow_garbage_collection_is_warned_about(logged: pytest.LogCaptureFixture) -> None:
     async def warnings(threshold_s: float | None) -> int:
         config = make_server_config(metrics={"log_gc_s": threshold_s})
-        telling = Telling(Served.over(FakeServer(config=config)), "r")
+        telling = Telemetry(ServerState.over(FakeServer(config=config)), "r")
         logged.clear()
         gc.collect()
         telling.close()

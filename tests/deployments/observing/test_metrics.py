@@ -17,8 +17,8 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.sections.metrics_buckets import two_sided_exponential
 from remora.deployments.http.core import request_labels
-from remora.deployments.http.generation.server_state import Served
-from remora.deployments.observing.telemetry import Telling
+from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.observing.telemetry import Telemetry
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
 
 CHAT = "/v1/chat/completions"
@@ -163,7 +163,7 @@ def gateway() -> Iterator[Gateway]:
 async def push(gateway: Gateway, num: int, **metrics: Any) -> None:
     """Run a replica's pushes until so many have come."""
     config = make_server_config(metrics={"push_url": gateway.url, **metrics})
-    telling = Telling(Served.over(FakeServer(config=config)), "replica7")
+    telling = Telemetry(ServerState.over(FakeServer(config=config)), "replica7")
     async with asyncio.timeout(10.0):
         while len(gateway.taken) < num:
             await asyncio.sleep(0.01)
@@ -206,7 +206,7 @@ async def test_a_push_gateway_that_is_gone_is_complained_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = make_server_config(metrics={"push_url": "http://127.0.0.1:9", "push_period_s": 0.1})
-    telling = Telling(Served.over(FakeServer(config=config)), "r")
+    telling = Telemetry(ServerState.over(FakeServer(config=config)), "r")
     async with asyncio.timeout(10.0):
         while "cannot be pushed" not in caplog.text:
             await asyncio.sleep(0.01)

@@ -8,10 +8,10 @@ from itertools import pairwise
 from remora.deployments.parsers.events import (
     CallArguments,
     CallBegun,
+    Reasoning,
     ReplyEvent,
     ReplyParser,
     Text,
-    Thought,
 )
 
 Read = tuple[str, str, list[tuple[str, str]]]
@@ -28,7 +28,7 @@ def merged(events: Iterable[ReplyEvent]) -> Read:
     calls: list[list[str]] = []
     for event in events:
         match event:
-            case Thought(text):
+            case Reasoning(text):
                 thought += text
             case Text(text):
                 answer += text

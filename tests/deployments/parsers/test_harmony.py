@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError
-from remora.deployments.parsers.events import CallArguments, CallBegun, Text, Thought
+from remora.deployments.parsers.events import CallArguments, CallBegun, Reasoning, Text
 from remora.deployments.parsers.harmony import HarmonyFormat, HarmonyReader
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.parsers.tool_calls.faults import CallFault
@@ -87,8 +87,8 @@ def test_pieces_come_as_they_are_written() -> None:
     events = [reader.push(piece) for piece in pieces]
 
     assert events == [
-        [Thought("H")],
-        [Thought("m")],
+        [Reasoning("H")],
+        [Reasoning("m")],
         [],
         [CallBegun(0, "id0", "add")],
         [CallArguments(0, '{"a"')],
@@ -109,7 +109,7 @@ def test_thought_may_stay_in_the_text_or_come_at_once() -> None:
 
     assert read(make_reader(separate=False), text) == ("", f"{THOUGHT}Hi", [])
     assert whole.push("<|channel|>analysis<|message|>Hm") == []
-    assert whole.push(f".<|end|>{FINAL}Hi") == [Thought("Hm."), Text("Hi")]
+    assert whole.push(f".<|end|>{FINAL}Hi") == [Reasoning("Hm."), Text("Hi")]
 
 
 def test_thought_stands_where_its_message_does() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError, InvalidRequest
-from remora.deployments.parsers.events import CallBegun, ReplyParser, Thought
+from remora.deployments.parsers.events import CallBegun, Reasoning, ReplyParser
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.deployments.parsers.reply_reader import ReplyReader
 from remora.deployments.parsers.tools import NO_TOOLS, Tool, ToolChoice, ToolUse
@@ -172,8 +172,8 @@ def test_thought_in_one_piece_comes_when_it_ends() -> None:
     ended = events_of(make_parser(formats, stream_reasoning=False), "<think>a b</think>c")
     open_end = events_of(make_parser(formats, stream_reasoning=False), "<think>a b")
 
-    assert [event for event in ended if isinstance(event, Thought)] == [Thought("a b")]
-    assert open_end == [Thought("a b")]
+    assert [event for event in ended if isinstance(event, Reasoning)] == [Reasoning("a b")]
+    assert open_end == [Reasoning("a b")]
 
 
 @pytest.mark.parametrize("choice", [ToolChoice.NONE, ToolChoice.AUTO])
@@ -319,7 +319,7 @@ def test_thought_tokens_are_counted_however_the_text_is_cut(
     assert isinstance(parser, ReplyReader)
     read(parser, *cut(before + answer, places))
 
-    assert parser.num_thought_tokens(ids) == len(thought_ids)
+    assert parser.num_reasoning_tokens(ids) == len(thought_ids)
 
 
 def test_replies_without_thought_have_no_thought_tokens() -> None:
@@ -327,7 +327,7 @@ def test_replies_without_thought_have_no_thought_tokens() -> None:
     assert isinstance(parser, ReplyReader)
     read(parser, "Hello")
 
-    assert parser.num_thought_tokens([5, 6, 7]) == 0
+    assert parser.num_reasoning_tokens([5, 6, 7]) == 0
 
 
 def test_ids_of_calls_are_unique() -> None:

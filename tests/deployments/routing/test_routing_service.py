@@ -17,7 +17,7 @@ from ray.serve.exceptions import BackPressureError
 from remora.deployments.routing import routing_service as chooser_module
 from remora.deployments.routing.haproxy_hook import CUT_HEADER, PATH_HEADER, QUESTION, SHOWN_BYTES
 from remora.deployments.routing.key import RouteKey, pages_of
-from remora.deployments.routing.routing_service import Chooser
+from remora.deployments.routing.routing_service import RoutingService
 from tests.conftest import TinyCheckpoints
 
 COMPLETIONS = {PATH_HEADER: "/v1/completions"}
@@ -65,7 +65,7 @@ class Desk:
             **sections,
         }
         handle = Handle()
-        chooser = Chooser.__new__(Chooser)
+        chooser = RoutingService.__new__(RoutingService)
         await chooser.__init__(args, handle)  # type: ignore[misc]
         return cls(chooser, handle)
 

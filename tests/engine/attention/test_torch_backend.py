@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.attention.torch_backend import TorchAttention
-from remora.engine.runner.batch import AttentionRule, ForwardBatch, Turn
+from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from tests.kernels.naive_attention import attend_naively
 
 PAGE_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 4, 2, 16
@@ -33,9 +33,9 @@ def attend(
 ) -> Tensor:
     """Attend q, k and v, which are turned by no angle."""
     ones = torch.ones(len(parts[0]), HEAD_DIM // 2)
-    turn = Turn(cos=ones, sin=torch.zeros_like(ones))
+    turn = QKNormRope(cos=ones, sin=torch.zeros_like(ones))
     heads = torch.cat(parts, dim=1)
-    return attention.attend(layer, heads, turn, batch, AttentionRule(scale=0.25, window=window))
+    return attention.attend(layer, heads, turn, batch, AttentionSpec(scale=0.25, window=window))
 
 
 def ints(values: Sequence[Sequence[int] | int]) -> Tensor:

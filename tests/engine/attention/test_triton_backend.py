@@ -17,7 +17,7 @@ from torch import Tensor
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.planning.device_plan import DevicePlan, plan_device
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.layers.embedding import Embedding
@@ -110,11 +110,11 @@ def test_chunks_beside_rows_that_decode(
 
 def test_steps_that_are_recorded_and_overlap(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
     """Padded to sizes that were recorded; what a step's tokens are, only the device knows."""
-    recorder = Rerun()
+    graph_runner = Rerun()
 
-    compare(tiny, make_requests([2, 9, 5]), interpreted, recorder=recorder, overlap=True)
+    compare(tiny, make_requests([2, 9, 5]), interpreted, graph_runner=graph_runner, overlap=True)
 
-    assert recorder.num_replayed > 0
+    assert graph_runner.num_replayed > 0
 
 
 def test_rows_that_are_preempted(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ class Updates:
         layers: list[Linear | Embedding] = [model.embedding, model.head.linear]
         for block in model.blocks:
             layers += [linear for _, linear in block.linears("")]
-        return cls([layer.make_room(ROOM.num_slots, ROOM.max_rank) for layer in layers])
+        return cls([layer.allocate_slots(ROOM.num_slots, ROOM.max_rank) for layer in layers])
 
     def install(self, slot: int, instance: int) -> None:
         generator = torch.Generator().manual_seed(instance)
@@ -156,7 +156,7 @@ class Updates:
                 slots.write(slot - 1, part, a, b)
 
 
-ROOM = AdapterRoom(num_slots=2, max_rank=4, targets=("q_proj",))
+ROOM = LoRASlotConfig(num_slots=2, max_rank=4, targets=("q_proj",))
 
 
 def test_rows_with_adapters(tiny: Path, all_interpreted: pytest.MonkeyPatch) -> None:

@@ -62,14 +62,21 @@ def test_recorded_steps_and_chunks(
 ) -> None:
     """More requests than rows, prompts in chunks, decode steps padded to what was recorded."""
     path = tiny_checkpoints(family, **{"num_hidden_layers": 1, **SMALL.get(family, {})})
-    recorder = Rerun()
+    graph_runner = Rerun()
     options: dict[str, Any] = {"max_running_requests": 2, "max_step_tokens": 10}
 
-    got = run(path, REQUESTS, make_attention=make_pages, recorder=recorder, overlap=True, **options)
+    got = run(
+        path,
+        REQUESTS,
+        make_attention=make_pages,
+        graph_runner=graph_runner,
+        overlap=True,
+        **options,
+    )
     interpreted.undo()
 
     expected = run(path, REQUESTS, forward="eager", make_attention=make_pages, **options)
-    assert recorder.num_replayed > 0
+    assert graph_runner.num_replayed > 0
     assert got.token_ids() == expected.token_ids()
     for key, values in expected.logprobs().items():
         assert got.logprobs()[key] == pytest.approx(values, abs=1e-4)
@@ -85,7 +92,7 @@ def test_a_row_is_the_same_bits_in_any_company(interpreted: pytest.MonkeyPatch) 
     layer.make_invariant()
     rows = torch.randn(70, 40).to(torch.bfloat16)
 
-    beside = layer(rows)
+    scoped_task = layer(rows)
 
-    assert torch.equal(beside[:1], layer(rows[:1]))
-    assert torch.equal(beside[5:9], layer(rows[5:9]))
+    assert torch.equal(scoped_task[:1], layer(rows[:1]))
+    assert torch.equal(scoped_task[5:9], layer(rows[5:9]))

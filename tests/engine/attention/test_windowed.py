@@ -128,11 +128,13 @@ def test_a_device_keeps_both_tables(
 
     plain = run(path, asked, forward="eager", num_pages=90)
     eager = run(path, asked, forward="eager", windows=room, num_pages=90)
-    recorder = Rerun()
-    device = run(path, asked, overlap=overlap, recorder=recorder, windows=room, num_pages=90)
+    graph_runner = Rerun()
+    device = run(
+        path, asked, overlap=overlap, graph_runner=graph_runner, windows=room, num_pages=90
+    )
 
     assert eager.token_ids() == device.token_ids() == plain.token_ids()
-    assert recorder.num_replayed > 0
+    assert graph_runner.num_replayed > 0
 
 
 @pytest.mark.parametrize("ranks", [{"tp_size": 2}, {"pp_size": 2, "micro_batches": 2}])

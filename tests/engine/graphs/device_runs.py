@@ -12,21 +12,21 @@ import torch
 
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.graph_sizes import graph_sizes
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.windowed import WindowedAttention
 from remora.engine.engine import Engine
-from remora.engine.graphs.cuda_graphs import Recorder
+from remora.engine.graphs.cuda_graphs import GraphRunner
 from remora.engine.graphs.device_forward import DeviceForward, Limits, Made
-from remora.engine.graphs.device_sampler import DeviceChoosing
+from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.device import record
 from remora.engine.runner.eager import EagerForward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.types import Request, SamplingParams, SequenceOutput
@@ -105,13 +105,13 @@ def run(
     *,
     forward: str = "device",
     overlap: bool = False,
-    recorder: Recorder | None = None,
+    graph_runner: GraphRunner | None = None,
     device: torch.device = CPU,
     make_attention: Callable[..., AttentionBackend] = TorchAttention,
     adapt: Callable[[DecoderModel], Any] = lambda model: None,
     adapters: Mapping[str, int] | None = None,
     aborts: Mapping[int, str] | None = None,
-    room: AdapterRoom | None = None,
+    room: LoRASlotConfig | None = None,
     how: DevicePlan | None = None,
     amid: AbstractContextManager[object] | None = None,
     **plan_changes: Any,
@@ -133,13 +133,13 @@ def run(
     pool = adapt(model)
     attention = _attention_of(model, plan, device, make_attention)
     rows = plan.max_running_requests
-    table = RowTable(
+    table = InputBatch(
         max_rows=rows,
         max_tokens=plan.max_sequence_tokens,
         page_size=plan.page_size,
         windowed=plan.windows is not None,
     )
-    choosing = DeviceChoosing(device, rows) if forward == "device" else None
+    choosing = DeviceTokenSampler(device, rows) if forward == "device" else None
     sampler = Sampler(
         max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), choosing=choosing
     )
@@ -154,8 +154,8 @@ def run(
             windowed=plan.windows is not None,
         )
         by_itself = DeviceForward(model, attention, limits, device)
-        if recorder is not None:
-            record(by_itself, plan, recorder, show_progress=False)
+        if graph_runner is not None:
+            record(by_itself, plan, graph_runner, show_progress=False)
         runner = LocalRunner(by_itself, sampler, table, adapters=pool, newest=by_itself)
     engine = Engine(
         plan,

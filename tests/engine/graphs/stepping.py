@@ -18,7 +18,7 @@ from remora.engine.protocols import ForwardPass
 from remora.engine.runner.device import make_attention
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import QUANTIZED_FORMATS
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.library import Format, Library, Team
 from tests.engine.fakes import make_plan
@@ -38,7 +38,7 @@ class Stepper:
     """A forward pass and rows of random tokens on it."""
 
     def __init__(
-        self, forward: ForwardPass, table: RowTable, adapters: Mapping[int, int] = NO_ADAPTERS
+        self, forward: ForwardPass, table: InputBatch, adapters: Mapping[int, int] = NO_ADAPTERS
     ) -> None:
         """See `make_native` and `make_eager`.
 
@@ -96,8 +96,8 @@ class Stepper:
         )
 
 
-def make_table() -> RowTable:
-    return RowTable(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
+def make_table() -> InputBatch:
+    return InputBatch(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
 
 
 def as_it_is(model: DecoderModel) -> None:

@@ -49,13 +49,13 @@ def fill(slots: LowRankSlots, generator: torch.Generator) -> None:
 def add_adapters(model: DecoderModel) -> None:
     generator = torch.Generator().manual_seed(0)
     for layer in layers(model):
-        fill(layer.make_room(len(RANKS), MAX_RANK), generator)
+        fill(layer.allocate_slots(len(RANKS), MAX_RANK), generator)
 
 
 def add_adapters_of_some(model: DecoderModel) -> None:
     generator = torch.Generator().manual_seed(0)
     for layer in list(layers(model))[1::3]:
-        fill(layer.make_room(len(RANKS), MAX_RANK), generator)
+        fill(layer.allocate_slots(len(RANKS), MAX_RANK), generator)
 
 
 @pytest.mark.parametrize("prepare", [add_adapters, add_adapters_of_some])

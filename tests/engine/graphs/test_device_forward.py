@@ -76,9 +76,9 @@ def test_outputs_are_those_of_operations_one_by_one(
     name: str, recorded: bool, overlap: bool, llama: Path
 ) -> None:
     expected = run(llama, ASKED[name], forward="eager")
-    recorder = Rerun() if recorded else None
+    graph_runner = Rerun() if recorded else None
 
-    got = run(llama, ASKED[name], recorder=recorder, overlap=overlap)
+    got = run(llama, ASKED[name], graph_runner=graph_runner, overlap=overlap)
 
     assert got.token_ids() == expected.token_ids()
     assert got.ends() == expected.ends()
@@ -88,9 +88,9 @@ def test_outputs_are_those_of_operations_one_by_one(
         assert (states is None) == (name != "shown")
         if states is not None:
             assert got.hidden_states()[key] == pytest.approx(states, abs=1e-4)
-    if recorder is not None:
-        assert recorder.num_recorded == 3  # for 1, 2 and 4 rows
-        assert recorder.num_replayed > 10
+    if graph_runner is not None:
+        assert graph_runner.num_recorded == 3  # for 1, 2 and 4 rows
+        assert graph_runner.num_replayed > 10
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapping"])
@@ -101,7 +101,7 @@ def test_rows_that_are_preempted_give_the_same_tokens(overlap: bool, llama: Path
     got = run(
         llama,
         requests,
-        recorder=Rerun(),
+        graph_runner=Rerun(),
         overlap=overlap,
         num_pages=20,
         conservativeness=0.1,
@@ -117,7 +117,7 @@ def test_a_request_that_is_aborted_leaves_the_others_alone(step: int, llama: Pat
     requests = make_requests(temperature=0.9, seed=2)
 
     expected = run(llama, requests, forward="eager").token_ids()
-    got = run(llama, requests, recorder=Rerun(), overlap=True, aborts={step: "r1"}).token_ids()
+    got = run(llama, requests, graph_runner=Rerun(), overlap=True, aborts={step: "r1"}).token_ids()
 
     aborted = got.pop(("r1", 0))
     assert aborted == expected.pop(("r1", 0))[: len(aborted)]
@@ -129,7 +129,7 @@ def test_padding_writes_to_no_page_of_a_sequence(llama: Path) -> None:
     requests = dict(list(make_requests(max_tokens=30).items())[:3])
 
     expected = run(llama, requests, forward="eager")
-    got = run(llama, requests, recorder=Rerun())
+    got = run(llama, requests, graph_runner=Rerun())
 
     assert got.token_ids() == expected.token_ids()
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.engine.graphs.device_sampler import DeviceChoosing
-from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, Draws, HostChoosing
+from remora.engine.graphs.device_sampler import DeviceTokenSampler
+from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, Draws, HostTokenSampler
 from remora.engine.types import NOT_FINITE
 from remora.kernels import sampling as sampling_kernels
 
@@ -34,7 +34,7 @@ def test_tokens_and_their_probabilities_are_the_hosts(
     logits = torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 3
     draws = None if greedy else make_draws(num_rows, seed)
     lines = np.arange(0, num_rows, 2)
-    on_device, on_host = DeviceChoosing(CPU, 6), HostChoosing(sampling_kernels)
+    on_device, on_host = DeviceTokenSampler(CPU, 6), HostTokenSampler(sampling_kernels)
     raw = logits[torch.from_numpy(lines)].clone()
 
     chosen = on_device.choose(logits.clone(), draws)
@@ -55,7 +55,7 @@ def test_lines_without_a_token_say_why() -> None:
     logits[2, 5] = torch.nan
     logits[3, 5] = torch.inf
 
-    _, faults = DeviceChoosing(CPU, 4).choose(logits, None).take()
+    _, faults = DeviceTokenSampler(CPU, 4).choose(logits, None).take()
 
     assert faults == {1: NO_TOKEN_LEFT, 2: NOT_FINITE, 3: NOT_FINITE}
-    assert HostChoosing(sampling_kernels).choose(logits, None).take()[1] == faults
+    assert HostTokenSampler(sampling_kernels).choose(logits, None).take()[1] == faults

@@ -36,13 +36,13 @@ def llama(tiny_checkpoints: TinyCheckpoints) -> Path:
 
 def replays(llama: Path, max_tokens: int = 8, **engine: Any) -> int:
     """Run three requests of equal length; return how many of their decode steps were recorded."""
-    recorder = Rerun()
+    graph_runner = Rerun()
     requests = three_requests(max_tokens)
     plan = plan_of(**engine)
-    got = run(llama, requests, recorder=recorder, how=plan, max_step_tokens=64)
-    assert recorder.num_recorded == len(plan.graph_sizes)
+    got = run(llama, requests, graph_runner=graph_runner, how=plan, max_step_tokens=64)
+    assert graph_runner.num_recorded == len(plan.graph_sizes)
     assert got.token_ids() == run(llama, requests, forward="eager").token_ids()
-    return recorder.num_replayed
+    return graph_runner.num_replayed
 
 
 @pytest.mark.observes("engine.graph_rows")
@@ -101,11 +101,11 @@ class Watching(Rerun):
 @pytest.mark.observes("engine.graph_gc")
 @pytest.mark.parametrize("allowed", [True, False])
 def test_garbage_is_collected_while_steps_are_recorded_or_not(allowed: bool, llama: Path) -> None:
-    recorder = Watching()
+    graph_runner = Watching()
 
-    run(llama, three_requests(1), recorder=recorder, how=plan_of(graph_gc=allowed))
+    run(llama, three_requests(1), graph_runner=graph_runner, how=plan_of(graph_gc=allowed))
 
-    assert recorder.could_collect == allowed
+    assert graph_runner.could_collect == allowed
     assert gc.isenabled()
 
 

@@ -16,7 +16,7 @@ import torch
 
 from remora.configs.load import parse_args
 from remora.engine.attention.triton_backend import TritonAttention
-from remora.engine.graphs.cuda_graphs import CudaRecorder
+from remora.engine.graphs.cuda_graphs import CudaGraphRunner
 from remora.engine.launch import build_engine
 from remora.engine.runner.device_memory import CudaMeter
 from remora.engine.types import Request, SamplingParams
@@ -46,7 +46,7 @@ def test_outputs_are_those_of_a_cpu(
         ASKED[name],
         device=torch.device("cuda"),
         make_attention=TritonAttention,
-        recorder=CudaRecorder() if recorded else None,
+        graph_runner=CudaGraphRunner() if recorded else None,
         overlap=overlap,
     )
 
@@ -72,7 +72,7 @@ def test_steps_do_not_wait_for_the_device(name: str, tiny_checkpoints: TinyCheck
         ASKED[name],
         device=torch.device("cuda"),
         make_attention=TritonAttention,
-        recorder=CudaRecorder(),
+        graph_runner=CudaGraphRunner(),
         overlap=True,
         amid=no_waiting(),
     )

@@ -139,7 +139,7 @@ def test_namespaces_never_share_pages() -> None:
     other, adapter, same = PageTable(), PageTable(), PageTable()
 
     assert kv.attach_prefix(other, Namespace(salt="x"), [1, 2, 3, 4]) == 0
-    assert kv.attach_prefix(adapter, Namespace(adapter_instance=7), [1, 2, 3, 4]) == 0
+    assert kv.attach_prefix(adapter, Namespace(lora_id=7), [1, 2, 3, 4]) == 0
     assert kv.attach_prefix(same, Namespace(), [1, 2, 3, 4]) == 4
 
 

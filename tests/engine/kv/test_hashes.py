@@ -50,7 +50,7 @@ def test_namespaces_share_no_hash() -> None:
     namespaces = (
         BASE,
         Namespace(salt="a"),
-        Namespace(adapter_instance=1),
+        Namespace(lora_id=1),
         Namespace(salt="\ud800"),
     )
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from remora.configs.errors import InvalidAdapter
 from remora.configs.load import parse_args
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import MachineFacts, kv_bytes_per_token, make_plan
 from remora.engine.graphs.coverage import not_covered
 from remora.engine.layers.experts import Experts
@@ -25,7 +25,7 @@ from remora.engine.models.registry import open_weights
 from remora.engine.parallel.layout import Layout
 from remora.engine.types import SamplingParams
 from remora.engine.weights.renaming import RenamingRules
-from remora.lora.pool import HostAdapters
+from remora.lora.pool import CpuAdapterPool
 from tests.conftest import TinyCheckpoints
 from tests.engine.models.oracle import Oracle
 from tests.engine.models.test_parity import make_prompts
@@ -192,11 +192,11 @@ def test_adapters_of_what_has_no_slots_are_refused(
         f"{named}B.weight": torch.zeros(outputs, 4),
     }
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    room = AdapterRoom(num_slots=1, max_rank=8, targets=("gate_proj", module.split(".")[-1]))
+    room = LoRASlotConfig(num_slots=1, max_rank=8, targets=("gate_proj", module.split(".")[-1]))
     config = read_config(path)
-    places = DecoderModel(config, dtype=torch.float32, device="cpu").make_room(room)
+    places = DecoderModel(config, dtype=torch.float32, device="cpu").allocate_slots(room)
 
-    pool = HostAdapters(room, {**places}, base, RenamingRules(config.rules))
+    pool = CpuAdapterPool(room, {**places}, base, RenamingRules(config.rules))
 
     with pytest.raises(InvalidAdapter, match="beside which nothing can lie"):
         pool.prepare(1, tmp_path)

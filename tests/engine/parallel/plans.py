@@ -49,8 +49,8 @@ def make_steps(draw: st.DrawFn) -> Step:
         num_tokens=_int32([place[2] for place in places]),
         samples=np.array([place[3] for place in places], np.bool_),
         loads=tuple(
-            SlotLoad(slot, instance)
-            for slot, instance in draw(st.lists(st.tuples(INT32, TOKENS), max_size=3))
+            SlotLoad(slot, lora_id)
+            for slot, lora_id in draw(st.lists(st.tuples(INT32, TOKENS), max_size=3))
         ),
     )
     return Step(

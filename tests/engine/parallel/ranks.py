@@ -20,7 +20,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.protocols import ForwardPass
 from remora.engine.runner.forward import DTYPES, build_forward
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 60.0
@@ -104,7 +104,7 @@ class RanksForward:
 
 
 @contextmanager
-def ranks_forward(path: Path, plan: EnginePlan, table: RowTable) -> Iterator[RanksForward]:
+def ranks_forward(path: Path, plan: EnginePlan, table: InputBatch) -> Iterator[RanksForward]:
     """Load a model in shares, as the plan divides it; the plan may also be of one rank."""
     plan = replace(plan, cpu_kernels="torch")
     with connected(plan.tp_size, plan.pp_size) as (threads, groups):

@@ -13,7 +13,7 @@ from torch import Tensor
 from remora.engine.engine import Engine
 from remora.engine.models.checkpoint import read_config
 from remora.engine.protocols import ForwardPass
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.types import Request, SamplingParams
@@ -24,7 +24,7 @@ Requests = Mapping[str, tuple[list[int], SamplingParams]]
 
 
 @dataclass(slots=True)
-class Recorder:
+class GraphRunner:
     """ForwardPass that remembers the logits of each step."""
 
     inner: ForwardPass
@@ -70,7 +70,7 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
         **plan_changes,
     )
     rows, vocab_size = plan.max_running_requests, read_config(path).vocab_size
-    table = RowTable(
+    table = InputBatch(
         max_rows=rows,
         max_tokens=plan.max_sequence_tokens,
         page_size=16,
@@ -80,9 +80,9 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
     scored: dict[str, list[float]] = {name: [] for name in requests}
     shown: dict[str, Any] = {}
     with ranks_forward(path, plan, table) as forward:
-        recorder = Recorder(forward)
+        graph_runner = GraphRunner(forward)
         sampler = Sampler(max_rows=rows, vocab_size=vocab_size, eos_token_ids=())
-        runner = LocalRunner(recorder, sampler, table)
+        runner = LocalRunner(graph_runner, sampler, table)
         engine = Engine(plan, runner, eos_token_ids=(), vocab_size=vocab_size)
         for name, (prompt, params) in requests.items():
             engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params))
@@ -94,5 +94,5 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
                     scored[output.request_id].extend(part.logprobs.tolist())
         engine.close()
     return Run(
-        token_ids=token_ids, prompt_logprobs=scored, steps=recorder.steps, hidden_states=shown
+        token_ids=token_ids, prompt_logprobs=scored, steps=graph_runner.steps, hidden_states=shown
     )

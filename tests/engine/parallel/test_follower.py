@@ -20,10 +20,10 @@ from remora.engine.parallel.channel import Address, Channel, Listener
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.followers import ChannelFollowers
 from remora.engine.parallel.group import Alone
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
-from remora.engine.sampling.token_sampler import HostChoosing
+from remora.engine.sampling.token_sampler import HostTokenSampler
 from remora.engine.types import Request, SamplingParams
 from tests.engine.fakes import VOCAB, make_plan
 
@@ -71,8 +71,8 @@ class RecordingForward:
         self.closed = True
 
 
-def make_table() -> RowTable:
-    return RowTable(
+def make_table() -> InputBatch:
+    return InputBatch(
         max_rows=PLAN.max_running_requests,
         max_tokens=PLAN.max_sequence_tokens,
         page_size=PLAN.page_size,
@@ -105,7 +105,7 @@ def make_ranks() -> Iterator[Ranks]:
         max_rows=PLAN.max_running_requests,
         vocab_size=VOCAB,
         eos_token_ids=(0,),
-        choosing=HostChoosing(sampling_kernels),
+        choosing=HostTokenSampler(sampling_kernels),
     )
     runner = LocalRunner(rank_0, sampler, make_table(), followers)
     engine = Engine(PLAN, runner, eos_token_ids=(0,), vocab_size=VOCAB)

@@ -16,7 +16,7 @@ from remora.engine.models.registry import load_model
 from remora.engine.parallel.group import Alone
 from remora.engine.parallel.layout import Layout
 from remora.engine.runner.forward import BuiltForward, build_forward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
@@ -176,5 +176,5 @@ def build_share(path: Path, **plan_changes: Any) -> BuiltForward:
         show_progress=False,
         layout=Stage.layout,
     )
-    table = RowTable(max_rows=4, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
+    table = InputBatch(max_rows=4, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
     return build_forward(model, plan, table, path, Stage())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import (
@@ -169,13 +169,13 @@ def test_a_plan_says_how_much_room_for_adapters_a_rank_has_at_most(
     drawn: tuple[DecoderConfig, int, int], targets: list[str], max_rank: int
 ) -> None:
     config, tp_size, pp_size = drawn
-    room = AdapterRoom(num_slots=3, max_rank=max_rank, targets=tuple(targets))
+    room = LoRASlotConfig(num_slots=3, max_rank=max_rank, targets=tuple(targets))
 
     plan = make_plan_of(config, tp_size, pp_size, room)
 
     taken = []
     for share in make_shares(config, tp_size, pp_size):
-        slots = {id(place.slots): place.slots for place in share.make_room(room).values()}
+        slots = {id(place.slots): place.slots for place in share.allocate_slots(room).values()}
         taken.append(sum(each.num_bytes for each in slots.values()))
     assert max(taken) <= plan.adapter_bytes
     if tp_size * pp_size == 1:
@@ -190,7 +190,7 @@ def make_shares(config: DecoderConfig, tp_size: int, pp_size: int) -> list[Decod
 
 
 def make_plan_of(
-    config: DecoderConfig, tp_size: int, pp_size: int, adapters: AdapterRoom | None = None
+    config: DecoderConfig, tp_size: int, pp_size: int, adapters: LoRASlotConfig | None = None
 ) -> EnginePlan:
     whole = DecoderModel(config, dtype=torch.float32, device="meta")
     facts = ModelFacts(

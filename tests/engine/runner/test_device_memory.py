@@ -19,7 +19,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
 from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.plan import EnginePlan, refit
-from remora.engine.graphs.device_sampler import DeviceChoosing
+from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
 from remora.engine.runner.device import make_forward, measure, warm_up, warm_up_choosing
@@ -108,7 +108,7 @@ def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
 
 def test_whatever_a_request_may_ask_of_its_logits_is_warmed_up() -> None:
     names = ["add_at", "penalize", "mask_tokens"]
-    choosing = DeviceChoosing(torch.device("cpu"), 1)
+    choosing = DeviceTokenSampler(torch.device("cpu"), 1)
 
     with ExitStack() as opened:
         places: list[tuple[Any, str]] = [(sampling, name) for name in names]
@@ -148,11 +148,11 @@ def test_kv_gets_a_share_of_what_steps_leave(llama: Path) -> None:
 def test_all_that_is_taken_may_be_a_share_of_the_whole_memory(llama: Path) -> None:
     part = fitted(llama, free=5.5, step=0.5, total_mem_fraction=0.5)
     most = fitted(llama, free=1.5, step=0.5, total_mem_fraction=0.9)
-    beside = fitted(llama, free=5.5, step=0.5, memory_reserve="4GiB", mem_fraction=0.5)
+    scoped_task = fitted(llama, free=5.5, step=0.5, memory_reserve="4GiB", mem_fraction=0.5)
 
     assert part.kv_bytes == pytest.approx(1.5 * GIB, rel=0.01)  # 4 GiB less 2 and a half
     assert most.kv_bytes == pytest.approx(1.0 * GIB, rel=0.01)  # what there is
-    assert beside.kv_bytes == pytest.approx(0.5 * GIB, rel=0.01)
+    assert scoped_task.kv_bytes == pytest.approx(0.5 * GIB, rel=0.01)
 
 
 def test_kv_that_does_not_fit_is_refused_with_what_would(llama: Path) -> None:

@@ -16,7 +16,7 @@ from remora.engine.launch import build_engine
 from remora.engine.models.registry import load_model
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.forward import DTYPES, BuiltForward, build_forward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.kernels.cpu.build import NativeUnavailable, load_library
 from tests.conftest import TinyCheckpoints
 
@@ -62,7 +62,7 @@ def build(path: Path, *, quantization: str = "none", kernels: str = "auto") -> B
     model = load_model(
         path, dtype=DTYPES["bfloat16"], load_format="auto", device="cpu", show_progress=False
     )
-    table = RowTable(
+    table = InputBatch(
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_sequence_tokens,
         page_size=plan.page_size,

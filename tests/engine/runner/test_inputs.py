@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 
 MAX_ROWS, MAX_TOKENS, PAGE_SIZE = 4, 40, 8
@@ -47,7 +47,7 @@ class RowTableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = RowTable(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
+        self.table = InputBatch(max_rows=MAX_ROWS, max_tokens=MAX_TOKENS, page_size=PAGE_SIZE)
         self.tokens: dict[int, list[int]] = {}
         self.pages: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
@@ -130,7 +130,7 @@ test_inputs_are_what_the_rows_hold = RowTableMachine.TestCase
 
 
 def test_all_arrays_are_of_the_types_that_forward_passes_read() -> None:
-    table = RowTable(max_rows=2, max_tokens=20, page_size=16)
+    table = InputBatch(max_rows=2, max_tokens=20, page_size=16)
     table.start(make_row(1, [5, 6, 7]))
     table.add_pages(np.array([1], np.int32), np.array([3], np.int32))
 
@@ -142,7 +142,7 @@ def test_all_arrays_are_of_the_types_that_forward_passes_read() -> None:
 
 
 def test_a_row_that_starts_again_forgets_its_pages() -> None:
-    table = RowTable(max_rows=1, max_tokens=32, page_size=16)
+    table = InputBatch(max_rows=1, max_tokens=32, page_size=16)
     table.start(make_row(0, [1] * 30))
     table.add_pages(np.array([0, 0], np.int32), np.array([7, 8], np.int32))
 
@@ -153,7 +153,7 @@ def test_a_row_that_starts_again_forgets_its_pages() -> None:
 
 
 def test_a_page_too_many_is_an_error() -> None:
-    table = RowTable(max_rows=1, max_tokens=16, page_size=16)
+    table = InputBatch(max_rows=1, max_tokens=16, page_size=16)
     table.start(make_row(0, [1]))
 
     with pytest.raises(IndexError):

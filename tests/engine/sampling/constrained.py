@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 from remora.engine.engine import Engine
-from remora.engine.runner.inputs import RowTable, StepInputs
+from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.types import (
     FinishReason,
     MaskWords,
+    ReasoningBudget,
     Request,
     SamplingParams,
     SequenceOutput,
-    Thinking,
 )
 from tests.engine.fakes import make_plan
 
@@ -157,7 +157,7 @@ class GuidedEngine:
 
     def __init__(self, **plan: object) -> None:
         self.plan = make_plan(**plan)
-        table = RowTable(
+        table = InputBatch(
             max_rows=self.plan.max_running_requests,
             max_tokens=self.plan.max_sequence_tokens,
             page_size=self.plan.page_size,
@@ -216,7 +216,7 @@ def make_request(
         prompt_ids=prompt or ids("a", "b", "c"),
         sampling=SamplingParams(**({"max_tokens": 30, "seed": 1} | sampling)),
         grammar=grammar,
-        thinking=Thinking(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
+        thinking=ReasoningBudget(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
         if thinks or budget is not None
         else None,
         heal=heal,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from remora.engine.sampling.sampler import (
     Sampler,
 )
-from remora.engine.types import Grammar, Request, RowInit, SamplingParams, Thinking
+from remora.engine.types import Grammar, ReasoningBudget, Request, RowInit, SamplingParams
 
 MakeSampler = Callable[..., Sampler]
 
@@ -27,7 +27,7 @@ def make_row(
     *,
     seed: int = 1,
     grammar: Grammar | None = None,
-    thinking: Thinking | None = None,
+    thinking: ReasoningBudget | None = None,
     **params: Any,
 ) -> RowInit:
     return RowInit(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.engine.types import RowFault, Thinking
+from remora.engine.types import ReasoningBudget, RowFault
 from tests.engine.sampling.constrained import EOS as END_OF_SEQUENCE
 from tests.engine.sampling.constrained import VOCAB, BrokenGrammar, ToyGrammar, ids
 from tests.engine.sampling.sampled import (
@@ -40,7 +40,7 @@ WORD = ToyGrammar(("ab", "cd", "ef"))
 
 GUIDES: list[dict[str, Any]] = [
     {"grammar": WORD},
-    {"thinking": Thinking(end="x", end_ids=(40,), budget=2)},
+    {"thinking": ReasoningBudget(end="x", end_ids=(40,), budget=2)},
     {"allowed_token_ids": (20, 30), "bad_words_ids": ((20, 20), (30,))},
     {"first_token_ids": (7,)},
 ]

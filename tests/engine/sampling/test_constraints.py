@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from remora.configs.errors import InvalidRequest
-from remora.engine.sampling.constraint_thread import GuideFailed
-from remora.engine.sampling.constraints import RowGuide, mask_words, needs_guide
-from remora.engine.types import RowInit, SamplingParams, Thinking
+from remora.engine.sampling.constraint_thread import ConstraintFailed
+from remora.engine.sampling.constraints import RowConstraint, mask_words, needs_guide
+from remora.engine.types import ReasoningBudget, RowInit, SamplingParams
 from tests.engine.sampling.constrained import EOS, MARK, SPELLINGS, VOCAB, ToyGrammar, ids
 
 WORD = ToyGrammar(("ab", "b", "c"))
@@ -29,15 +29,15 @@ def make_init(outputs: list[int] | None = None, **fields: Any) -> RowInit:
     )
 
 
-def make_guide(outputs: list[int] | None = None, **fields: Any) -> RowGuide:
-    return RowGuide(make_init(outputs, **fields), [EOS], VOCAB, SPELLINGS)
+def make_guide(outputs: list[int] | None = None, **fields: Any) -> RowConstraint:
+    return RowConstraint(make_init(outputs, **fields), [EOS], VOCAB, SPELLINGS)
 
 
-def think(budget: int | None = None) -> Thinking:
-    return Thinking(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
+def think(budget: int | None = None) -> ReasoningBudget:
+    return ReasoningBudget(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
 
 
-def allowed(guide: RowGuide) -> set[int]:
+def allowed(guide: RowConstraint) -> set[int]:
     words = np.empty(-(-VOCAB // 32), np.int32)
     guide.fill(words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
@@ -104,7 +104,7 @@ def test_a_grammar_that_is_complete_with_the_token_that_ends_the_thought_ends_th
 def test_an_answer_that_begins_wrongly_within_that_token_fails() -> None:
     guide = make_guide(ids("<e"), grammar=WORD, thinking=think())
 
-    with pytest.raises(GuideFailed, match="began an answer"):
+    with pytest.raises(ConstraintFailed, match="began an answer"):
         guide.accept(ids("nd>?")[0])
 
 
@@ -139,7 +139,7 @@ def test_control_tokens_may_come_in_a_thought_but_none_that_ends_the_output() ->
 
 
 def test_a_thought_may_be_left_by_what_ends_a_call_within_it() -> None:
-    thinking = Thinking(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
+    thinking = ReasoningBudget(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
 
     assert allowed(make_guide(grammar=WORD, thinking=thinking, stop_token_ids=(15,))) == (
         set(range(VOCAB)) - {15}
@@ -162,7 +162,7 @@ def test_a_stop_id_of_the_caller_ends_the_row_without_the_grammar() -> None:
 def test_a_token_that_the_grammar_refuses_fails() -> None:
     guide = make_guide(grammar=WORD)
 
-    with pytest.raises(GuideFailed, match="refuses token"):
+    with pytest.raises(ConstraintFailed, match="refuses token"):
         guide.accept(ids("c")[0])
 
 
@@ -184,4 +184,4 @@ def test_what_is_healed_is_written_in_one_token_or_in_several() -> None:
 )
 def test_impossible_thoughts_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
-        Thinking(**({"end": "x", "end_ids": (1,)} | fields))
+        ReasoningBudget(**({"end": "x", "end_ids": (1,)} | fields))

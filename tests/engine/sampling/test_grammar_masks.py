@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from remora.engine.sampling import constraint_thread as guide_thread
-from remora.engine.sampling.constraint_thread import GuideThread
+from remora.engine.sampling.constraint_thread import ConstraintThread
 from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.types import MaskWords, RowFault, RowInit, SamplingParams
 from tests.engine.sampling.constrained import EOS, SPELLINGS, VOCAB, BrokenGrammar, ToyGrammar, ids
@@ -198,10 +198,10 @@ def test_many_rows_that_hang_have_less_time_each(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.2)
     monkeypatch.setattr(guide_thread, "MAX_TOTAL_S", 0.3)
     let_go = threading.Event()
-    work = GuideThread().begin([(row, partial(spin, let_go)) for row in range(4)])
+    work = ConstraintThread().begin([(row, partial(spin, let_go)) for row in range(4)])
     spent = []
 
-    thread = GuideThread()
+    thread = ConstraintThread()
     begin = thread.begin
 
     def noting(steps: Any, spent_s: float = 0.0) -> Any:
@@ -230,7 +230,7 @@ def test_a_thread_that_is_left_has_only_what_others_leave(
         ids_of_threads.append(threading.get_native_id())
         spin(let_go)
 
-    thread = GuideThread()
+    thread = ConstraintThread()
     _, is_left = thread.finish(thread.begin([(0, hang)]))
     niceness = os.getpriority(os.PRIO_PROCESS, ids_of_threads[0])
     let_go.set()

@@ -10,13 +10,13 @@ from collections import defaultdict
 
 from hypothesis import strategies as st
 
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.engine import Engine
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, make_plan
 
-TWO_SLOTS = AdapterRoom(num_slots=2, max_rank=1, targets=())
+TWO_SLOTS = LoRASlotConfig(num_slots=2, max_rank=1, targets=())
 
 
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)

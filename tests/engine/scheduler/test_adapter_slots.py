@@ -34,17 +34,17 @@ def test_a_slot_in_use_is_never_given_to_another(
                 held[slot] = event
             running.append((event, slot))
         else:
-            assert len({instance for instance, _ in running}) == num_slots
-        slots.check_integrity(dict(Counter(instance for instance, _ in running)))
-        assert all(held[slot] == instance for instance, slot in running)
+            assert len({lora_id for lora_id, _ in running}) == num_slots
+        slots.check_integrity(dict(Counter(lora_id for lora_id, _ in running)))
+        assert all(held[slot] == lora_id for lora_id, slot in running)
 
 
-def use(slots: AdapterSlots, *instances: int) -> list[bool]:
+def use(slots: AdapterSlots, *lora_ids: int) -> list[bool]:
     """Run one sequence of each to its end; returns which had to be loaded."""
     loaded = []
-    for instance in instances:
-        loaded.append(slots.acquire(instance)[1])
-        slots.release(instance)
+    for lora_id in lora_ids:
+        loaded.append(slots.acquire(lora_id)[1])
+        slots.release(lora_id)
     return loaded
 
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
-from remora.configs.planning.lora_slots import AdapterRoom
+from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.engine.scheduler.scheduler import MAX_OVERTAKEN
 from tests.engine.fakes import VOCAB, expected_output
 from tests.engine.scheduler.scheduled import Harness, make_request
@@ -152,7 +152,7 @@ def test_what_a_preempted_sequence_must_compute_again_is_queued() -> None:
 
 
 def test_a_rare_adapter_is_overtaken_only_so_often() -> None:
-    one_slot = AdapterRoom(num_slots=1, max_rank=1, targets=())
+    one_slot = LoRASlotConfig(num_slots=1, max_rank=1, targets=())
     harness = Harness(adapters=one_slot, num_pages=64, max_queued_requests=200)
     numbers = itertools.count()
 

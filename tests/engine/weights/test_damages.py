@@ -99,7 +99,7 @@ def become(content: bytes) -> Damage:
     return lambda file: file.write_bytes(content)
 
 
-def beside(name: str, content: Any) -> Damage:
+def scoped_task(name: str, content: Any) -> Damage:
     """Put a file of JSON in the place of the weights."""
 
     def damage(file: Path) -> None:
@@ -155,11 +155,17 @@ SAFETENSORS: dict[str, tuple[Damage, str]] = {
     "pointer of git-lfs": (become(POINTER), "is a git-lfs pointer.*git lfs pull"),
     "no weights": (Path.unlink, r"no weights: looked for .* It has config\.json"),
     "index without its files": (
-        beside(INDEX, {"weight_map": {"a": "b.safetensors"}}),
+        scoped_task(INDEX, {"weight_map": {"a": "b.safetensors"}}),
         r"1 of the 1 weight files that .* names are not there, b\.safetensors first",
     ),
-    "index of nothing": (beside(INDEX, {"a": 1}), "cannot be read as an index.*Expected an object"),
-    "index that leads out": (beside(INDEX, {"weight_map": {"a": "../b"}}), "outside its folder"),
+    "index of nothing": (
+        scoped_task(INDEX, {"a": 1}),
+        "cannot be read as an index.*Expected an object",
+    ),
+    "index that leads out": (
+        scoped_task(INDEX, {"weight_map": {"a": "../b"}}),
+        "outside its folder",
+    ),
     "a tensor in two files": (twice, r"\S+weight in two of its weight files"),
     "config of noise": (
         lambda file: file.with_name("config.json").write_text('{"vocab'),

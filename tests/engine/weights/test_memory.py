@@ -71,7 +71,7 @@ from remora.configs.load import parse_args
 from remora.configs.machine import read_machine_facts
 from remora.configs.planning.plan import make_plan
 from remora.engine.runner.forward import build_forward
-from remora.engine.runner.inputs import RowTable
+from remora.engine.runner.inputs import InputBatch
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import open_model
 
@@ -87,7 +87,7 @@ for quantization in ("none", "int8"):
     model = {"path": str(path), "quantization": quantization}
     config = parse_args({"model": model, "engine": engine})
     plan = make_plan(config, read_model_facts(path), read_machine_facts(devices=("cpu",)), path)
-    table = RowTable(max_rows=1, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
+    table = InputBatch(max_rows=1, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     opened = open_model(path, dtype=torch.bfloat16, load_format="auto", device="cpu",

@@ -23,7 +23,7 @@ LOADER = f"{__name__}:turned"
 PROMPTS = [list(range(3 + number, 40 + 7 * number)) for number in range(4)]
 
 
-def turned(source: str) -> Iterator[tuple[str, torch.Tensor]]:
+def apply_qk_norm_rope(source: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Give the tensors of a folder, with the inner columns in another order."""
     if source == "nowhere":
         raise OSError("there is nothing")
@@ -40,7 +40,9 @@ def old(tiny_checkpoints: TinyCheckpoints) -> Path:
 def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new")
     shutil.copytree(old, folder, dirs_exist_ok=True)
-    save_file(dict(turned(str(old))), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        dict(apply_qk_norm_rope(str(old))), folder / "model.safetensors", metadata={"format": "pt"}
+    )
     return folder
 
 

@@ -298,9 +298,12 @@ def test_heads_are_normalised_and_rotated(each_team: Team, rotation: Rotation) -
     heads = [qkv[:, :3].double(), qkv[:, 3:5].double()]
     if norms:
         heads = [normalise(norm, each) for norm, each in zip(norms, heads, strict=True)]
-    turned = angles[positions].double()
+    apply_qk_norm_rope = angles[positions].double()
     expected = apply_rope(
-        torch.cat(heads, 1), turned.cos(), turned.sin(), interleaved=rotation.interleaved
+        torch.cat(heads, 1),
+        apply_qk_norm_rope.cos(),
+        apply_qk_norm_rope.sin(),
+        interleaved=rotation.interleaved,
     )
     torch.testing.assert_close(rotated[:, :5].double(), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(rotated[:, 5:], qkv[:, 5:])

@@ -108,10 +108,10 @@ def test_a_row_may_be_the_same_bits_in_any_company(device: str) -> None:
     x, ids = torch.randn(90, 160, device=device).to(torch.bfloat16), make_ids(90, 2, 2, device)
     weights = torch.rand(ids.shape, device=device)
 
-    beside = moe(x, ids, weights, gate_up, down, invariant=True)
+    scoped_task = moe(x, ids, weights, gate_up, down, invariant=True)
     alone = moe(x[:1], ids[:1], weights[:1], gate_up, down, invariant=True)
 
-    assert torch.equal(beside[:1], alone)
+    assert torch.equal(scoped_task[:1], alone)
 
 
 @on_devices

@@ -27,7 +27,7 @@ from remora.deployments.http.batches.results import Result, Results
 from remora.deployments.http.batches.runner import LOWEST_PRIORITY, BatchRunner
 from remora.deployments.http.batches.store import BatchStore
 from remora.deployments.http.core.auth import Access, Keys
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config, make_plan
 from tests.moments import cancelled, end, nothing_left, steps
 
@@ -49,7 +49,7 @@ def make_server(folder: Path, engine: FakeEngine | None = None, **plan: Any) -> 
 async def opened(
     server: FakeServer, access: Access | None = None, key: str = "EMPTY"
 ) -> AsyncGenerator[openai.AsyncOpenAI, None]:
-    app = build_http_app(Served.over(server), access=lambda: access or Access(is_local=True))
+    app = build_http_app(ServerState.over(server), access=lambda: access or Access(is_local=True))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     http: Any = httpx.AsyncClient(transport=transport)
     async with (
@@ -60,7 +60,7 @@ async def opened(
 
 def make_runner(server: FakeServer) -> tuple[BatchRunner, BatchStore]:
     store = BatchStore(Path(str(server.config.api.batch_dir)))
-    return BatchRunner(Served.over(server), store), store
+    return BatchRunner(ServerState.over(server), store), store
 
 
 def make_line(name: str, url: str = URL, **body: Any) -> dict[str, Any]:
@@ -624,7 +624,7 @@ class Form:
 
 async def test_an_upload_that_is_cancelled_at_any_moment_is_whole_or_gone(tmp_path: Path) -> None:
     server = make_server(tmp_path)
-    app = build_http_app(Served.over(server), access=lambda: Access(is_local=True))
+    app = build_http_app(ServerState.over(server), access=lambda: Access(is_local=True))
     scope = {
         "type": "http",
         "method": "POST",

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import OPEN_PATHS, Access, Keys
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config, methods_of
 
 KEY, ADMIN_KEY = "sk-caller", "sk-operator"
@@ -24,7 +24,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def make_guarded_app(access: Access, server: FakeServer | None = None) -> FastAPI:
-    return build_http_app(Served.over(server or FakeServer()), access=lambda: access)
+    return build_http_app(ServerState.over(server or FakeServer()), access=lambda: access)
 
 
 def make_guarded(

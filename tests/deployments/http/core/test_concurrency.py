@@ -10,8 +10,8 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.deployments.http.core.concurrency import Places
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.core.concurrency import ConcurrencyLimiter
+from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, client_of, make_app, make_config
 from tests.deployments.http.refusals import refusals_of
 from tests.moments import end, nothing_left, steps
@@ -67,7 +67,7 @@ async def test_one_request_more_than_may_run_waits() -> None:
 
 
 async def test_a_place_that_comes_too_late_goes_to_the_next() -> None:
-    places = Places()
+    places = ConcurrencyLimiter()
     entered: list[str] = []
 
     async def hold(name: str, wait_s: float = 10.0) -> None:
@@ -93,12 +93,12 @@ def test_waiting_needs_a_limit() -> None:
 
 async def test_the_limit_may_change_while_calls_run() -> None:
     server, gate = busy_server()
-    served = Served.over(server)
+    state = ServerState.over(server)
     gate.set()
 
-    served.adopt(make_config(max_concurrent_requests=5))
+    state.adopt(make_config(max_concurrent_requests=5))
 
-    assert served.calls.limits.max_calls == 5
+    assert state.calls.limits.max_calls == 5
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -110,7 +110,7 @@ async def test_a_call_that_is_cancelled_at_any_moment_has_no_place(again: bool) 
     async with nothing_left():
         for moment in range(12):
             for first_steps in range(6):
-                places = Places()
+                places = ConcurrencyLimiter()
                 first = asyncio.create_task(hold(first_steps))
                 await steps(1)
                 going, last = asyncio.create_task(hold(2)), asyncio.create_task(hold(2))

@@ -14,7 +14,7 @@ from remora.configs.sections.limits import LimitsSection
 from remora.deployments.http.core import body_limits as limits
 from remora.deployments.http.core.sse import EventStream
 from remora.deployments.http.core.wire_formats import OPENAI
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.llm_server import LLMServer
 from tests.deployments.connection import Connection
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
@@ -102,7 +102,7 @@ async def read(chunks: AsyncGenerator[Any, None]) -> None:
 async def test_a_call_of_a_python_handle_may_be_cancelled_at_any_moment(again: bool) -> None:
     server = FakeServer(FakeEngine(gate=asyncio.Event()))
     replica = object.__new__(LLMServer)
-    replica._served = Served.over(server)
+    replica._served = ServerState.over(server)
     async with nothing_left():
         for moment in range(25):
             for call in (

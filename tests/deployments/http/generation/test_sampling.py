@@ -9,7 +9,7 @@ import pytest
 from remora.configs.errors import InvalidRequest, InvalidSampling
 from remora.deployments.http.core.fields import OpenAIBody, parse
 from remora.deployments.http.generation.sampling import as_seed, openai_sampling
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.engine.types import MAX_SEED, SamplingParams
 from tests.deployments.fakes import FakeServer, make_server_config
 
@@ -18,7 +18,7 @@ def make_sampling(defaults: dict[str, Any] | None = None, **fields: Any) -> Samp
     body = parse(OpenAIBody, fields)
     return openai_sampling(
         body,
-        Served.over(FakeServer(generation_defaults=defaults or {})),
+        ServerState.over(FakeServer(generation_defaults=defaults or {})),
         max_tokens=body.max_tokens,
         logprobs=None,
         prompt_logprobs=body.prompt_logprobs,
@@ -123,7 +123,7 @@ def test_the_operators_first_tokens_hold_for_every_request() -> None:
 
     params = openai_sampling(
         parse(OpenAIBody, {}),
-        Served.over(FakeServer(config=config)),
+        ServerState.over(FakeServer(config=config)),
         max_tokens=1,
         logprobs=None,
         prompt_logprobs=None,

@@ -12,7 +12,7 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.sections.api import ApiSection
 from remora.configs.sections.warmup import WarmupSection
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.task_prompts import TaskPrompts
 from remora.deployments.warm_up import warm_up
 from remora.engine.client import LocalEngineClient
@@ -120,7 +120,7 @@ def test_a_file_that_holds_something_else_is_refused(
 async def test_a_replica_computes_them_before_it_is_ready() -> None:
     server = FakeServer(config=make_config(task_prompts=TASKS))
 
-    await warm_up(Served.over(server), WarmupSection(enabled=False))
+    await warm_up(ServerState.over(server), WarmupSection(enabled=False))
 
     asked = server.client.requests
     assert [list(request.prompt_ids) for request in asked] == [ids(text) for text in TASKS.values()]

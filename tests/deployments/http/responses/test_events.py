@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from remora.configs.errors import EngineError, QueueFull
 from remora.deployments.http import endpoints as jobs
 from remora.deployments.http.endpoints import RESPONSES
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
 from tests.deployments.http.core.test_disconnect import running
 from tests.deployments.http.openai.test_openai_client import openai_client
@@ -250,13 +250,13 @@ async def test_a_client_that_leaves_ends_its_request(path: str, body: Any, strea
 
 
 async def test_a_response_that_nobody_waits_for_is_not_running() -> None:
-    served = Served.over(FakeServer(FakeEngine(gate=asyncio.Event())))
-    job, _ = await RESPONSES.job(served, {"input": "Hi", "stream": True}, "r1")
+    server = ServerState.over(FakeServer(FakeEngine(gate=asyncio.Event())))
+    job, _ = await RESPONSES.job(server, {"input": "Hi", "stream": True}, "r1")
 
-    async with aclosing(jobs.stream(served, job)) as events:
+    async with aclosing(jobs.stream(server, job)) as events:
         created = await anext(events)
         id_ = created["response"]["id"]
-        while_it_runs = served.responses.running(id_)
+        while_it_runs = server.responses.running(id_)
 
     assert while_it_runs is not None
-    assert served.responses.running(id_) is None
+    assert server.responses.running(id_) is None

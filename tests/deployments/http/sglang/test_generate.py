@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from remora.deployments.http.endpoints import GENERATE, stream
-from remora.deployments.http.generation.server_state import Served
+from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import (
     EOS,
     FakeEngine,
@@ -120,11 +120,11 @@ async def test_a_streams_last_event_holds_the_logprobs_of_the_whole_answer() -> 
 
 
 async def test_an_event_stays_as_it_was_when_the_next_one_comes() -> None:
-    served = Served.over(FakeServer())
+    server = ServerState.over(FakeServer())
     body = {"text": "ab", "stream": True, "return_logprob": True, "top_logprobs_num": 1}
-    job, _ = await GENERATE.job(served, body, "r1")
+    job, _ = await GENERATE.job(server, body, "r1")
 
-    chunks = [chunk async for chunk in stream(served, job)]
+    chunks = [chunk async for chunk in stream(server, job)]
 
     for name in ("output_token_logprobs", "output_top_logprobs"):
         assert [len(chunk["meta_info"][name]) for chunk in chunks] == [1, 2, 3, 4, 5, 6]
@@ -373,17 +373,17 @@ async def test_a_prompt_is_aborted_by_its_name_and_all_by_the_calls(
 ) -> None:
     server = FakeServer(FakeEngine(gate=asyncio.Event()))
     body = {"text": ["ab", "cd"], "rid": ["one", "two"], "stream": True}
-    served = Served.over(server)
-    job, _ = await GENERATE.job(served, body, "call")
-    outputs = await served.calls.open(job.rid, job.requests)
+    state = ServerState.over(server)
+    job, _ = await GENERATE.job(state, body, "call")
+    outputs = await state.calls.open(job.rid, job.requests)
     while len(server.client.running) < 2:
         await asyncio.sleep(0)
 
-    found = await served.calls.abort(name)
+    found = await state.calls.abort(name)
     await outputs.aclose()
 
     assert found == num_aborted
-    assert await served.calls.abort(name) == 0
+    assert await state.calls.abort(name) == 0
 
 
 @pytest.mark.parametrize(

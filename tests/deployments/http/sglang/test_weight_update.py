@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from remora.configs.errors import ConfigError, InvalidRequest
-from remora.deployments.http.sglang.weight_update import Exchange, UpdateBody, Weights
+from remora.deployments.http.sglang.weight_update import UpdateBody, Weights, WeightUpdate
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
 from tests.moments import cancelled, nothing_left, steps
 
@@ -43,7 +43,7 @@ class Noting:
 
 def make_server(noting: Noting | None = None, **model: Any) -> FakeServer:
     config = make_server_config(model={"path": "tiny", **model})
-    exchange = None if noting is None else Exchange(noting.prepare, noting.run)
+    exchange = None if noting is None else WeightUpdate(noting.prepare, noting.run)
     return FakeServer(config=config, exchange=exchange)
 
 
@@ -125,7 +125,7 @@ async def test_it_is_the_operator_s_alone() -> None:
 
 async def test_an_update_whose_caller_leaves_at_any_moment_is_whole_or_not_begun() -> None:
     noting, body = Noting(), UpdateBody(model_path="/a")
-    weights = Weights("first", Exchange(noting.prepare, noting.run))
+    weights = Weights("first", WeightUpdate(noting.prepare, noting.run))
     async with nothing_left():
         for moment in range(8):
             await cancelled(weights.update(body, FakeEngine()), moment)
@@ -138,7 +138,7 @@ async def test_an_update_whose_caller_leaves_at_any_moment_is_whole_or_not_begun
 
 async def test_of_two_updates_in_one_step_one_is_refused() -> None:
     noting, body = Noting(), UpdateBody(model_path="/a")
-    weights = Weights("first", Exchange(noting.prepare, noting.run))
+    weights = Weights("first", WeightUpdate(noting.prepare, noting.run))
     found = await asyncio.gather(tried(weights, body), tried(weights, body))
     assert sorted(found) == ["done", "update_running"]
 
@@ -156,7 +156,7 @@ async def test_an_update_that_fails_when_its_caller_has_left_is_logged(
 ) -> None:
     noting = Noting()
     noting.may_load.clear()
-    weights = Weights("first", Exchange(noting.prepare, noting.run))
+    weights = Weights("first", WeightUpdate(noting.prepare, noting.run))
     async with nothing_left():
         await cancelled(weights.update(UpdateBody(model_path="broken"), FakeEngine()), 5)
         noting.may_load.set()

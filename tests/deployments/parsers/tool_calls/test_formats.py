@@ -12,7 +12,7 @@ from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEve
 from remora.deployments.parsers.formats import TOOL_FORMATS, tool_format
 from remora.deployments.parsers.tools import Tool
 
-Calls = list[tuple[str, str]]
+RequestTracker = list[tuple[str, str]]
 
 ADD = Tool(
     name="add",
@@ -42,7 +42,7 @@ def make_events(name: str, text: str, *, parallel: bool = True) -> list[ReplyEve
     return parser.push(text) + parser.finish()
 
 
-def make_reply(events: Sequence[ReplyEvent]) -> tuple[str, Calls]:
+def make_reply(events: Sequence[ReplyEvent]) -> tuple[str, RequestTracker]:
     """Return text and calls (name, arguments)."""
     text, names, arguments = "", list[str](), list[str]()
     for event in events:
@@ -58,11 +58,11 @@ def make_reply(events: Sequence[ReplyEvent]) -> tuple[str, Calls]:
     return text, list(zip(names, arguments, strict=True))
 
 
-def read(name: str, text: str, *, parallel: bool = True) -> tuple[str, Calls]:
+def read(name: str, text: str, *, parallel: bool = True) -> tuple[str, RequestTracker]:
     return make_reply(make_events(name, text, parallel=parallel))
 
 
-GOOD: list[tuple[str, str, str, Calls]] = [
+GOOD: list[tuple[str, str, str, RequestTracker]] = [
     (
         "hermes",
         '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b":  2}}\n</tool_call>',
@@ -199,13 +199,13 @@ GOOD: list[tuple[str, str, str, Calls]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
-def test_calls_are_read(name: str, text: str, answer: str, calls: Calls) -> None:
+def test_calls_are_read(name: str, text: str, answer: str, calls: RequestTracker) -> None:
     assert read(name, text) == (answer, calls)
 
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
 def test_whole_calls_have_json_objects_for_arguments(
-    name: str, text: str, answer: str, calls: Calls
+    name: str, text: str, answer: str, calls: RequestTracker
 ) -> None:
     _, found = read(name, text)
 
@@ -215,7 +215,7 @@ def test_whole_calls_have_json_objects_for_arguments(
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
 def test_without_parallel_calls_only_the_first_is_kept(
-    name: str, text: str, answer: str, calls: Calls
+    name: str, text: str, answer: str, calls: RequestTracker
 ) -> None:
     assert read(name, text, parallel=False) == (answer, calls[:1])
 
@@ -261,7 +261,7 @@ def test_an_ordinary_answer_is_unchanged(name: str, text: str) -> None:
     assert read(name, text) == (text, [])
 
 
-UNFINISHED: list[tuple[str, str, Calls]] = [
+UNFINISHED: list[tuple[str, str, RequestTracker]] = [
     ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "x', [("add", '{"a": "x')]),
     ("hermes", '<tool_call>{"name": "add"', [("add", "")]),
     ("llama4", "[add(a=1, s='x", [("add", '{"a": 1, "s": "x')]),
@@ -271,11 +271,13 @@ UNFINISHED: list[tuple[str, str, Calls]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "calls"), UNFINISHED)
-def test_a_call_whose_text_ends_early_stays_as_it_is(name: str, text: str, calls: Calls) -> None:
+def test_a_call_whose_text_ends_early_stays_as_it_is(
+    name: str, text: str, calls: RequestTracker
+) -> None:
     assert read(name, text) == ("", calls)
 
 
-BROKEN: list[tuple[str, str, str, Calls]] = [
+BROKEN: list[tuple[str, str, str, RequestTracker]] = [
     (
         "hermes",
         '<tool_call>{"name": "add", "arguments": {"a": [1<tool_call>{"name": "now"}</tool_call>',
@@ -330,7 +332,7 @@ BROKEN: list[tuple[str, str, str, Calls]] = [
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), BROKEN)
 def test_arguments_whose_brackets_stay_open_end_with_the_call(
-    name: str, text: str, answer: str, calls: Calls
+    name: str, text: str, answer: str, calls: RequestTracker
 ) -> None:
     assert read(name, text) == (answer, calls)
 
