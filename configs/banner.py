@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.planning.plan import EnginePlan
 
 _WIDTH = 12
 

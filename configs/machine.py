@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from remora.configs.planning.plan import MachineFacts
+from remora.configs.facts import MachineFacts
 
 # The features that decide which kernels run well; the full list of a CPU has a hundred.
 _TELLING_FEATURES = (

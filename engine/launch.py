@@ -18,9 +18,10 @@ import torch
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.machine import read_machine_facts
 from remora.configs.planning.loading import Loading
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan, refit
+from remora.configs.planning.plan import EnginePlan, make_plan, refit
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
 from remora.engine.client import LocalEngineClient

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
-from remora.configs.planning.plan import EnginePlan, ModelFacts
+from remora.configs.planning.plan import EnginePlan
 
 _FLOAT = 4
 _PANEL = 64  # columns that native products write together

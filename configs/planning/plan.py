@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, compiled_rows, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import max_replicas, ranks_on_machine
@@ -46,72 +47,6 @@ _AS_WRITTEN = (
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
 _QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What the checkpoint says of itself.
-
-    dtype:                  of the stored weights: bfloat16, float16 or float32
-    max_position:           longest sequence it was made for, in tokens
-    num_parameters:         of the whole model, tied weights counted once
-    tied_embeddings:        whether the head uses the embedding's weight
-    layer_parameters:       of each layer; () = they are alike
-    copied_parameters:      of a layer, at most: those that every rank which shares it holds, beside
-                            norms and projections to K and V
-    gated:                  whether feed-forward layers have a gate beside what they project up
-    experts_per_token:      how many experts a token goes through in a layer; 0 = there are none
-    kv_vectors:             what each KV head keeps of a token: K and V, or 1 latent that is both
-    fingerprint:            which differs between checkpoints of one shape
-    windows:                [num_layers] sliding window of each layer in tokens, None = all
-                            positions; empty = no layer has one
-    module_words:           last words of our names of modules by those that the checkpoint has in
-                            their place, where these are others
-    implementation:         whose code runs it
-    indivisible:            why several ranks cannot share its layers; empty if they can
-    """
-
-    architecture: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position: int
-    dtype: str
-    num_parameters: int
-    tied_embeddings: bool = False
-    layer_parameters: tuple[int, ...] = ()
-    copied_parameters: int = 0
-    gated: bool = True
-    experts_per_token: int = 0
-    kv_vectors: int = 2
-    fingerprint: str = ""
-    windows: tuple[int | None, ...] = ()
-    module_words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    implementation: Literal["remora", "transformers"] = "remora"
-    indivisible: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFacts:
-    """What this machine offers the engine.
-
-    num_cores:         physical cores that this process may use
-    total_bytes:       memory there is, taken or not
-    available_bytes:   memory that can be taken now without swapping, cgroup limits included
-    has_triton:        whether kernels for GPUs can be compiled
-    """
-
-    num_cores: int
-    total_bytes: int
-    available_bytes: int
-    cpu_name: str
-    cpu_features: tuple[str, ...]
-    devices: tuple[str, ...]
-    has_triton: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.plan import (
     EnginePlan,
-    MachineFacts,
-    ModelFacts,
     bytes_of,
     pick_context,
     pick_device,

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from remora.configs.errors import ConfigError
-
-if TYPE_CHECKING:
-    from remora.configs.planning.plan import ModelFacts
+from remora.configs.facts import ModelFacts
 
 
 def share(size: int, index: int, parts: int) -> range:

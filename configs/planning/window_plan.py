@@ -8,15 +8,12 @@ memory by a ratio. Together, every page has room for all layers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import ModelFacts
 from remora.configs.planning.kv_budget import pages_needed, size_kv_pool
 from remora.configs.planning.shares import share
 from remora.configs.schema import ServeConfig
-
-if TYPE_CHECKING:
-    from remora.configs.planning.plan import ModelFacts
 
 # So many tokens for layers with a window for each token of the others: sequences of twice the
 # window or more gain by it.

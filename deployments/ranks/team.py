@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import psutil  # type: ignore[import-untyped]
 
 from remora.configs.errors import ConfigError, EngineError, InvalidAdapter
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, served_name
+from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.planning.plan import EnginePlan, served_name
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.placement import bundle_index, rank_options
 from remora.deployments.ranks.stats import RankStats

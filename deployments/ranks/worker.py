@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.loading import Loading
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.stats import RankStats
 from remora.lora.sources import Sources

@@ -17,8 +17,9 @@ from typing import Any, cast
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, RemoraError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.multiple_models import name_of
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.present import FixedAdapters
 from remora.deployments.http.app import GENERATION

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from remora.configs.planning.plan import ModelFacts
+from remora.configs.facts import ModelFacts
 from remora.engine.fallback.linear import reason_against_shares
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.fallback.structure import Structure, num_positions, read_structure

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import ModelFacts
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
-from remora.configs.planning.plan import ModelFacts
 from remora.engine.models.checkpoint import is_gguf, read_raw_config
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderModel

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from remora.configs.errors import EngineError
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.planning.plan import EnginePlan
 from remora.engine.parallel.channel import Address, Channel, Listener
 from remora.engine.parallel.connect import connect, listen
 from remora.engine.parallel.followers import ChannelFollowers, Followers, NoFollowers

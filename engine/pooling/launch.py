@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.machine import read_machine_facts
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.planning.plan import EnginePlan
 from remora.configs.planning.pooling_plan import make_pooling_plan
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import ModelFacts
 from remora.configs.planning.loading import Loading
-from remora.configs.planning.plan import ModelFacts
 from remora.engine.encoders.architectures import CLASSIFIER, encoder_architecture, parse_encoder
 from remora.engine.encoders.model import EncoderModel
 from remora.engine.models.architectures import ARCHITECTURES, parse_states

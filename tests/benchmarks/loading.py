@@ -28,9 +28,10 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
 
 from remora.configs.environment import cache_dir
+from remora.configs.facts import MachineFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.loading import Loading
-from remora.configs.planning.plan import MachineFacts, make_plan
+from remora.configs.planning.plan import make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts

@@ -28,8 +28,9 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
 
+from remora.configs.facts import MachineFacts
 from remora.configs.load import parse_args
-from remora.configs.planning.plan import EnginePlan, MachineFacts, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts

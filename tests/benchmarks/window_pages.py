@@ -11,9 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.memory_report import report
-from remora.configs.planning.plan import MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.plan import make_plan
 
 LENGTHS = (512, 2048, 8192, 32_768)
 GEMMA = ModelFacts(

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from remora.configs.banner import banner
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.configs.planning.plan import MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.plan import make_plan
 
 MODEL = ModelFacts(
     architecture="LlamaForCausalLM",

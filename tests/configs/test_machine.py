@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from remora.configs.facts import MachineFacts
 from remora.configs.machine import read_machine_facts
-from remora.configs.planning.plan import MachineFacts
 
 MIB = 2**20
 MEMINFO = "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n"

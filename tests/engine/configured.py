@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan
 from tests.engine.scheduler.scheduled import Harness
 
 SMALL: dict[str, Any] = {

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts
 from remora.configs.load import DEFAULT_HOST, DEFAULT_PORT, parse_args
 from remora.configs.machine import read_machine_facts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.loading import Loading
-from remora.configs.planning.plan import EnginePlan, MachineFacts, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import BUILTIN_MODEL
 from remora.deployments.cli.compile import KERNELS
 from remora.kernels.cpu.build import COMPILERS, best_instruction_set, read_cpu_flags

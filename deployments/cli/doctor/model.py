@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.loading import Loading
 from remora.configs.planning.memory_report import report
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import ServeConfig
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.doctor.pooling import pooling_findings

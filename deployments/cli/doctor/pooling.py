@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts
 from remora.configs.planning.kv_budget import human_bytes
-from remora.configs.planning.plan import MachineFacts
 from remora.configs.planning.pooling_plan import make_pooling_plan
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task

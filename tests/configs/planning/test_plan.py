@@ -13,15 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.kv_budget import human_bytes
-from remora.configs.planning.plan import (
-    EnginePlan,
-    MachineFacts,
-    ModelFacts,
-    kv_bytes_per_token,
-    make_plan,
-)
+from remora.configs.planning.plan import EnginePlan, kv_bytes_per_token, make_plan
 
 GIB = 2**30
 FOLDER = Path("/models/tiny")

@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from remora.configs.errors import ConfigError, EngineError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
-from remora.configs.planning.plan import MachineFacts, ModelFacts
 from remora.deployments.ranks import replica as replica_module
 from remora.deployments.ranks.replica import ReplicaEngine
 from remora.deployments.ranks.stats import RankCollector, RankStats

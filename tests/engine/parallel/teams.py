@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts
+from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.planning.plan import EnginePlan
 from remora.engine.launch import build_follower
 from remora.engine.parallel.followers import Followers
 from remora.engine.parallel.group import Group

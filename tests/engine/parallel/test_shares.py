@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
+from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.configs.planning.plan import EnginePlan, MachineFacts, ModelFacts, make_plan
+from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.engine.models.checkpoint import read_config
 from remora.engine.models.config import (
     AttentionConfig,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from remora.configs.planning.plan import MachineFacts
+from remora.configs.facts import MachineFacts
 from remora.deployments.cli.doctor import findings
 from remora.deployments.cli.doctor.findings import Finding, Level
 from remora.deployments.cli.main import app
