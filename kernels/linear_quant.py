@@ -14,108 +14,23 @@ Legend: T rows, I inputs, O outputs, G groups of inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
-from remora.kernels.quantise import (
+from remora.kernels.quant_formats import (
     GROUP,
+    Fp8BlockWeight,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    QuantisedWeight,
+)
+from remora.kernels.quantise import (
     quantise_fp8_groups_reference,
     quantise_fp8_reference,
     quantise_int8_reference,
 )
-
-BLOCK = GROUP  # of outputs and inputs that share a scale in `Fp8BlockWeight`
-MAX_HALF = 64  # inputs whose int4 share bytes with as many others
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Int8Weight:
-    """A weight whose outputs have a scale each.
-
-    values:  [O, I] int8
-    scales:  [O] float32
-    """
-
-    values: Tensor
-    scales: Tensor
-
-    def dequantised(self) -> Tensor:
-        """Return the weight [O, I] in float32."""
-        return self.values.float() * self.scales[:, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fp8Weight:
-    """A weight whose outputs have a scale each; one for all is repeated.
-
-    values:       [O, I] float8_e4m3fn
-    scales:       [O] float32
-    input_scale:  [1] float32, of all rows that are multiplied with it; None = of each row
-    """
-
-    values: Tensor
-    scales: Tensor
-    input_scale: Tensor | None = None
-
-    def dequantised(self) -> Tensor:
-        """Return the weight [O, I] in float32."""
-        return self.values.float() * self.scales[:, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fp8BlockWeight:
-    """A weight, or one for each of E experts, with a scale for each block of 128 x 128.
-
-    values:  [O, I] or [E, O, I] float8_e4m3fn
-    scales:  [blocks of O, blocks of I] or [E, ...] float32; blocks at the ends may be smaller
-    """
-
-    values: Tensor
-    scales: Tensor
-
-    def dequantised(self) -> Tensor:
-        """Return the weight in float32, in the shape of `values`."""
-        outputs, inputs = self.values.shape[-2:]
-        scales = self.scales.repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
-        return self.values.float() * scales[..., :outputs, :inputs]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Int4Weight:
-    """A weight of 4 bits, scaled in groups of inputs; `int4.pack_int4` makes it.
-
-    values:  [O, bytes] uint8. Inputs are in runs of two halves of h = min(64, group_size) each;
-             byte j of a run has input j in its low bits and input h + j in its high ones, so that a
-             kernel splits a block of bytes into two blocks of inputs in order.
-    scales:  [G, O] of any float type
-    zeros:   [G, O] uint8
-    inputs:  I; bytes go on to the end of a run
-    """
-
-    values: Tensor
-    scales: Tensor
-    zeros: Tensor
-    inputs: int
-    group_size: int
-
-    @property
-    def half(self) -> int:
-        """Inputs of half a run."""
-        return min(MAX_HALF, self.group_size)
-
-    def dequantised(self) -> Tensor:
-        """Return the weight [O, I] in float32."""
-        runs = self.values.view(len(self.values), -1, self.half)
-        values = torch.stack((runs & 15, runs >> 4), dim=2).flatten(1)[:, : self.inputs]
-        group = torch.arange(self.inputs, device=values.device) // self.group_size
-        return (values.float() - self.zeros[group].T.float()) * self.scales[group].T.float()
-
-
-QuantisedWeight = Int8Weight | Fp8Weight | Fp8BlockWeight | Int4Weight
 
 
 def linear_quant(

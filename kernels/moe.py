@@ -19,15 +19,10 @@ from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
 from remora.kernels.linear import linear
-from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
 from remora.kernels.moe_rules import SILU, Gating
-from remora.kernels.quantise import GROUP, quantise_fp8_groups_reference
-
-ExpertWeight = Tensor | Fp8BlockWeight
-
-
-Biases = tuple[Tensor | None, Tensor | None]
-NO_BIASES: Biases = (None, None)
+from remora.kernels.moe_weights import NO_BIASES, Biases, ExpertWeight, values_of
+from remora.kernels.quant_formats import BLOCK, GROUP, Fp8BlockWeight
+from remora.kernels.quantise import quantise_fp8_groups_reference
 
 
 def moe(
@@ -131,11 +126,6 @@ def through_gates(wide: Tensor, gating: Gating) -> Tensor:
 
 def _of(bias: Tensor | None, expert: int) -> Tensor | None:
     return None if bias is None else bias[expert]
-
-
-def values_of(weight: ExpertWeight) -> Tensor:
-    """Return the tensor of a weight's elements."""
-    return weight.values if isinstance(weight, Fp8BlockWeight) else weight
 
 
 def moe_reference(

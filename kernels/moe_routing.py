@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
-from remora.kernels.moe_rules import Routing
-
-TINY = 1e-20  # a sum of weights is never zero
+from remora.kernels.moe_rules import MIN_WEIGHT_SUM, Routing
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -61,5 +59,5 @@ def route_reference(
     ids = choice.sort(dim=1, descending=True, stable=True).indices[:, : routing.top_k]
     weights = scores.gather(1, ids)
     if routing.is_normalised:
-        weights = weights / (weights.sum(dim=1, keepdim=True) + TINY)
+        weights = weights / (weights.sum(dim=1, keepdim=True) + MIN_WEIGHT_SUM)
     return ids.int(), weights * routing.scaling

@@ -52,3 +52,4 @@ class Gating:
 
 
 SILU = Gating()
+MIN_WEIGHT_SUM = 1e-20  # added to a token's sum of weights before dividing by it

@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from remora.kernels.dispatch import by_triton
-
-GROUP = 128  # inputs that share a scale in `quantise_fp8_groups`
-MAX_INT8, MAX_FP8 = 127.0, 448.0  # of float8_e4m3fn, which has no infinity
-TINY = 1e-10  # a row of zeros has a scale all the same
+from remora.kernels.quant_formats import GROUP, MAX_FP8, MAX_INT8, MIN_AMAX
 
 
 def quantise_int8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,13 +58,13 @@ def quantise_fp8_groups(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantise_int8_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     """`quantise_int8` in torch."""
-    scales = x.float().abs().amax(dim=1).clamp_min(TINY) / MAX_INT8
+    scales = x.float().abs().amax(dim=1).clamp_min(MIN_AMAX) / MAX_INT8
     return (x.float() / scales[:, None]).round().clamp(-MAX_INT8, MAX_INT8).to(torch.int8), scales
 
 
 def quantise_fp8_reference(x: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """`quantise_fp8` in torch."""
-    scales = x.float().abs().amax(dim=1).clamp_min(TINY) / MAX_FP8 if scale is None else scale
+    scales = x.float().abs().amax(dim=1).clamp_min(MIN_AMAX) / MAX_FP8 if scale is None else scale
     return _to_fp8(x.float() / scales[:, None]), scales
 
 
@@ -77,7 +74,7 @@ def quantise_fp8_groups_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     groups = -(-inputs // GROUP)
     padded = torch.nn.functional.pad(x.float(), (0, groups * GROUP - inputs))
     padded = padded.view(rows, groups, GROUP)
-    scales = padded.abs().amax(dim=2).clamp_min(TINY) / MAX_FP8
+    scales = padded.abs().amax(dim=2).clamp_min(MIN_AMAX) / MAX_FP8
     return _to_fp8((padded / scales[:, :, None]).flatten(1)[:, :inputs]), scales.T.contiguous()
 
 

@@ -22,8 +22,9 @@ from remora.engine.parallel.shard import Axis, Shard
 from remora.kernels.linear import can_pack, pack_weight
 from remora.kernels.linear_invariant import linear_invariant
 from remora.kernels.lora import NO_GROUPS, RowGroups
-from remora.kernels.moe import Biases, moe, moe_by_expert
+from remora.kernels.moe import moe, moe_by_expert
 from remora.kernels.moe_routing import route
+from remora.kernels.moe_weights import Biases
 
 SHARED = "shared_experts."
 

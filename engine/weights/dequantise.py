@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from remora.engine.protocols import WeightSource
-from remora.kernels.linear_quant import Fp8BlockWeight
+from remora.kernels.quant_formats import Fp8BlockWeight
 
 BLOCKS, SCALES, INVERSE = "_blocks", "_scales", "_scale_inv"
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

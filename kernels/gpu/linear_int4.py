@@ -29,7 +29,7 @@ from remora.kernels.gpu.products import (
     table,
     tile_of,
 )
-from remora.kernels.linear_quant import MAX_HALF, Int4Weight
+from remora.kernels.quant_formats import MAX_HALF, Int4Weight
 
 MANY_ROWS = 128
 # Inputs of a block are a run, at most 128. Weights have half a byte each, so more stages than

@@ -34,7 +34,7 @@ from remora.kernels.gpu.products import (
     tile_of,
 )
 from remora.kernels.gpu.quantise import quantise_groups, quantise_rows
-from remora.kernels.linear_quant import (
+from remora.kernels.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,

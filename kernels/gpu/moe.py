@@ -28,9 +28,9 @@ from remora.kernels.gpu.products import (
     tile_of,
 )
 from remora.kernels.gpu.quantise import quantise_groups
-from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
-from remora.kernels.moe import Biases, ExpertWeight, values_of
 from remora.kernels.moe_rules import SILU, Gating
+from remora.kernels.moe_weights import Biases, ExpertWeight, values_of
+from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 
 # By the rows of a block. Columns are those of gates, and as many of ups; inputs of 16-bit elements.
 # Decode has a few rows for each expert and reads weights: 16 KiB and more of them in a stage.

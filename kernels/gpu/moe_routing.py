@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.moe_routing import TINY
-from remora.kernels.moe_rules import Routing
+from remora.kernels.moe_rules import MIN_WEIGHT_SUM, Routing
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -41,7 +40,7 @@ def route(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor
             TOP_GROUPS=routing.top_groups,
             GROUP_BEST=min(routing.group_best, of_group),
             OF_GROUP=of_group,
-            TINY=TINY,
+            MIN_WEIGHT_SUM=MIN_WEIGHT_SUM,
             G=groups,
             P=padded,
             K=triton.next_power_of_2(routing.top_k),
@@ -68,7 +67,7 @@ def route_kernel(
     TOP_GROUPS: tl.constexpr,
     GROUP_BEST: tl.constexpr,
     OF_GROUP: tl.constexpr,
-    TINY: tl.constexpr,
+    MIN_WEIGHT_SUM: tl.constexpr,
     G: tl.constexpr,
     P: tl.constexpr,
     K: tl.constexpr,
@@ -106,7 +105,7 @@ def route_kernel(
         weight_K = tl.where(at_K == nth, weight, weight_K)
         choice_E = tl.where(at_E == best, float("-inf"), choice_E)
     if IS_NORMALISED:
-        weight_K /= tl.sum(weight_K, axis=0) + TINY
+        weight_K /= tl.sum(weight_K, axis=0) + MIN_WEIGHT_SUM
     to_K = token * TOP_K + at_K
     tl.store(ids + to_K, id_K, mask=at_K < TOP_K)
     tl.store(weights + to_K, weight_K * SCALING, mask=at_K < TOP_K)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from remora.kernels.quantise import GROUP, MAX_FP8, MAX_INT8, TINY
+from remora.kernels.quant_formats import GROUP, MAX_FP8, MAX_INT8, MIN_AMAX
 
 MAX_BLOCK = 16384  # inputs a program holds: 64 in each thread of 8 warps
 GROUPS = 8  # of a program
@@ -41,7 +41,7 @@ def quantise_rows(
             IS_FP8=dtype != torch.int8,
             IS_SCALED=scale is not None,
             LARGEST=MAX_INT8 if dtype == torch.int8 else MAX_FP8,
-            TINY=TINY,
+            MIN_AMAX=MIN_AMAX,
             IS_WHOLE=inputs <= block,
             K=block,
             num_warps=max(1, min(8, block // 512)),
@@ -68,7 +68,7 @@ def quantise_groups(x: Tensor) -> tuple[Tensor, Tensor]:
             groups,
             x.stride(0),
             LARGEST=MAX_FP8,
-            TINY=TINY,
+            MIN_AMAX=MIN_AMAX,
             G=GROUPS,
             K=GROUP,
             num_warps=2,
@@ -88,7 +88,7 @@ def quantise_rows_kernel(
     IS_FP8: tl.constexpr,
     IS_SCALED: tl.constexpr,
     LARGEST: tl.constexpr,
-    TINY: tl.constexpr,
+    MIN_AMAX: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     K: tl.constexpr,
 ) -> None:
@@ -107,7 +107,7 @@ def quantise_rows_kernel(
                 at_K = block + input_K
                 next_K = tl.load(x + at_K, mask=at_K < inputs, other=0.0).to(tl.float32)
                 most_K = tl.maximum(most_K, tl.abs(next_K))
-        scale = tl.div_rn(tl.maximum(tl.max(most_K, axis=0), TINY), LARGEST)
+        scale = tl.div_rn(tl.maximum(tl.max(most_K, axis=0), MIN_AMAX), LARGEST)
         tl.store(scales + row, scale)
     value_K = rounded(tl.div_rn(x_K, scale), LARGEST, IS_FP8)
     tl.store(values + input_K, value_K, mask=input_K < inputs)
@@ -129,7 +129,7 @@ def quantise_groups_kernel(
     groups: int,
     x_stride: int,
     LARGEST: tl.constexpr,
-    TINY: tl.constexpr,
+    MIN_AMAX: tl.constexpr,
     G: tl.constexpr,
     K: tl.constexpr,
 ) -> None:
@@ -139,7 +139,7 @@ def quantise_groups_kernel(
     input_GK = group_G[:, None] * K + tl.arange(0, K)[None, :]
     is_input_GK = input_GK < inputs
     x_GK = tl.load(x + row * x_stride + input_GK, mask=is_input_GK, other=0.0).to(tl.float32)
-    scale_G = tl.div_rn(tl.maximum(tl.max(tl.abs(x_GK), axis=1), TINY), LARGEST)
+    scale_G = tl.div_rn(tl.maximum(tl.max(tl.abs(x_GK), axis=1), MIN_AMAX), LARGEST)
     tl.store(scales + group_G.to(tl.int64) * rows + row, scale_G, mask=group_G < groups)
     value_GK = rounded(tl.div_rn(x_GK, scale_G[:, None]), LARGEST, True)
     tl.store(values + row * inputs + input_GK, value_GK, mask=is_input_GK)

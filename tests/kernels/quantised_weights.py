@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from remora.kernels.int4 import pack_int4
-from remora.kernels.linear_quant import (
+from remora.kernels.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 
 from remora.engine.models.config import ExpertsConfig
 from remora.kernels.linear_invariant import linear_invariant
-from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight, linear_quant
+from remora.kernels.linear_quant import linear_quant
 from remora.kernels.moe import moe
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_rules import Routing
+from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 from tests.benchmarks.gpu.timing import Case
 from tests.kernels.quantised_weights import MAKERS, random_fp8, random_scales
 

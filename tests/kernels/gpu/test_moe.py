@@ -12,9 +12,10 @@ from torch import Tensor
 
 import remora.kernels.gpu.moe as kernels
 from remora.kernels.gpu.moe_align import MAX_FEW, align
-from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
-from remora.kernels.moe import ExpertWeight, moe, moe_reference
+from remora.kernels.moe import moe, moe_reference
 from remora.kernels.moe_rules import SILU, Gating
+from remora.kernels.moe_weights import ExpertWeight
+from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 from tests.kernels.gpu.devices import interpreted_only, on_devices, poisoned, poisoned_memory
 from tests.kernels.quantised_weights import random_fp8, random_scales
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from remora.kernels.linear_quant import (
+from remora.kernels.linear_quant import linear_quant
+from remora.kernels.quant_formats import (
     BLOCK,
     Fp8BlockWeight,
     Fp8Weight,
     Int4Weight,
     Int8Weight,
     QuantisedWeight,
-    linear_quant,
 )
 from remora.kernels.quantise import quantise_fp8, quantise_int8
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from remora.kernels.gpu.arch import has_fp8
-from remora.kernels.linear_quant import BLOCK, Fp8BlockWeight
-from remora.kernels.moe import ExpertWeight, moe
+from remora.kernels.moe import moe
 from remora.kernels.moe_routing import route
 from remora.kernels.moe_rules import Gating, Routing
+from remora.kernels.moe_weights import ExpertWeight
+from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 
 EXPERTS, TOP_K, HIDDEN, INNER = 128, 8, 2048, 768
 V3 = Routing(top_k=8, is_sigmoid=True, scaling=2.5, num_groups=8, top_groups=4, group_best=2)
