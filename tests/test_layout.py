@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +37,7 @@ ALLOWED = {
     "configs": {"pydantic", "pydantic_core", "yaml"},
     "kernels": {"torch", "triton", "numpy"},
 }
+MAX_MODULES = 22  # of a folder
 UNSAFE_MODULES = {"pickle", "cloudpickle", "marshal", "shelve", "dill"}
 UNSAFE_CALLS = {"eval", "exec", "print", "compile", "__import__"}
 
@@ -45,6 +47,7 @@ class Facts:
     """What is asked of a file; read once.
 
     imports:    (line, dotted module) of every import, those within functions included
+    imported_names:  the same, with `from a import b` as a and as a.b
     calls:      (line, name) of every call of a plain name
     functions:  (name, lines) of every function
     """
@@ -52,6 +55,7 @@ class Facts:
     docstring: str | None
     num_lines: int
     imports: list[tuple[int, str]]
+    imported_names: list[tuple[int, str]]
     calls: list[tuple[int, str]]
     functions: list[tuple[str, int]]
 
@@ -60,16 +64,19 @@ class Facts:
 def facts_of(path: Path) -> Facts:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    facts = Facts(ast.get_docstring(tree), len(text.splitlines()), [], [], [])
+    facts = Facts(ast.get_docstring(tree), len(text.splitlines()), [], [], [], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            facts.imports.extend((node.lineno, alias.name) for alias in node.names)
+            found = [alias.name for alias in node.names]
+            facts.imports.extend((node.lineno, name) for name in found)
+            facts.imported_names.extend((node.lineno, name) for name in found)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
             # `from remora import engine` names remora.engine, not remora.
             names = [f"{module}.{alias.name}" for alias in node.names]
             found = names if module == "remora" else [module]
             facts.imports.extend((node.lineno, name) for name in found)
+            facts.imported_names.extend((node.lineno, name) for name in [module, *names])
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             facts.calls.append((node.lineno, node.func.id))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -101,7 +108,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-# Each of these reads all files: a test for each file would cost more than what it looks at.
+# Each of these reads all files: a test for each file would cost more than what it checks.
 
 
 def test_a_module_imports_only_what_its_folder_may() -> None:
@@ -117,6 +124,91 @@ def test_our_folders_are_imported_under_the_brand() -> None:
     ]
 
     assert bare == []
+
+
+def module_of(path: Path) -> str:
+    return "remora." + name_of(path).removesuffix(".py").replace("/", ".")
+
+
+def import_graph(paths: list[Path]) -> dict[str, set[str]]:
+    """Return which of the modules each module imports, imports within functions included."""
+    modules = {module_of(path) for path in paths}
+    graph: dict[str, set[str]] = {}
+    for path in paths:
+        own = module_of(path)
+        names = {name for _, name in facts_of(path).imported_names}
+        graph[own] = {name for name in names if name in modules and name != own}
+    return graph
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules of the first import circle, in order; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(module: str, way: list[str]) -> list[str]:
+        if module in way:
+            return way[way.index(module) :]
+        if module in done:
+            return []
+        for imported in sorted(graph[module]):
+            if circle := visit(imported, [*way, module]):
+                return circle
+        done.add(module)
+        return []
+
+    return next((circle for module in sorted(graph) if (circle := visit(module, []))), [])
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle_in(import_graph(SOURCES)) == []
+
+
+def test_the_check_finds_a_circle() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}
+
+    assert circle_in(graph) == ["b", "c"]
+    assert circle_in(graph | {"c": set()}) == []
+
+
+def test_a_folder_holds_at_most_22_modules() -> None:
+    counts = Counter(name_of(path.parent) for path in SOURCES + TESTS)
+
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES} == {}
+
+
+def http_faults(path: Path) -> list[str]:
+    """Return which imports of a module below deployments/http reach into a neighbouring API."""
+    package = "remora.deployments.http."
+    folder = path.relative_to(ROOT / "deployments" / "http").parts[0]
+    allowed = {"core": {"core"}, "generation": {"core", "generation"}}.get(
+        folder, {"core", "generation", folder}
+    )
+    return [
+        f"{name_of(path)}:{line}: {folder} may not import {module}"
+        for line, module in imports(path)
+        if module.startswith(package) and module.removeprefix(package).split(".")[0] not in allowed
+    ]
+
+
+def test_an_api_imports_core_and_generation_but_no_other_api() -> None:
+    paths = sorted((ROOT / "deployments" / "http").glob("*/*.py"))
+
+    assert [fault for path in paths for fault in http_faults(path)] == []
+
+
+def test_every_module_that_texts_name_exists() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    missing = [
+        f"{name_of(path)}: {found}"
+        for path in [*pages, *SOURCES, *TESTS]
+        for found in re.findall(
+            r"(?<![\w/.-])(?:configs|kernels|engine|lora|deployments|tests)/[\w/]+\.py\b",
+            path.read_text(encoding="utf-8"),
+        )
+        if not (ROOT / found).exists()
+    ]
+
+    assert missing == []
 
 
 def test_product_code_neither_prints_nor_runs_text_nor_unpickles() -> None:
