@@ -150,11 +150,11 @@ class Engine:
         self._check_processor(request.sampling)
         if request.heal and (
             request.grammar is not None
-            or request.thinking is not None
+            or request.reasoning is not None
             or request.sampling.prompt_logprobs is not None
         ):
             raise InvalidRequest(
-                "Token healing does not work together with a constraint on the output, a thought "
+                "Token healing does not work together with a constraint on the output, reasoning "
                 "or prompt log-probabilities; leave one of them out.",
                 "token_healing",
             )

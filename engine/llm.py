@@ -151,7 +151,7 @@ class LLM:
                 prompt_ids=self._tokenise(prompt),
                 sampling=sampling,
                 grammar=grammar,
-                adapter=self._lora_id(name),
+                lora_id=self._lora_id(name),
             )
             for prompt, sampling, name in zip(
                 batch, _as_params(params, len(batch)), adapters, strict=True

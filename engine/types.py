@@ -120,12 +120,12 @@ class Request:
 
     priority:    the higher, the sooner
     cache_salt:  prefix-cache entries are shared only between requests of the same salt
-    adapter:     id of the adapter instance that it asks for; 0 = the base model
+    lora_id:     id of one load of an adapter; 0 = the base model
     grammar:     what the output must match, to its end
-    thinking:    set when the output begins within a thought
+    reasoning:   set when the output begins with reasoning
     heal:        take the last prompt token back and let the output begin by writing its text anew,
                  perhaps as the beginning of a longer token; that text is not shown again. Not
-                 together with `grammar`, `thinking` or prompt log-probabilities.
+                 together with `grammar`, `reasoning` or prompt log-probabilities.
     resumption:  set when the output may have to go on elsewhere, or has begun elsewhere
     kept_tokens: leading tokens of the prompt whose pages leave the prefix cache after all others
     pooling:     of a model that makes no text; None = text is asked for
@@ -136,9 +136,9 @@ class Request:
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    adapter: int = 0
+    lora_id: int = 0
     grammar: Grammar | None = None
-    thinking: ReasoningBudget | None = None
+    reasoning: ReasoningBudget | None = None
     heal: bool = False
     resumption: Resumption | None = None
     kept_tokens: int = 0
@@ -152,7 +152,7 @@ class Request:
     @property
     def namespace(self) -> Namespace:
         """Where in the prefix cache it may find and leave pages."""
-        return Namespace(lora_id=self.adapter, salt=self.cache_salt)
+        return Namespace(lora_id=self.lora_id, salt=self.cache_salt)
 
     @property
     def healed_id(self) -> int | None:
@@ -205,7 +205,7 @@ class RowInit:
     prompt_logprobs:    how many most likely tokens to report beside each prompt token; None = the
                         prompt is not scored (or has been)
     hidden_states:      whether the final hidden states of what it computes are told
-    grammar, thinking:  as in Request
+    grammar, reasoning: as in Request
     healed_id:          token whose text the output must begin with
     adapter_slot:       of the adapter, counted from 1; 0 = none
     """
@@ -218,7 +218,7 @@ class RowInit:
     prompt_logprobs: int | None = None
     hidden_states: bool = False
     grammar: Grammar | None = None
-    thinking: ReasoningBudget | None = None
+    reasoning: ReasoningBudget | None = None
     healed_id: int | None = None
     adapter_slot: int = 0
 

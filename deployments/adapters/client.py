@@ -34,7 +34,7 @@ class _Waiting:
 
 
 class AdaptingClient:
-    """EngineClient over another one. `Request.adapter` is a version of the catalogue's."""
+    """EngineClient over another one. `Request.lora_id` is a version of the catalogue's."""
 
     def __init__(self, engine: EngineClient, adapter_cache: AdapterCache, plan: EnginePlan) -> None:
         self._engine = engine
@@ -45,7 +45,7 @@ class AdaptingClient:
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         """See EngineClient.generate; raises what Catalogue.use raises, too."""
-        return self._adapted(request) if request.adapter else self._engine.generate(request)
+        return self._adapted(request) if request.lora_id else self._engine.generate(request)
 
     async def abort(self, request_id: str | None) -> int:
         """Abort one request (None: all), also those that wait for their adapters."""
@@ -97,7 +97,7 @@ class AdaptingClient:
         async with AsyncExitStack() as held:
             with self._queued(request) as waiting:
                 version = await waiting.result(
-                    held.enter_async_context(self._adapter_cache.use(request.adapter))
+                    held.enter_async_context(self._adapter_cache.use(request.lora_id))
                 )
             if version is None:
                 for index in range(request.sampling.n):
@@ -105,7 +105,7 @@ class AdaptingClient:
                         index=index, token_ids=(), text="", finish_reason=FinishReason.ABORT
                     )
                 return
-            adapted = replace(request, adapter=version)
+            adapted = replace(request, lora_id=version)
             with self._noted(version, request.request_id):
                 async with aclosing(self._engine.generate(adapted)) as outputs:
                     async for output in outputs:

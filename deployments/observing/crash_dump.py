@@ -85,7 +85,7 @@ def _line(trace: CallTrace) -> dict[str, Any]:
         "requests": [
             {
                 "prompt_ids": list(request.prompt_ids),
-                "adapter": request.adapter,
+                "adapter": request.lora_id,
                 "sampling": changed(request.sampling),
             }
             for request in trace.requests

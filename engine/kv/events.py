@@ -21,14 +21,14 @@ class PagesStored:
 
     parent:   hash of the page before them; None = they begin a prompt
     tokens:   page_size ids for each of `hashes`
-    adapter:  id of the adapter's instance; 0 = the base model
+    lora_id:  of the adapter; 0 = the base model
     """
 
     hashes: tuple[int, ...]
     parent: int | None
     tokens: tuple[int, ...]
     page_size: int
-    adapter: int
+    lora_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class CacheEvents:
                 parent=int.from_bytes(before) if before else None,
                 tokens=tuple(node.tokens[first * self._page_size :]),
                 page_size=self._page_size,
-                adapter=namespace.lora_id,
+                lora_id=namespace.lora_id,
             )
         )
 

@@ -95,9 +95,9 @@ class Publisher:
 
 def _as_list(event: KVEvent) -> list[Any]:
     if isinstance(event, PagesStored):
-        adapter = event.adapter or None
+        lora_id = event.lora_id or None
         hashes, tokens = list(event.hashes), list(event.tokens)
-        return ["BlockStored", hashes, event.parent, tokens, event.page_size, adapter]
+        return ["BlockStored", hashes, event.parent, tokens, event.page_size, lora_id]
     if isinstance(event, PagesRemoved):
         return ["BlockRemoved", list(event.hashes)]
     return ["AllBlocksCleared"]

@@ -28,7 +28,7 @@ def needs_guide(init: RowInit) -> bool:
     """Whether a row asks for anything that a guide does."""
     return bool(
         init.grammar is not None
-        or init.thinking is not None
+        or init.reasoning is not None
         or init.healed_id is not None
         or init.sampling.allowed_token_ids
         or init.sampling.first_token_ids
@@ -53,7 +53,7 @@ class RowConstraint:
         self._stop_ids = self._eos_ids.union(sampling.stop_token_ids)
         self._matcher = None if init.grammar is None else init.grammar.matcher()
         self._healing = None if init.healed_id is None else _Healing(init.healed_id, spellings)
-        self._thought = None if init.thinking is None else _Thought(init.thinking)
+        self._reasoning = None if init.reasoning is None else _Reasoning(init.reasoning)
         self._allowed = self._words_of(sampling.allowed_token_ids)
         self._first = self._words_of(sampling.first_token_ids)
         has_moved = False
@@ -67,34 +67,34 @@ class RowConstraint:
         """Whether not every token may come next."""
         if self._allowed is not None or self._first is not None or self._healing is not None:
             return True
-        if self._thought is not None:
-            return self._matcher is not None or self._thought.forced_id is not None
+        if self._reasoning is not None:
+            return self._matcher is not None or self._reasoning.forced_id is not None
         return self._matcher is not None
 
     @property
     def is_spent(self) -> bool:
         """Whether it will never restrict anything again."""
-        return not self.restricts and self._thought is None
+        return not self.restricts and self._reasoning is None
 
     @property
     def overrules_bans(self) -> bool:
         """Whether what may come next does so even if it is banned otherwise: there is no choice."""
-        if self._thought is not None:
-            return self._thought.forced_id is not None
+        if self._reasoning is not None:
+            return self._reasoning.forced_id is not None
         return self._matcher is not None and self._matcher.is_complete
 
     def fill(self, words: MaskWords) -> None:
         """Write which tokens may come next into `words` [ceil(vocab_size / 32)]."""
-        forced_id = None if self._thought is None else self._thought.forced_id
+        forced_id = None if self._reasoning is None else self._reasoning.forced_id
         if forced_id is not None:
             words[:] = mask_words([forced_id], self._vocab_size)
             return
         if self._healing is not None:
             words[:] = mask_words(self._healing.next_ids(), self._vocab_size)
-        elif self._thought is not None and self._matcher is not None:
+        elif self._reasoning is not None and self._matcher is not None:
             # An answer has to follow, or what may stand in its place.
-            words[:] = ~mask_words(self._stop_ids - self._thought.exit_ids, self._vocab_size)
-        elif self._thought is None and self._matcher is not None:
+            words[:] = ~mask_words(self._stop_ids - self._reasoning.exit_ids, self._vocab_size)
+        elif self._reasoning is None and self._matcher is not None:
             self._matcher.fill(words)
         else:
             words.fill(-1)
@@ -113,10 +113,10 @@ class RowConstraint:
         if self._healing is not None:
             if not self._healing.goes_on(token_id):
                 self._healing = None
-        elif self._thought is not None:
-            rest = self._thought.accept(token_id, self._spellings.token_bytes(token_id))
+        elif self._reasoning is not None:
+            rest = self._reasoning.accept(token_id, self._spellings.token_bytes(token_id))
             if rest is not None:
-                self._thought = None
+                self._reasoning = None
                 return self._begin_answer(rest)
         elif self._matcher is not None:
             return self._go_on(self._matcher, token_id)
@@ -171,14 +171,14 @@ class _Healing:
         return bool(self._missing)
 
 
-class _Thought:
+class _Reasoning:
     """A thought that has not ended yet."""
 
-    def __init__(self, thinking: ReasoningBudget) -> None:
-        self._end = thinking.end.encode()
-        self._end_ids = thinking.end_ids
-        self.exit_ids = thinking.exit_ids
-        self._left = thinking.budget
+    def __init__(self, budget: ReasoningBudget) -> None:
+        self._end = budget.end.encode()
+        self._end_ids = budget.end_ids
+        self.exit_ids = budget.exit_ids
+        self._left = budget.budget
         self._num_forced = 0
         self._tail = b""
 

@@ -111,14 +111,14 @@ def prompt_logprobs(
 
 def check_token_ids(request: Request, vocab_size: int) -> None:
     """Raise InvalidSampling if a parameter names a token that the model does not have."""
-    sampling, thinking = request.sampling, request.thinking
+    sampling, reasoning = request.sampling, request.reasoning
     for name, ids in (
         ("logit_bias", sampling.logit_bias),
         ("stop_token_ids", sampling.stop_token_ids),
         ("bad_words", [token_id for run in sampling.bad_words_ids for token_id in run]),
         ("allowed_token_ids", sampling.allowed_token_ids),
         ("first_token_ids", sampling.first_token_ids),
-        ("thinking", () if thinking is None else thinking.end_ids),
+        ("thinking", () if reasoning is None else reasoning.end_ids),
     ):
         foreign = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
         if foreign:

@@ -219,7 +219,7 @@ class Scheduler:
                 return
             if seq.leader is not None and not _is_ready(seq.leader):
                 continue
-            if seq.request.adapter and not self.adapters.has_room(seq.request.adapter):
+            if seq.request.lora_id and not self.adapters.has_room(seq.request.lora_id):
                 if seq.num_overtaken >= MAX_OVERTAKEN:
                     return
                 skipped.append(seq)
@@ -260,7 +260,7 @@ class Scheduler:
         return True
 
     def _enter_slot(self, seq: Sequence, draft: StepDraft) -> None:
-        lora_id = seq.request.adapter
+        lora_id = seq.request.lora_id
         if lora_id:
             seq.adapter_slot, is_new = self.adapters.acquire(lora_id)
             if is_new:
@@ -318,7 +318,7 @@ class Scheduler:
         self._dropped_rows.append(seq.row)
         seq.row = None
         if seq.adapter_slot:
-            self.adapters.release(seq.request.adapter)
+            self.adapters.release(seq.request.lora_id)
             seq.adapter_slot = 0
 
     def _end(self, seq: Sequence, reason: FinishReason, *, keep_cached: bool = True) -> None:
@@ -437,7 +437,7 @@ class Scheduler:
         """Raise InvariantViolated unless rows, queues and pages are consistent."""
         self.kv.check_integrity()
         self.adapters.check_integrity(
-            dict(Counter(seq.request.adapter for seq in self.running if seq.request.adapter))
+            dict(Counter(seq.request.lora_id for seq in self.running if seq.request.lora_id))
         )
         rows = [seq.row for seq in self.running]
         if None in rows or len(set(rows)) != len(rows) or set(rows) & set(self._free_rows):

@@ -131,7 +131,7 @@ def _row_init(seq: Sequence) -> RowInit:
         prompt_logprobs=seq.request.sampling.prompt_logprobs if seq.wants_prompt_logprobs else None,
         hidden_states=seq.request.sampling.hidden_states,
         grammar=seq.request.grammar,
-        thinking=seq.request.thinking,
+        reasoning=seq.request.reasoning,
         healed_id=seq.request.healed_id,
         adapter_slot=seq.adapter_slot,
     )

@@ -187,7 +187,7 @@ def ranks_arm(asked: Asked) -> Answers:
         prompt = asked.prompts[number]
         engine.add(
             Request(
-                request_id=str(place), prompt_ids=prompt, sampling=asked.params, adapter=adapter
+                request_id=str(place), prompt_ids=prompt, sampling=asked.params, lora_id=adapter
             )
         )
     while engine.has_work:

@@ -241,7 +241,7 @@ def run(path: Path, adapters: Path, tp_size: int) -> list[list[int]]:
                     request_id=str(adapter),
                     prompt_ids=make_ids(0),
                     sampling=sampling,
-                    adapter=adapter,
+                    lora_id=adapter,
                 )
             )
         while engine.has_work:

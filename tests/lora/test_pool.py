@@ -201,7 +201,7 @@ def run(engine: Engine, adapting: Adapting, names: list[str | None]) -> list[lis
         adapter = 0 if name is None else adapting.lora_ids[name]
         request_id = str(place)
         engine.add(
-            Request(request_id=request_id, prompt_ids=PROMPT, sampling=greedy(), adapter=adapter)
+            Request(request_id=request_id, prompt_ids=PROMPT, sampling=greedy(), lora_id=adapter)
         )
     while engine.has_work:
         for output in engine.step():

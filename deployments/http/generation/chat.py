@@ -75,8 +75,8 @@ class ChatJob:
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt or "",
             grammar=self.grammar,
-            thinking=self.thinking,
-            adapter=self.model.adapter,
+            reasoning=self.thinking,
+            lora_id=self.model.lora_id,
         )
         return (request,)
 

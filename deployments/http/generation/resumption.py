@@ -68,15 +68,15 @@ def resumable(request: Request) -> Request:
     context = _context.get()
     if context is None or not _is_exact(request.sampling) or request.heal:
         return request
-    note, adapter = context.note, request.adapter
+    note, lora_id = context.note, request.lora_id
     groups = [orjson.loads(group) for group in context.begun.tokens]
     # What another version of an adapter has said this one does not go on from: it says it anew, and
     # the checksum tells whether that is the same.
-    is_same = all(made_by == adapter for made_by, _ in groups)
+    is_same = all(made_by == lora_id for made_by, _ in groups)
     given = tuple(_read(group, request.request_id) for _, group in groups) if is_same else ()
 
     def note_events(events: Sequence[SequenceOutput]) -> None:
-        note(_write(adapter, events))
+        note(_write(lora_id, events))
 
     return replace(request, resumption=Resumption(given, note_events))
 
@@ -87,12 +87,12 @@ def _is_exact(sampling: SamplingParams) -> bool:
     return is_exact and sampling.n == 1 and not has_lines
 
 
-def _write(adapter: int, events: Sequence[SequenceOutput]) -> bytes:
+def _write(lora_id: int, events: Sequence[SequenceOutput]) -> bytes:
     told = [
         (event.token_ids, event.finish_reason, event.stop_token_id, event.num_cached_tokens)
         for event in events
     ]
-    return orjson.dumps((adapter, told))
+    return orjson.dumps((lora_id, told))
 
 
 def _read(group: Sequence[Any], request_id: str) -> tuple[SequenceOutput, ...]:

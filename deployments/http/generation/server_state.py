@@ -122,11 +122,11 @@ class PoolingSide:
 class ServedModel:
     """What a request asks for: the base model, or an adapter of it.
 
-    adapter:  id of the adapter's instance in the engine; 0 = the weights as they are
+    lora_id:  of the adapter in the engine; 0 = the base model
     """
 
     name: str
-    adapter: int
+    lora_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +222,9 @@ class ServerState:
         if name is None or name == base:
             return ServedModel(base, 0)
         short = name.removeprefix(f"{base}:")
-        instance = await self.adapters.find(short)
-        if instance is not None:
-            return ServedModel(short, instance)
+        lora_id = await self.adapters.find(short)
+        if lora_id is not None:
+            return ServedModel(short, lora_id)
         listed = ", ".join(map(repr, self.names[:MAX_SHOWN]))
         more = len(self.names) - MAX_SHOWN
         raise UnknownModel(

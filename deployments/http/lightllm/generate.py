@@ -46,7 +46,7 @@ class LightJob:
 
     body: LightBody
     rid: str
-    adapter: int
+    lora_id: int
     prompt_ids: list[int]
     sampling: SamplingParams
     grammar: Grammar | None
@@ -67,7 +67,7 @@ class LightJob:
             sampling=self.sampling,
             grammar=self.grammar,
             heal=self.heals,
-            adapter=self.adapter,
+            lora_id=self.lora_id,
         )
         return (request,)
 
@@ -224,7 +224,7 @@ async def prepare_light(server: ServerState, body: LightBody, rid: str) -> Light
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    adapter = (await server.model(body.model)).adapter
+    lora_id = (await server.model(body.model)).lora_id
     parameters = body.parameters
     if body.stream and parameters.num_drawn > 1:
         name = f"{PREFIX}{'best_of' if parameters.best_of else 'n'}"
@@ -245,7 +245,7 @@ async def prepare_light(server: ServerState, body: LightBody, rid: str) -> Light
     return LightJob(
         body=body,
         rid=rid,
-        adapter=adapter,
+        lora_id=lora_id,
         prompt_ids=ids,
         sampling=sampling,
         grammar=grammar,

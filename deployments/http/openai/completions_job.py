@@ -60,7 +60,7 @@ class CompletionJob:
                 cache_salt=self.body.cache_salt or "",
                 grammar=self.grammar,
                 heal=heal,
-                adapter=self.model.adapter,
+                lora_id=self.model.lora_id,
                 kept_tokens=self.num_kept,
             )
             for ids, heal in zip(self.prompts, self.heals, strict=True)

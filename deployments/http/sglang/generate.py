@@ -43,7 +43,7 @@ class GenerateJob:
     """One validated /generate request, of one or many prompts.
 
     heals:     for each prompt, whether its last token is taken back and written anew
-    adapters:  for each prompt, the instance in the engine; 0 = the base model
+    lora_ids:  for each prompt; 0 = the base model
     num_kept:  tokens that stand before the prompts of a task
     is_list:   whether the answer is a list
     is_delta:  whether an event of a stream holds only what is new
@@ -51,7 +51,7 @@ class GenerateJob:
 
     body: GenerateBody
     rid: str
-    adapters: list[int]
+    lora_ids: list[int]
     num_kept: int
     prompts: list[Prompt]
     samplings: list[SamplingParams]
@@ -80,11 +80,11 @@ class GenerateJob:
                 cache_salt=self.body.cache_salt or "",
                 grammar=grammar,
                 heal=heal,
-                adapter=adapter,
+                lora_id=lora_id,
                 kept_tokens=self.num_kept,
             )
-            for prompt, sampling, grammar, heal, adapter in zip(
-                self.prompts, self.samplings, self.grammars, self.heals, self.adapters, strict=True
+            for prompt, sampling, grammar, heal, lora_id in zip(
+                self.prompts, self.samplings, self.grammars, self.heals, self.lora_ids, strict=True
             )
         )
 
@@ -205,8 +205,8 @@ async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) ->
     own = await server.model(body.model)
     given, param = body.given
     options = body.options
-    adapters = [
-        (own if one.adapter is None else await server.model(one.adapter, "lora_path")).adapter
+    lora_ids = [
+        (own if one.adapter is None else await server.model(one.adapter, "lora_path")).lora_id
         for one in options
     ]
     _check_n(options)
@@ -242,7 +242,7 @@ async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) ->
     return GenerateJob(
         body=body,
         rid=rid,
-        adapters=adapters,
+        lora_ids=lora_ids,
         num_kept=len(task),
         prompts=prompts,
         samplings=samplings,

@@ -172,7 +172,7 @@ async def prepare_score(server: ServerState, body: ScoreBody, rid: str) -> Score
                 sampling=replace(ONE_TOKEN, logprobs=top),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
-                adapter=model.adapter,
+                lora_id=model.lora_id,
             )
             for ids in all_ids
         ),

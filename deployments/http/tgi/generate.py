@@ -55,7 +55,7 @@ class TgiJob:
 
     body: TgiBody
     rid: str
-    adapter: int
+    lora_id: int
     prompt_ids: list[int]
     sampling: SamplingParams
     seed: int | None
@@ -78,7 +78,7 @@ class TgiJob:
             sampling=self.sampling,
             grammar=self.grammar,
             heal=self.heals,
-            adapter=self.adapter,
+            lora_id=self.lora_id,
         )
         return (request,)
 
@@ -259,7 +259,7 @@ async def prepare_tgi(
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
-    adapter = (await server.model(body.model)).adapter
+    lora_id = (await server.model(body.model)).lora_id
     _check(body)
     parameters = body.parameters
     (ids,) = await prompt_ids(
@@ -283,7 +283,7 @@ async def prepare_tgi(
     return TgiJob(
         body=body,
         rid=rid,
-        adapter=adapter,
+        lora_id=lora_id,
         prompt_ids=ids,
         sampling=sampling,
         seed=seed,

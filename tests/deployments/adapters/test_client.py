@@ -29,7 +29,7 @@ class Engine:
     async def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         await self.gate.wait()
         yield Output(
-            index=0, token_ids=(request.adapter,), text="", finish_reason=FinishReason.LENGTH
+            index=0, token_ids=(request.lora_id,), text="", finish_reason=FinishReason.LENGTH
         )
 
     async def abort(self, request_id: str | None) -> int:
@@ -60,7 +60,7 @@ class Parts:
             request_id=name,
             prompt_ids=[1],
             sampling=SamplingParams(max_tokens=max_tokens, n=n),
-            adapter=adapter,
+            lora_id=adapter,
         )
         async with aclosing(self.client.generate(request)) as outputs:
             return [output async for output in outputs]

@@ -185,7 +185,7 @@ async def test_requests_run_with_the_version_that_their_name_means() -> None:
         )
         unknown = await client.post("/generate", json={"text": "a", "lora_path": "parrot"})
 
-    assert [request.adapter for request in server.client.requests] == [7, 7, 0]
+    assert [request.lora_id for request in server.client.requests] == [7, 7, 0]
     assert unknown.status_code == 404
     assert unknown.json()["error"]["param"] == "lora_path"
 

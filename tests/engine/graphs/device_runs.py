@@ -207,7 +207,7 @@ def _answers(
     made = Run()
     for name, (prompt, params) in requests.items():
         adapter = adapters.get(name, 0)
-        engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params, adapter=adapter))
+        engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params, lora_id=adapter))
         made.outputs |= {(name, index): [] for index in range(params.n)}
     step = 0
     while engine.has_work:

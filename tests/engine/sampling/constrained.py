@@ -216,7 +216,7 @@ def make_request(
         prompt_ids=prompt or ids("a", "b", "c"),
         sampling=SamplingParams(**({"max_tokens": 30, "seed": 1} | sampling)),
         grammar=grammar,
-        thinking=ReasoningBudget(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
+        reasoning=ReasoningBudget(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
         if thinks or budget is not None
         else None,
         heal=heal,

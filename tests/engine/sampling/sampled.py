@@ -27,12 +27,12 @@ def make_row(
     *,
     seed: int = 1,
     grammar: Grammar | None = None,
-    thinking: ReasoningBudget | None = None,
+    reasoning: ReasoningBudget | None = None,
     **params: Any,
 ) -> RowInit:
     return RowInit(
         grammar=grammar,
-        thinking=thinking,
+        reasoning=reasoning,
         row=row,
         token_ids=np.array(prompt + (outputs or []), np.int64),
         num_prompt_tokens=len(prompt),

@@ -73,7 +73,7 @@ def test_rows_that_ask_for_something_need_one(fields: dict[str, Any]) -> None:
     "end", [["<end>"], ["<e", "nd>"], ["<", "end", ">"], ["<", "e", "n", "d>"], ["<e", "nd>\n"]]
 )
 def test_the_end_of_thought_is_found_however_it_is_cut(end: list[str]) -> None:
-    guide = make_guide(grammar=WORD, thinking=think())
+    guide = make_guide(grammar=WORD, reasoning=think())
     for token_id in ids("q", "<", *end[:-1]):
         guide.accept(token_id)
     thought = allowed(guide)
@@ -85,7 +85,7 @@ def test_the_end_of_thought_is_found_however_it_is_cut(end: list[str]) -> None:
 
 
 def test_what_a_token_holds_beyond_the_end_of_thought_is_told_to_the_grammar() -> None:
-    guide = make_guide(ids("<e"), grammar=ToyGrammar(("a", "b", "c", "x")), thinking=think())
+    guide = make_guide(ids("<e"), grammar=ToyGrammar(("a", "b", "c", "x")), reasoning=think())
 
     guide.accept(ids("nd>abc")[0])
 
@@ -94,7 +94,7 @@ def test_what_a_token_holds_beyond_the_end_of_thought_is_told_to_the_grammar() -
 
 
 def test_a_grammar_that_is_complete_with_the_token_that_ends_the_thought_ends_the_row() -> None:
-    guide = make_guide(ids("<e"), grammar=WORD, thinking=think())
+    guide = make_guide(ids("<e"), grammar=WORD, reasoning=think())
 
     guide.accept(ids("nd>abc")[0])
 
@@ -102,14 +102,14 @@ def test_a_grammar_that_is_complete_with_the_token_that_ends_the_thought_ends_th
 
 
 def test_an_answer_that_begins_wrongly_within_that_token_fails() -> None:
-    guide = make_guide(ids("<e"), grammar=WORD, thinking=think())
+    guide = make_guide(ids("<e"), grammar=WORD, reasoning=think())
 
     with pytest.raises(ConstraintFailed, match="began an answer"):
         guide.accept(ids("nd>?")[0])
 
 
 def test_the_end_is_forced_when_the_budget_is_used_up_and_overrules_bans() -> None:
-    guide = make_guide(thinking=think(budget=2))
+    guide = make_guide(reasoning=think(budget=2))
     seen = []
     for token_id in [*ids("q", "q"), *ids("<e", "nd>")]:
         seen.append((guide.restricts, guide.overrules_bans))
@@ -120,19 +120,19 @@ def test_the_end_is_forced_when_the_budget_is_used_up_and_overrules_bans() -> No
 
 
 def test_a_thought_that_ends_by_itself_is_not_ended_again() -> None:
-    guide = make_guide(ids("q", "<end>"), thinking=think(budget=2))
+    guide = make_guide(ids("q", "<end>"), reasoning=think(budget=2))
 
     assert guide.is_spent
 
 
 def test_forced_tokens_win_over_first_and_allowed_ones() -> None:
-    guide = make_guide(thinking=think(budget=0), first_token_ids=(12,), allowed_token_ids=(13,))
+    guide = make_guide(reasoning=think(budget=0), first_token_ids=(12,), allowed_token_ids=(13,))
 
     assert allowed(guide) == set(ids("<e"))
 
 
 def test_control_tokens_may_come_in_a_thought_but_none_that_ends_the_output() -> None:
-    guide = make_guide(grammar=WORD, thinking=think(), stop_token_ids=(15,))
+    guide = make_guide(grammar=WORD, reasoning=think(), stop_token_ids=(15,))
 
     assert allowed(guide) == set(range(VOCAB)) - {EOS, 15}
     assert MARK in allowed(guide)
@@ -141,7 +141,7 @@ def test_control_tokens_may_come_in_a_thought_but_none_that_ends_the_output() ->
 def test_a_thought_may_be_left_by_what_ends_a_call_within_it() -> None:
     thinking = ReasoningBudget(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
 
-    assert allowed(make_guide(grammar=WORD, thinking=thinking, stop_token_ids=(15,))) == (
+    assert allowed(make_guide(grammar=WORD, reasoning=thinking, stop_token_ids=(15,))) == (
         set(range(VOCAB)) - {15}
     )
 

@@ -43,7 +43,7 @@ def make_request(
         sampling=sampling,
         priority=priority,
         cache_salt=salt,
-        adapter=adapter,
+        lora_id=adapter,
     )
 
 

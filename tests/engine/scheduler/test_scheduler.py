@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 got = self.harness.tokens[name, index]
                 count = request.sampling.max_tokens
                 assert count is not None
-                expected = expected_output(list(request.prompt_ids), count, request.adapter)
+                expected = expected_output(list(request.prompt_ids), count, request.lora_id)
                 end = self.harness.ends[name, index]
                 assert got == expected[: len(got)]
                 if name not in self.aborted:

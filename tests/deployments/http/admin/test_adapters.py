@@ -76,7 +76,7 @@ async def test_the_engine_is_asked_for_the_adapter_that_a_request_names(
         answer = await client.post(path, json={"model": name, **PATHS[path]})
 
     assert answer.status_code == 200, answer.text
-    assert [request.adapter for request in server.client.requests] == [adapter]
+    assert [request.lora_id for request in server.client.requests] == [adapter]
 
 
 @pytest.mark.parametrize("dialect", ["tgi", "lightllm"])
@@ -88,7 +88,7 @@ async def test_so_it_is_by_other_servers_words(dialect: str) -> None:
         answer = await client.post("/generate", json=body)
 
     assert answer.status_code == 200, answer.text
-    assert [request.adapter for request in server.client.requests] == [2]
+    assert [request.lora_id for request in server.client.requests] == [2]
 
 
 async def test_all_adapters_are_listed() -> None:

@@ -260,8 +260,8 @@ async def test_thinking_is_switched_on_and_limited() -> None:
     await post(server, thinking={"type": "enabled", "budget_tokens": 100})
 
     assert server.tokenizer.rendered[0]["enable_thinking"] is True
-    assert server.client.requests[0].thinking is not None
-    assert server.client.requests[0].thinking.budget == 100
+    assert server.client.requests[0].reasoning is not None
+    assert server.client.requests[0].reasoning.budget == 100
 
 
 async def test_thinking_that_cannot_be_is_refused() -> None:

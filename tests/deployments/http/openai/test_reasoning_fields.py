@@ -78,7 +78,7 @@ async def test_the_engine_is_told_of_the_thought_and_of_its_budget() -> None:
     await post(server)
     await post(server, thinking_token_budget=7)
 
-    budgets = [r.thinking.budget for r in server.client.requests if r.thinking is not None]
+    budgets = [r.reasoning.budget for r in server.client.requests if r.reasoning is not None]
     assert budgets == [None, 7]
 
 
@@ -90,9 +90,9 @@ async def test_a_budget_opens_a_thought_that_the_model_would_open_itself() -> No
     await post(server, regex="a")
 
     free, limited, held = server.client.requests
-    assert free.thinking is None
+    assert free.reasoning is None
     for request in (limited, held):
-        assert request.thinking is not None
+        assert request.reasoning is not None
         assert "".join(map(chr, request.prompt_ids)).endswith("<|assistant|><think>\n")
 
 

@@ -226,8 +226,8 @@ async def test_calls_or_answers_are_held_to_once_the_thought_has_ended(
 
     (request,) = server.client.requests
     assert request.grammar is not None
-    assert request.thinking is not None
-    assert request.thinking.end == "</think>"
+    assert request.reasoning is not None
+    assert request.reasoning.end == "</think>"
     assert body["choices"][0]["message"]["reasoning"] == "So be it."
 
 
