@@ -195,9 +195,9 @@ def convert(
 @app.command()
 def parsers() -> None:
     """List the formats of tool calls and of thought that api.*_parser may name."""
-    from remora.deployments.parsers.formats import TOOL_FORMATS
     from remora.deployments.parsers.harmony import NAMES as HARMONY_NAMES
     from remora.deployments.parsers.reasoning import REASONING_FORMATS
+    from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 
     both = {HARMONY_NAMES[0]: HARMONY_NAMES[1:]}
     tools = {form.name: form.aliases for form in TOOL_FORMATS.values()} | both

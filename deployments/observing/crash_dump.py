@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.errors import ConfigError
-from remora.deployments.observing.lines import as_json, changed
-from remora.deployments.observing.trace import CallTrace
+from remora.deployments.observing.json_lines import as_json, changed
+from remora.deployments.observing.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +41,14 @@ class CrashDump:
         self._folder = folder
         self._name = name
         self._clock = clock
-        self._running: dict[int, CallTrace] = {}
-        self._ended: deque[tuple[float, CallTrace]] = deque(maxlen=MAX_CALLS)
+        self._running: dict[int, RequestTrace] = {}
+        self._ended: deque[tuple[float, RequestTrace]] = deque(maxlen=MAX_CALLS)
 
-    def begun(self, trace: CallTrace) -> None:
+    def begun(self, trace: RequestTrace) -> None:
         """Keep a call."""
         self._running[id(trace)] = trace
 
-    def ended(self, trace: CallTrace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """Keep it for some minutes more."""
         del self._running[id(trace)]
         self._ended.append((self._clock(), trace))
@@ -76,7 +76,7 @@ class CrashDump:
             log.error("the requests of the last minutes are in %s", path)
 
 
-def _line(trace: CallTrace) -> dict[str, Any]:
+def _line(trace: RequestTrace) -> dict[str, Any]:
     return {
         "rid": trace.rid,
         "started_at": trace.started_at,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from remora.configs.sections.metrics import MetricsSection
-from remora.deployments.observing.lines import as_json, changed
-from remora.deployments.observing.trace import CallTrace
+from remora.deployments.observing.json_lines import as_json, changed
+from remora.deployments.observing.request_trace import RequestTrace
 from remora.engine.types import Request
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class RequestLog:
         keys = self._keys()
         return keys.log_requests != "none" or keys.log_responses != "none" or keys.log_request_times
 
-    def begun(self, trace: CallTrace) -> None:
+    def begun(self, trace: RequestTrace) -> None:
         """Nothing is logged before the end."""
 
-    def ended(self, trace: CallTrace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """Log the call."""
         keys = self._keys()
         if keys.log_requests != "none":
@@ -58,7 +58,7 @@ class RequestLog:
         if keys.log_request_times:
             log.info("times %s", as_json(_times(trace)).decode())
 
-    def _request(self, trace: CallTrace, detail: str) -> dict[str, Any]:
+    def _request(self, trace: RequestTrace, detail: str) -> dict[str, Any]:
         level = _DETAILS.index(detail)
         sequences = trace.sequences.values()
         line: dict[str, Any] = {
@@ -86,7 +86,7 @@ class RequestLog:
         return _clip(self._tokenizer.decode(ids, skip_special_tokens=False), is_clipped)
 
 
-def _answers(trace: CallTrace, *, is_clipped: bool) -> list[str]:
+def _answers(trace: RequestTrace, *, is_clipped: bool) -> list[str]:
     return [_clip(sequence.text, is_clipped) for _, sequence in sorted(trace.sequences.items())]
 
 
@@ -94,7 +94,7 @@ def _clip(text: str, is_clipped: bool) -> str:
     return text[:CLIPPED_CHARS] if is_clipped else text
 
 
-def _times(trace: CallTrace) -> dict[str, Any]:
+def _times(trace: RequestTrace) -> dict[str, Any]:
     """Return how long a call was in each phase; a phase that it did not come to is null."""
     first, queue, whole = trace.first_token_s, trace.queue_s, trace.whole_s or 0.0
     return {

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from remora.configs.errors import ConfigError
-from remora.deployments.observing.trace import CallTrace
+from remora.deployments.observing.request_trace import RequestTrace
 
 _HEADERS = (b"traceparent", b"tracestate")
 EXPORT_TIMEOUT_S = 5
@@ -46,11 +46,11 @@ class Spans:
         self._tracer = self._provider.get_tracer("remora")
         self._parents: dict[int, Mapping[str, str]] = {}
 
-    def begun(self, trace: CallTrace) -> None:
+    def begun(self, trace: RequestTrace) -> None:
         """Keep whose part the call is."""
         self._parents[id(trace)] = _parent.get()
 
-    def ended(self, trace: CallTrace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """Make the call's spans."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -76,7 +76,7 @@ class Spans:
             whole.set_status(Status(StatusCode.ERROR, trace.error))
         whole.end(at(trace.whole_s or 0.0))
 
-    def _attributes(self, trace: CallTrace) -> dict[str, Any]:
+    def _attributes(self, trace: RequestTrace) -> dict[str, Any]:
         sequences = trace.sequences.values()
         sampling = trace.requests[0].sampling if trace.requests else None
         found = {
@@ -100,7 +100,7 @@ class Spans:
         self._provider.shutdown()
 
 
-def _times(trace: CallTrace) -> Callable[[float], int]:
+def _times(trace: RequestTrace) -> Callable[[float], int]:
     """Return what turns seconds of a call into nanoseconds since 1970."""
     return lambda seconds: int((trace.started_at + seconds) * 1e9)
 

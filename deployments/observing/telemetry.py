@@ -12,7 +12,7 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.gc_log import GcLog
 from remora.deployments.observing.memory_log import MemoryLog
-from remora.deployments.observing.push import Pusher
+from remora.deployments.observing.metrics_push import Pusher
 from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.stats_log import StatsLog
 

@@ -11,13 +11,6 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from remora.configs.errors import ConfigError
-from remora.deployments.parsers.fingerprints import (
-    HARMONY_SIGNS,
-    REASONING_SIGNS,
-    TOOL_SIGNS,
-    told_format,
-)
-from remora.deployments.parsers.formats import TOOL_FORMATS, ToolFormat
 from remora.deployments.parsers.harmony import NAMES as HARMONY_NAMES
 from remora.deployments.parsers.harmony import HarmonyFormat
 from remora.deployments.parsers.reasoning import (
@@ -26,6 +19,13 @@ from remora.deployments.parsers.reasoning import (
     reasoning_format,
 )
 from remora.deployments.parsers.response_template import CheckpointFormat
+from remora.deployments.parsers.template_signs import (
+    HARMONY_SIGNS,
+    REASONING_SIGNS,
+    TOOL_SIGNS,
+    matching_format,
+)
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS, ToolFormat
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 AUTO, NONE, CHECKPOINT = "auto", "none", "response_template"
 
 
-class Chosen(NamedTuple):
+class ChosenFormats(NamedTuple):
     """The formats of a model. Calls, thought or both may be read by `checkpoint`, together."""
 
     tools: ToolFormat | None
@@ -43,20 +43,20 @@ class Chosen(NamedTuple):
     checkpoint: CheckpointFormat | HarmonyFormat | None
 
 
-def choose_formats(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> Chosen:
+def choose_formats(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> ChosenFormats:
     """Choose by `auto`, `none`, `response_template` or a name for each. Raises ConfigError."""
     source = tokenizer.template_source
     if (harmony := _harmony_format(tokenizer, tool_parser, reasoning_parser)) is not None:
-        return Chosen(None, None, harmony)
+        return ChosenFormats(None, None, harmony)
     form = _checkpoint_format(tokenizer, tool_parser, reasoning_parser)
     tools: str | None = tool_parser
     reasoning: str | None = reasoning_parser
     if tool_parser in (AUTO, CHECKPOINT):
         is_read = form is not None and form.has_calls
-        tools = None if is_read else told_format(source, TOOL_SIGNS)
+        tools = None if is_read else matching_format(source, TOOL_SIGNS)
     if reasoning_parser in (AUTO, CHECKPOINT):
-        reasoning = told_format(source, REASONING_SIGNS) if form is None else None
-    return Chosen(_named_tool_format(tools), _named_reasoning_format(reasoning), form)
+        reasoning = matching_format(source, REASONING_SIGNS) if form is None else None
+    return ChosenFormats(_named_tool_format(tools), _named_reasoning_format(reasoning), form)
 
 
 def tool_parser_names() -> tuple[str, ...]:
@@ -85,11 +85,11 @@ def _harmony_format(
         AUTO in asked
         and asked <= {AUTO, NONE}
         and tokenizer.response_template is None
-        and told_format(tokenizer.template_source, HARMONY_SIGNS) is not None
+        and matching_format(tokenizer.template_source, HARMONY_SIGNS) is not None
     )
     if not is_named and not is_told:
         return None
-    return HarmonyFormat(has_calls=tool_parser != NONE, has_thought=reasoning_parser != NONE)
+    return HarmonyFormat(has_calls=tool_parser != NONE, has_reasoning=reasoning_parser != NONE)
 
 
 def _checkpoint_format(

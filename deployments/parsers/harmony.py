@@ -16,12 +16,12 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from remora.deployments.parsers.event_writer import CallIdFactory, EventWriter
 from remora.deployments.parsers.events import Reasoning, ReplyEvent, ReplyParser
-from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps
-from remora.deployments.parsers.scan import json_brackets, read_nested
-from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault, note_nothing
+from remora.deployments.parsers.nested_values import json_brackets, read_nested
+from remora.deployments.parsers.text_reader import BLANKS, Malformed, Markers, Steps, TextReader
+from remora.deployments.parsers.tool_calls.faults import CallFault, FaultCallback, ignore_fault
 from remora.deployments.parsers.tools import ToolUse
-from remora.deployments.parsers.writer import MakeId, ReplyWriter
 
 NAMES = ("gpt-oss", "gpt_oss", "openai", "harmony")
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -29,7 +29,7 @@ CALL_END = "<|call|>"
 _ENDS = ("<|end|>", "<|return|>", CALL_END)
 _MARKS = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS)
 _REPLY = f"{_START}assistant"
-_THOUGHT = f"{_CHANNEL}analysis{_MESSAGE}"
+_REASONING = f"{_CHANNEL}analysis{_MESSAGE}"
 _ANSWER = f"<|end|>{_REPLY}{_CHANNEL}final{_MESSAGE}"
 _IN_BODY = Markers(_START, _CHANNEL, *_ENDS)
 _IN_HEADER = Markers(_START, _MESSAGE, *_ENDS)
@@ -42,26 +42,26 @@ class HarmonyFormat:
     """gpt-oss's way to write thought, calls and answers.
 
     has_calls:    whether calls are read, or are text
-    has_thought:  whether thought is told apart, or is text
+    has_reasoning:  whether thought is told apart, or is text
     """
 
     name: ClassVar[str] = NAMES[0]
     has_calls: bool = True
-    has_thought: bool = True
+    has_reasoning: bool = True
 
     def names_mark(self, text: str) -> bool:
         """Whether a text is a mark."""
         return text in _MARKS
 
-    def thought_end(self, prompt: str) -> str | None:
+    def reasoning_end(self, prompt: str) -> str | None:
         """Return what stands between a thought and the answer, if the prompt ends in a thought."""
-        opened = prompt.rfind(_THOUGHT)
+        opened = prompt.rfind(_REASONING)
         is_open = opened >= 0 and not any(prompt.find(end, opened) >= 0 for end in _ENDS)
         return _ANSWER if is_open else None
 
-    def thought_opening(self, prompt: str) -> str | None:
+    def reasoning_opening(self, prompt: str) -> str | None:
         """Return what opens a thought, if the reply to a prompt may begin with it."""
-        return _THOUGHT if prompt.endswith(_REPLY) else None
+        return _REASONING if prompt.endswith(_REPLY) else None
 
     def reader(
         self,
@@ -69,10 +69,10 @@ class HarmonyFormat:
         *,
         use: ToolUse | None,
         after: ReplyParser | None,
-        make_id: MakeId,
+        make_id: CallIdFactory,
         separate: bool = True,
         stream: bool = True,
-        note: NoteFault = note_nothing,
+        note: FaultCallback = ignore_fault,
     ) -> HarmonyReader:
         """Return the parser of one reply.
 
@@ -82,12 +82,12 @@ class HarmonyFormat:
         stream:    whether thought is given out as it comes, or message by message
         """
         return HarmonyReader(
-            ReplyWriter(make_id, parallel=use is None or use.parallel),
+            EventWriter(make_id, parallel=use is None or use.parallel),
             frozenset(tool.name for tool in use.tools) if use else None,
             after,
-            is_within=self.thought_end(prompt) is not None,
-            separate=separate and self.has_thought,
-            counts=self.has_thought,
+            is_within=self.reasoning_end(prompt) is not None,
+            separate=separate and self.has_reasoning,
+            counts=self.has_reasoning,
             stream=stream,
             note=note,
         )
@@ -98,7 +98,7 @@ class HarmonyReader:
 
     def __init__(
         self,
-        writer: ReplyWriter,
+        writer: EventWriter,
         names: frozenset[str] | None,
         after: ReplyParser | None,
         *,
@@ -106,19 +106,19 @@ class HarmonyReader:
         separate: bool,
         counts: bool,
         stream: bool,
-        note: NoteFault,
+        note: FaultCallback,
     ) -> None:
         """`is_within`: the reply begins within a thought. `names`: of tools that are offered.
 
         `counts`: whether it is noted where thought stood.
         """
-        self.thought_spans: list[tuple[int, int]] = []
-        self._reader = Reader()
+        self.reasoning_spans: list[tuple[int, int]] = []
+        self._reader = TextReader()
         self._writer, self._names, self._after = writer, names, after
         self._separate, self._stream, self._note = separate, stream, note
         self._counts = counts
         self._events: list[ReplyEvent] = []
-        self._thought: list[str] = []
+        self._reasoning: list[str] = []
         self._steps = self._read_reply(is_within=is_within)
 
     def push(self, text: str) -> list[ReplyEvent]:
@@ -126,21 +126,21 @@ class HarmonyReader:
         self._reader.feed(text)
         next(self._steps, None)
         if self._stream:
-            self._tell_thought()
+            self._emit_reasoning()
         return self._drain()
 
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back. Nothing may be pushed afterwards."""
         self._reader.end()
         next(self._steps, None)
-        self._tell_thought()
+        self._emit_reasoning()
         events = [*self._drain(), *self._writer.finish()]
         return events + (self._after.finish() if self._after else [])
 
     def _read_reply(self, *, is_within: bool) -> Steps[None]:
         reader = self._reader
         if is_within:
-            mark = yield from self._read_thought("", 0)
+            mark = yield from self._read_reasoning("", 0)
         else:
             mark = yield from reader.until(_IN_BODY, self._say)
         while mark is not None:
@@ -161,21 +161,21 @@ class HarmonyReader:
         if recipient and self._names is not None:
             return (yield from self._read_call(recipient[1]))
         if _ANALYSIS.search(said) and not recipient:
-            return (yield from self._read_thought(said + _MESSAGE, start))
+            return (yield from self._read_reasoning(said + _MESSAGE, start))
         return (yield from reader.until(_IN_BODY, self._say))
 
-    def _read_thought(self, header: str, start: int) -> Steps[str | None]:
+    def _read_reasoning(self, header: str, start: int) -> Steps[str | None]:
         """Read a thought's text, its header being read; return the mark that ends it."""
         if not self._separate:
             self._say(header)
-        elif self.thought_spans:
-            self._thought.append("\n")
+        elif self.reasoning_spans:
+            self._reasoning.append("\n")
         if self._counts:
-            self.thought_spans.append((start, self._reader.num_read))
+            self.reasoning_spans.append((start, self._reader.num_read))
         end = yield from self._reader.until(_IN_BODY, self._think)
         if end in _ENDS:
             self._think("" if self._separate else end)
-        self._tell_thought()
+        self._emit_reasoning()
         return end
 
     def _read_call(self, name: str) -> Steps[str | None]:
@@ -204,15 +204,15 @@ class HarmonyReader:
 
     def _think(self, text: str) -> None:
         if self._counts:
-            self.thought_spans[-1] = (self.thought_spans[-1][0], self._reader.num_read)
+            self.reasoning_spans[-1] = (self.reasoning_spans[-1][0], self._reader.num_read)
         if self._separate:
-            self._thought.append(text)
+            self._reasoning.append(text)
         else:
             self._say(text)
 
-    def _tell_thought(self) -> None:
-        text = "".join(self._thought)
-        self._thought.clear()
+    def _emit_reasoning(self) -> None:
+        text = "".join(self._reasoning)
+        self._reasoning.clear()
         if text:
             self._events += [*self._writer.drain(), Reasoning(text)]
 

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class ThoughtStart(Enum):
+class ReasoningStart(Enum):
     """How a reply begins. OPEN: it may open a thought by itself, or answer at once."""
 
     WITHIN = "within"
@@ -41,7 +41,7 @@ class ReasoningFormat:
 
     def start(
         self, prompt: str, turn_marks: re.Pattern[str] | None, *, continues: bool = False
-    ) -> ThoughtStart:
+    ) -> ReasoningStart:
         """Tell how the reply to a prompt begins.
 
         turn_marks:  what stands between turns: a tag before the last of them is of an earlier turn
@@ -52,9 +52,9 @@ class ReasoningFormat:
         after = last + (len(self.opening) if opened > closed else len(self.closing))
         if last < 0 or (turn_marks is not None and turn_marks.search(prompt, after)):
             if continues:
-                return ThoughtStart.OVER
-            return ThoughtStart.WITHIN if self.assumed else ThoughtStart.OPEN
-        return ThoughtStart.WITHIN if opened > closed else ThoughtStart.OVER
+                return ReasoningStart.OVER
+            return ReasoningStart.WITHIN if self.assumed else ReasoningStart.OPEN
+        return ReasoningStart.WITHIN if opened > closed else ReasoningStart.OVER
 
 
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
@@ -88,19 +88,19 @@ def reasoning_format(name: str) -> ReasoningFormat | None:
 class Piece(NamedTuple):
     """A part of a reply. `text` is what is shown of `raw`: tags, and newlines by them, are not."""
 
-    is_thought: bool
+    is_reasoning: bool
     text: str
     raw: str
 
 
 class _Stage(Enum):
     LEAD = "before the opening tag"
-    THOUGHT = "in thought"
+    REASONING = "in reasoning"
     GAP = "between the closing tag and the answer"
     ANSWER = "after the thought"
 
 
-class ThoughtSplitter:
+class ReasoningSplitter:
     """Takes one reply apart into thought and answer. Never raises; any text is some reply.
 
     The raw texts of all pieces are the text that was pushed. Held back are newlines, which may turn
@@ -109,12 +109,12 @@ class ThoughtSplitter:
     """
 
     def __init__(
-        self, form: ReasoningFormat, start: ThoughtStart, *, interrupts: Sequence[str] = ()
+        self, form: ReasoningFormat, start: ReasoningStart, *, interrupts: Sequence[str] = ()
     ) -> None:
         """`interrupts`: texts that end a thought when a line begins with them (tool calls)."""
         self._opening, self._closing = form.opening, form.closing
-        self._is_within = start is ThoughtStart.WITHIN
-        self._stage = _Stage.ANSWER if start is ThoughtStart.OVER else _Stage.LEAD
+        self._is_within = start is ReasoningStart.WITHIN
+        self._stage = _Stage.ANSWER if start is ReasoningStart.OVER else _Stage.LEAD
         self._ends = re.compile(_marks(form.closing, interrupts, re.escape), re.MULTILINE)
         partial = _marks(form.closing, interrupts, _beginning)
         self._partial = re.compile(rf"(?:{partial})\Z", re.MULTILINE)
@@ -133,7 +133,7 @@ class ThoughtSplitter:
             match self._stage:
                 case _Stage.LEAD:
                     rest = self._lead_in(rest, pieces)
-                case _Stage.THOUGHT:
+                case _Stage.REASONING:
                     rest = self._think(rest, pieces)
                 case _Stage.GAP:
                     rest = self._cross_gap(rest, pieces)
@@ -147,10 +147,10 @@ class ThoughtSplitter:
         pieces: list[Piece] = []
         rest, self._held = self._held, ""
         if self._stage is _Stage.LEAD:
-            self._stage = _Stage.THOUGHT if self._is_within else _Stage.ANSWER
+            self._stage = _Stage.REASONING if self._is_within else _Stage.ANSWER
             pieces = self.push("".join(self._lead) + rest)
             rest, self._held = self._held, ""
-        if self._stage is _Stage.THOUGHT:
+        if self._stage is _Stage.REASONING:
             self._say(rest, pieces)
             newlines = "\n" * self._num_newlines
             pieces += [Piece(True, newlines, newlines)] if newlines else []
@@ -161,12 +161,12 @@ class ThoughtSplitter:
         self._lead.append(rest[: len(rest) - len(body)])
         if body.startswith(self._opening):
             pieces.append(Piece(True, "", "".join(self._lead) + self._opening))
-            self._stage = _Stage.THOUGHT
+            self._stage = _Stage.REASONING
             return body[len(self._opening) :]
         if self._opening.startswith(body):
             self._held = body
             return ""
-        self._stage = _Stage.THOUGHT if self._is_within else _Stage.ANSWER
+        self._stage = _Stage.REASONING if self._is_within else _Stage.ANSWER
         return "".join(self._lead) + body
 
     def _think(self, rest: str, pieces: list[Piece]) -> str:

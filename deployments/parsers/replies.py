@@ -13,22 +13,22 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Self
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.parsers.control_tokens import ControlTokens
 from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
-from remora.deployments.parsers.formats import ToolFormat
 from remora.deployments.parsers.harmony import HarmonyFormat
-from remora.deployments.parsers.marks import Marks
-from remora.deployments.parsers.reasoning import ReasoningFormat, ThoughtSplitter, ThoughtStart
+from remora.deployments.parsers.reasoning import ReasoningFormat, ReasoningSplitter, ReasoningStart
 from remora.deployments.parsers.reply_reader import (
     PartReader,
+    ReasoningAwareParser,
+    ReasoningReader,
     ReplyReader,
-    TellsThought,
-    ThoughtReader,
 )
 from remora.deployments.parsers.response_template import CheckpointFormat
 from remora.deployments.parsers.tool_calls import grammars as call_grammars
-from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault
+from remora.deployments.parsers.tool_calls.faults import CallFault, FaultCallback
 from remora.deployments.parsers.tool_calls.forced import forced_parser
+from remora.deployments.parsers.tool_calls.formats import ToolFormat
 from remora.deployments.parsers.tool_calls.ids import random_id
 from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
 from remora.engine.grammar.constraint import Constraint
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FORCED = "forced"
 """Name of the format of replies that have to be calls."""
 
-MakeParser = Callable[[], ReplyParser | None]
+ParserFactory = Callable[[], ReplyParser | None]
 NoteCallFault = Callable[[str, CallFault], object]
 
 
@@ -87,7 +87,7 @@ class ReplyFormats:
         if self.reasoning_format is not None:
             return self.reasoning_format.name
         form = self.checkpoint_format
-        return form.name if form is not None and form.has_thought else None
+        return form.name if form is not None and form.has_reasoning else None
 
     def check_tools(self, use: ToolUse) -> None:
         """Raise InvalidRequest where the model may call tools and its calls could not be told."""
@@ -102,15 +102,15 @@ class ReplyFormats:
 
     def shown_special_ids(self, use: ToolUse) -> frozenset[int]:
         """Return the control tokens that have to be in the text for replies to be read."""
-        shown = self._marks.of_thought
-        return shown | self._marks.of_calls if self.reads_calls(use) else shown
+        shown = self._control_tokens.reasoning_ids
+        return shown | self._control_tokens.call_ids if self.reads_calls(use) else shown
 
     @property
     def call_mark_ids(self) -> frozenset[int]:
         """Control tokens that the model writes tool calls with."""
-        return self._marks.of_calls
+        return self._control_tokens.call_ids
 
-    def thinking(
+    def reasoning_budget(
         self,
         prompt: str,
         *,
@@ -124,23 +124,23 @@ class ReplyFormats:
         continues:  whether the reply goes on with the prompt's last message
 
         A reply that only may open a thought by itself has none here, for a grammar that waited for
-        its end might wait for ever; see `opened`.
+        its end might wait for ever; see `open_reasoning`.
         """
-        end = self._thought_end(prompt, continues=continues)
+        end = self._reasoning_end(prompt, continues=continues)
         if end is None:
             return None
         ids = self.tokenizer.encode(end, add_special_tokens=False)
-        exits = self._marks.of_exits if self.reads_calls(use) else frozenset[int]()
+        exits = self._control_tokens.exit_ids if self.reads_calls(use) else frozenset[int]()
         return ReasoningBudget(end=end, end_ids=tuple(ids), budget=budget, exit_ids=exits)
 
-    def opened(self, prompt: str, *, continues: bool = False) -> str:
+    def open_reasoning(self, prompt: str, *, continues: bool = False) -> str:
         """Return the prompt with a thought opened at its end, if the model would open it itself.
 
         For requests that want thought and have a grammar, or a budget of thought: both need to
         know that the reply begins with a thought. The prompt is returned as it is where a thought
         is open or over already, or the model has none.
         """
-        opening = self._thought_opening(prompt, continues=continues)
+        opening = self._reasoning_opening(prompt, continues=continues)
         return prompt if opening is None else prompt + opening
 
     def make_parser(
@@ -153,7 +153,7 @@ class ReplyFormats:
         continues: bool = False,
         skip_special_tokens: bool = True,
         note: NoteCallFault = lambda *_: None,
-    ) -> MakeParser:
+    ) -> ParserFactory:
         """Return what makes the parser of each reply to a prompt.
 
         It makes None where all text is the answer, a `ReplyReader` where there may be thought, and
@@ -170,7 +170,7 @@ class ReplyFormats:
             hidden = self.tokenizer.special_ids - self.shown_special_ids(use)
         styles = {"separate": separate_reasoning, "stream": stream_reasoning}
 
-        def read(parser: TellsThought) -> ReplyReader:
+        def read(parser: ReasoningAwareParser) -> ReplyReader:
             return ReplyReader(
                 parser, lambda i: b"" if i in hidden else self.tokenizer.token_bytes(i)
             )
@@ -179,15 +179,15 @@ class ReplyFormats:
             make = self._checkpoint_reader(self.checkpoint_format, prompt, use, note_fault, styles)
             return lambda: read(make())
         form = self.reasoning_format
-        start = ThoughtStart.OVER
+        start = ReasoningStart.OVER
         if form is not None:
-            start = form.start(prompt, self._marks.of_turns, continues=continues)
-        if form is None or start is ThoughtStart.OVER:
+            start = form.start(prompt, self._control_tokens.turn_pattern, continues=continues)
+        if form is None or start is ReasoningStart.OVER:
             return lambda: self._call_parser(use, note_fault)
         interrupts = self._call_openers(use)
         return lambda: read(
-            ThoughtReader(
-                ThoughtSplitter(form, start, interrupts=interrupts),
+            ReasoningReader(
+                ReasoningSplitter(form, start, interrupts=interrupts),
                 self._call_parser(use, note_fault),
                 **styles,
             )
@@ -198,9 +198,9 @@ class ReplyFormats:
         checkpoint: CheckpointFormat | HarmonyFormat,
         prompt: str,
         use: ToolUse,
-        note: NoteFault,
+        note: FaultCallback,
         styles: dict[str, bool],
-    ) -> Callable[[], TellsThought]:
+    ) -> Callable[[], ReasoningAwareParser]:
         """Return what makes readers of replies in the checkpoint's own format."""
         is_read = self.reads_calls(use)
         if isinstance(checkpoint, HarmonyFormat):
@@ -258,7 +258,7 @@ class ReplyFormats:
         """Whether calls may stand where a grammar holds; in gpt-oss's format they are before it."""
         return self.reads_calls(use) and not isinstance(self.checkpoint_format, HarmonyFormat)
 
-    def _call_parser(self, use: ToolUse, note: NoteFault) -> ReplyParser | None:
+    def _call_parser(self, use: ToolUse, note: FaultCallback) -> ReplyParser | None:
         if use.is_forced:
             make_id = random_id if self.tool_format is None else self.tool_format.make_id
             return forced_parser(use, make_id, note)
@@ -272,26 +272,26 @@ class ReplyFormats:
         syntax = self.tool_format.syntax
         return (*syntax.opens, *syntax.wrappers)
 
-    def _thought_opening(self, prompt: str, *, continues: bool) -> str | None:
+    def _reasoning_opening(self, prompt: str, *, continues: bool) -> str | None:
         if self.checkpoint_format is not None:
-            return None if continues else self.checkpoint_format.thought_opening(prompt)
+            return None if continues else self.checkpoint_format.reasoning_opening(prompt)
         form = self.reasoning_format
         if form is None:
             return None
-        start = form.start(prompt, self._marks.of_turns, continues=continues)
-        return f"{form.opening}\n" if start is ThoughtStart.OPEN else None
+        start = form.start(prompt, self._control_tokens.turn_pattern, continues=continues)
+        return f"{form.opening}\n" if start is ReasoningStart.OPEN else None
 
-    def _thought_end(self, prompt: str, *, continues: bool) -> str | None:
+    def _reasoning_end(self, prompt: str, *, continues: bool) -> str | None:
         if self.checkpoint_format is not None:
-            return self.checkpoint_format.thought_end(prompt)
+            return self.checkpoint_format.reasoning_end(prompt)
         form = self.reasoning_format
         if form is None:
             return None
-        start = form.start(prompt, self._marks.of_turns, continues=continues)
-        return form.closing if start is ThoughtStart.WITHIN else None
+        start = form.start(prompt, self._control_tokens.turn_pattern, continues=continues)
+        return form.closing if start is ReasoningStart.WITHIN else None
 
     @cached_property
-    def _marks(self) -> Marks:
-        return Marks(
+    def _control_tokens(self) -> ControlTokens:
+        return ControlTokens(
             self.tokenizer, self.tool_format, self.reasoning_format, self.checkpoint_format
         )

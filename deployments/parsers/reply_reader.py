@@ -10,23 +10,23 @@ import codecs
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from remora.deployments.parsers.event_writer import CallIdFactory, EventWriter
 from remora.deployments.parsers.events import Reasoning, ReplyEvent, ReplyParser, Text
-from remora.deployments.parsers.reasoning import ThoughtSplitter
+from remora.deployments.parsers.reasoning import ReasoningSplitter
 from remora.deployments.parsers.response_template import (
     CheckpointFormat,
     Part,
     PartFinder,
     PartKind,
 )
-from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault, note_nothing
-from remora.deployments.parsers.writer import MakeId, ReplyWriter
+from remora.deployments.parsers.tool_calls.faults import CallFault, FaultCallback, ignore_fault
 
 
-class TellsThought(ReplyParser, Protocol):
+class ReasoningAwareParser(ReplyParser, Protocol):
     """A parser that knows where thought stood."""
 
     @property
-    def thought_spans(self) -> Sequence[tuple[int, int]]:
+    def reasoning_spans(self) -> Sequence[tuple[int, int]]:
         """Ranges [start, end) of the raw text's characters that are thought, tags included."""
         ...
 
@@ -37,7 +37,7 @@ class ReplyReader:
     text_of_token:  bytes that a token has in the reply's text; none for those left out
     """
 
-    def __init__(self, parser: TellsThought, text_of_token: Callable[[int], bytes]) -> None:
+    def __init__(self, parser: ReasoningAwareParser, text_of_token: Callable[[int], bytes]) -> None:
         self._parser = parser
         self._text_of_token = text_of_token
 
@@ -51,7 +51,7 @@ class ReplyReader:
 
     def num_reasoning_tokens(self, token_ids: Iterable[int]) -> int:
         """Return how many of a reply's tokens begin within its thought, as far as it has come."""
-        spans = self._parser.thought_spans
+        spans = self._parser.reasoning_spans
         return (
             sum(
                 any(start <= place < end for start, end in spans)
@@ -71,7 +71,7 @@ def _places(texts: Iterable[bytes]) -> Iterable[int]:
         place += len(decoder.decode(text))
 
 
-class _ThoughtKeeper:
+class _ReasoningBuffer:
     """Gives out thought as it comes, or in one piece when it has ended."""
 
     def __init__(self, *, stream: bool) -> None:
@@ -92,7 +92,7 @@ class _ThoughtKeeper:
         return [Reasoning(text)] if text else []
 
 
-class ThoughtReader:
+class ReasoningReader:
     """Reads a reply whose thought stands at its beginning. A `ReplyParser`.
 
     after:     reads what comes after the thought; None = that is text
@@ -102,7 +102,7 @@ class ThoughtReader:
 
     def __init__(
         self,
-        splitter: ThoughtSplitter,
+        splitter: ReasoningSplitter,
         after: ReplyParser | None,
         *,
         separate: bool = True,
@@ -111,11 +111,11 @@ class ThoughtReader:
         self._splitter = splitter
         self._after = after
         self._separate = separate
-        self._thought = _ThoughtKeeper(stream=stream)
+        self._reasoning = _ReasoningBuffer(stream=stream)
         self._num_chars = 0
 
     @property
-    def thought_spans(self) -> Sequence[tuple[int, int]]:
+    def reasoning_spans(self) -> Sequence[tuple[int, int]]:
         """Ranges [start, end) of the raw text's characters that are thought, tags included."""
         return ((0, self._num_chars),) if self._num_chars else ()
 
@@ -123,25 +123,25 @@ class ThoughtReader:
         """Take the next piece of text; return what is certain now."""
         events: list[ReplyEvent] = []
         for piece in self._splitter.push(text):
-            events += self._read(piece.is_thought, piece.text, piece.raw)
+            events += self._read(piece.is_reasoning, piece.text, piece.raw)
         return events
 
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back. Nothing may be pushed afterwards."""
         events: list[ReplyEvent] = []
         for piece in self._splitter.finish():
-            events += self._read(piece.is_thought, piece.text, piece.raw)
-        events += self._thought.end()
+            events += self._read(piece.is_reasoning, piece.text, piece.raw)
+        events += self._reasoning.end()
         return events + (self._after.finish() if self._after else [])
 
-    def _read(self, is_thought: bool, text: str, raw: str) -> list[ReplyEvent]:
+    def _read(self, is_reasoning: bool, text: str, raw: str) -> list[ReplyEvent]:
         shown = text if self._separate else raw
-        if is_thought:
+        if is_reasoning:
             self._num_chars += len(raw)
             if self._separate:
-                return self._thought.add(shown)
+                return self._reasoning.add(shown)
             return [Text(shown)] if shown else []
-        events = self._thought.end()
+        events = self._reasoning.end()
         if self._after and shown:
             return events + self._after.push(shown)
         return [*events, Text(shown)] if shown else events
@@ -182,11 +182,11 @@ class PartReader:
         *,
         tools: Sequence[Mapping[str, Any]] | None,
         after: ReplyParser | None,
-        make_id: MakeId,
+        make_id: CallIdFactory,
         parallel: bool = True,
         separate: bool = True,
         stream: bool = True,
-        note: NoteFault = note_nothing,
+        note: FaultCallback = ignore_fault,
     ) -> None:
         self._form = form
         self._note = note
@@ -194,15 +194,15 @@ class PartReader:
         self._tools = tools
         self._after = after
         self._separate = separate
-        self._writer = ReplyWriter(make_id, parallel=parallel)
-        self._thought = _ThoughtKeeper(stream=stream)
-        self._shown = {PartKind.TEXT: _Stripped(), PartKind.THOUGHT: _Stripped()}
+        self._writer = EventWriter(make_id, parallel=parallel)
+        self._reasoning = _ReasoningBuffer(stream=stream)
+        self._shown = {PartKind.TEXT: _Stripped(), PartKind.REASONING: _Stripped()}
         self._call: list[str] = []
         self._num_chars = 0
         self._spans: list[tuple[int, int]] = []
 
     @property
-    def thought_spans(self) -> Sequence[tuple[int, int]]:
+    def reasoning_spans(self) -> Sequence[tuple[int, int]]:
         """Ranges [start, end) of the raw text's characters that are thought, tags included."""
         return self._spans
 
@@ -218,14 +218,14 @@ class PartReader:
         events: list[ReplyEvent] = []
         for part in self._finder.finish():
             events += self._read(part)
-        events += self._thought.end() + self._writer.finish()
+        events += self._reasoning.end() + self._writer.finish()
         return events + (self._after.finish() if self._after else [])
 
     def _read(self, part: Part) -> list[ReplyEvent]:
         start, self._num_chars = self._num_chars, self._num_chars + len(part.text)
-        if part.kind is PartKind.THOUGHT:
-            self._note_thought(start)
-            return self._read_thought(part)
+        if part.kind is PartKind.REASONING:
+            self._note_reasoning(start)
+            return self._read_reasoning(part)
         if part.kind is PartKind.CALLS:
             return self._read_call(part)
         if part.kind is PartKind.OTHER:
@@ -234,21 +234,21 @@ class PartReader:
             return self._say(self._shown[part.kind].add(part.text))
         return []
 
-    def _note_thought(self, start: int) -> None:
+    def _note_reasoning(self, start: int) -> None:
         if self._spans and self._spans[-1][1] == start:
             start = self._spans.pop()[0]
         if self._num_chars > start:
             self._spans.append((start, self._num_chars))
 
-    def _read_thought(self, part: Part) -> list[ReplyEvent]:
+    def _read_reasoning(self, part: Part) -> list[ReplyEvent]:
         if not self._separate:
             return self._say(part.text)
         events = self._writer.drain()
         if not part.is_mark:
-            events += self._thought.add(self._shown[part.kind].add(part.text))
+            events += self._reasoning.add(self._shown[part.kind].add(part.text))
         if part.ends:
             self._shown[part.kind].gap()
-            events += self._thought.end()
+            events += self._reasoning.end()
         return events
 
     def _read_call(self, part: Part) -> list[ReplyEvent]:

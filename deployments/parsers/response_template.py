@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SEARCH_TIMEOUT_S = 0.2
 MAX_CALL_CHARS = 2**18  # longer calls are given as text
-THOUGHT_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
+REASONING_FIELDS = frozenset({"reasoning_content", "reasoning", "thinking"})
 _NAME_OF_GROUP = re.compile(r"\(\?P<\w+>")
 _WINDOW = 1024  # marks are looked for in so many characters at a time
 CALLS_FIELD, TEXT_FIELD = "tool_calls", "content"
@@ -39,7 +39,7 @@ class PartKind(Enum):
     """What becomes of a part's text."""
 
     TEXT = "text"
-    THOUGHT = "thought"
+    REASONING = "reasoning"
     CALLS = "calls"
     OTHER = "other"
     NOTHING = "nothing"
@@ -81,9 +81,9 @@ class CheckpointFormat:
         return PartKind.CALLS in self.kinds.values()
 
     @property
-    def has_thought(self) -> bool:
+    def has_reasoning(self) -> bool:
         """Whether replies may hold thought."""
-        return PartKind.THOUGHT in self.kinds.values()
+        return PartKind.REASONING in self.kinds.values()
 
     def names_mark(self, text: str) -> bool:
         """Whether a text is, or may be, part of a mark."""
@@ -93,16 +93,16 @@ class CheckpointFormat:
         texts = [each for mark in marks for each in ([mark] if isinstance(mark, str) else mark)]
         return any(text in each or text in each.replace("\\", "") for each in texts)
 
-    def thought_end(self, prompt: str) -> str | None:
+    def reasoning_end(self, prompt: str) -> str | None:
         """Return the mark that ends the thought that a reply begins within, if it does."""
         field = PartFinder(self, prompt).field
-        if field is None or not self._is_thought(field.name):
+        if field is None or not self._is_reasoning(field.name):
             return None
         return field.close_literals[0] if field.close_literals else None
 
-    def thought_opening(self, prompt: str) -> str | None:
+    def reasoning_opening(self, prompt: str) -> str | None:
         """Return what opens a thought, if the reply to a prompt may begin with it."""
-        fields = [f for name, f in self.template.fields.items() if self._is_thought(name)]
+        fields = [f for name, f in self.template.fields.items() if self._is_reasoning(name)]
         finder = PartFinder(self, prompt)
         if not finder.is_at_start or not fields or not fields[0].open_literals:
             return None
@@ -124,8 +124,8 @@ class CheckpointFormat:
         call = tags.between(opening, field.close_literals[0])
         return tags.calls_alone([call], ((), ()), r" \n", parallel=use.parallel)
 
-    def _is_thought(self, name: str) -> bool:
-        return self.kinds[name] is PartKind.THOUGHT
+    def _is_reasoning(self, name: str) -> bool:
+        return self.kinds[name] is PartKind.REASONING
 
     def read_calls(
         self, text: str, tools: Sequence[Mapping[str, Any]]
@@ -287,8 +287,8 @@ class PartFinder:
 def _kind(name: str, field: Any) -> PartKind:
     if name == CALLS_FIELD:
         return PartKind.CALLS
-    if field.content == "text" and (name == TEXT_FIELD or name in THOUGHT_FIELDS):
-        return PartKind.TEXT if name == TEXT_FIELD else PartKind.THOUGHT
+    if field.content == "text" and (name == TEXT_FIELD or name in REASONING_FIELDS):
+        return PartKind.TEXT if name == TEXT_FIELD else PartKind.REASONING
     return PartKind.OTHER
 
 

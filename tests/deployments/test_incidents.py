@@ -114,7 +114,7 @@ def test_a_line_that_would_run_what_it_reads_is_found(line: str) -> None:
 # What goes out to others; `deployments/bench` and `cli` are clients and may.
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib3", "urllib.request", "http.client", "ftplib"}
 # Sends metrics to the one address that the configuration names; no request has a say in it.
-PUSHER = ROOT / "deployments" / "observing" / "push.py"
+PUSHER = ROOT / "deployments" / "observing" / "metrics_push.py"
 SERVED = [p for p in SOURCES if not {"bench", "cli"} & set(p.parts) and p != PUSHER]
 
 

@@ -221,7 +221,7 @@ async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> ChatJob
         ),
         counts_calls=use.choice is not ToolChoice.NAMED,
         grammar=await _grammar(server, body, use),
-        thinking=server.formats.thinking(
+        thinking=server.formats.reasoning_budget(
             prompt, budget=body.thinking_token_budget, continues=continues, use=use
         ),
     )

@@ -55,8 +55,8 @@ def check_effort(server: ServerState, body: ChatBody, prompt: str) -> None:
         return
     formats, continues = server.formats, bool(body.continue_final_message)
     has_switch = not server.tokenizer.template_variables.isdisjoint((EFFORT, *SWITCHES))
-    may_think = not has_switch and formats.opened(prompt, continues=continues) != prompt
-    if may_think or formats.thinking(prompt, continues=continues) is not None:
+    may_think = not has_switch and formats.open_reasoning(prompt, continues=continues) != prompt
+    if may_think or formats.reasoning_budget(prompt, continues=continues) is not None:
         raise unsupported(EFFORT, f"{EFFORT}: this model's thought cannot be switched off.")
 
 
@@ -70,7 +70,7 @@ def opened(formats: ReplyFormats, body: ChatBody, prompt: str, *, is_held: bool)
     budget, continues = body.thinking_token_budget, bool(body.continue_final_message)
     if budget is None and not is_held:
         return prompt
-    prompt = formats.opened(prompt, continues=continues)
+    prompt = formats.open_reasoning(prompt, continues=continues)
     if budget is not None and formats.reasoning_format_name is None:
         message = "thinking_token_budget: this model is not known to think before it answers."
         raise unsupported("thinking_token_budget", message)

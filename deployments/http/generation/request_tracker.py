@@ -22,7 +22,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.concurrency import ConcurrencyLimiter
 from remora.deployments.http.core.metrics import CallMetrics, Metrics
 from remora.deployments.http.generation.resumption import resumable
-from remora.deployments.observing.trace import CallObservers
+from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.scoped_task import scoped_task
 from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request
@@ -115,7 +115,7 @@ class RequestTracker:
         self._metrics = metrics
         self.limits = limits
         self.is_draining = False
-        self.observers = CallObservers()
+        self.observers = RequestObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
         self._places = ConcurrencyLimiter()

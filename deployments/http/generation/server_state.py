@@ -20,7 +20,7 @@ from remora.deployments.http.generation.task_prompts import TaskPrompts
 from remora.deployments.http.responses.archive import Archive
 from remora.deployments.http.sglang.weight_update import Weights, WeightUpdate
 from remora.deployments.observing.request_log import RequestLog
-from remora.deployments.observing.trace import CallObservers
+from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.parsers.replies import ReplyFormats
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.protocols import EngineClient
@@ -162,7 +162,7 @@ class ServerState:
         api = server.config.api
         settings = Settings(server.config, server.plan, server.generation_defaults)
         calls = RequestTracker(server.client, metrics, RequestLimits.of(server.config, server.plan))
-        calls.observers = CallObservers(
+        calls.observers = RequestObservers(
             [RequestLog(lambda: settings.config.metrics, server.tokenizer)]
         )
         return cls(

@@ -24,9 +24,9 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.tools import ToolBody
 from remora.deployments.http.handlers import read_body
 from remora.deployments.parsers.format_choice import reasoning_parser_names
-from remora.deployments.parsers.formats import TOOL_FORMATS
 from remora.deployments.parsers.reasoning import reasoning_format
 from remora.deployments.parsers.replies import ReplyFormats
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import NO_TOOLS, ToolChoice, ToolUse
 from remora.engine.types import FinishReason, Output
 

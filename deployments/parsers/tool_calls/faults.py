@@ -24,9 +24,9 @@ class CallFault(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"
 
 
-NoteFault = Callable[[CallFault], object]
+FaultCallback = Callable[[CallFault], object]
 """Takes each fault of one reply."""
 
 
-def note_nothing(fault: CallFault) -> None:
+def ignore_fault(fault: CallFault) -> None:
     """Forget a fault."""

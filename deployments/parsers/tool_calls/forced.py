@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from remora.deployments.parsers.event_writer import CallIdFactory
 from remora.deployments.parsers.events import ReplyParser
-from remora.deployments.parsers.reader import BLANKS, Steps
-from remora.deployments.parsers.scan import json_brackets, read_nested
-from remora.deployments.parsers.tool_calls.faults import NoteFault, note_nothing
+from remora.deployments.parsers.nested_values import json_brackets, read_nested
+from remora.deployments.parsers.text_reader import BLANKS, Steps
+from remora.deployments.parsers.tool_calls.call_parser import CallParser, CallSyntax, ParseContext
+from remora.deployments.parsers.tool_calls.faults import FaultCallback, ignore_fault
 from remora.deployments.parsers.tool_calls.json_calls import Envelopes
-from remora.deployments.parsers.tool_calls.parser import CallParser, CallSyntax, Desk
 from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
-from remora.deployments.parsers.writer import MakeId
 
 _BRACKETS = json_brackets()
 _DEFINITIONS = "#/$defs/"
@@ -53,7 +53,9 @@ def forced_schema(use: ToolUse) -> dict[str, Any]:
     }
 
 
-def forced_parser(use: ToolUse, make_id: MakeId, note: NoteFault = note_nothing) -> ReplyParser:
+def forced_parser(
+    use: ToolUse, make_id: CallIdFactory, note: FaultCallback = ignore_fault
+) -> ReplyParser:
     """Return the parser of a reply with a forced choice."""
     if use.choice is ToolChoice.NAMED:
         syntax = CallSyntax(bare=_named_reader(str(use.name)))
@@ -62,15 +64,15 @@ def forced_parser(use: ToolUse, make_id: MakeId, note: NoteFault = note_nothing)
     return CallParser(syntax, use.tools, make_id, parallel=use.parallel, note=note)
 
 
-def _named_reader(name: str) -> Callable[[Desk], Steps[None]]:
-    def read(desk: Desk) -> Steps[None]:
-        reader = desk.reader
+def _named_reader(name: str) -> Callable[[ParseContext], Steps[None]]:
+    def read(context: ParseContext) -> Steps[None]:
+        reader = context.reader
         yield from reader.run(BLANKS)
         if (yield from reader.sees("{")):
-            desk.begin(name)
-            yield from read_nested(reader, desk.writer.arguments, _BRACKETS)
+            context.begin(name)
+            yield from read_nested(reader, context.writer.arguments, _BRACKETS)
         elif blanks := reader.give_back():
-            desk.writer.text(blanks)
+            context.writer.text(blanks)
 
     return read
 

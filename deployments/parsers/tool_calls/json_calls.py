@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from remora.deployments.parsers.literals import read_literal, to_json
-from remora.deployments.parsers.reader import BLANKS, NAME, Malformed, Reader, Steps, Taker, drop
-from remora.deployments.parsers.scan import (
+from remora.deployments.parsers.nested_values import (
     PYTHON_BRACKETS,
     decode_json_text,
     json_brackets,
@@ -20,8 +19,17 @@ from remora.deployments.parsers.scan import (
     read_nested,
     read_string,
 )
+from remora.deployments.parsers.text_reader import (
+    BLANKS,
+    NAME,
+    Malformed,
+    Steps,
+    TextReader,
+    TextSink,
+    discard,
+)
+from remora.deployments.parsers.tool_calls.call_parser import ParseContext
 from remora.deployments.parsers.tool_calls.faults import CallFault
-from remora.deployments.parsers.tool_calls.parser import Desk
 
 _NAME_KEY = "name"
 _ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -43,22 +51,22 @@ class Envelopes:
         self._brackets = json_brackets(*ends)
         self._bare = bare
 
-    def __call__(self, desk: Desk) -> Steps[None]:
+    def __call__(self, context: ParseContext) -> Steps[None]:
         """Read calls as long as more of them follow."""
-        reader = desk.reader
+        reader = context.reader
         yield from reader.run(BLANKS)
         if (yield from reader.has("[")):
             yield from reader.run(BLANKS)
-        yield from self._read_call(desk)
+        yield from self._read_call(context)
         while True:
             yield from reader.run(_BETWEEN_CALLS)
             if not (yield from reader.sees("{")):
                 return
             reader.keep()
-            yield from self._read_call(desk)
+            yield from self._read_call(context)
 
-    def _read_call(self, desk: Desk) -> Steps[None]:
-        reader, call = desk.reader, _Call(desk, waits_for_arguments=self._bare)
+    def _read_call(self, context: ParseContext) -> Steps[None]:
+        reader, call = context.reader, _Call(context, waits_for_arguments=self._bare)
         yield from reader.need("{")
         yield from reader.run(BLANKS)
         if (yield from reader.sees("'")):
@@ -72,7 +80,7 @@ class Envelopes:
         call.complete()
 
     def _read_member(self, call: _Call, key: str) -> Steps[None]:
-        reader = call.desk.reader
+        reader = call.context.reader
         yield from reader.need(":")
         if key == _NAME_KEY and not call.name:
             call.set_name((yield from read_json_text(reader)))
@@ -83,10 +91,10 @@ class Envelopes:
         elif self._bare and key not in _OTHER_KEYS:
             raise Malformed
         else:
-            yield from self._read_value(reader, drop)
+            yield from self._read_value(reader, discard)
 
     def _read_arguments(self, call: _Call) -> Steps[None]:
-        reader = call.desk.reader
+        reader = call.context.reader
         if (yield from reader.sees("{")):
             call.open_arguments()
             yield from read_nested(reader, call.add, self._brackets)
@@ -101,25 +109,25 @@ class Envelopes:
         call.open_arguments()
         if text.strip() not in ("", "null"):
             if not text.lstrip().startswith("{"):
-                call.desk.note(CallFault.MALFORMED)
+                call.context.note(CallFault.MALFORMED)
             call.add(text)
 
-    def _read_value(self, reader: Reader, pass_on: Taker) -> Steps[None]:
+    def _read_value(self, reader: TextReader, sink: TextSink) -> Steps[None]:
         char = yield from reader.peek()
         if char and char in "{[":
-            yield from read_nested(reader, pass_on, self._brackets)
+            yield from read_nested(reader, sink, self._brackets)
         elif char == '"':
-            pass_on((yield from reader.take()))
-            yield from read_string(reader, pass_on)
+            sink((yield from reader.take()))
+            yield from read_string(reader, sink)
         else:
-            yield from reader.run(_SCALAR, pass_on)
+            yield from reader.run(_SCALAR, sink)
 
 
 class _Call:
     """One call, begun as soon as its name is certain; until then its arguments wait."""
 
-    def __init__(self, desk: Desk, *, waits_for_arguments: bool) -> None:
-        self.desk = desk
+    def __init__(self, context: ParseContext, *, waits_for_arguments: bool) -> None:
+        self.context = context
         self.name = ""
         self.has_arguments = False
         self._waits_for_arguments = waits_for_arguments
@@ -136,14 +144,14 @@ class _Call:
 
     def add(self, piece: str) -> None:
         if self._has_begun:
-            self.desk.writer.arguments(piece)
+            self.context.writer.arguments(piece)
         else:
             self._held.append(piece)
 
     def complete(self) -> None:
         if not self._has_begun:
             raise Malformed
-        self.desk.writer.complete()
+        self.context.writer.complete()
 
     def _try_to_begin(self) -> None:
         if self._has_begun or not self.name:
@@ -151,15 +159,15 @@ class _Call:
         if self._waits_for_arguments and not self.has_arguments:
             return
         self._has_begun = True
-        self.desk.begin(self.name)
+        self.context.begin(self.name)
         for piece in self._held:
-            self.desk.writer.arguments(piece)
+            self.context.writer.arguments(piece)
 
 
 def _read_python_dict(call: _Call) -> Steps[None]:
     """Read the rest of a call that is written as a Python dictionary, and translate it."""
     pieces = ["{"]
-    yield from read_nested(call.desk.reader, pieces.append, PYTHON_BRACKETS, depth=1)
+    yield from read_nested(call.context.reader, pieces.append, PYTHON_BRACKETS, depth=1)
     try:
         members = read_literal("".join(pieces))
     except ValueError as error:
@@ -204,9 +212,9 @@ class NamedObjects:
     split: Callable[[str], tuple[str, str | None]] = plain_name
     ends: tuple[str, ...]
 
-    def __call__(self, desk: Desk) -> Steps[None]:
+    def __call__(self, context: ParseContext) -> Steps[None]:
         """Read one call."""
-        reader = desk.reader
+        reader = context.reader
         yield from reader.run(BLANKS)
         yield from reader.need(self.lead)
         name, call_id = self.split((yield from reader.word(NAME)))
@@ -216,11 +224,11 @@ class NamedObjects:
         yield from reader.need(self.name_end)
         if not name:
             raise Malformed
-        desk.begin(name, call_id)
+        context.begin(name, call_id)
         yield from reader.run(BLANKS)
         if (yield from reader.sees("{")):
             brackets = json_brackets(*self.ends)
-            yield from read_nested(reader, desk.writer.arguments, brackets)
-        desk.writer.complete()
+            yield from read_nested(reader, context.writer.arguments, brackets)
+        context.writer.complete()
         yield from reader.run(BLANKS)
         yield from reader.has(self.tail)

@@ -9,9 +9,16 @@ from __future__ import annotations
 import re
 
 from remora.deployments.parsers.literals import argument_json, escape, to_json, types_of, unescape
-from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps, Taker
-from remora.deployments.parsers.scan import read_python_argument
-from remora.deployments.parsers.tool_calls.parser import Desk
+from remora.deployments.parsers.nested_values import read_python_argument
+from remora.deployments.parsers.text_reader import (
+    BLANKS,
+    Malformed,
+    Markers,
+    Steps,
+    TextReader,
+    TextSink,
+)
+from remora.deployments.parsers.tool_calls.call_parser import ParseContext
 
 _IDENTIFIER = re.compile(r"[\w.\-]+")
 _ENDS = {end: Markers(end, "\\") for end in ('"', "'", '"""', "'''")}
@@ -19,14 +26,14 @@ _MAX_DIGITS = {"x": 2, "u": 4, "U": 8} | dict.fromkeys("01234567", 2)
 _ALL_TYPES = types_of(None, {})
 
 
-def read_python_calls(desk: Desk) -> Steps[None]:
+def read_python_calls(context: ParseContext) -> Steps[None]:
     """Read a list of calls."""
-    reader = desk.reader
+    reader = context.reader
     yield from reader.run(BLANKS)
     yield from reader.need("[")
     while True:
         yield from reader.run(BLANKS)
-        yield from _read_call(desk)
+        yield from _read_call(context)
         yield from reader.run(BLANKS)
         if (yield from reader.has("]")):
             return
@@ -37,8 +44,8 @@ def read_python_calls(desk: Desk) -> Steps[None]:
         reader.keep()
 
 
-def _read_call(desk: Desk) -> Steps[None]:
-    reader, writer = desk.reader, desk.writer
+def _read_call(context: ParseContext) -> Steps[None]:
+    reader, writer = context.reader, context.writer
     name = yield from reader.word(_IDENTIFIER)
     yield from reader.run(BLANKS)
     yield from reader.need("(")
@@ -46,15 +53,15 @@ def _read_call(desk: Desk) -> Steps[None]:
         raise Malformed
     yield from reader.run(BLANKS)
     if (yield from reader.has(")")):
-        desk.begin(name)
+        context.begin(name)
         writer.complete()
         return
     key = yield from _read_key(reader)
-    desk.begin(name)
+    context.begin(name)
     before = "{"
     while True:
         writer.arguments(f"{before}{to_json(key)}: ")
-        end = yield from _read_value(desk)
+        end = yield from _read_value(context)
         yield from reader.run(BLANKS)
         if end == ")" or (yield from reader.has(")")):
             writer.arguments("}")
@@ -62,7 +69,7 @@ def _read_call(desk: Desk) -> Steps[None]:
         key, before = (yield from _read_key(reader)), ", "
 
 
-def _read_key(reader: Reader) -> Steps[str]:
+def _read_key(reader: TextReader) -> Steps[str]:
     key = yield from reader.word(_IDENTIFIER)
     yield from reader.run(BLANKS)
     yield from reader.need("=")
@@ -72,9 +79,9 @@ def _read_key(reader: Reader) -> Steps[str]:
     return key
 
 
-def _read_value(desk: Desk) -> Steps[str]:
+def _read_value(context: ParseContext) -> Steps[str]:
     """Read one argument; return the `,` or `)` after it."""
-    reader, writer = desk.reader, desk.writer
+    reader, writer = context.reader, context.writer
     char = yield from reader.peek()
     if char and char in "\"'":
         writer.arguments('"')
@@ -91,21 +98,21 @@ def _read_value(desk: Desk) -> Steps[str]:
     return end
 
 
-def _read_string(reader: Reader, pass_on: Taker) -> Steps[None]:
+def _read_string(reader: TextReader, sink: TextSink) -> Steps[None]:
     """Read a string; pass on what it says."""
     end = yield from reader.take()
     if (yield from reader.has(end * 2)):
         end *= 3
     while True:
-        stop = yield from reader.until(_ENDS[end], pass_on)
+        stop = yield from reader.until(_ENDS[end], sink)
         if stop is None:
             raise Malformed
         if stop == end:
             return
-        pass_on(unescape("\\" + (yield from _read_escape(reader))))
+        sink(unescape("\\" + (yield from _read_escape(reader))))
 
 
-def _read_escape(reader: Reader) -> Steps[str]:
+def _read_escape(reader: TextReader) -> Steps[str]:
     """Read the rest of an escape, its backslash being read."""
     escaped = yield from reader.take()
     digits = "01234567" if escaped in "01234567" else "0123456789abcdefABCDEF"

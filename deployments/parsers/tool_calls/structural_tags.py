@@ -13,7 +13,7 @@ from typing import Any
 from remora.deployments.parsers.tools import Tool
 
 Tag = dict[str, Any]
-MakeTags = Callable[[Sequence[Tool]], list[Tag]]
+TagFactory = Callable[[Sequence[Tool]], list[Tag]]
 
 
 MAX_CALLS = 16
@@ -80,7 +80,7 @@ def list_of(tags: list[Tag], separator: str) -> Tag:
     }
 
 
-def tool_tags(begin: str, end: str, style: str = "json") -> MakeTags:
+def tool_tags(begin: str, end: str, style: str = "json") -> TagFactory:
     """Return who makes a tag for each tool; `NAME` in `begin` stands for its name."""
 
     def make(tools: Sequence[Tool]) -> list[Tag]:
@@ -91,7 +91,7 @@ def tool_tags(begin: str, end: str, style: str = "json") -> MakeTags:
     return make
 
 
-def list_tags(*begins: str) -> MakeTags:
+def list_tags(*begins: str) -> TagFactory:
     """Return who makes tags of JSON lists of calls, which open with any of `begins`."""
 
     def make(tools: Sequence[Tool]) -> list[Tag]:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from remora.deployments.parsers.literals import argument_json, escape, to_json, types_of
-from remora.deployments.parsers.reader import BLANKS, NAME, Malformed, Markers, Steps
-from remora.deployments.parsers.scan import json_brackets, read_nested
-from remora.deployments.parsers.tool_calls.parser import Desk
+from remora.deployments.parsers.nested_values import json_brackets, read_nested
+from remora.deployments.parsers.text_reader import BLANKS, NAME, Malformed, Markers, Steps
+from remora.deployments.parsers.tool_calls.call_parser import ParseContext
 
 _TEXT = frozenset({"string"})
 
@@ -47,21 +47,21 @@ class XmlCalls:
     close: str
     trims: bool = False
 
-    def __call__(self, desk: Desk) -> Steps[None]:
+    def __call__(self, context: ParseContext) -> Steps[None]:
         """Read one call."""
-        reader, writer = desk.reader, desk.writer
+        reader, writer = context.reader, context.writer
         yield from reader.run(BLANKS)
         name = yield from reader.word(NAME)
-        yield from self._check_name(desk, name)
-        desk.begin(name)
+        yield from self._check_name(context, name)
+        context.begin(name)
         yield from reader.run(BLANKS)
         if (yield from reader.sees("{")):
             yield from read_nested(reader, writer.arguments, json_brackets(self.close))
-        yield from self._read_arguments(desk, name)
+        yield from self._read_arguments(context, name)
         writer.complete()
 
-    def _check_name(self, desk: Desk, name: str) -> Steps[None]:
-        reader = desk.reader
+    def _check_name(self, context: ParseContext, name: str) -> Steps[None]:
+        reader = context.reader
         if not name:
             raise Malformed
         if self.name_end:
@@ -71,8 +71,8 @@ class XmlCalls:
         if not ((yield from reader.sees(self.key_open)) or (yield from reader.sees(self.close))):
             raise Malformed
 
-    def _read_arguments(self, desk: Desk, name: str) -> Steps[None]:
-        reader, writer = desk.reader, desk.writer
+    def _read_arguments(self, context: ParseContext, name: str) -> Steps[None]:
+        reader, writer = context.reader, context.writer
         parts, key_ends = Markers(self.key_open, self.close), Markers(*self.key_ends)
         num_arguments = 0
         # Text between arguments is no part of the call, but it is not lost.
@@ -84,8 +84,8 @@ class XmlCalls:
                 raise Malformed
             writer.arguments(f"{', ' if num_arguments else '{'}{to_json(''.join(key))}: ")
             num_arguments += 1
-            types = self._types(desk, name, "".join(key), self.key_ends[key_end])
-            part = yield from self._read_value(desk, types)
+            types = self._types(context, name, "".join(key), self.key_ends[key_end])
+            part = yield from self._read_value(context, types)
             if not part.endswith((self.key_open, self.close)):
                 part = yield from reader.until(parts, writer.text)
         if part is None:
@@ -93,9 +93,9 @@ class XmlCalls:
         if num_arguments:
             writer.arguments("}")
 
-    def _read_value(self, desk: Desk, types: frozenset[str]) -> Steps[str]:
+    def _read_value(self, context: ParseContext, types: frozenset[str]) -> Steps[str]:
         """Read one value; return what ended it."""
-        reader, writer = desk.reader, desk.writer
+        reader, writer = context.reader, context.writer
         if self.value_open:
             yield from reader.run(BLANKS)
             yield from reader.need(self.value_open)
@@ -112,10 +112,12 @@ class XmlCalls:
         writer.arguments('"' if types == _TEXT else argument_json("".join(pieces), types))
         return end
 
-    def _types(self, desk: Desk, name: str, key: str, reading: Reading) -> frozenset[str]:
+    def _types(
+        self, context: ParseContext, name: str, key: str, reading: Reading
+    ) -> frozenset[str]:
         if reading is Reading.TEXT:
             return _TEXT
-        tool = desk.tools.get(name)
+        tool = context.tools.get(name)
         if reading is Reading.VALUE or tool is None:
             return types_of(None, {})
         properties = tool.parameters.get("properties")

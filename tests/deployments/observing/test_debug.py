@@ -25,8 +25,8 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.replay import read_ids
+from remora.deployments.observing.request_trace import RequestTrace
 from remora.deployments.observing.telemetry import Telemetry
-from remora.deployments.observing.trace import CallTrace
 from remora.engine.types import Request, SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
@@ -111,7 +111,7 @@ def test_a_dump_holds_what_runs_and_what_ended_within_five_minutes(tmp_path: Pat
     now = 0.0
     dump = CrashDump(tmp_path, "r", clock=lambda: now)
     request = Request(request_id="x", prompt_ids=[1], sampling=SamplingParams())
-    traces = {name: CallTrace(name, [request]) for name in ("old", "new", "running")}
+    traces = {name: RequestTrace(name, [request]) for name in ("old", "new", "running")}
     for trace in traces.values():
         dump.begun(trace)
     dump.ended(traces["old"])

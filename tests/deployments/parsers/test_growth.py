@@ -15,14 +15,14 @@ from itertools import product
 import pytest
 
 from remora.deployments.parsers.events import ReplyEvent, ReplyParser
-from remora.deployments.parsers.formats import TOOL_FORMATS
 from remora.deployments.parsers.reasoning import (
     REASONING_FORMATS,
     ReasoningFormat,
-    ThoughtSplitter,
-    ThoughtStart,
+    ReasoningSplitter,
+    ReasoningStart,
 )
 from remora.deployments.parsers.tool_calls.forced import forced_parser
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import ToolUse
 from tests.deployments.parsers import test_replies, test_response_template
 from tests.deployments.parsers.tool_calls.test_chunking import FORCED, FORMATS, make_id, make_parser
@@ -50,7 +50,7 @@ UNITS = {
     "less-than": "<",
 }
 
-Make = Callable[[], ReplyParser | ThoughtSplitter]
+Make = Callable[[], ReplyParser | ReasoningSplitter]
 
 
 def seconds_of(
@@ -65,7 +65,7 @@ def seconds_of(
 
 
 def check_growth(
-    make: Callable[[], ReplyParser | ThoughtSplitter],
+    make: Callable[[], ReplyParser | ReasoningSplitter],
     opening: str,
     unit: str,
     sizes: tuple[int, int] = SIZES,
@@ -129,12 +129,12 @@ THOUGHTS = (*UNITS.values(), "<think>", "<think", "</think", "\n<tool_call", "\n
 
 
 @pytest.mark.parametrize("form", REASONING_FORMATS, ids=lambda form: form.name)
-@pytest.mark.parametrize("start", [ThoughtStart.WITHIN, ThoughtStart.OPEN])
+@pytest.mark.parametrize("start", [ReasoningStart.WITHIN, ReasoningStart.OPEN])
 @pytest.mark.parametrize("unit", THOUGHTS)
 def test_thought_is_read_in_linear_time(
-    form: ReasoningFormat, start: ThoughtStart, unit: str
+    form: ReasoningFormat, start: ReasoningStart, unit: str
 ) -> None:
-    check_growth(lambda: ThoughtSplitter(form, start, interrupts=("<tool_call>",)), "", unit)
+    check_growth(lambda: ReasoningSplitter(form, start, interrupts=("<tool_call>",)), "", unit)
 
 
 REPLIES = (*THOUGHTS, test_replies.CALL, "<tool_call>\n{", "</tool_call>", "<think>a</think>")

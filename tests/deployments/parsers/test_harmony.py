@@ -21,7 +21,7 @@ from tests.tiny_models import CHAT_TEMPLATE
 
 PROMPT = "<|start|>user<|message|>Hi<|end|><|start|>assistant"
 USE = ToolUse(tools=(Tool(name="add", parameters={}),), choice=ToolChoice.AUTO)
-THOUGHT = "<|channel|>analysis<|message|>Hm.\n<|end|>"
+REASONING = "<|channel|>analysis<|message|>Hm.\n<|end|>"
 FINAL = "<|start|>assistant<|channel|>final<|message|>"
 CALL = (
     "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
@@ -38,11 +38,11 @@ def make_reader(prompt: str = PROMPT, use: ToolUse | None = USE, **options: Any)
 @pytest.mark.parametrize(
     ("text", "thought", "answer", "calls"),
     [
-        (f"{THOUGHT}{FINAL}Paris.<|return|>", "Hm.\n", "Paris.", []),
-        (f"{THOUGHT}{FINAL}Paris.", "Hm.\n", "Paris.", []),
+        (f"{REASONING}{FINAL}Paris.<|return|>", "Hm.\n", "Paris.", []),
+        (f"{REASONING}{FINAL}Paris.", "Hm.\n", "Paris.", []),
         ("<|channel|>final<|message|> Hi", "", " Hi", []),
-        (f"{THOUGHT}{CALL}", "Hm.\n", "", [("add", ARGUMENTS)]),
-        (THOUGHT + CALL.removesuffix("<|call|>"), "Hm.\n", "", [("add", ARGUMENTS)]),
+        (f"{REASONING}{CALL}", "Hm.\n", "", [("add", ARGUMENTS)]),
+        (REASONING + CALL.removesuffix("<|call|>"), "Hm.\n", "", [("add", ARGUMENTS)]),
         (
             "<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{}<|call|>",
             "",
@@ -55,7 +55,7 @@ def make_reader(prompt: str = PROMPT, use: ToolUse | None = USE, **options: Any)
             "Let me see.",
             [("add", ARGUMENTS), ("add", ARGUMENTS)],
         ),
-        (f"{THOUGHT}<|start|>assistant{THOUGHT}{FINAL}x", "Hm.\n\nHm.\n", "x", []),
+        (f"{REASONING}<|start|>assistant{REASONING}{FINAL}x", "Hm.\n\nHm.\n", "x", []),
         ("<|channel|>analysis<|message|>never ends <|en", "never ends <|en", "", []),
         ("no marks at all <|chan", "", "no marks at all <|chan", []),
         ("<|channel|>final without a message", "", "<|channel|>final without a message", []),
@@ -72,11 +72,11 @@ def test_messages_are_told_apart_by_their_headers(
 
 
 def test_a_prompt_may_have_opened_the_thought() -> None:
-    opened = PROMPT + str(HarmonyFormat().thought_opening(PROMPT))
+    opened = PROMPT + str(HarmonyFormat().reasoning_opening(PROMPT))
 
-    assert HarmonyFormat().thought_end(PROMPT) is None
-    assert HarmonyFormat().thought_end(opened) == f"<|end|>{FINAL}"
-    assert HarmonyFormat().thought_opening(opened) is None
+    assert HarmonyFormat().reasoning_end(PROMPT) is None
+    assert HarmonyFormat().reasoning_end(opened) == f"<|end|>{FINAL}"
+    assert HarmonyFormat().reasoning_opening(opened) is None
     assert read(make_reader(opened), f"Hm.<|end|>{FINAL}Hi") == ("Hm.", "Hi", [])
 
 
@@ -100,14 +100,14 @@ def test_pieces_come_as_they_are_written() -> None:
 def test_calls_are_text_where_none_are_looked_for() -> None:
     call = CALL.replace(ARGUMENTS, '{"a": 1}')
 
-    assert read(make_reader(use=None), f"{THOUGHT}{call}") == ("Hm.\n", '{"a": 1}', [])
+    assert read(make_reader(use=None), f"{REASONING}{call}") == ("Hm.\n", '{"a": 1}', [])
 
 
 def test_thought_may_stay_in_the_text_or_come_at_once() -> None:
-    text = f"{THOUGHT}{FINAL}Hi"
+    text = f"{REASONING}{FINAL}Hi"
     whole = make_reader(stream=False)
 
-    assert read(make_reader(separate=False), text) == ("", f"{THOUGHT}Hi", [])
+    assert read(make_reader(separate=False), text) == ("", f"{REASONING}Hi", [])
     assert whole.push("<|channel|>analysis<|message|>Hm") == []
     assert whole.push(f".<|end|>{FINAL}Hi") == [Reasoning("Hm."), Text("Hi")]
 
@@ -115,9 +115,9 @@ def test_thought_may_stay_in_the_text_or_come_at_once() -> None:
 def test_thought_stands_where_its_message_does() -> None:
     reader = make_reader()
 
-    read(reader, *f"{THOUGHT}{FINAL}Hi")
+    read(reader, *f"{REASONING}{FINAL}Hi")
 
-    assert reader.thought_spans == [(0, len(THOUGHT))]
+    assert reader.reasoning_spans == [(0, len(REASONING))]
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -125,21 +125,21 @@ def test_what_stands_between_two_thoughts_is_none(separate: bool) -> None:
     said = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
     reader = make_reader(separate=separate)
 
-    read(reader, *f"{THOUGHT}{said}<|start|>assistant{THOUGHT}{FINAL}Hi")
+    read(reader, *f"{REASONING}{said}<|start|>assistant{REASONING}{FINAL}Hi")
 
-    assert sum(end - start for start, end in reader.thought_spans) == 2 * len(THOUGHT) + len(
+    assert sum(end - start for start, end in reader.reasoning_spans) == 2 * len(REASONING) + len(
         "<|start|>assistant"
     )
 
 
 def test_without_a_format_of_thought_there_is_none_to_count() -> None:
-    reader = HarmonyFormat(has_thought=False).reader(
+    reader = HarmonyFormat(has_reasoning=False).reader(
         PROMPT, use=None, after=None, make_id=random_id
     )
 
-    read(reader, f"{THOUGHT}{FINAL}Hi")
+    read(reader, f"{REASONING}{FINAL}Hi")
 
-    assert reader.thought_spans == []
+    assert reader.reasoning_spans == []
 
 
 SPECIALS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>")
@@ -177,8 +177,8 @@ def test_the_format_is_told_from_the_template_or_named(
 
 def test_a_grammar_holds_for_the_answer_and_calls_stand_before_it() -> None:
     formats = make_formats()
-    opened = formats.opened(PROMPT)
-    thinking = formats.thinking(opened)
+    opened = formats.open_reasoning(PROMPT)
+    thinking = formats.reasoning_budget(opened)
 
     assert opened == f"{PROMPT}<|channel|>analysis<|message|>"
     assert thinking is not None
@@ -190,8 +190,8 @@ def test_a_grammar_holds_for_the_answer_and_calls_stand_before_it() -> None:
 
 def test_a_call_may_end_the_reply_before_the_answer_that_a_grammar_holds() -> None:
     formats = make_formats()
-    opened = formats.opened(PROMPT)
-    free, bound = formats.thinking(opened, use=USE), formats.thinking(opened)
+    opened = formats.open_reasoning(PROMPT)
+    free, bound = formats.reasoning_budget(opened, use=USE), formats.reasoning_budget(opened)
 
     assert free is not None
     assert bound is not None
@@ -203,7 +203,7 @@ def test_a_call_may_end_the_reply_before_the_answer_that_a_grammar_holds() -> No
 def test_forced_calls_are_read_from_the_answer(choice: ToolChoice) -> None:
     use = ToolUse(tools=USE.tools, choice=choice, name="add")
     named, listed = '{"a": 1}', '[{"name": "add", "parameters": {"a": 1}}]'
-    text = f"{THOUGHT}{FINAL}{named if choice is ToolChoice.NAMED else listed}"
+    text = f"{REASONING}{FINAL}{named if choice is ToolChoice.NAMED else listed}"
 
     parser = make_formats().make_parser(prompt=PROMPT, use=use)()
 
@@ -234,7 +234,7 @@ WORDS = st.sampled_from(
         *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"),
         *("<|return|>", "assistant", "analysis", "commentary", "final", " to=functions.add", "to="),
         *('{"a": ', "{", "}", '"', "\\", "[", " ", "\n", "é🙂", "<|", "json", "<|channel|"),
-        *(THOUGHT, FINAL, CALL),
+        *(REASONING, FINAL, CALL),
     ]
 )
 
@@ -257,10 +257,12 @@ def test_any_cut_gives_the_same(
 
     assert read(readers[1], *cut(text, cuts)) == whole
     assert read(readers[2], *text) == whole
-    assert readers[0].thought_spans == readers[1].thought_spans == readers[2].thought_spans
+    assert readers[0].reasoning_spans == readers[1].reasoning_spans == readers[2].reasoning_spans
 
 
-@pytest.mark.parametrize("unit", ["<|", "<|start|>", "<|channel|>", THOUGHT, CALL, "{", '"', " x"])
+@pytest.mark.parametrize(
+    "unit", ["<|", "<|start|>", "<|channel|>", REASONING, CALL, "{", '"', " x"]
+)
 def test_hostile_texts_cost_no_more_than_their_length(unit: str) -> None:
     """With work that grew by the square, the timeout of the tests would strike."""
     text = (unit * (200_000 // len(unit) + 1))[:200_000]

@@ -13,8 +13,8 @@ from remora.deployments.parsers.reasoning import (
     REASONING_FORMATS,
     Piece,
     ReasoningFormat,
-    ThoughtSplitter,
-    ThoughtStart,
+    ReasoningSplitter,
+    ReasoningStart,
     reasoning_format,
 )
 
@@ -25,49 +25,49 @@ CALL = "<tool_call>"
 
 
 def make_splitter(
-    start: ThoughtStart, form: ReasoningFormat = QWEN3, *interrupts: str
-) -> ThoughtSplitter:
-    return ThoughtSplitter(form, start, interrupts=interrupts)
+    start: ReasoningStart, form: ReasoningFormat = QWEN3, *interrupts: str
+) -> ReasoningSplitter:
+    return ReasoningSplitter(form, start, interrupts=interrupts)
 
 
-def split(splitter: ThoughtSplitter, *texts: str) -> list[Piece]:
+def split(splitter: ReasoningSplitter, *texts: str) -> list[Piece]:
     pieces = [piece for text in texts for piece in splitter.push(text)]
     return pieces + splitter.finish()
 
 
 def shown(pieces: list[Piece]) -> tuple[str, str]:
     """Return thought and answer."""
-    thought = "".join(piece.text for piece in pieces if piece.is_thought)
-    return thought, "".join(piece.text for piece in pieces if not piece.is_thought)
+    thought = "".join(piece.text for piece in pieces if piece.is_reasoning)
+    return thought, "".join(piece.text for piece in pieces if not piece.is_reasoning)
 
 
 @pytest.mark.parametrize(
     ("start", "text", "thought", "answer"),
     [
-        (ThoughtStart.WITHIN, "hm\n</think>\n\nyes\n", "hm", "yes\n"),
-        (ThoughtStart.WITHIN, "<think>\nhm</think>yes", "hm", "yes"),
-        (ThoughtStart.WITHIN, "\n\nhm\n\nso</think>yes", "\nhm\n\nso", "yes"),
-        (ThoughtStart.WITHIN, "never ends\n", "never ends\n", ""),
-        (ThoughtStart.WITHIN, "</think>yes", "", "yes"),
-        (ThoughtStart.WITHIN, "a</think>b</think>c", "a", "b</think>c"),
-        (ThoughtStart.WITHIN, "ends in </thi", "ends in </thi", ""),
-        (ThoughtStart.WITHIN, "  ", "  ", ""),
-        (ThoughtStart.WITHIN, "", "", ""),
-        (ThoughtStart.OPEN, "\n<think>\n\n</think>\n\nyes", "", "yes"),
-        (ThoughtStart.OPEN, " <think>hm</think> yes", "hm", " yes"),
-        (ThoughtStart.OPEN, "  yes <think>no</think>", "", "  yes <think>no</think>"),
-        (ThoughtStart.OPEN, "<thin ice", "", "<thin ice"),
-        (ThoughtStart.OPEN, " <thi", "", " <thi"),
-        (ThoughtStart.OPEN, "<think>hm", "hm", ""),
-        (ThoughtStart.OVER, "<think>hm</think>", "", "<think>hm</think>"),
-        (ThoughtStart.WITHIN, "hm\n<tool_call>{}", "hm", "<tool_call>{}"),
-        (ThoughtStart.WITHIN, "<tool_call>{}", "", "<tool_call>{}"),
-        (ThoughtStart.WITHIN, "say <tool_call>", "say <tool_call>", ""),
-        (ThoughtStart.OPEN, "<think>\n<tool_call>{}</think>", "", "<tool_call>{}</think>"),
+        (ReasoningStart.WITHIN, "hm\n</think>\n\nyes\n", "hm", "yes\n"),
+        (ReasoningStart.WITHIN, "<think>\nhm</think>yes", "hm", "yes"),
+        (ReasoningStart.WITHIN, "\n\nhm\n\nso</think>yes", "\nhm\n\nso", "yes"),
+        (ReasoningStart.WITHIN, "never ends\n", "never ends\n", ""),
+        (ReasoningStart.WITHIN, "</think>yes", "", "yes"),
+        (ReasoningStart.WITHIN, "a</think>b</think>c", "a", "b</think>c"),
+        (ReasoningStart.WITHIN, "ends in </thi", "ends in </thi", ""),
+        (ReasoningStart.WITHIN, "  ", "  ", ""),
+        (ReasoningStart.WITHIN, "", "", ""),
+        (ReasoningStart.OPEN, "\n<think>\n\n</think>\n\nyes", "", "yes"),
+        (ReasoningStart.OPEN, " <think>hm</think> yes", "hm", " yes"),
+        (ReasoningStart.OPEN, "  yes <think>no</think>", "", "  yes <think>no</think>"),
+        (ReasoningStart.OPEN, "<thin ice", "", "<thin ice"),
+        (ReasoningStart.OPEN, " <thi", "", " <thi"),
+        (ReasoningStart.OPEN, "<think>hm", "hm", ""),
+        (ReasoningStart.OVER, "<think>hm</think>", "", "<think>hm</think>"),
+        (ReasoningStart.WITHIN, "hm\n<tool_call>{}", "hm", "<tool_call>{}"),
+        (ReasoningStart.WITHIN, "<tool_call>{}", "", "<tool_call>{}"),
+        (ReasoningStart.WITHIN, "say <tool_call>", "say <tool_call>", ""),
+        (ReasoningStart.OPEN, "<think>\n<tool_call>{}</think>", "", "<tool_call>{}</think>"),
     ],
 )
 def test_thought_is_told_from_the_answer(
-    start: ThoughtStart, text: str, thought: str, answer: str
+    start: ReasoningStart, text: str, thought: str, answer: str
 ) -> None:
     pieces = split(make_splitter(start, QWEN3, CALL), text)
 
@@ -75,7 +75,7 @@ def test_thought_is_told_from_the_answer(
 
 
 def test_a_thought_is_given_out_as_it_comes() -> None:
-    splitter = make_splitter(ThoughtStart.WITHIN)
+    splitter = make_splitter(ReasoningStart.WITHIN)
 
     assert shown(splitter.push("let me see <")) == ("let me see ", "")
     assert shown(splitter.push("b>\n")) == ("<b>", "")
@@ -83,7 +83,7 @@ def test_a_thought_is_given_out_as_it_comes() -> None:
 
 
 def test_a_call_within_a_line_does_not_end_the_thought_wherever_the_text_is_cut() -> None:
-    pieces = split(make_splitter(ThoughtStart.WITHIN, QWEN3, CALL), "use ", "<tool_call>", "\n")
+    pieces = split(make_splitter(ReasoningStart.WITHIN, QWEN3, CALL), "use ", "<tool_call>", "\n")
 
     assert shown(pieces) == ("use <tool_call>\n", "")
 
@@ -99,14 +99,14 @@ TEXTS = st.lists(WORDS, max_size=14).map("".join)
 
 @given(
     form=st.sampled_from(REASONING_FORMATS),
-    start=st.sampled_from(ThoughtStart),
+    start=st.sampled_from(ReasoningStart),
     text=TEXTS,
     cuts=st.lists(st.integers(0, 80), max_size=20),
     interrupts=st.sampled_from([(), (CALL,), (CALL, "[TOOL_CALLS]"), ("{", "<think>")]),
 )
 def test_any_cut_gives_the_same(
     form: ReasoningFormat,
-    start: ThoughtStart,
+    start: ReasoningStart,
     text: str,
     cuts: list[int],
     interrupts: tuple[str, ...],
@@ -125,14 +125,14 @@ def test_any_cut_gives_the_same(
 
 def raw_of(pieces: list[Piece]) -> tuple[str, str]:
     """Return the raw text of thought and answer."""
-    thought = "".join(piece.raw for piece in pieces if piece.is_thought)
-    return thought, "".join(piece.raw for piece in pieces if not piece.is_thought)
+    thought = "".join(piece.raw for piece in pieces if piece.is_reasoning)
+    return thought, "".join(piece.raw for piece in pieces if not piece.is_reasoning)
 
 
 @pytest.mark.parametrize("unit", ["\n", " ", "<", "</think", "\n<tool_call", "ab\n"])
-@pytest.mark.parametrize("start", [ThoughtStart.WITHIN, ThoughtStart.OPEN])
+@pytest.mark.parametrize("start", [ReasoningStart.WITHIN, ReasoningStart.OPEN])
 def test_long_hostile_texts_are_read_alike_however_they_are_cut(
-    unit: str, start: ThoughtStart
+    unit: str, start: ReasoningStart
 ) -> None:
     text = (unit * (20_000 // len(unit) + 1))[:20_000]
 
@@ -145,25 +145,25 @@ def test_long_hostile_texts_are_read_alike_however_they_are_cut(
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ("<|im_start|>assistant\n", ThoughtStart.OPEN),
-        ("<|im_start|>assistant\n<think>\n", ThoughtStart.WITHIN),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ThoughtStart.OVER),
-        ("<|im_start|>assistant\n<think>\nhalf a thou", ThoughtStart.WITHIN),
-        ("<|im_start|>user\nwhat is <think>?<|im_end|>\n<|im_start|>", ThoughtStart.OPEN),
-        ("<think>old</think><|im_end|><|im_start|>a<think>", ThoughtStart.WITHIN),
-        ("<think>old<|im_end|><|im_start|>a</think>", ThoughtStart.OVER),
-        ("", ThoughtStart.OPEN),
+        ("<|im_start|>assistant\n", ReasoningStart.OPEN),
+        ("<|im_start|>assistant\n<think>\n", ReasoningStart.WITHIN),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ReasoningStart.OVER),
+        ("<|im_start|>assistant\n<think>\nhalf a thou", ReasoningStart.WITHIN),
+        ("<|im_start|>user\nwhat is <think>?<|im_end|>\n<|im_start|>", ReasoningStart.OPEN),
+        ("<think>old</think><|im_end|><|im_start|>a<think>", ReasoningStart.WITHIN),
+        ("<think>old<|im_end|><|im_start|>a</think>", ReasoningStart.OVER),
+        ("", ReasoningStart.OPEN),
     ],
 )
-def test_the_prompt_tells_how_a_reply_begins(prompt: str, expected: ThoughtStart) -> None:
+def test_the_prompt_tells_how_a_reply_begins(prompt: str, expected: ReasoningStart) -> None:
     assert QWEN3.start(prompt, TURNS) is expected
 
 
 def test_a_silent_prompt_leaves_it_to_the_format() -> None:
-    assert R1.start("<|im_start|>assistant\n", TURNS) is ThoughtStart.WITHIN
-    assert R1.start("a</think>", None) is ThoughtStart.OVER
-    assert R1.start("an answer, half", TURNS, continues=True) is ThoughtStart.OVER
-    assert R1.start("<think>hm", TURNS, continues=True) is ThoughtStart.WITHIN
+    assert R1.start("<|im_start|>assistant\n", TURNS) is ReasoningStart.WITHIN
+    assert R1.start("a</think>", None) is ReasoningStart.OVER
+    assert R1.start("an answer, half", TURNS, continues=True) is ReasoningStart.OVER
+    assert R1.start("<think>hm", TURNS, continues=True) is ReasoningStart.WITHIN
 
 
 def test_formats_are_found_by_all_their_names() -> None:

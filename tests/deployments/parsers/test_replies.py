@@ -262,7 +262,7 @@ def test_a_reply_begins_within_thought_where_the_prompt_says_so(
 ) -> None:
     formats = make_formats(reasoning=reasoning)
 
-    thinking = formats.thinking(PROMPT + tail, budget=7)
+    thinking = formats.reasoning_budget(PROMPT + tail, budget=7)
 
     assert (thinking is not None) is begins
     if thinking is not None:
@@ -273,30 +273,33 @@ def test_a_reply_begins_within_thought_where_the_prompt_says_so(
 def test_thought_of_an_earlier_turn_or_of_the_user_does_not_count() -> None:
     asked = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
 
-    assert make_formats().thinking(asked) is None
-    assert make_formats(reasoning="deepseek-r1").thinking(f"{PROMPT}Hel", continues=True) is None
+    assert make_formats().reasoning_budget(asked) is None
+    assert (
+        make_formats(reasoning="deepseek-r1").reasoning_budget(f"{PROMPT}Hel", continues=True)
+        is None
+    )
 
 
 def test_a_thought_can_be_opened_for_the_model() -> None:
     formats, closed = make_formats(), f"{PROMPT}<think>\n\n</think>\n\n"
 
-    assert formats.opened(PROMPT) == f"{PROMPT}<think>\n"
-    assert formats.thinking(formats.opened(PROMPT)) is not None
-    assert formats.opened(closed) == closed
-    assert formats.opened(formats.opened(PROMPT)) == formats.opened(PROMPT)
-    assert make_formats(reasoning="none").opened(PROMPT) == PROMPT
+    assert formats.open_reasoning(PROMPT) == f"{PROMPT}<think>\n"
+    assert formats.reasoning_budget(formats.open_reasoning(PROMPT)) is not None
+    assert formats.open_reasoning(closed) == closed
+    assert formats.open_reasoning(formats.open_reasoning(PROMPT)) == formats.open_reasoning(PROMPT)
+    assert make_formats(reasoning="none").open_reasoning(PROMPT) == PROMPT
 
 
 def test_a_thought_can_be_opened_as_the_checkpoint_says() -> None:
     formats = make_formats(make_tokenizer(response=TAGGED))
 
-    opened = formats.opened(PROMPT)
+    opened = formats.open_reasoning(PROMPT)
 
     assert opened == f"{PROMPT}<think>\n"
-    assert formats.thinking(opened) is not None
-    assert formats.thinking(PROMPT) is None
-    assert formats.opened(opened) == opened
-    assert formats.opened(f"{PROMPT}Hel", continues=True) == f"{PROMPT}Hel"
+    assert formats.reasoning_budget(opened) is not None
+    assert formats.reasoning_budget(PROMPT) is None
+    assert formats.open_reasoning(opened) == opened
+    assert formats.open_reasoning(f"{PROMPT}Hel", continues=True) == f"{PROMPT}Hel"
 
 
 @pytest.mark.parametrize("response", [None, TAGGED])
@@ -312,14 +315,14 @@ def test_thought_tokens_are_counted_however_the_text_is_cut(
     formats = make_formats(make_tokenizer(response=response))
     before = f"<think>{thought}</think>"
     encode = formats.tokenizer.encode
-    thought_ids = encode(before, add_special_tokens=False)
-    ids = thought_ids + encode(answer, add_special_tokens=False) + [2]
+    reasoning_ids = encode(before, add_special_tokens=False)
+    ids = reasoning_ids + encode(answer, add_special_tokens=False) + [2]
 
     parser = formats.make_parser(prompt=PROMPT, use=AUTO, separate_reasoning=separate)()
     assert isinstance(parser, ReplyReader)
     read(parser, *cut(before + answer, places))
 
-    assert parser.num_reasoning_tokens(ids) == len(thought_ids)
+    assert parser.num_reasoning_tokens(ids) == len(reasoning_ids)
 
 
 def test_replies_without_thought_have_no_thought_tokens() -> None:

@@ -115,8 +115,8 @@ def test_a_thought_that_the_prompt_opened_goes_on() -> None:
     prompt = f"<|im_start|>user\n<think><|im_end|>\n{START}<think>\n"
 
     assert read(make_reader(TAGGED, prompt), "hm</think>yes") == ("hm", "yes", [])
-    assert CheckpointFormat(TAGGED).thought_end(prompt) == "</think>"
-    assert CheckpointFormat(TAGGED).thought_end(START) is None
+    assert CheckpointFormat(TAGGED).reasoning_end(prompt) == "</think>"
+    assert CheckpointFormat(TAGGED).reasoning_end(START) is None
 
 
 def test_what_the_prompt_holds_of_a_mark_is_no_part_of_the_reply() -> None:
@@ -192,7 +192,7 @@ def test_any_cut_gives_the_same(
 
     assert read(make(), *cut(text, places)) == whole
     assert read(char_reader, *text) == whole
-    assert list(char_reader.thought_spans) == list(whole_reader.thought_spans)
+    assert list(char_reader.reasoning_spans) == list(whole_reader.reasoning_spans)
 
 
 @given(thought=st.text(max_size=9), answer=st.text(max_size=9), num_calls=st.integers(0, 3))

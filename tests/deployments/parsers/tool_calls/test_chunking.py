@@ -18,9 +18,9 @@ from remora.deployments.parsers.events import (
     ReplyParser,
     Text,
 )
-from remora.deployments.parsers.formats import TOOL_FORMATS
-from remora.deployments.parsers.reader import Markers, Reader
+from remora.deployments.parsers.text_reader import Markers, TextReader
 from remora.deployments.parsers.tool_calls.forced import forced_parser
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
 
 FORMATS = sorted({entry.name for entry in TOOL_FORMATS.values()})
@@ -214,7 +214,7 @@ class CountingMarkers(Markers):
 def test_little_is_looked_at_twice(unit: str) -> None:
     text = unit * (20_000 // len(unit))
     CountingMarkers.num_held = 0
-    markers, reader, passed = CountingMarkers("<tool_call>"), Reader(), list[str]()
+    markers, reader, passed = CountingMarkers("<tool_call>"), TextReader(), list[str]()
     steps = reader.until(markers, passed.append)
 
     for char in text:

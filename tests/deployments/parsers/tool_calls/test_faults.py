@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from remora.deployments.parsers.formats import tool_format
 from remora.deployments.parsers.reply_reader import PartReader
 from remora.deployments.parsers.response_template import CheckpointFormat
 from remora.deployments.parsers.tool_calls.faults import CallFault
 from remora.deployments.parsers.tool_calls.forced import forced_parser
+from remora.deployments.parsers.tool_calls.formats import tool_format
 from remora.deployments.parsers.tool_calls.ids import random_id
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
 from tests.deployments.parsers.replies import read

@@ -10,8 +10,8 @@ import pytest
 import xgrammar
 
 from remora.deployments.parsers.events import CallArguments, CallBegun, Text
-from remora.deployments.parsers.formats import TOOL_FORMATS, tool_format
 from remora.deployments.parsers.tool_calls.forced import forced_parser, forced_schema
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS, tool_format
 from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
 

@@ -9,7 +9,7 @@ import pytest
 
 from remora.configs.errors import ConfigError
 from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEvent, Text
-from remora.deployments.parsers.formats import TOOL_FORMATS, tool_format
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS, tool_format
 from remora.deployments.parsers.tools import Tool
 
 RequestTracker = list[tuple[str, str]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from remora.deployments.parsers.formats import TOOL_FORMATS, tool_format
 from remora.deployments.parsers.response_template import CheckpointFormat
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS, tool_format
 from remora.deployments.parsers.tool_calls.grammars import calls_or
 from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS, Tag
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse

@@ -8,7 +8,14 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from remora.deployments.parsers.reader import BLANKS, Malformed, Markers, Reader, Steps, Taker
+from remora.deployments.parsers.text_reader import (
+    BLANKS,
+    Malformed,
+    Markers,
+    Steps,
+    TextReader,
+    TextSink,
+)
 
 _QUOTES = {quote: Markers(quote, "\\") for quote in "\"'"}
 _PYTHON = Markers(*"\"'()[]{},")
@@ -23,24 +30,24 @@ def json_brackets(*ends: str) -> Markers:
 PYTHON_BRACKETS = Markers(*"\"'()[]{}")
 
 
-def read_string(reader: Reader, pass_on: Taker, *, quote: str = '"') -> Steps[None]:
+def read_string(reader: TextReader, sink: TextSink, *, quote: str = '"') -> Steps[None]:
     """Read the rest of a string, the closing quote included; escapes are passed on unread.
 
     Raises:
         Malformed: the text ended first.
     """
     while True:
-        stop = yield from reader.until(_QUOTES[quote], pass_on)
+        stop = yield from reader.until(_QUOTES[quote], sink)
         if stop is None:
             raise Malformed
-        pass_on(stop)
+        sink(stop)
         if stop == quote:
             return
-        pass_on((yield from reader.take()))
+        sink((yield from reader.take()))
 
 
 def read_nested(
-    reader: Reader, pass_on: Taker, brackets: Markers, *, depth: int = 0
+    reader: TextReader, sink: TextSink, brackets: Markers, *, depth: int = 0
 ) -> Steps[None]:
     """Read a value in brackets, from its first one to the one that closes it.
 
@@ -50,19 +57,19 @@ def read_nested(
         Malformed: the text, or the call, ended first.
     """
     while True:
-        stop = yield from reader.until(brackets, pass_on)
+        stop = yield from reader.until(brackets, sink)
         if stop is None or len(stop) > 1:
             raise Malformed(stop or "")
-        pass_on(stop)
+        sink(stop)
         if stop in _QUOTES:
-            yield from read_string(reader, pass_on, quote=stop)
+            yield from read_string(reader, sink, quote=stop)
         else:
             depth += 1 if stop in "([{" else -1
         if depth == 0:
             return
 
 
-def read_python_argument(reader: Reader, pass_on: Taker) -> Steps[str]:
+def read_python_argument(reader: TextReader, sink: TextSink) -> Steps[str]:
     """Read up to and over the `,` or `)` that ends an argument; return which one it was.
 
     Raises:
@@ -70,14 +77,14 @@ def read_python_argument(reader: Reader, pass_on: Taker) -> Steps[str]:
     """
     depth = 0
     while True:
-        stop = yield from reader.until(_PYTHON, pass_on)
+        stop = yield from reader.until(_PYTHON, sink)
         if stop is None:
             raise Malformed
         if depth == 0 and stop in ",)":
             return stop
-        pass_on(stop)
+        sink(stop)
         if stop in _QUOTES:
-            yield from read_string(reader, pass_on, quote=stop)
+            yield from read_string(reader, sink, quote=stop)
         elif stop in "([{":
             depth += 1
         elif stop in ")]}":
@@ -86,7 +93,7 @@ def read_python_argument(reader: Reader, pass_on: Taker) -> Steps[str]:
             raise Malformed
 
 
-def read_json_text(reader: Reader) -> Steps[str]:
+def read_json_text(reader: TextReader) -> Steps[str]:
     """Read a JSON string and blanks around it; return what it says.
 
     Raises:

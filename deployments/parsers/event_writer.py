@@ -9,18 +9,18 @@ from collections.abc import Callable
 
 from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEvent, Text
 
-MakeId = Callable[[int, str], str]
+CallIdFactory = Callable[[int, str], str]
 """Makes the id of a call from its number and its tool's name."""
 
 
-class ReplyWriter:
+class EventWriter:
     """Collects what a parser finds.
 
     make_id:   called for each call that brings no id of its own
     parallel:  whether calls after the first are kept
     """
 
-    def __init__(self, make_id: MakeId, *, parallel: bool) -> None:
+    def __init__(self, make_id: CallIdFactory, *, parallel: bool) -> None:
         self.num_calls = 0
         self._make_id = make_id
         self._parallel = parallel

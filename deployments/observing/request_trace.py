@@ -1,6 +1,6 @@
 """What became of one call, for those who want to know: logs, dumps, spans.
 
-Kept only while somebody wants it; `CallObservers.begin` says so for each call anew, so that what
+Kept only while somebody wants it; `RequestObservers.begin` says so for each call anew, so that what
 an operator switches on or off counts from the next call on.
 """
 
@@ -33,7 +33,7 @@ class SequenceTrace:
 
 
 @dataclass(slots=True, eq=False)
-class CallTrace:
+class RequestTrace:
     """One call: an HTTP request, or a call of a handle.
 
     requests:       one for each prompt
@@ -48,7 +48,7 @@ class CallTrace:
 
     rid: str
     requests: Sequence[Request]
-    observers: Sequence[CallObserver] = ()
+    observers: Sequence[RequestObserver] = ()
     started_at: float = field(default_factory=time.time)
     queue_s: float | None = None
     first_token_s: float | None = None
@@ -85,7 +85,7 @@ class CallTrace:
         return sum(sequence.num_tokens for sequence in self.sequences.values())
 
 
-class CallObserver(Protocol):
+class RequestObserver(Protocol):
     """Somebody who wants to know of calls. Called on the event loop; must not wait."""
 
     @property
@@ -93,36 +93,36 @@ class CallObserver(Protocol):
         """Whether the next call is of interest."""
         ...
 
-    def begun(self, trace: CallTrace) -> None:
+    def begun(self, trace: RequestTrace) -> None:
         """A call has begun."""
         ...
 
-    def ended(self, trace: CallTrace) -> None:
+    def ended(self, trace: RequestTrace) -> None:
         """It has ended, in whatever way."""
         ...
 
 
-class CallObservers:
+class RequestObservers:
     """All who want to know."""
 
-    def __init__(self, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(self, observers: Sequence[RequestObserver] = ()) -> None:
         self._observers = tuple(observers)
 
-    def add(self, observer: CallObserver) -> None:
+    def add(self, observer: RequestObserver) -> None:
         """Tell one more, of calls that begin from now on."""
         self._observers = (*self._observers, observer)
 
-    def begin(self, rid: str, requests: Sequence[Request]) -> CallTrace | None:
+    def begin(self, rid: str, requests: Sequence[Request]) -> RequestTrace | None:
         """Return the trace of a call that begins; None: nobody wants one."""
         interested = tuple(observer for observer in self._observers if observer.is_on)
         if not interested:
             return None
-        trace = CallTrace(rid, requests, interested)
+        trace = RequestTrace(rid, requests, interested)
         for observer in interested:
             observer.begun(trace)
         return trace
 
-    def end(self, trace: CallTrace | None, error: str | None) -> None:
+    def end(self, trace: RequestTrace | None, error: str | None) -> None:
         """Tell the end of a call."""
         if trace is None:
             return

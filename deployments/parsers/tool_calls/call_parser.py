@@ -9,21 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from remora.deployments.parsers.event_writer import CallIdFactory, EventWriter
 from remora.deployments.parsers.events import ReplyEvent
-from remora.deployments.parsers.reader import ANYTHING, BLANKS, Malformed, Markers, Reader, Steps
-from remora.deployments.parsers.tool_calls.faults import CallFault, NoteFault, note_nothing
+from remora.deployments.parsers.text_reader import (
+    ANYTHING,
+    BLANKS,
+    Malformed,
+    Markers,
+    Steps,
+    TextReader,
+)
+from remora.deployments.parsers.tool_calls.faults import CallFault, FaultCallback, ignore_fault
 from remora.deployments.parsers.tools import Tool
-from remora.deployments.parsers.writer import MakeId, ReplyWriter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class ParseContext:
     """What the parts of one parser work with."""
 
-    reader: Reader
-    writer: ReplyWriter
+    reader: TextReader
+    writer: EventWriter
     tools: Mapping[str, Tool]
-    note: NoteFault = note_nothing
+    note: FaultCallback = ignore_fault
 
     def begin(self, name: str, call_id: str | None = None) -> None:
         """Begin a call: from here on nothing is given back as text."""
@@ -33,11 +40,11 @@ class Desk:
         self.writer.begin(name, call_id)
 
 
-ReadCalls = Callable[[Desk], Steps[None]]
+ReadCalls = Callable[[ParseContext], Steps[None]]
 """Reads a call, or a list of them, that has just been opened; raises Malformed if it is none."""
 
 
-def _read_nothing(desk: Desk) -> Steps[None]:
+def _read_nothing(context: ParseContext) -> Steps[None]:
     yield from ()
 
 
@@ -71,15 +78,15 @@ class CallParser:
         self,
         syntax: CallSyntax,
         tools: Sequence[Tool],
-        make_id: MakeId,
+        make_id: CallIdFactory,
         *,
         parallel: bool,
-        note: NoteFault = note_nothing,
+        note: FaultCallback = ignore_fault,
     ) -> None:
         self._syntax = syntax
-        self._desk = Desk(
-            reader=Reader(),
-            writer=ReplyWriter(make_id, parallel=parallel),
+        self._desk = ParseContext(
+            reader=TextReader(),
+            writer=EventWriter(make_id, parallel=parallel),
             tools={tool.name: tool for tool in tools},
             note=note,
         )
@@ -147,10 +154,10 @@ class CallParser:
             self._open_ends.update(self._syntax.closes)
         return broke_off
 
-    def _read_group(self, desk: Desk) -> Steps[None]:
-        yield from desk.reader.run(BLANKS)
+    def _read_group(self, context: ParseContext) -> Steps[None]:
+        yield from context.reader.run(BLANKS)
         for marker in self._syntax.opens:
-            if (yield from desk.reader.has(marker)):
-                yield from self._syntax.read(desk)
+            if (yield from context.reader.has(marker)):
+                yield from self._syntax.read(context)
                 return
         raise Malformed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from remora.deployments.parsers.fingerprints import REASONING_SIGNS, TOOL_SIGNS, told_format
-from remora.deployments.parsers.formats import TOOL_FORMATS
 from remora.deployments.parsers.reasoning import reasoning_format
+from remora.deployments.parsers.template_signs import REASONING_SIGNS, TOOL_SIGNS, matching_format
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from remora.deployments.parsers.reasoning import reasoning_format
     ],
 )
 def test_a_template_shows_how_calls_are_written(source: str | None, expected: str | None) -> None:
-    assert told_format(source, TOOL_SIGNS) == expected
+    assert matching_format(source, TOOL_SIGNS) == expected
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_template_shows_how_calls_are_written(source: str | None, expected: st
     ],
 )
 def test_a_template_shows_how_thought_is_written(source: str, expected: str | None) -> None:
-    assert told_format(source, REASONING_SIGNS) == expected
+    assert matching_format(source, REASONING_SIGNS) == expected
 
 
 def test_every_sign_leads_to_a_format() -> None:

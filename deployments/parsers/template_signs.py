@@ -44,7 +44,7 @@ HARMONY_SIGNS: tuple[Sign, ...] = (
 )
 
 
-def told_format(template_source: str | None, signs: tuple[Sign, ...]) -> str | None:
+def matching_format(template_source: str | None, signs: tuple[Sign, ...]) -> str | None:
     """Return the name of the format that a template is of, None if it shows none."""
     source = template_source or ""
     found = (sign for sign in signs if all(text in source for text in sign.texts))

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from remora.configs.errors import ConfigError
+from remora.deployments.parsers.event_writer import CallIdFactory
 from remora.deployments.parsers.events import ReplyParser
-from remora.deployments.parsers.reader import BLANKS, Steps
+from remora.deployments.parsers.text_reader import BLANKS, Steps
 from remora.deployments.parsers.tool_calls import structural_tags as tags
-from remora.deployments.parsers.tool_calls.faults import NoteFault, note_nothing
+from remora.deployments.parsers.tool_calls.call_parser import CallParser, CallSyntax, ParseContext
+from remora.deployments.parsers.tool_calls.faults import FaultCallback, ignore_fault
 from remora.deployments.parsers.tool_calls.ids import kimi_id, mistral_id, random_id
 from remora.deployments.parsers.tool_calls.json_calls import Envelopes, NamedObjects
-from remora.deployments.parsers.tool_calls.parser import CallParser, CallSyntax, Desk
 from remora.deployments.parsers.tool_calls.python_calls import read_python_calls
 from remora.deployments.parsers.tool_calls.xml_calls import Reading, XmlCalls
 from remora.deployments.parsers.tools import Tool, ToolUse
-from remora.deployments.parsers.writer import MakeId
 
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+):\d+")
 
@@ -42,9 +42,9 @@ class ToolFormat:
     name: str
     aliases: tuple[str, ...] = ()
     syntax: CallSyntax
-    make_id: MakeId = random_id
+    make_id: CallIdFactory = random_id
     triggers: tuple[str, ...] = ()
-    make_tags: tags.MakeTags
+    make_tags: tags.TagFactory
     between: str = r" \n"
     inner_markers: tuple[str, ...] = ()
 
@@ -58,8 +58,8 @@ class ToolFormat:
         tools: Sequence[Tool],
         *,
         parallel: bool = True,
-        make_id: MakeId | None = None,
-        note: NoteFault = note_nothing,
+        make_id: CallIdFactory | None = None,
+        note: FaultCallback = ignore_fault,
     ) -> ReplyParser:
         """Return the parser of one reply. Without `parallel` only its first call is kept."""
         return CallParser(self.syntax, tools, make_id or self.make_id, parallel=parallel, note=note)
@@ -104,10 +104,10 @@ _MISTRAL_LIST = Envelopes("[TOOL_CALLS]")
 _MISTRAL_NAMED = NamedObjects(name_end="[ARGS]", id_mark="[CALL_ID]", ends=("[TOOL_CALLS]",))
 
 
-def _read_mistral(desk: Desk) -> Steps[None]:
-    yield from desk.reader.run(BLANKS)
-    is_list = (yield from desk.reader.sees("[")) or (yield from desk.reader.sees("{"))
-    yield from (_MISTRAL_LIST if is_list else _MISTRAL_NAMED)(desk)
+def _read_mistral(context: ParseContext) -> Steps[None]:
+    yield from context.reader.run(BLANKS)
+    is_list = (yield from context.reader.sees("[")) or (yield from context.reader.sees("{"))
+    yield from (_MISTRAL_LIST if is_list else _MISTRAL_NAMED)(context)
 
 
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 """A piece of parsing: pauses for more text, ends with a T."""
 
-Taker = Callable[[str], object]
+TextSink = Callable[[str], object]
 """Takes pieces of text as they are read."""
 
 BLANKS = re.compile(r"\s+")
@@ -58,11 +58,11 @@ class Markers:
         return 0
 
 
-def drop(piece: str) -> None:
+def discard(piece: str) -> None:
     """Take a piece of text and forget it."""
 
 
-class Reader:
+class TextReader:
     """The text of one reply."""
 
     def __init__(self) -> None:
@@ -148,12 +148,12 @@ class Reader:
         if not (yield from self.has(text)):
             raise Malformed
 
-    def run(self, pattern: re.Pattern[str], pass_on: Taker = drop) -> Steps[None]:
+    def run(self, pattern: re.Pattern[str], sink: TextSink = discard) -> Steps[None]:
         """Read while characters match `pattern`, a repeated class of characters."""
         while True:
             found = pattern.match(self._text, self._at)
             if found:
-                pass_on(self._read(found.end()))
+                sink(self._read(found.end()))
             if self._at < len(self._text) or self._has_ended:
                 return
             yield
@@ -164,7 +164,7 @@ class Reader:
         yield from self.run(pattern, pieces.append)
         return "".join(pieces)
 
-    def until(self, markers: Markers, pass_on: Taker) -> Steps[str | None]:
+    def until(self, markers: Markers, sink: TextSink) -> Steps[str | None]:
         """Read up to and over the next marker; pass on what comes before it.
 
         Returns the marker; None: the text ended without one.
@@ -173,11 +173,11 @@ class Reader:
             found = markers.pattern.search(self._text, self._at)
             if found:
                 if found.start() > self._at:
-                    pass_on(self._read(found.start()))
+                    sink(self._read(found.start()))
                 return self._read(found.end())
             held = 0 if self._has_ended else markers.held_len(self._text, self._at)
             if len(self._text) - held > self._at:
-                pass_on(self._read(len(self._text) - held))
+                sink(self._read(len(self._text) - held))
             if self._has_ended:
                 return None
             yield

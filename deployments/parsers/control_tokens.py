@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from remora.deployments.parsers.formats import ToolFormat
 from remora.deployments.parsers.harmony import CALL_END, HarmonyFormat
 from remora.deployments.parsers.reasoning import ReasoningFormat
 from remora.deployments.parsers.response_template import CheckpointFormat
+from remora.deployments.parsers.tool_calls.formats import ToolFormat
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
@@ -22,8 +22,8 @@ _TURN_TEXTS = ("[/INST]",)
 
 
 @dataclass(frozen=True)
-class Marks:
-    """Marks of the formats of one served model."""
+class ControlTokens:
+    """ControlTokens of the formats of one served model."""
 
     tokenizer: Tokenizer
     tool_format: ToolFormat | None
@@ -31,7 +31,7 @@ class Marks:
     whole_format: CheckpointFormat | HarmonyFormat | None
 
     @cached_property
-    def of_thought(self) -> frozenset[int]:
+    def reasoning_ids(self) -> frozenset[int]:
         """Control tokens around thought."""
         form, whole = self.reasoning_format, self.whole_format
         tags = (form.opening, form.closing) if form is not None else ()
@@ -42,7 +42,7 @@ class Marks:
         )
 
     @cached_property
-    def of_calls(self) -> frozenset[int]:
+    def call_ids(self) -> frozenset[int]:
         """Control tokens around and within calls."""
         marks = () if self.tool_format is None else self.tool_format.markers
         special = self._special_tokens.items()
@@ -51,14 +51,14 @@ class Marks:
         )
 
     @cached_property
-    def of_exits(self) -> frozenset[int]:
+    def exit_ids(self) -> frozenset[int]:
         """Control tokens by which a call ends a reply that has not come to its answer."""
         is_harmony = isinstance(self.whole_format, HarmonyFormat)
         special = self._special_tokens.items()
         return frozenset(i for i, text in special if is_harmony and text == CALL_END)
 
     @cached_property
-    def of_turns(self) -> re.Pattern[str]:
+    def turn_pattern(self) -> re.Pattern[str]:
         """What stands between turns: control tokens, but not those within a reply."""
         form = self.reasoning_format
         inner = set() if self.tool_format is None else set(self.tool_format.markers)
