@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remora.kernels.attention.rows import attend_row, check_pages, first_seen, weigh
+from remora.kernels.attention.rows import attend_row, check_pages, first_seen, softmax_with_sinks
 from remora.kernels.dispatch import by_triton
 
 FIXED_SPLITS, FIXED_SPLIT_TOKENS = 32, 512
@@ -312,6 +312,6 @@ def _attend_bucket(
         scores_BKGS += slopes_KG1 * bucket.positions
     if bucket.bias is not None:
         scores_BKGS += bucket.bias
-    weights_BKGS = weigh(scores_BKGS, sinks_KG1).to(query.dtype)
+    weights_BKGS = softmax_with_sinks(scores_BKGS, sinks_KG1).to(query.dtype)
     out_BKGH: Tensor = weights_BKGS @ value_BKSH
     return out_BKGH.view(num_rows, num_heads, head_dim)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remora.kernels.attention.rows import attend_row, check_pages, first_seen, weigh
+from remora.kernels.attention.rows import attend_row, check_pages, first_seen, softmax_with_sinks
 from remora.kernels.dispatch import by_triton
 
 SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, which a core's cache holds
@@ -229,5 +229,5 @@ def _attend_block(
         behind = at_S < begins.unsqueeze(1)
         scores_KNGS.masked_fill_(behind[:, None, :], float("-inf"))
 
-    weights_KNGS = weigh(scores_KNGS, sinks_K1G1).to(value_KSH.dtype)
+    weights_KNGS = softmax_with_sinks(scores_KNGS, sinks_K1G1).to(value_KSH.dtype)
     return (weights_KNGS.reshape(scores_KRS.shape) @ value_KSH).view(query_KNGH.shape)

@@ -85,7 +85,7 @@ def attend_row(
     scores_KGnS = scores_KGnS.masked_fill(is_hidden, float("-inf"))
     if sinks is not None:
         sinks = sinks.view(num_kv_heads, -1, 1, 1).to(exact)
-    weights_KGnS = weigh(scores_KGnS, sinks)
+    weights_KGnS = softmax_with_sinks(scores_KGnS, sinks)
     attended_KGnH: Tensor = weights_KGnS @ value_KSH.unsqueeze(1)
     return attended_KGnH.permute(2, 0, 1, 3).reshape(query.shape).to(query.dtype)
 
@@ -100,7 +100,7 @@ def first_seen(position: int, window: int | None, chunked: bool) -> int:
     return position // window * window if chunked else max(0, position + 1 - window)
 
 
-def weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Return softmax of the last dimension.
 
     sinks:  [..., 1] like the scores, or broadcast to them: of one more score, whose own weight is

@@ -20,7 +20,7 @@ from remora.kernels.gpu.products import (
     GROUP,
     MAX_SPLITS,
     Grid,
-    Launch,
+    TileLaunch,
     launch_for,
     load_rows,
     reduce_splits,
@@ -35,18 +35,18 @@ MANY_ROWS = 128
 # Inputs of a block are a run, at most 128. Weights have half a byte each, so more stages than
 # elsewhere are on their way.
 LAUNCHES = table(
-    Launch(rows=16, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=6),
-    Launch(rows=32, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=5),
-    Launch(rows=64, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=4),
-    Launch(rows=MANY_ROWS, columns=128, inputs=2 * MAX_HALF, num_warps=8, num_stages=3),
+    TileLaunch(rows=16, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=6),
+    TileLaunch(rows=32, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=5),
+    TileLaunch(rows=64, columns=64, inputs=2 * MAX_HALF, num_warps=4, num_stages=4),
+    TileLaunch(rows=MANY_ROWS, columns=128, inputs=2 * MAX_HALF, num_warps=8, num_stages=3),
     but={
         Arch.CDNA: (
-            Launch(rows=64, columns=128, inputs=2 * MAX_HALF, num_warps=8, num_stages=2),
-            Launch(rows=MANY_ROWS, columns=64, inputs=2 * MAX_HALF, num_warps=8, num_stages=2),
+            TileLaunch(rows=64, columns=128, inputs=2 * MAX_HALF, num_warps=8, num_stages=2),
+            TileLaunch(rows=MANY_ROWS, columns=64, inputs=2 * MAX_HALF, num_warps=8, num_stages=2),
         ),
     },
 )
-WIDE_LAUNCH = Launch(rows=16, columns=32, inputs=2 * MAX_HALF, num_warps=4, num_stages=2)
+WIDE_LAUNCH = TileLaunch(rows=16, columns=32, inputs=2 * MAX_HALF, num_warps=4, num_stages=2)
 # Numbers of a format whose last bit counts as one: their bits, and what they are.
 MAGIC = {
     torch.bfloat16: (0x4300, 128.0),

@@ -17,7 +17,7 @@ from torch import Tensor
 from remora.kernels.gpu.arch import arch_of
 from remora.kernels.gpu.products import (
     GROUP,
-    Launch,
+    TileLaunch,
     load_rows,
     load_weights,
     reduce_splits,
@@ -28,8 +28,8 @@ from remora.kernels.gpu.products import (
 
 PART = 1024  # inputs
 ENOUGH_TILES = 132  # one for each multiprocessor of an H200
-LAUNCH = Launch(rows=64, columns=128, inputs=64, num_warps=4, num_stages=4)
-WIDE_LAUNCH = Launch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)  # of float32
+LAUNCH = TileLaunch(rows=64, columns=128, inputs=64, num_warps=4, num_stages=4)
+WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)  # of float32
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:

@@ -22,7 +22,7 @@ from remora.kernels.gpu.products import (
     GROUP,
     MAX_SPLITS,
     Grid,
-    Launch,
+    TileLaunch,
     launch_for,
     load_rows,
     load_weights,
@@ -47,34 +47,34 @@ MANY_ROWS = 128
 # Decode reads weights and little else: blocks of 16 KiB of them, in stages enough to have 32 KiB
 # or more on their way to each multiprocessor. Prefill has tiles as large as registers hold.
 LAUNCHES = table(
-    Launch(rows=16, columns=64, inputs=256, num_warps=4, num_stages=4),
-    Launch(rows=32, columns=64, inputs=256, num_warps=4, num_stages=4),
-    Launch(rows=64, columns=64, inputs=256, num_warps=4, num_stages=3),
-    Launch(rows=MANY_ROWS, columns=128, inputs=128, num_warps=8, num_stages=4),
+    TileLaunch(rows=16, columns=64, inputs=256, num_warps=4, num_stages=4),
+    TileLaunch(rows=32, columns=64, inputs=256, num_warps=4, num_stages=4),
+    TileLaunch(rows=64, columns=64, inputs=256, num_warps=4, num_stages=3),
+    TileLaunch(rows=MANY_ROWS, columns=128, inputs=128, num_warps=8, num_stages=4),
     but={
-        Arch.SMALL: (Launch(rows=64, columns=64, inputs=128, num_warps=8, num_stages=4),),
+        Arch.SMALL: (TileLaunch(rows=64, columns=64, inputs=128, num_warps=8, num_stages=4),),
     },
 )
 # A block has the inputs that share a scale.
 BLOCK_LAUNCHES = table(
-    Launch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
-    Launch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
-    Launch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=5),
-    Launch(rows=MANY_ROWS, columns=128, inputs=BLOCK, num_warps=8, num_stages=4),
+    TileLaunch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
+    TileLaunch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=6),
+    TileLaunch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=5),
+    TileLaunch(rows=MANY_ROWS, columns=128, inputs=BLOCK, num_warps=8, num_stages=4),
     but={
         Arch.BLACKWELL: (
-            Launch(rows=MANY_ROWS, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
+            TileLaunch(rows=MANY_ROWS, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
         ),
     },
 )
 # Weights in registers, as elements of 16 bits.
 MADE_LAUNCHES = table(
-    Launch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
-    Launch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=3),
-    Launch(rows=MANY_ROWS, columns=128, inputs=64, num_warps=8, num_stages=3),
+    TileLaunch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
+    TileLaunch(rows=64, columns=64, inputs=BLOCK, num_warps=4, num_stages=3),
+    TileLaunch(rows=MANY_ROWS, columns=128, inputs=64, num_warps=8, num_stages=3),
 )
 # Of float32, whose products are not made by tensor cores.
-WIDE_LAUNCH = Launch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)
+WIDE_LAUNCH = TileLaunch(rows=16, columns=64, inputs=32, num_warps=4, num_stages=2)
 
 
 def multiply(x: Tensor, weight: QuantisedWeight, bias: Tensor | None, y: Tensor) -> None:
@@ -205,7 +205,7 @@ def multiply_made(
         reduce_splits(sums, y, bias=bias)
 
 
-def most_splits(launch: Launch) -> int:
+def most_splits(launch: TileLaunch) -> int:
     """Return how many splits the sums of a product may have: many rows have tiles enough."""
     return MAX_SPLITS if launch.rows < MANY_ROWS else 1
 

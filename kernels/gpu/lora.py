@@ -26,7 +26,7 @@ from remora.kernels.row_tiles import LARGE_TILE, SMALL_TILE, RowTiles
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LoRALaunch:
     """How tiles of a size are computed.
 
     inputs, columns:  of a block of 16-bit elements, powers of two
@@ -52,8 +52,8 @@ class Launch:
 
 
 LAUNCHES = {  # by the size of tiles
-    SMALL_TILE: Launch(inputs=64, columns=128, max_splits=8, num_warps=4, num_stages=3),
-    LARGE_TILE: Launch(inputs=64, columns=128, max_splits=1, num_warps=4, num_stages=3),
+    SMALL_TILE: LoRALaunch(inputs=64, columns=128, max_splits=8, num_warps=4, num_stages=3),
+    LARGE_TILE: LoRALaunch(inputs=64, columns=128, max_splits=1, num_warps=4, num_stages=3),
 }
 MIN_SPLIT = 512  # inputs
 MIN_BLOCK, MAX_BLOCK = 16, 64  # ranks: what a product of blocks needs at least, and what fits

@@ -20,7 +20,7 @@ from remora.kernels.gpu.arch import Arch, arch_of, has_fp8
 from remora.kernels.gpu.moe_align import Blocks, align
 from remora.kernels.gpu.products import (
     GROUP,
-    Launch,
+    TileLaunch,
     launch_for,
     load_rows,
     load_weights,
@@ -35,22 +35,22 @@ from remora.kernels.quant_formats import BLOCK, Fp8BlockWeight
 # By the rows of a block. Columns are those of gates, and as many of ups; inputs of 16-bit elements.
 # Decode has a few rows for each expert and reads weights: 16 KiB and more of them in a stage.
 LAUNCHES = table(
-    Launch(rows=16, columns=32, inputs=128, num_warps=4, num_stages=4),
-    Launch(rows=32, columns=64, inputs=128, num_warps=4, num_stages=3),
-    Launch(rows=64, columns=64, inputs=64, num_warps=4, num_stages=4),
-    Launch(rows=128, columns=64, inputs=64, num_warps=8, num_stages=4),
+    TileLaunch(rows=16, columns=32, inputs=128, num_warps=4, num_stages=4),
+    TileLaunch(rows=32, columns=64, inputs=128, num_warps=4, num_stages=3),
+    TileLaunch(rows=64, columns=64, inputs=64, num_warps=4, num_stages=4),
+    TileLaunch(rows=128, columns=64, inputs=64, num_warps=8, num_stages=4),
     but={
-        Arch.HOPPER: (Launch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
-        Arch.BLACKWELL: (Launch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
+        Arch.HOPPER: (TileLaunch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
+        Arch.BLACKWELL: (TileLaunch(rows=16, columns=64, inputs=128, num_warps=4, num_stages=4),),
     },
 )
 FP8_LAUNCHES = table(
-    Launch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=5),
-    Launch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
-    Launch(rows=64, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
-    but={Arch.SMALL: (Launch(rows=64, columns=32, inputs=BLOCK, num_warps=8, num_stages=4),)},
+    TileLaunch(rows=16, columns=64, inputs=BLOCK, num_warps=4, num_stages=5),
+    TileLaunch(rows=32, columns=64, inputs=BLOCK, num_warps=4, num_stages=4),
+    TileLaunch(rows=64, columns=64, inputs=BLOCK, num_warps=8, num_stages=4),
+    but={Arch.SMALL: (TileLaunch(rows=64, columns=32, inputs=BLOCK, num_warps=8, num_stages=4),)},
 )
-WIDE_LAUNCH = Launch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)  # of float32
+WIDE_LAUNCH = TileLaunch(rows=16, columns=32, inputs=32, num_warps=4, num_stages=2)  # of float32
 INVARIANT_PAIRS = 24  # of an expert, as it were, when blocks must be the same for any number
 COMBINED = 1024  # columns of a program that adds up
 
@@ -100,7 +100,7 @@ def moe(
     )
 
 
-def launch_of(x: Tensor, pairs: int, weight: ExpertWeight) -> Launch:
+def launch_of(x: Tensor, pairs: int, weight: ExpertWeight) -> TileLaunch:
     """Return how blocks are computed that hold what an expert has on average, and some more."""
     if isinstance(weight, Tensor) and x.itemsize == 4:
         return WIDE_LAUNCH
@@ -113,7 +113,7 @@ def multiply(
     weight: ExpertWeight,
     blocks: Blocks,
     y: Tensor,
-    launch: Launch,
+    launch: TileLaunch,
     ids: Tensor,
     bias: Tensor | None,
     gating: Gating | None = None,

@@ -27,7 +27,7 @@ GROUP = 8  # tiles of rows that share what they read of a weight in the second-l
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class TileLaunch:
     """How a tile is computed: rows, columns, and inputs of a block, powers of two.
 
     num_stages:  of which fewer are taken where a make has too little shared memory
@@ -63,7 +63,7 @@ class Grid:
     split_len: int
 
     @classmethod
-    def of(cls, launch: Launch, rows: int, columns: int, inputs: int, *, most: int) -> Grid:
+    def of(cls, launch: TileLaunch, rows: int, columns: int, inputs: int, *, most: int) -> Grid:
         """Divide a product, into `most` splits of the inputs at most."""
         tiles = triton.cdiv(rows, launch.rows) * triton.cdiv(columns, launch.columns)
         steps = triton.cdiv(inputs, launch.inputs)
@@ -73,10 +73,10 @@ class Grid:
         return cls(tiles, triton.cdiv(inputs, split_len), split_len)
 
 
-Launches = dict[Arch, tuple[Launch, ...]]
+Launches = dict[Arch, tuple[TileLaunch, ...]]
 
 
-def table(*launches: Launch, but: Launches | None = None) -> Launches:
+def table(*launches: TileLaunch, but: Launches | None = None) -> Launches:
     """Return a launch table.
 
     launches:  of every make, by ascending rows
@@ -89,7 +89,7 @@ def table(*launches: Launch, but: Launches | None = None) -> Launches:
     }
 
 
-def launch_for(launches: Launches, arch: Arch, rows: int) -> Launch:
+def launch_for(launches: Launches, arch: Arch, rows: int) -> TileLaunch:
     """Return the first launch whose tiles hold all rows, or the last."""
     of_arch = launches[arch]
     return next((launch for launch in of_arch if launch.rows >= rows), of_arch[-1])

@@ -39,7 +39,7 @@ from remora.kernels.gpu.attention.steps import (
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class DecodeLaunch:
     """How splits are computed.
 
     keys:      of a block of 16-bit elements, a power of two
@@ -76,29 +76,29 @@ class Launch:
 # while a block is computed the next one is on its way, 32 KiB for each program on Hopper.
 LAUNCHES = {
     Arch.AMPERE: {
-        64: Launch(64, 4, 5, 108 * 3),
-        128: Launch(32, 4, 5, 108 * 3),
-        256: Launch(16, 4, 5, 108 * 3),
+        64: DecodeLaunch(64, 4, 5, 108 * 3),
+        128: DecodeLaunch(32, 4, 5, 108 * 3),
+        256: DecodeLaunch(16, 4, 5, 108 * 3),
     },
     Arch.HOPPER: {
-        64: Launch(64, 4, 7, 132 * 3),
-        128: Launch(64, 4, 5, 132 * 3),
-        256: Launch(32, 4, 5, 132 * 3),
+        64: DecodeLaunch(64, 4, 7, 132 * 3),
+        128: DecodeLaunch(64, 4, 5, 132 * 3),
+        256: DecodeLaunch(32, 4, 5, 132 * 3),
     },
     Arch.BLACKWELL: {
-        64: Launch(64, 4, 7, 148 * 3),
-        128: Launch(64, 4, 5, 148 * 3),
-        256: Launch(32, 4, 5, 148 * 3),
+        64: DecodeLaunch(64, 4, 7, 148 * 3),
+        128: DecodeLaunch(64, 4, 5, 148 * 3),
+        256: DecodeLaunch(32, 4, 5, 148 * 3),
     },
     Arch.SMALL: {
-        64: Launch(64, 4, 5, 84 * 2),
-        128: Launch(32, 4, 5, 84 * 2),
-        256: Launch(16, 4, 5, 84 * 2),
+        64: DecodeLaunch(64, 4, 5, 84 * 2),
+        128: DecodeLaunch(32, 4, 5, 84 * 2),
+        256: DecodeLaunch(16, 4, 5, 84 * 2),
     },
     Arch.CDNA: {
-        64: Launch(32, 4, 2, 304 * 2),
-        128: Launch(32, 4, 2, 304 * 2),
-        256: Launch(16, 4, 2, 304 * 2),
+        64: DecodeLaunch(32, 4, 2, 304 * 2),
+        128: DecodeLaunch(32, 4, 2, 304 * 2),
+        256: DecodeLaunch(16, 4, 2, 304 * 2),
     },
 }
 MIN_SPLIT = 128  # keys: what is worth a program of its own
@@ -203,7 +203,7 @@ def merge(sums: Tensor, weights: Tensor, items: Tensor, out: Tensor) -> None:
     )
 
 
-def launch_of(arch: Arch, head_dim: int) -> Launch:
+def launch_of(arch: Arch, head_dim: int) -> DecodeLaunch:
     """Return the launch for heads of a size."""
     return LAUNCHES[arch][min(256, max(64, triton.next_power_of_2(head_dim)))]
 

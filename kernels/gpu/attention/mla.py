@@ -29,11 +29,11 @@ from remora.kernels.gpu.attention.decode import (
     merge,
 )
 from remora.kernels.gpu.attention.prefill import find_tile, num_tiles
-from remora.kernels.gpu.attention.steps import find_slots, row_block, score_factors, weigh
+from remora.kernels.gpu.attention.steps import find_slots, row_block, score_factors, update_softmax
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LatentLaunch:
     """How splits and tiles are computed.
 
     queries, keys:  most of a tile, and of a block, of 16-bit elements; powers of two. Sums of more
@@ -58,13 +58,13 @@ class Launch:
 
 # Of five stages triton makes two for page ids and two for latents.
 LAUNCHES = {
-    Arch.AMPERE: Launch(32, 32, 8, 5, 108),
-    Arch.HOPPER: Launch(32, 32, 8, 5, 132 * 2),
-    Arch.BLACKWELL: Launch(32, 32, 8, 5, 148 * 2),
-    Arch.SMALL: Launch(32, 16, 8, 5, 84),
-    Arch.CDNA: Launch(32, 16, 8, 2, 304),
+    Arch.AMPERE: LatentLaunch(32, 32, 8, 5, 108),
+    Arch.HOPPER: LatentLaunch(32, 32, 8, 5, 132 * 2),
+    Arch.BLACKWELL: LatentLaunch(32, 32, 8, 5, 148 * 2),
+    Arch.SMALL: LatentLaunch(32, 16, 8, 5, 84),
+    Arch.CDNA: LatentLaunch(32, 16, 8, 2, 304),
 }
-WIDE = Launch(16, 16, 8, 2, 132)  # of 32 bits, which no tensor core multiplies
+WIDE = LatentLaunch(16, 16, 8, 2, 132)  # of 32 bits, which no tensor core multiplies
 MIN_QUERIES = 16  # of a tile: what a product of blocks needs
 
 
@@ -95,7 +95,7 @@ def attend(
     sums = query.new_empty((num_items, num_heads, latent_size), dtype=torch.float32)
     weights = query.new_empty((num_items, num_heads), dtype=torch.float32)
     items = query.new_empty((num_rows, 2), dtype=torch.int32)
-    split_kernel[(tiles, num_items)](
+    latent_split_kernel[(tiles, num_items)](
         query,
         pages,
         tables,
@@ -140,7 +140,7 @@ def extend(
     num_tokens, num_heads, size = query.shape
     latent_size, num_rows = out.shape[2], len(lengths)
     launch = launch_of(arch_of(query.device), query.itemsize)
-    extend_kernel[(num_tiles(num_rows, num_tokens, num_heads, launch.queries),)](
+    latent_extend_kernel[(num_tiles(num_rows, num_tokens, num_heads, launch.queries),)](
         query,
         pages,
         tables,
@@ -165,7 +165,7 @@ def extend(
     )
 
 
-def launch_of(arch: Arch, element_bytes: int) -> Launch:
+def launch_of(arch: Arch, element_bytes: int) -> LatentLaunch:
     """Return the launch for elements of a size."""
     return WIDE if element_bytes == 4 else LAUNCHES[arch]
 
@@ -196,7 +196,7 @@ def load_parts(
 
 
 @triton.jit
-def attend_block(
+def attend_latent_block(
     query_MC: tl.tensor,
     query_MP: tl.tensor,
     pages: tl.tensor,
@@ -218,7 +218,7 @@ def attend_block(
     scores_MN = tl.dot(query_MP, tl.trans(rotated_NP), input_precision="ieee")
     scores_MN = tl.dot(query_MC, tl.trans(latent_NC), scores_MN, input_precision="ieee")
     scores_MN = tl.where(is_seen_MN, scores_MN * factor, float("-inf"))
-    weights_MN, decay_M, top_M, total_M = weigh(scores_MN, top_M, total_M)
+    weights_MN, decay_M, top_M, total_M = update_softmax(scores_MN, top_M, total_M)
     sum_MC = tl.dot(
         weights_MN.to(latent_NC.dtype),
         latent_NC,
@@ -232,7 +232,7 @@ def attend_block(
     do_not_specialize=["num_rows", "num_splits", "table_stride"],
     do_not_specialize_on_alignment=["tables", "lengths"],
 )
-def split_kernel(
+def latent_split_kernel(
     query: tl.tensor,
     pages: tl.tensor,
     tables: tl.tensor,
@@ -276,7 +276,7 @@ def split_kernel(
     sum_MC = tl.full([M, C], 0.0, tl.float32)
     for block in range(begin, end, N):
         slot_N, is_key_N = find_slots(table, block + tl.arange(0, N), end, PAGE)
-        top_M, total_M, sum_MC = attend_block(
+        top_M, total_M, sum_MC = attend_latent_block(
             query_MC, query_MP, pages, slot_N, is_key_N, is_key_N[None, :], factor, top_M, total_M,
             sum_MC, LATENT, ROTATED, C, P,
         )  # fmt: skip
@@ -301,7 +301,7 @@ def split_kernel(
     do_not_specialize=["num_rows", "table_stride"],
     do_not_specialize_on_alignment=["tables", "starts", "lengths"],
 )
-def extend_kernel(
+def latent_extend_kernel(
     query: tl.tensor,
     pages: tl.tensor,
     tables: tl.tensor,
@@ -343,7 +343,7 @@ def extend_kernel(
         at_N = block + tl.arange(0, N)
         slot_N, is_key_N = find_slots(table, at_N, end, PAGE)
         is_seen_MN = at_N[None, :] <= position_M[:, None]
-        top_M, total_M, sum_MC = attend_block(
+        top_M, total_M, sum_MC = attend_latent_block(
             query_MC, query_MP, pages, slot_N, is_key_N, is_seen_MN, factor, top_M, total_M, sum_MC,
             LATENT, ROTATED, C, P,
         )  # fmt: skip

@@ -39,7 +39,7 @@ from remora.kernels.gpu.attention.steps import (
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class PrefillLaunch:
     """How tiles are computed.
 
     queries, keys:  of a tile and of a block of 16-bit elements, powers of two
@@ -63,32 +63,32 @@ class Launch:
 # while a block is computed, the next one is on its way.
 LAUNCHES = {
     Arch.AMPERE: {
-        64: Launch(128, 64, 8, 5),
-        128: Launch(128, 32, 8, 5),
-        256: Launch(64, 32, 8, 5),
+        64: PrefillLaunch(128, 64, 8, 5),
+        128: PrefillLaunch(128, 32, 8, 5),
+        256: PrefillLaunch(64, 32, 8, 5),
     },
     Arch.HOPPER: {
-        64: Launch(128, 128, 8, 5),
-        128: Launch(128, 64, 8, 5),
-        256: Launch(128, 32, 8, 5),
+        64: PrefillLaunch(128, 128, 8, 5),
+        128: PrefillLaunch(128, 64, 8, 5),
+        256: PrefillLaunch(128, 32, 8, 5),
     },
     Arch.BLACKWELL: {
-        64: Launch(128, 128, 8, 5),
-        128: Launch(128, 64, 8, 5),
-        256: Launch(128, 32, 8, 5),
+        64: PrefillLaunch(128, 128, 8, 5),
+        128: PrefillLaunch(128, 64, 8, 5),
+        256: PrefillLaunch(128, 32, 8, 5),
     },
     Arch.SMALL: {
-        64: Launch(128, 64, 8, 5),
-        128: Launch(128, 32, 8, 3),
-        256: Launch(64, 16, 8, 5),
+        64: PrefillLaunch(128, 64, 8, 5),
+        128: PrefillLaunch(128, 32, 8, 3),
+        256: PrefillLaunch(64, 16, 8, 5),
     },
     Arch.CDNA: {
-        64: Launch(128, 64, 4, 2),
-        128: Launch(128, 32, 4, 2),
-        256: Launch(64, 16, 4, 2),
+        64: PrefillLaunch(128, 64, 4, 2),
+        128: PrefillLaunch(128, 32, 4, 2),
+        256: PrefillLaunch(64, 16, 4, 2),
     },
 }
-WIDE = Launch(32, 16, 8, 2)  # of 32 bits, which no tensor core multiplies
+WIDE = PrefillLaunch(32, 16, 8, 2)  # of 32 bits, which no tensor core multiplies
 
 
 def attend(
@@ -147,7 +147,7 @@ def num_tiles(num_rows: int, num_tokens: int, group: int, queries: int) -> int:
     return num_rows + num_tokens * group // queries
 
 
-def launch_of(arch: Arch, head_dim: int, element_bytes: int) -> Launch:
+def launch_of(arch: Arch, head_dim: int, element_bytes: int) -> PrefillLaunch:
     """Return the launch for queries with heads of a size."""
     if element_bytes == 4:
         return WIDE

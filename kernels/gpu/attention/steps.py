@@ -125,7 +125,7 @@ def as_scores(products_MN: tl.tensor, inner: float, outer: float | None) -> tl.t
 
 
 @triton.jit
-def weigh(
+def update_softmax(
     scores_MN: tl.tensor, top_M: tl.tensor, total_M: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Turn scores, -inf where a query does not look, into weights.
@@ -188,7 +188,7 @@ def attend_block(
     scores_MN = as_scores(scores_MN, inner, outer)
     if MASKED:
         scores_MN = tl.where(is_seen_MN, scores_MN, float("-inf"))
-    weights_MN, decay_M, top_M, total_M = weigh(scores_MN, top_M, total_M)
+    weights_MN, decay_M, top_M, total_M = update_softmax(scores_MN, top_M, total_M)
     if value_scales is not None:
         value_scale_N = tl.load(value_scales + head_N, mask=is_key_N, other=0.0)
         weights_MN = weights_MN * value_scale_N[None, :]

@@ -84,5 +84,5 @@ def launch_few_programs(patch: pytest.MonkeyPatch) -> None:
     """
     from remora.kernels.gpu.attention import decode as kernels
 
-    few = kernels.Launch(keys=64, num_warps=4, num_stages=2, programs=4)
+    few = kernels.DecodeLaunch(keys=64, num_warps=4, num_stages=2, programs=4)
     patch.setattr(kernels, "LAUNCHES", {Arch.HOPPER: {64: few, 128: few, 256: few}})

@@ -26,7 +26,7 @@ from tests.kernels.gpu.paged import TOLERANCES, Paged, make_paged
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launch fewer programs than a GPU has room for: interpreted, each takes milliseconds."""
     if INTERPRETED:
-        few = kernels.Launch(queries=32, keys=32, num_warps=4, num_stages=2, programs=4)
+        few = kernels.LatentLaunch(queries=32, keys=32, num_warps=4, num_stages=2, programs=4)
         monkeypatch.setattr(kernels, "launch_of", lambda *shape: few)
 
 

@@ -167,7 +167,7 @@ def test_a_prompt_is_the_same_bits_however_it_is_cut(
     """Also beside other rows. (numpy, which interprets, sums float32 in another order in each row
     of a tile; not enough to be seen in bfloat16.)
     """
-    small = kernels.Launch(queries=32, keys=16, num_warps=4, num_stages=2)
+    small = kernels.PrefillLaunch(queries=32, keys=16, num_warps=4, num_stages=2)
     monkeypatch.setattr(kernels, "launch_of", lambda *shape: small)
     torch.manual_seed(0)
     dtype = torch.bfloat16
