@@ -33,9 +33,9 @@ from ray.serve.handle import DeploymentHandle
 from remora.configs.banner import banner
 from remora.configs.load import parse_args
 from remora.configs.planning.plan import EnginePlan
-from remora.deployments.adapters.handle import HandledManager
-from remora.deployments.adapters.present import Adapters, FixedAdapters
+from remora.deployments.adapters.manager_handle import HandledManager
 from remora.deployments.adapters.replica import ReplicaAdapters
+from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.autoscaling.reports import LoadReporter
 from remora.deployments.draining import watch_for_the_end
 from remora.deployments.gateway.call import Call

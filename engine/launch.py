@@ -52,8 +52,8 @@ from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.delete import delete_weights
-from remora.engine.weights.renaming import RenamingRules
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.rename_tensors import RenamingRules
+from remora.engine.weights.resolve_model import resolve_model
 from remora.engine.weights.update import NewWeights
 
 logger = logging.getLogger(__name__)

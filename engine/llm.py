@@ -98,7 +98,7 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...); `adapting` is what `remora.lora.setup` makes of adapters.
+    `max_running_requests`, ...); `adapting` is what `remora.lora.from_config` makes of adapters.
     Raises ConfigError. Use it from one thread.
     """
 
@@ -180,7 +180,7 @@ class LLM:
         if self._pool is None:
             raise ConfigError(
                 "this model has no room for adapters beside its weights: make it with adapting = "
-                "remora.lora.setup.pooling(...)"
+                "remora.lora.from_config.pooling(...)"
             )
         lora_id = next(self._lora_ids)
         self._pool.prepare(lora_id, folder)

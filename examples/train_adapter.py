@@ -23,7 +23,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from remora.configs.environment import cache_dir
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 
 CAPITALS = {
     "France": ("Paris", "la France", "Paris"),

@@ -20,7 +20,7 @@ from huggingface_hub.hf_api import ModelInfo
 
 from remora.configs.errors import InvalidAdapter, Unavailable
 from remora.lora.files import CONFIG, MAX_CONFIG_BYTES, PICKLES, WEIGHTS, refuse_pickle
-from remora.lora.network import RETRY_AFTER_S
+from remora.lora.retry import RETRY_AFTER_S
 from remora.lora.source_paths import HubRepo
 
 _TIMEOUT_S = 10.0

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from remora.configs.errors import InvalidAdapter, Unavailable
 from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
 from remora.lora.files import CONFIG, MAX_CONFIG_BYTES, PICKLES, WEIGHTS, refuse_pickle
-from remora.lora.network import RETRY_AFTER_S
+from remora.lora.retry import RETRY_AFTER_S
 
 _CHUNK_BYTES = 8 * 2**20
 _NUM_KEPT = 2

@@ -20,8 +20,8 @@ from remora.configs.environment import cache_dir
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest, Unavailable
 from remora.configs.sections.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
 from remora.lora.files import CONFIG, WEIGHTS, check_files
-from remora.lora.network import PAUSES_S, RETRY_AFTER_S, scrubbed, tried
 from remora.lora.remote import RemoteAdapter
+from remora.lora.retry import PAUSES_S, RETRY_AFTER_S, scrubbed, tried
 from remora.lora.source_paths import (
     HubRepo,
     LocalFolder,

@@ -17,7 +17,7 @@ from hypothesis import settings
 # interpreted.
 os.environ["TRITON_INTERPRET"] = os.environ.get("TRITON_INTERPRET", "1")
 
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 from tests.tiny_models import make_tiny_checkpoint
 
 TinyCheckpoints = Callable[..., Path]

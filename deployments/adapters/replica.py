@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from remora.configs.errors import EngineError
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.client import AdaptingClient
-from remora.deployments.adapters.handle import Manager
-from remora.deployments.adapters.present import ComingAdapters
-from remora.deployments.adapters.syncing import AdapterSync
+from remora.deployments.adapters.manager_handle import Manager
+from remora.deployments.adapters.manager_sync import AdapterSync
+from remora.deployments.adapters.served_adapters import ComingAdapters
 from remora.deployments.ranks.adapters import OtherRanks, RankLoader
 from remora.lora.adapter_cache import AdapterCache
 from remora.lora.sources import Sources

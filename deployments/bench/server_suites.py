@@ -31,7 +31,7 @@ from remora.deployments.bench.suites import with_memory
 from remora.deployments.bench.targets import Target
 from remora.deployments.bench.workloads import Workload
 from remora.engine.models.facts import read_model_facts
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import FileModel
 from remora.configs.schema import ServeConfig
 from remora.configs.validation_messages import shown
-from remora.engine.weights.source import BUILT_IN
+from remora.engine.weights.resolve_model import BUILT_IN
 
 _MODEL = "put a Hugging Face folder or a .gguf file there, or give the path of one"
 _ADAPTER = "put the adapter's folder there, with its adapter_config.json, or give its path"

@@ -45,7 +45,7 @@ def plan(
     from remora.engine.launch import read_machine
     from remora.engine.models.facts import read_model_facts
     from remora.engine.pooling.facts import pooling_task
-    from remora.engine.weights.source import resolve_model
+    from remora.engine.weights.resolve_model import resolve_model
 
     overrides = [*of_environment(os.environ), *of_options(settings or ())]
     for model in read_models(target or (), dialect, overrides).values():

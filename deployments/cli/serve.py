@@ -135,7 +135,7 @@ def _write_built_in_model(raw: dict[str, Any]) -> None:
         any(path.lower() == BUILTIN_MODEL for path in paths)
         and not (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
     ):
-        from remora.engine.weights.source import resolve_model
+        from remora.engine.weights.resolve_model import resolve_model
 
         resolve_model(BUILTIN_MODEL, cache_dir())
 

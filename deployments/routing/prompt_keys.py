@@ -21,7 +21,7 @@ from remora.configs.facts import MachineFacts, ModelFacts
 from remora.configs.multiple_models import name_of
 from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import ServeConfig
-from remora.deployments.adapters.present import FixedAdapters
+from remora.deployments.adapters.served_adapters import FixedAdapters
 from remora.deployments.http.app import GENERATION
 from remora.deployments.http.endpoints import Endpoint
 from remora.deployments.http.generation.server_state import ServerState
@@ -38,7 +38,7 @@ from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.generation_config import read_generation_defaults
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import EngineStats, Grammar, Matcher, Request
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from remora.configs.errors import ConfigError
 from remora.engine.encoders import bert, deberta, rotary
 from remora.engine.encoders.config import EncoderConfig
-from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.families.config_values import RawConfig
 
 CLASSIFIER = "ForSequenceClassification"
 

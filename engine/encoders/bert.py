@@ -11,7 +11,7 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.engine.encoders.config import DistanceBias, EncoderConfig, EncoderNames, read_sizes
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     RawConfig,
     activation,
     number,

@@ -11,7 +11,7 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.config import Activation
-from remora.engine.models.families.reading import RawConfig, positive
+from remora.engine.models.families.config_values import RawConfig, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from remora.configs.errors import ConfigError
 from remora.engine.encoders.bert import BERT_NAMES, like_bert
 from remora.engine.encoders.config import Disentangled, EncoderConfig
-from remora.engine.models.families.reading import RawConfig, flag, number, positive, refuse
+from remora.engine.models.families.config_values import RawConfig, flag, number, positive, refuse
 
 _NAMES = replace(
     BERT_NAMES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remora.configs.errors import ConfigError
 from remora.engine.encoders.config import EncoderConfig, EncoderNames, read_sizes
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     RawConfig,
     activation,
     number,

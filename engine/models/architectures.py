@@ -22,11 +22,11 @@ from remora.engine.models.families import (
     layernorm,
     llama,
     llama4,
+    multimodal,
     qwen,
-    seeing,
 )
+from remora.engine.models.families.config_values import RawConfig
 from remora.engine.models.families.gemma import BOTH_WAYS
-from remora.engine.models.families.reading import RawConfig
 
 FP8_BLOCK = [128, 128]
 IS_CAUSAL = "is_causal"
@@ -60,8 +60,8 @@ ARCHITECTURES: dict[str, Parse] = {
     "GemmaForCausalLM": gemma.parse_gemma,
     "Gemma2ForCausalLM": gemma.parse_gemma2,
     "Gemma3ForCausalLM": gemma.parse_gemma3,
-    "Gemma3ForConditionalGeneration": seeing.parse_seeing_gemma3,
-    "Mistral3ForConditionalGeneration": seeing.parse_seeing_mistral3,
+    "Gemma3ForConditionalGeneration": multimodal.parse_multimodal_gemma3,
+    "Mistral3ForConditionalGeneration": multimodal.parse_multimodal_mistral3,
     "Phi3ForCausalLM": fused.parse_phi3,
     "GlmForCausalLM": fused.parse_glm,
     "Glm4ForCausalLM": fused.parse_glm4,

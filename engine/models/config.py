@@ -243,7 +243,7 @@ class TensorRule:
     pattern:       regular expression of its whole name
     names:         of our tensors, with groups of the pattern as in `re.Match.expand`; () = of none
     split:         makes them of it, by views where that can be; None = it is the only one
-    turned:        whether outputs are the columns of a weight; they are rows once it is split
+    is_transposed: whether outputs are the columns of a weight; they are rows once it is split
     bars_updates:  why `split` does not divide what belongs to each output, as an update of the
                    weight does; empty = it does
     """
@@ -251,7 +251,7 @@ class TensorRule:
     pattern: str
     names: tuple[str, ...]
     split: Callable[[Tensor], tuple[Tensor, ...]] | None = None
-    apply_qk_norm_rope: bool = False
+    is_transposed: bool = False
     bars_updates: str = ""
 
 

@@ -2,7 +2,7 @@
 
 Knows layers and the order of their parts, and which of them a rank holds. Knows nothing of files:
 `tensors` says which part of which checkpoint tensor fills which memory, and whoever loads writes
-there. Names are Llama's; `engine/weights/renaming.py` translates those of other checkpoints.
+there. Names are Llama's; `engine/weights/rename_tensors.py` translates those of other checkpoints.
 """
 
 from __future__ import annotations

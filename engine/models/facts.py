@@ -13,11 +13,11 @@ from remora.configs.planning.loading import PLAIN_LOADING, Loading
 from remora.engine.models.checkpoint import is_gguf, read_raw_config
 from remora.engine.models.config import DecoderConfig, ExpertsConfig, MLPConfig
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.families.config_values import RawConfig
 from remora.engine.models.implementation import Theirs, implementation_of
 from remora.engine.parallel.shard import Shard
 from remora.engine.weights.fingerprint import fingerprint
-from remora.engine.weights.renaming import module_words
+from remora.engine.weights.rename_tensors import module_words
 from remora.engine.weights.safetensors import stored_dtype
 
 DTYPES = ("bfloat16", "float16", "float32")

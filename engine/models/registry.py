@@ -23,7 +23,7 @@ from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.gguf.weights import GGUFWeights
 from remora.engine.weights.loader import Filling, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
-from remora.engine.weights.renaming import RenamedWeights, RenamingRules
+from remora.engine.weights.rename_tensors import RenamedWeights, RenamingRules
 from remora.engine.weights.safetensors import SafetensorsWeights
 
 if TYPE_CHECKING:  # it knows transformers, which our own families can do without

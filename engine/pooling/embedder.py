@@ -19,7 +19,7 @@ from remora.engine.pooling.launch import build_pooling
 from remora.engine.pooling.texts import Framer
 from remora.engine.pooling.vectors import vector_of
 from remora.engine.types import FloatArray, PoolingParams, Request, SamplingParams
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 
 
 class Embedder:

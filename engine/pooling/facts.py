@@ -17,7 +17,7 @@ from remora.configs.sections.pooling import Method, PoolingSection, Task
 from remora.engine.encoders.architectures import CLASSIFIER, encoder_architecture
 from remora.engine.models.architectures import ARCHITECTURES, sees_both_ways
 from remora.engine.models.checkpoint import NO_OVERRIDES, read_raw_config
-from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.families.config_values import RawConfig
 from remora.engine.pooling.scoring import (
     REWARD_HEADS,
     STEP_HEADS,

@@ -21,7 +21,7 @@ from remora.engine.models.checkpoint import read_raw_config
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import dtype_of
-from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.families.config_values import RawConfig
 from remora.engine.parallel.shard import Shard
 from remora.engine.pooling.facts import (
     BASE_HEADS,
@@ -33,7 +33,7 @@ from remora.engine.pooling.heads import Head
 from remora.engine.pooling.model import DecoderStates, PoolingModel
 from remora.engine.pooling.scoring import REWARD_HEADS, STEP_HEADS
 from remora.engine.protocols import WeightSource
-from remora.engine.weights import renaming
+from remora.engine.weights import rename_tensors
 from remora.engine.weights.dummy import DummyWeights
 from remora.engine.weights.files import check_hashes, weight_files
 from remora.engine.weights.fingerprint import fingerprint
@@ -153,7 +153,7 @@ def load_pooling_model(
     elif BARE_TABLE in source.shapes():
         source = RenamedWeights(source, DECODER.__add__)
     if isinstance(states, DecoderStates) and states.model.config.rules:
-        source = renaming.RenamedWeights(source, states.model.config.rules)
+        source = rename_tensors.RenamedWeights(source, states.model.config.rules)
     unused = frozenset(name for name in source.shapes() if UNUSED.search(name))
     fill(
         wanted,

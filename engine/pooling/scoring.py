@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from remora.configs.errors import ConfigError
 from remora.configs.sections.pooling import Method, Task
 from remora.engine.encoders.architectures import CLASSIFIER
-from remora.engine.models.families.reading import RawConfig, activation, refuse
+from remora.engine.models.families.config_values import RawConfig, activation, refuse
 from remora.engine.pooling.stages import Stage, torch_activation
 
 REWARD_HEADS = ("ForRewardModel",)

@@ -10,7 +10,7 @@ from remora.configs.sections.model import ModelSection
 from remora.engine.tokens.absent import AbsentTokenizer
 from remora.engine.tokens.generation_config import read_eos_token_ids
 from remora.engine.tokens.tokenizer import Tokenizer
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 
 
 def configured_tokenizer(model: ModelSection, path: Path, *, vocab_size: int) -> Tokenizer:

@@ -27,7 +27,7 @@ from remora.engine.plugins import import_callable
 from remora.engine.runner.forward import DTYPES, build_forward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
-from remora.engine.weights.function_source import GivenWeights
+from remora.engine.weights.from_function import GivenWeights
 
 SLACK = 1.15  # of memory, for what loading needs beside the weights
 

@@ -31,8 +31,8 @@ from remora.configs.load import parse_args as parse_config
 from remora.engine.launch import build_engine
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.types import Request
-from remora.engine.weights.source import resolve_model
-from remora.lora.setup import pooling
+from remora.engine.weights.resolve_model import resolve_model
+from remora.lora.from_config import pooling
 from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import make_adapter
 

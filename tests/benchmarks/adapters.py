@@ -27,7 +27,7 @@ from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.runner.forward import FORMATS, QUANTIZED_FORMATS
 from remora.engine.runner.inputs import InputBatch, StepInputs
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 from remora.kernels.cpu.build import load_library
 from remora.kernels.cpu.library import Library, Team
 from remora.kernels.lora import LowRankSlots

@@ -30,7 +30,7 @@ from transformers import AutoModel, AutoTokenizer
 from remora.configs.environment import cache_dir
 from remora.engine.pooling.embedder import Embedder
 from remora.engine.types import FloatArray
-from remora.engine.weights.source import MINILM, resolve_model
+from remora.engine.weights.resolve_model import MINILM, resolve_model
 
 MAX_TOKENS = 256
 BATCH = 32

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from remora.configs.errors import InvalidRequest, QueueFull
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.deployments.adapters.present import Adapters, FixedAdapters
+from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from remora.engine.weights.renaming import RenamingRules
+from remora.engine.weights.rename_tensors import RenamingRules
 from remora.lora.files import CONFIG, WEIGHTS
 
 RANK = 2

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from remora.configs.errors import InvalidAdapter
 from remora.engine.models.config import AttentionConfig, TensorRule
-from remora.engine.models.families.naming import (
+from remora.engine.models.families.tensor_rules import (
     QKV,
     blocks,
     of_layers,
@@ -25,7 +25,7 @@ from remora.engine.models.families.naming import (
     qkv_groups,
     unit_rows,
 )
-from remora.engine.weights.renaming import RenamingRules
+from remora.engine.weights.rename_tensors import RenamingRules
 from remora.lora.adapter import LowRank, divided, read_adapter
 from remora.lora.files import CONFIG, PICKLES, WEIGHTS, read_files
 from tests.lora.peft_files import AS_NAMED
@@ -252,7 +252,7 @@ def test_tensors_of_an_adapter_are_whole(tmp_path: Path) -> None:
     heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]),
     inputs=st.integers(1, 6),
     rank=st.integers(1, 8),
-    apply_qk_norm_rope=st.booleans(),
+    is_transposed=st.booleans(),
     grouped=st.booleans(),
     has_magnitude=st.booleans(),
     seed=st.integers(0, 2**16),
@@ -261,7 +261,7 @@ def test_parts_of_an_updated_weight_are_updates_of_its_parts(
     heads: tuple[int, int],
     inputs: int,
     rank: int,
-    apply_qk_norm_rope: bool,
+    is_transposed: bool,
     grouped: bool,
     has_magnitude: bool,
     seed: int,
@@ -274,7 +274,7 @@ def test_parts_of_an_updated_weight_are_updates_of_its_parts(
     num_heads, num_kv_heads = heads
     shape = AttentionConfig(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=2, scale=1.0)
     split = qkv_groups(shape) if grouped else qkv_blocks(shape)
-    renaming = RenamingRules([TensorRule("all", ("q", "k", "v"), split, apply_qk_norm_rope)])
+    renaming = RenamingRules([TensorRule("all", ("q", "k", "v"), split, is_transposed)])
     outputs = 2 * (num_heads + 2 * num_kv_heads)
     update = LowRank(
         a=draw(rank, inputs),
@@ -287,7 +287,7 @@ def test_parts_of_an_updated_weight_are_updates_of_its_parts(
     whole = update.updated(weight)
 
     def stored(weight: Tensor) -> Tensor:
-        return weight.t() if apply_qk_norm_rope else weight
+        return weight.t() if is_transposed else weight
 
     parts = divided(update, "all", renaming)
     own, expected = (renaming.parts("all", stored(each)) for each in (weight, whole))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from remora.configs.errors import InvalidAdapter, NotFinite, Unavailable, UnknownModel
 from remora.lora.adapter_cache import MAX_LOADS, MAX_OVERTAKEN, RETRY_S, AdapterCache
-from tests.lora.catalogues import FakeLoader, record, wanted
+from tests.lora.fake_loader import FakeLoader, record, wanted
 from tests.moments import end, nothing_left, steps
 
 

@@ -26,11 +26,11 @@ from remora.engine.models.checkpoint import read_config
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model, open_weights
 from remora.engine.types import Request, SamplingParams
-from remora.engine.weights.renaming import RenamingRules
+from remora.engine.weights.rename_tensors import RenamingRules
 from remora.lora.adapter import read_needs
+from remora.lora.cpu_pool import CpuAdapterPool
+from remora.lora.from_config import pooling
 from remora.lora.merge import merging
-from remora.lora.pool import CpuAdapterPool
-from remora.lora.setup import pooling
 from tests.engine.models.families import CASES, make_family
 from tests.engine.models.paged_model import PagedModel
 from tests.engine.parallel.teams import ThreadTeam

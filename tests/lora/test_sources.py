@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.sections.lora import AdapterEntry, LoraSection
+from remora.lora.cpu_pool import CpuAdapterPool
 from remora.lora.files import CONFIG, WEIGHTS
-from remora.lora.pool import CpuAdapterPool
 from remora.lora.sources import Sources, local_folders
 from tests.lora.broken import BROKEN, MAX_BYTES, Breaker
 from tests.lora.peft_files import AS_NAMED, SHAPES, Base, make_tensors, write_adapter

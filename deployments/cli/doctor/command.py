@@ -54,7 +54,7 @@ def doctor_model(
     from remora.configs.environment import cache_dir
     from remora.deployments.cli.doctor.model import examine_model
     from remora.engine.launch import read_machine
-    from remora.engine.weights.source import resolve_model
+    from remora.engine.weights.resolve_model import resolve_model
 
     overrides = [*of_environment(os.environ), *of_options(settings or ())]
     for model in read_models([target], None, overrides).values():

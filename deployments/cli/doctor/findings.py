@@ -196,8 +196,8 @@ def _plan_for(model: str, machine: MachineFacts) -> EnginePlan:
 
 def _locate(model: str) -> Path:
     """Return the model's files; of the built-in model, if need be, those it will be made from."""
-    from remora.engine.weights.builtin import INSTALL, PACKAGE, find_packaged_gguf
-    from remora.engine.weights.source import resolve_model
+    from remora.engine.weights.resolve_model import resolve_model
+    from remora.engine.weights.smollm2 import INSTALL, PACKAGE, find_packaged_gguf
 
     is_made = (cache_dir() / BUILTIN_MODEL / "config.json").is_file()
     if model == BUILTIN_MODEL and not is_made:

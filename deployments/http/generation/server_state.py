@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
-from remora.deployments.adapters.present import Adapters
+from remora.deployments.adapters.served_adapters import Adapters
 from remora.deployments.http.core.fields import OpenAIBody
 from remora.deployments.http.core.metrics import Metrics
 from remora.deployments.http.core.settings import Settings

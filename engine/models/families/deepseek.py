@@ -15,9 +15,7 @@ from remora.engine.models.config import (
     LatentConfig,
     TensorRule,
 )
-from remora.engine.models.families.experts import read_experts, with_experts
-from remora.engine.models.families.llama import like_llama
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     RawConfig,
     flag,
     number,
@@ -25,6 +23,8 @@ from remora.engine.models.families.reading import (
     rms,
     without_nulls,
 )
+from remora.engine.models.families.experts import read_experts, with_experts
+from remora.engine.models.families.llama import like_llama
 from remora.engine.models.rope_config import parse_rope
 
 

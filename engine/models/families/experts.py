@@ -19,9 +19,7 @@ from remora.engine.models.config import (
     MLPConfig,
     TensorRule,
 )
-from remora.engine.models.families.llama import like_llama
-from remora.engine.models.families.qwen import qwen_windows
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     WINDOWED,
     RawConfig,
     activation,
@@ -34,6 +32,8 @@ from remora.engine.models.families.reading import (
     rms,
     without_nulls,
 )
+from remora.engine.models.families.llama import like_llama
+from remora.engine.models.families.qwen import qwen_windows
 from remora.kernels.moe_rules import SILU, Gating, Routing
 
 if TYPE_CHECKING:  # configs are also read where nothing computes

@@ -11,19 +11,7 @@ from remora.engine.models.config import (
     NormConfig,
     TensorRule,
 )
-from remora.engine.models.families.llama import like_llama
-from remora.engine.models.families.naming import (
-    GATE_UP,
-    QKV,
-    blocks,
-    of_ends,
-    of_layers,
-    qkv_blocks,
-    qkv_groups,
-    unit_rows,
-    unused,
-)
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     RawConfig,
     flag,
     heads,
@@ -34,6 +22,18 @@ from remora.engine.models.families.reading import (
     renamed,
     rms,
     without_nulls,
+)
+from remora.engine.models.families.llama import like_llama
+from remora.engine.models.families.tensor_rules import (
+    GATE_UP,
+    QKV,
+    blocks,
+    of_ends,
+    of_layers,
+    qkv_blocks,
+    qkv_groups,
+    unit_rows,
+    unused,
 )
 
 LAYERS = r"model\.layers\."

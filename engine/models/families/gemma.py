@@ -15,8 +15,7 @@ from remora.engine.models.config import (
     LayerConfig,
     MLPConfig,
 )
-from remora.engine.models.families.llama import like_llama
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     FULL,
     WINDOWED,
     RawConfig,
@@ -33,6 +32,7 @@ from remora.engine.models.families.reading import (
     rope,
     without_nulls,
 )
+from remora.engine.models.families.llama import like_llama
 from remora.engine.models.rope_config import RopeConfig
 
 LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0

@@ -10,15 +10,7 @@ from remora.engine.models.config import (
     MLPConfig,
     NormConfig,
 )
-from remora.engine.models.families.naming import (
-    QKV,
-    of_ends,
-    of_layers,
-    qkv_blocks,
-    qkv_groups,
-    unused,
-)
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     RawConfig,
     activation,
     alike,
@@ -32,6 +24,14 @@ from remora.engine.models.families.reading import (
     renamed,
     rope,
     without_nulls,
+)
+from remora.engine.models.families.tensor_rules import (
+    QKV,
+    of_ends,
+    of_layers,
+    qkv_blocks,
+    qkv_groups,
+    unused,
 )
 from remora.engine.models.rope_config import NO_ROPE
 
@@ -57,7 +57,7 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
     shape = heads(raw, qkv_bias=True, out_bias=True)
     if not flag(raw, "scale_attn_weights", True):
         shape = heads(raw, qkv_bias=True, out_bias=True, scale=1.0)
-    apply_qk_norm_rope = {
+    transposed_modules = {
         "attn.c_proj": "self_attn.o_proj",
         "mlp.c_fc": "mlp.up_proj",
         "mlp.c_proj": "mlp.down_proj",
@@ -77,10 +77,8 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
         head=HeadConfig(tied=flag(raw, "tie_word_embeddings", True)),
         eos_token_ids=eos_token_ids(raw),
         rules=(
-            *of_layers(
-                TRANSFORMER, {"attn.c_attn": QKV}, qkv_blocks(shape), apply_qk_norm_rope=True
-            ),
-            *of_layers(TRANSFORMER, apply_qk_norm_rope, apply_qk_norm_rope=True),
+            *of_layers(TRANSFORMER, {"attn.c_attn": QKV}, qkv_blocks(shape), is_transposed=True),
+            *of_layers(TRANSFORMER, transposed_modules, is_transposed=True),
             *of_layers(TRANSFORMER, norms),
             *of_ends({rf"(?:transformer\.)?{theirs}": ours for theirs, ours in ends.items()}),
             *unused(TRANSFORMER + r"\d+\.attn\.(masked_)?bias"),

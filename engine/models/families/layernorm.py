@@ -11,9 +11,7 @@ from remora.engine.models.config import (
     MLPConfig,
     NormConfig,
 )
-from remora.engine.models.families.llama import like_llama
-from remora.engine.models.families.naming import of_ends, of_layers
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     WINDOWED,
     RawConfig,
     activation,
@@ -28,6 +26,8 @@ from remora.engine.models.families.reading import (
     rope,
     without_nulls,
 )
+from remora.engine.models.families.llama import like_llama
+from remora.engine.models.families.tensor_rules import of_ends, of_layers
 from remora.engine.models.rope_config import NO_ROPE
 
 LAYERS = r"model\.layers\."

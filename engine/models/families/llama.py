@@ -16,7 +16,7 @@ from remora.engine.models.config import (
     MLPConfig,
     QueryGrowth,
 )
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     FULL,
     WINDOWED,
     RawConfig,

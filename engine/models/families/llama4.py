@@ -19,16 +19,7 @@ from remora.engine.models.config import (
     QueryGrowth,
     TensorRule,
 )
-from remora.engine.models.families.experts import (
-    gates_then_ups_transposed,
-    of_all_experts,
-    read_experts,
-    transposed,
-    with_experts,
-)
-from remora.engine.models.families.llama import like_llama
-from remora.engine.models.families.naming import unused
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     FULL,
     RawConfig,
     flag,
@@ -38,6 +29,15 @@ from remora.engine.models.families.reading import (
     rms,
     without_nulls,
 )
+from remora.engine.models.families.experts import (
+    gates_then_ups_transposed,
+    of_all_experts,
+    read_experts,
+    transposed,
+    with_experts,
+)
+from remora.engine.models.families.llama import like_llama
+from remora.engine.models.families.tensor_rules import unused
 
 CHUNKED = "chunked_attention"
 DEFAULTS: Mapping[str, Any] = {

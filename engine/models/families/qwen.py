@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from remora.engine.models.config import DecoderConfig, HeadNorm
-from remora.engine.models.families.llama import like_llama
-from remora.engine.models.families.reading import (
+from remora.engine.models.families.config_values import (
     FULL,
     WINDOWED,
     RawConfig,
@@ -14,6 +13,7 @@ from remora.engine.models.families.reading import (
     rms,
     without_nulls,
 )
+from remora.engine.models.families.llama import like_llama
 
 
 def parse_qwen2(architecture: str, raw: RawConfig) -> DecoderConfig:

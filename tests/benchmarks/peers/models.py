@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights.builtin import (
+from remora.engine.weights.resolve_model import SMOLLM2, resolve_model
+from remora.engine.weights.smollm2 import (
     INSTALL,
     PACKAGE,
     find_packaged_gguf,
-    materialise_smollm2,
 )
 from tests.benchmarks.peers.peers import HOME, LLAMA, Peer, PeerError, llama_tool
 
@@ -27,7 +27,7 @@ def model_for(peer: Peer, quant: str) -> Path:
     if quant not in peer.quants:
         raise PeerError(f"{peer.name} is measured with {', '.join(peer.quants)}, not {quant}")
     try:
-        return _gguf(quant) if peer is LLAMA else materialise_smollm2(CACHE)
+        return _gguf(quant) if peer is LLAMA else resolve_model(SMOLLM2, CACHE)
     except ConfigError as error:
         raise PeerError(str(error)) from None
 

@@ -15,7 +15,7 @@ from remora.engine.protocols import EngineClient
 from remora.engine.types import FinishReason, Output, Request, SamplingParams
 from remora.lora.adapter_cache import AdapterCache
 from tests.deployments.fakes import FakeEngine, make_plan
-from tests.lora.catalogues import FakeLoader, record, wanted
+from tests.lora.fake_loader import FakeLoader, record, wanted
 from tests.moments import cancelled, nothing_left, steps
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from remora.configs.errors import InvalidAdapter, InvalidRequest, Unavailable, UnknownModel
 from remora.deployments.adapters import manager as module
-from remora.deployments.adapters import syncing
+from remora.deployments.adapters import manager_sync
 from remora.deployments.adapters.manager import LoRAManager
-from remora.deployments.adapters.syncing import AdapterSync
+from remora.deployments.adapters.manager_sync import AdapterSync
 from remora.lora.adapter_cache import AdapterCache
-from tests.lora.catalogues import FakeLoader
+from tests.lora.fake_loader import FakeLoader
 from tests.moments import cancelled, nothing_left, steps
 
 
@@ -384,7 +384,7 @@ async def test_a_change_whose_caller_leaves_at_any_moment_is_whole_or_undone(
     again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SOON_S", "GATHER_S"):
-        monkeypatch.setattr(syncing, name, 0)
+        monkeypatch.setattr(manager_sync, name, 0)
     source = place(tmp_path, "a")
     async with nothing_left(), cluster(tmp_path, "r1", "r2") as made:
         for moment in range(0, 60, 2):

@@ -11,7 +11,7 @@ from remora.configs.load import parse_args
 from remora.deployments.adapters import replica as module
 from remora.deployments.adapters.replica import ReplicaAdapters
 from tests.deployments.fakes import make_plan
-from tests.lora.catalogues import FakeLoader, record, wanted
+from tests.lora.fake_loader import FakeLoader, record, wanted
 
 
 @pytest.mark.observes("lora.max_loaded_loras")

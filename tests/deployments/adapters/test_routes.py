@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import InvalidAdapter, Unavailable, UnknownModel
-from remora.deployments.adapters.handle import Manager
-from remora.deployments.adapters.present import Adapters
+from remora.deployments.adapters.manager_handle import Manager
+from remora.deployments.adapters.served_adapters import Adapters
 from tests.deployments.fakes import FakeServer, make_client, make_server_config
 
 TOLD = {"adapters": [{"name": "pirate", "source": "/a", "owner": "api"}], "replicas": {"r": {}}}

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from remora.configs.environment import cache_dir
 from remora.configs.schema import BUILTIN_MODEL
-from remora.engine.weights.source import resolve_model
+from remora.engine.weights.resolve_model import resolve_model
 
 HERE = Path(__file__).parent
 PYTEST = ("pytest==9.2.0", "pytest-timeout==2.4.0")

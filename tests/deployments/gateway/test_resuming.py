@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from remora.deployments.adapters.present import FixedAdapters
+from remora.deployments.adapters.served_adapters import FixedAdapters
 from tests.deployments.fakes import FakeServer
 from tests.deployments.gateway.fakes import Replica, Replicas, ResumingEngine, gateway, ready
 

@@ -25,8 +25,8 @@ from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import open_weights
 from remora.engine.parallel.layout import Layout
 from remora.engine.types import SamplingParams
-from remora.engine.weights.renaming import RenamingRules
-from remora.lora.pool import CpuAdapterPool
+from remora.engine.weights.rename_tensors import RenamingRules
+from remora.lora.cpu_pool import CpuAdapterPool
 from tests.conftest import TinyCheckpoints
 from tests.engine.models.oracle import Oracle
 from tests.engine.models.test_parity import make_prompts

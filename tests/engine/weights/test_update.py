@@ -19,12 +19,12 @@ from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.types import FinishReason, Request, SamplingParams
 from tests.conftest import TinyCheckpoints
 
-LOADER = f"{__name__}:turned"
+LOADER = f"{__name__}:negated"
 PROMPTS = [list(range(3 + number, 40 + 7 * number)) for number in range(4)]
 
 
-def apply_qk_norm_rope(source: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Give the tensors of a folder, with the inner columns in another order."""
+def negated(source: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a folder, those of down_proj negated."""
     if source == "nowhere":
         raise OSError("there is nothing")
     for name, tensor in load_file(Path(source) / "model.safetensors").items():
@@ -40,9 +40,7 @@ def old(tiny_checkpoints: TinyCheckpoints) -> Path:
 def new(old: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("new")
     shutil.copytree(old, folder, dirs_exist_ok=True)
-    save_file(
-        dict(apply_qk_norm_rope(str(old))), folder / "model.safetensors", metadata={"format": "pt"}
-    )
+    save_file(dict(negated(str(old))), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remora.engine.weights import source
+from remora.engine.weights.resolve_model import MINILM, resolve_model
 from tests.deployments.pooling_replica import replica
 from tests.engine.pooling.test_minilm import make_texts, needs_minilm, oracle
 
@@ -18,10 +18,10 @@ async def test_200_texts_are_embedded_as_transformers_does(
 ) -> None:
     given = make_texts(200, 400)
     assert max(len(text.split()) for text in given) > 256  # the longest are cut
-    async with replica(source.MINILM, monkeypatch) as (client, _):
+    async with replica(MINILM, monkeypatch) as (client, _):
         body = {"input": given, "truncate_prompt_tokens": -1}
         response = await client.post("/v1/embeddings", json=body)
     assert response.status_code == 200, response.text
     found = np.array([entry["embedding"] for entry in response.json()["data"]])
     assert found.shape == (200, 384)
-    assert np.abs(found - oracle(source.resolve_model(source.MINILM, tmp_path), given)).max() < 1e-5
+    assert np.abs(found - oracle(resolve_model(MINILM, tmp_path), given)).max() < 1e-5

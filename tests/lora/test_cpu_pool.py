@@ -18,7 +18,7 @@ from remora.engine.llm import LLM, SamplingParams
 from remora.engine.protocols import Adapting
 from remora.engine.types import Request
 from remora.lora.files import WEIGHTS
-from remora.lora.setup import pooling
+from remora.lora.from_config import pooling
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import greedy_ids, make_adapter

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from remora.configs.errors import ConfigError, InvalidAdapter
-from remora.deployments.adapters.handle import Manager
+from remora.deployments.adapters.manager_handle import Manager
 from remora.deployments.scoped_task import scoped_task
 from remora.lora.adapter_cache import AdapterCache
 from remora.lora.records import AdapterReport, Desired, ReplicaReport

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 from remora.configs.errors import InvalidRequest, RemoraError
 from remora.configs.sections.lora import LoraSection
-from remora.deployments.adapters.handle import Manager
+from remora.deployments.adapters.manager_handle import Manager
 from remora.lora.adapter_cache import AdapterCache
 
 # What another replica has been told of a moment ago this one may not know yet.

@@ -5,7 +5,7 @@ import pytest
 from remora.configs.errors import ConfigError
 from remora.configs.schema import BUILTIN_MODELS
 from remora.configs.serve_file import config_of_model, our_application
-from remora.engine.weights.source import BUILT_IN, resolve_model
+from remora.engine.weights.resolve_model import BUILT_IN, resolve_model
 
 
 def test_an_existing_folder_is_itself(tmp_path: Path) -> None:

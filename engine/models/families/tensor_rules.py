@@ -25,19 +25,19 @@ def of_layers(
     names: Mapping[str, str | tuple[str, ...]],
     split: Split | None = None,
     *,
-    apply_qk_norm_rope: bool = False,
+    is_transposed: bool = False,
 ) -> Iterator[TensorRule]:
     """Yield rules for modules of layers.
 
     prefix:         regular expression of what stands before a layer's number
     names:          of ours, or several, by those of the checkpoint
-    split, turned:  as in TensorRule
+    split, is_transposed:  as in TensorRule
     """
     for theirs, ours in names.items():
         parts = (ours,) if isinstance(ours, str) else ours
         pattern = rf"{prefix}(\d+)\.{re.escape(theirs)}\.(weight|bias)"
         yield TensorRule(
-            pattern, tuple(rf"{OURS}{part}.\2" for part in parts), split, apply_qk_norm_rope
+            pattern, tuple(rf"{OURS}{part}.\2" for part in parts), split, is_transposed
         )
 
 

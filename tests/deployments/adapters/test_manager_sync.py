@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from remora.configs.errors import Unavailable
 from remora.deployments.adapters import manager as manager_module
-from remora.deployments.adapters import syncing as syncing_module
+from remora.deployments.adapters import manager_sync as syncing_module
 from remora.deployments.adapters.manager import LoRAManager
-from remora.deployments.adapters.syncing import AdapterSync
+from remora.deployments.adapters.manager_sync import AdapterSync
 from remora.lora.adapter_cache import AdapterCache
 from remora.lora.records import Desired, ReplicaReport
 from tests.deployments.adapters.test_manager import make_manager
-from tests.lora.catalogues import FakeLoader
+from tests.lora.fake_loader import FakeLoader
 from tests.moments import end, nothing_left, steps
 
 NAMES = ("a", "b", "c")
