@@ -22,11 +22,13 @@ from remora.engine.pooling.model import PoolingModel
 from remora.engine.pooling.row import Row
 from remora.engine.pooling.scoring import HEADS
 from tests.conftest import TinyCheckpoints
-from tests.tiny_encoders import CLASSIFIERS, ENCODERS, HAS_GTE, make_tiny_encoder
+from tests.tiny_encoders import CLASSIFIERS, COMMON, ENCODERS, HAS_GTE, make_tiny_encoder
 from tests.tiny_models import VOCAB_SIZE
+from tests.tolerance import near
 
 LENGTHS = (3, 20, 20, 1, 300, 57)
-HIDDEN_SIZE = 48
+HIDDEN_SIZE = int(COMMON["hidden_size"])
+NUM_LAYERS = int(COMMON["num_hidden_layers"])
 
 
 def rows_of(lengths: tuple[int, ...] = LENGTHS) -> list[Row]:
@@ -57,7 +59,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, family: str) ->
     for row in rows_of():
         with torch.inference_mode():
             wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
-        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-5)
+        assert model.hidden(row) == near(wanted, NUM_LAYERS)
 
 
 @pytest.mark.parametrize("family", ["mistral", "llama4"])
@@ -70,7 +72,7 @@ def test_hidden_states_of_decoders_with_windows_and_chunks_are_those_of_transfor
     for row in rows_of((1, 24, 90)):
         with torch.inference_mode():
             wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
-        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-4)
+        assert model.hidden(row) == near(wanted, oracle.config.num_hidden_layers)
 
 
 @pytest.mark.parametrize("family", ENCODERS)
@@ -80,7 +82,7 @@ def test_a_row_is_the_same_alone_and_among_others(tmp_path: Path, family: str) -
     rows = rows_of()
     together = model(rows)
     for row, vector in zip(rows, together, strict=True):
-        assert vector == pytest.approx(model([row])[0], abs=1e-5)
+        assert vector == near(model([row])[0], NUM_LAYERS)
 
 
 @pytest.mark.parametrize("family", CLASSIFIERS)
@@ -91,7 +93,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, num_label
     rows = rows_of()
     with torch.inference_mode():
         wanted = torch.cat([oracle(torch.tensor([row.token_ids])).logits for row in rows])
-    assert load(tmp_path)(rows) == pytest.approx(wanted.numpy(), abs=2e-4)
+    assert load(tmp_path)(rows) == near(wanted, NUM_LAYERS)
 
 
 def test_norms_may_have_the_names_of_the_first_checkpoints(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_norms_may_have_the_names_of_the_first_checkpoints(tmp_path: Path) -> No
     save_file(old, file)
 
     assert any(name.endswith(".gamma") for name in old)
-    assert load(tmp_path)(rows) == pytest.approx(wanted)
+    assert load(tmp_path)(rows) == near(wanted, NUM_LAYERS)
 
 
 @pytest.mark.skipif(not HAS_GTE, reason="this version of transformers has no GTE")
@@ -128,7 +130,7 @@ def test_gte_is_the_same_in_its_first_words(tmp_path: Path) -> None:
     for row in rows_of((1, 300)):
         with torch.inference_mode():
             wanted = oracle(torch.tensor([row.token_ids])).last_hidden_state[0]
-        assert model.hidden(row) == pytest.approx(wanted.numpy(), abs=2e-5)
+        assert model.hidden(row) == near(wanted, NUM_LAYERS)
     for key, value in (("logn_attention_scale", True), ("pack_qkv", False)):
         with pytest.raises(ConfigError, match=key):
             parse_encoder({**raw, key: value})
@@ -147,7 +149,7 @@ def test_the_second_text_of_a_pair_has_its_own_type(tmp_path: Path) -> None:
     with torch.inference_mode():
         wanted = oracle(torch.tensor([row.token_ids]), token_type_ids=types).last_hidden_state[0]
     found = load(tmp_path).hidden(Row(row.token_ids, second=4))
-    assert found == pytest.approx(wanted.numpy(), abs=2e-4)
+    assert found == near(wanted, NUM_LAYERS)
 
 
 @pytest.mark.parametrize("method", ["cls", "last", "mean", "weighted_mean", "max"])
@@ -166,7 +168,7 @@ def test_pooling(tmp_path: Path, method: str) -> None:
             "max": states.max(0).values,
             "weighted_mean": (weights[:, None] * states).sum(0) / weights.sum(),
         }[method]
-        assert found == pytest.approx(wanted.numpy(), abs=1e-5)
+        assert found == near(wanted, NUM_LAYERS)
 
 
 def test_what_changes_the_numbers_and_is_not_known_is_refused(tmp_path: Path) -> None:

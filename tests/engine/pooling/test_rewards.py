@@ -32,9 +32,11 @@ from remora.engine.types import FloatArray
 from tests.engine.models.families import as_internlm2
 from tests.tiny_encoders import randomise
 from tests.tiny_models import COMMON
+from tests.tolerance import near
 
 ROWS = [[5, 6, 7, 8], [9], list(range(3, 60)), [5, 6, 7, 9]]
 SIZE = int(COMMON["hidden_size"])
+NUM_LAYERS = int(COMMON["num_hidden_layers"])
 
 
 def save(path: Path, oracle: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, object]]:
@@ -92,7 +94,7 @@ def test_qwen2_rewards_have_two_layers(tmp_path: Path) -> None:
 
     wanted = (last_states(oracle) @ first.T + shift).clamp(min=0) @ last.T + offset
     assert np.ptp(wanted.numpy()) > 0.1
-    assert rewards(tmp_path) == pytest.approx(wanted.numpy(), abs=2e-4)
+    assert rewards(tmp_path) == near(wanted, NUM_LAYERS)
 
 
 def save_process_rewards(path: Path) -> Callable[[list[int], int], Tensor]:
@@ -144,7 +146,7 @@ def test_process_rewards_are_those_of_every_step(tmp_path: Path) -> None:
     assert [len(one) for one in found] == [row.count(step) for row in rows]
     for row, one in zip(rows, found, strict=True):
         scores = scores_of(one, facts.activation) if len(one) else one
-        assert scores == pytest.approx(wanted(row, step).numpy(), abs=1e-5)
+        assert scores == near(wanted(row, step), NUM_LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -174,4 +176,4 @@ def test_internlm2_rewards_are_one_product(tmp_path: Path) -> None:
 
     wanted = last_states(oracle) @ head.T
     assert np.ptp(wanted.numpy()) > 0.1
-    assert rewards(tmp_path) == pytest.approx(wanted.numpy(), abs=2e-4)
+    assert rewards(tmp_path) == near(wanted, NUM_LAYERS)
