@@ -41,12 +41,9 @@ def template(profile: str, model: str = BUILTIN_MODEL) -> str:
     values.setdefault("model", {})["path"] = model
     for section, kind in sections():
         written = values.get(section, {})
-        fields = kind.model_fields
-        if not fields:
-            continue
         lines += ["", *_comment(f"{kind.__doc__}", 6)]
         lines.append(f"      {'' if written else '# '}{section}:")
-        for key, field in fields.items():
+        for key, field in kind.model_fields.items():
             lines += _comment(field.description or "", 8)
             if key in written:
                 lines.append(f"        {key}: {_yaml(written[key])}")

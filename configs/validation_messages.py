@@ -176,7 +176,7 @@ def _unknown_key(path: KeyPath, value: Any, root: type[BaseModel]) -> str:
     if (elsewhere := _find_elsewhere(root, key)) is not None:
         return f"{message}did you mean {elsewhere}?"
     where = _dotted(tuple(sections)) if sections else "this level"
-    return f"{message}{where} " + (f"knows {', '.join(known)}" if known else "has no keys yet")
+    return f"{message}the keys of {where} are {', '.join(known)}"
 
 
 def _model_at(root: type[BaseModel], sections: Sequence[str | int]) -> type[BaseModel] | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from remora.configs.dialects.rules import UNSAID, Harmless, Means, Refusal, Sets, Settings
-from remora.configs.sections.metrics_buckets import two_sided_exponential
 
 REASONING = Sets(key="api.reasoning_parser", table={"deepseek-v3": "deepseek_v3"})
 TOOLS = Sets(
@@ -116,6 +115,14 @@ def edges(key: str) -> Means:
         return UNSAID if found is None else ["custom", *(str(edge) for edge in found)]
 
     return Means(keys=(key,), reads=read, writes=write)
+
+
+def two_sided_exponential(middle: float, base: float, count: int) -> list[float]:
+    """Return about `count` edges at distances of base, base**2, ... from `middle`, none below 0."""
+    distances = [base**power for power in range(1, math.ceil(count / 2) + 1)]
+    below = [max(0.0, middle - distance) for distance in distances]
+    above = [middle + distance for distance in distances]
+    return sorted({*below, middle, *above})
 
 
 def secret(key: str) -> Means:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
-from remora.configs.sections.engine_scheduling import SchedulePolicy
+from remora.configs.sections.engine import SchedulePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Looking inside a running server: the section `debug` of a configuration."""
+"""The section `debug`: checks, dumps and profiles of a running server."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from remora.configs.fields import Name, Seconds, Section, conflict
 
 
 class DebugSection(Section):
-    """Looking inside: checks of numbers, dumps, profiles. All off by default."""
+    """Checks, dumps and profiles; all off by default."""
 
     log_step_times: bool = False
-    """Whether a line is logged for each step that says what it computed and where its time went."""
+    """Whether each step logs its work and a breakdown of its time."""
 
     fail_on_nan: bool = False
-    """Whether logits that are not finite end the whole engine, so that the replica is replaced.
-    Otherwise they end the request that they belong to, with HTTP 500, and no other."""
+    """Whether logits that are NaN or infinite fail the whole engine, so that the replica is
+    replaced. false = only the affected request fails, with HTTP 500."""
 
     profile_dir: Name | None = None
-    """Folder for traces of torch's profiler, which the administrative routes /start_profile and
-    /stop_profile then record. Default: these routes are off."""
+    """Directory for torch profiler traces that the administrative routes /start_profile and
+    /stop_profile record. Default: these routes are off."""
 
     tensor_dump_dir: Name | None = None
-    """Folder for what each layer gives, a safetensors file for each forward pass. Needs
-    engine.device cpu, engine.cpu_kernels torch, and one rank. Default: nothing is written."""
+    """Directory for the outputs of each layer, one safetensors file per forward pass. Needs
+    engine.device cpu, engine.cpu_kernels torch, and one rank. Default: no dumps."""
 
     tensor_dump_passes: Annotated[int, Field(ge=1, le=10_000_000)] = 1000
-    """Forward passes that are written there; later ones are not."""
+    """Forward passes to dump; later ones are not dumped."""
 
     tensor_dump_input: Name | None = None
-    """File with a JSON list of token ids that a replica runs once when it starts, so that the dump
-    has it."""
+    """File with a JSON list of token ids that a replica runs once at start, to be dumped. Default:
+    none."""
 
     crash_dump_dir: Name | None = None
-    """Folder into which the requests of the last five minutes are written when the engine fails:
-    prompts, parameters and answers, one JSON object a line. Default: nothing is written."""
+    """Directory for crash dumps: when the engine fails, the requests of the last five minutes are
+    written there (prompts, parameters and outputs, one JSON object per line). Default: no dumps."""
 
     core_dump: bool = False
-    """Whether a replica whose engine has failed aborts, and leaves a core file where the system
-    allows it, rather than exits. Stacks of all threads are printed."""
+    """Whether a replica whose engine fails prints the stacks of all threads and aborts, which
+    leaves a core file where the system allows it. false = it exits."""
 
     trace_memory_s: Seconds | None = None
-    """Seconds between two log lines about which lines of Python code hold more memory than before.
-    Slows Python down. Default: no tracing."""
+    """Seconds between two log lines with the Python source lines whose memory has grown. Slows
+    Python down. Default: no tracing."""
 
     trace_memory_frames: Annotated[int, Field(ge=1, le=64)] = 1
-    """Callers to show with each of these lines."""
+    """Stack frames shown for each of these source lines."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,4 +1,4 @@
-"""Constrained output: the section `grammar` of a configuration."""
+"""The section `grammar`: constrained output."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ class GrammarSection(Section):
     """Constrained output: JSON schemas, regular expressions, grammars, tool calls by schema."""
 
     backend: Literal["xgrammar", "outlines", "none"] = "xgrammar"
-    """What compiles constraints. xgrammar takes all kinds; outlines has no recursion, grammars or
+    """Compiler of constraints. xgrammar supports all kinds; outlines has no recursion, grammars or
     structural tags; none = requests with a constraint are refused."""
 
     json_compact: bool = False
-    """Whether JSON is written without any free whitespace."""
+    """Whether JSON output has no optional whitespace."""
 
     json_whitespace_pattern: Name | None = None
-    """Regular expression of the whitespace allowed between JSON tokens; backend outlines only."""
+    """Regular expression of the whitespace allowed between JSON tokens. Needs backend outlines."""
 
     max_source_bytes: Annotated[int, Field(ge=256, le=2**20)] = 64 * 1024
-    """Longest constraint, in bytes; beyond it, and the next two, HTTP 400."""
+    """Longest constraint, in bytes; longer ones get HTTP 400."""
 
     max_depth: Annotated[int, Field(ge=4, le=64)] = 32
-    """Deepest nesting of a schema."""
+    """Deepest nesting of a schema; deeper ones get HTTP 400."""
 
     max_nodes: Annotated[int, Field(ge=16, le=10_000)] = 2000
-    """Most objects and lists of a schema."""
+    """Most objects and lists in a schema; larger ones get HTTP 400."""
 
     compile_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """Seconds of processor time that compiling one constraint may take; beyond it HTTP 400."""
+    """CPU seconds to compile one constraint; those that need more get HTTP 400."""
 
     compile_memory: Bytes = 512 * 2**20
-    """Memory that compiling may take beside the compiler's own, in bytes or as 512MiB."""
+    """Memory that compilation may use on top of the compiler's own, in bytes or as 512MiB."""
 
     cache_memory: Bytes = 64 * 2**20
-    """Memory of compiled constraints kept for later requests, in bytes or as 64MiB."""
+    """Memory for compiled constraints kept for later requests, in bytes or as 64MiB."""
 
     first_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
-    """Token ids that an output may begin with; applies to every request. Default: any."""
+    """Token ids allowed as the first token of every output. Default: any."""
 
     token_healing: bool = False
-    """Whether the last token of a text prompt is taken back and written anew by the model, so that
-    a prompt that ends within a word goes on as if it had not."""
+    """Whether the last token of a text prompt is removed and generated again, so that a prompt that
+    ends within a word continues naturally."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -53,5 +53,5 @@ class GrammarSection(Section):
             if self.backend != "outlines":
                 raise conflict("json_whitespace_pattern", "needs backend outlines")
             if self.json_compact:
-                raise conflict("json_compact", "json_whitespace_pattern is set too; keep one")
+                raise conflict("json_compact", "json_whitespace_pattern is set too; remove one")
         return self

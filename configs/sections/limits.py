@@ -1,7 +1,7 @@
-"""How much one request may ask for: the section `limits` of a configuration.
+"""The section `limits`: what one request may ask for.
 
-A request beyond any of them is refused before anything of it is copied, and counted under the name
-of the key (`remora_refusals_total`). Upper bounds of the keys are what the layers below can hold.
+A request over a limit is refused before any of it is copied, and counted under the name of the key
+(`remora_refusals_total`). The keys' upper bounds are the capacities of the layers below.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ _MANY = 2**20
 
 
 class LimitsSection(Section):
-    """How much one request may ask for; beyond it HTTP 400 where nothing else is said."""
+    """Limits of one request; a request over a limit gets HTTP 400 unless stated otherwise."""
 
     max_url_bytes: Annotated[int, Field(ge=64, le=64 * 1024)] = 8 * 1024
-    """Longest URL, in bytes; beyond it HTTP 414."""
+    """Longest URL, in bytes; longer ones get HTTP 414."""
 
     max_headers: Annotated[int, Field(ge=16, le=1000)] = 100
-    """Most headers; beyond it HTTP 431."""
+    """Most headers; requests with more get HTTP 431."""
 
     max_header_bytes: Annotated[int, Field(ge=1024, le=64 * 1024)] = 32 * 1024
-    """Most bytes of all headers together; beyond it HTTP 431."""
+    """Total size of all headers, in bytes; larger ones get HTTP 431."""
 
     body_timeout_s: Seconds = 30.0
-    """Seconds in which a body must have arrived; beyond it HTTP 408."""
+    """Seconds until a request body must have arrived; later ones get HTTP 408."""
 
     stream_timeout_s: Seconds = 60.0
-    """Seconds after which a stream is closed whose client takes nothing of it."""
+    """Seconds after which a stream is closed whose client reads nothing."""
 
     max_json_depth: Annotated[int, Field(ge=8, le=512)] = 64
     """Deepest nesting of objects and lists in a body."""
@@ -43,40 +43,40 @@ class LimitsSection(Section):
     """Most messages of a chat."""
 
     max_parts: Annotated[int, Field(ge=1, le=_MANY)] = 512
-    """Most parts of a message."""
+    """Most content parts of a message."""
 
     max_tools: Annotated[int, Field(ge=1, le=_MANY)] = 128
-    """Most tools that a model is told of."""
+    """Most tools of a request."""
 
     template_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.5
-    """Seconds of processor time that writing a chat by the model's template may take."""
+    """CPU seconds to render the chat template."""
 
     max_template_chars: Annotated[int, Field(ge=1024, le=2**30)] = 4 * 2**20
-    """Most characters that the model's template may write."""
+    """Most characters of a rendered chat template."""
 
     max_stops: Annotated[int, Field(ge=1, le=16)] = 16
-    """Most texts that end an output."""
+    """Most stop strings."""
 
     max_stop_chars: Annotated[int, Field(ge=1, le=256)] = 256
-    """Most characters of a text that ends an output."""
+    """Most characters of a stop string."""
 
     max_logit_biases: Annotated[int, Field(ge=0, le=_MANY)] = 1024
-    """Most tokens with a bias."""
+    """Most tokens with a logit bias."""
 
     max_prompts: Annotated[int, Field(ge=1, le=_MANY)] = 256
-    """Most prompts of one request."""
+    """Most prompts of a request."""
 
     max_inputs: Annotated[int, Field(ge=1, le=_MANY)] = 2048
-    """Most texts of one request for embeddings or scores."""
+    """Most texts of a request for embeddings or scores."""
 
     max_n: Annotated[int, Field(ge=1, le=16)] = 16
-    """Most outputs for one prompt: n and best_of."""
+    """Most outputs per prompt (n and best_of)."""
 
     max_sequences: Annotated[int, Field(ge=1, le=_MANY)] = 256
-    """Most outputs of one request: prompts times n."""
+    """Most outputs of a request: prompts times n."""
 
     max_hidden_tokens: Annotated[int, Field(ge=1, le=_MANY)] = 4096
-    """Most tokens of a request, prompts and outputs, whose hidden states are told."""
+    """Most tokens, of prompts and outputs, of a request that returns hidden states."""
 
     max_top_logprobs: Annotated[int, Field(ge=0, le=1024)] = 20
-    """Most candidates that are told of a token, of outputs and of prompts."""
+    """Most candidates per token whose log-probabilities are returned, for outputs and prompts."""

@@ -1,4 +1,4 @@
-"""Adapters: the section `lora` of a configuration."""
+"""The section `lora`: LoRA adapters."""
 
 from __future__ import annotations
 
@@ -17,68 +17,70 @@ class AdapterEntry(Section):
     """One adapter."""
 
     name: Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
-    """Name that clients put into `model`, alone or behind the model's own: `base:adapter`."""
+    """Model name that clients use for the adapter, alone or as `base:adapter`."""
 
     path: Name
-    """Folder in PEFT's layout: adapter_config.json and adapter_model.safetensors. With `dynamic`
-    also hf://OWNER/NAME and addresses that fsspec reads (s3://BUCKET/PATH)."""
+    """Directory in PEFT's layout: adapter_config.json and adapter_model.safetensors. With `dynamic`
+    also hf://OWNER/NAME and URLs that fsspec reads (s3://BUCKET/PATH)."""
 
 
 class LoraSection(Section):
-    """Adapters."""
+    """LoRA adapters."""
 
     adapters: list[AdapterEntry] = Field(default_factory=list, max_length=1024)
-    """Adapters that are there from the start. One alone is merged into the weights while they load,
-    before any quantisation: it costs nothing afterwards, and the model without it is not served.
-    Several lie beside the weights, and requests choose one, or none."""
+    """Adapters available from the start. Without `dynamic`, a single adapter is merged into the
+    weights while they load, before quantisation: it has no cost at run time, and the base model is
+    not served. Otherwise adapters are kept apart from the weights, and each request uses one or
+    none."""
 
     dynamic: bool = False
-    """Whether adapters come and go while the model serves: by the API, or from `repo`. One adapter
-    alone is then not merged."""
+    """Whether adapters can be loaded and unloaded while the model serves, through the API or from
+    `repo`. A single adapter is then not merged."""
 
     max_loras_per_batch: int = Field(default=8, ge=1, le=1024)
-    """Adapters that requests of one step may use; others wait. Memory for each is reserved."""
+    """Most adapters used in one step; requests for others wait. Memory is reserved for all of these
+    slots."""
 
     max_lora_rank: int | None = Field(default=None, ge=1, le=4096)
-    """Largest rank of an adapter beside the weights; unset: that of the largest one that is there
-    at the start, or 16."""
+    """Largest rank of an adapter that is not merged. Default: the largest rank in `adapters`, else
+    16."""
 
     target_modules: list[Name] | None = Field(default=None, max_length=64)
-    """Last words of the names of modules that adapters beside the weights may change (q_proj, ...),
-    the checkpoint's or Llama's; unset: those that the adapters of the start change, or all linear
-    layers if there are none."""
+    """Modules that adapters may change, by the last part of their names (q_proj, ...), in the
+    checkpoint's or Llama's naming. Default: those that `adapters` change, else all linear
+    layers."""
 
     max_loaded_loras: int = Field(default=32, ge=1, le=65_536)
-    """Adapters that a replica holds in the host's memory; others are read again when a request
-    asks for them."""
+    """Adapters that a replica keeps in host memory; others are read again when a request uses
+    them."""
 
     eviction: Literal["lru", "fifo"] = "lru"
-    """Which adapter leaves its place first: the least recently used, or the first that came."""
+    """Adapter to evict from its slot first: lru = least recently used, fifo = loaded first."""
 
     repo: Name | None = None
-    """Folder with a subfolder for each adapter, whose name is the model name; looked at again every
-    `repo_period_s`. env:NAME reads it from a variable. Needs `dynamic`."""
+    """Directory with one subdirectory per adapter, whose name is the model name; scanned every
+    `repo_period_s`. env:NAME reads the path from a variable. Needs `dynamic`."""
 
     repo_period_s: Seconds = 10.0
-    """Seconds between two looks into `repo`."""
+    """Seconds between two scans of `repo`."""
 
     roots: list[Name] = Field(default_factory=list, max_length=64)
-    """Folders, and addresses such as s3://bucket/adapters or hf://owner, from which the API may
-    load. `repo` is one of them."""
+    """Directories, and URLs such as s3://bucket/adapters or hf://owner, from which the API may load
+    adapters, in addition to `repo`. Needs `dynamic`."""
 
     store: Name | None = None
-    """File in which the adapters that were loaded by the API are kept over restarts. Needs
+    """File that records the adapters loaded through the API, so that they survive restarts. Needs
     `dynamic`."""
 
     load_timeout_s: Seconds = 300.0
-    """Seconds that one adapter may take to load, at all replicas."""
+    """Seconds to load one adapter on all replicas."""
 
     max_adapter_bytes: Annotated[Bytes, Field(le=MAX_ADAPTER_BYTES)] = MAX_ADAPTER_BYTES
-    """Largest file of an adapter; each rank reads it into memory whole."""
+    """Largest adapter file, in bytes or as 1GiB; each rank reads it into memory whole."""
 
     @property
     def merges(self) -> bool:
-        """Whether the adapter becomes a part of the weights."""
+        """Whether the only adapter is merged into the weights."""
         return len(self.adapters) == 1 and not self.dynamic
 
     @model_validator(mode="after")
@@ -86,13 +88,13 @@ class LoraSection(Section):
         counts = Counter(adapter.name for adapter in self.adapters)
         doubled = [name for name, count in counts.items() if count > 1]
         if doubled:
-            raise ValueError(f"two adapters are called {doubled[0]!r}; give each a name of its own")
+            raise ValueError(f"two adapters have the name {doubled[0]!r}; names must be unique")
         for key in ("repo", "store", "roots"):
             if getattr(self, key) and not self.dynamic:
-                raise conflict(key, "adapters come and go only with dynamic; set it to true")
+                raise conflict(key, "needs dynamic; set it to true")
         if self.max_loaded_loras < self.max_loras_per_batch and self.dynamic:
             raise conflict(
                 "max_loaded_loras",
-                f"at least max_loras_per_batch ({self.max_loras_per_batch}) must be held",
+                f"must be at least max_loras_per_batch ({self.max_loras_per_batch})",
             )
         return self

@@ -1,6 +1,6 @@
-"""Replicas and the ranks that each of them is made of: the section `parallel` of a configuration.
+"""The section `parallel`: replicas, and the ranks of each replica.
 
-Ranks count through the tensor-parallel ones of a pipeline stage first: rank = stage * tp_size + i.
+Ranks are numbered by pipeline stage: rank = stage * tp_size + tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -19,45 +19,47 @@ class ParallelSection(Section):
     """Replicas and ranks."""
 
     num_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Copies of the model; requests are spread over them. See also the section autoscaling."""
+    """Replicas of the model, among which requests are distributed. See also autoscaling."""
 
     tp_size: Size = 1
-    """Tensor parallelism: ranks that share each layer's weights and heads."""
+    """Tensor parallelism: ranks that share the weights and heads of each layer."""
 
     pp_size: Size = 1
-    """Pipeline parallelism: stages that the layers are divided into; tp_size ranks each."""
+    """Pipeline parallelism: stages that the layers are divided into, each of tp_size ranks."""
 
     micro_batches: Size | None = None
-    """Parts that a step is cut into, so that stages work at the same time. Default: pp_size."""
+    """Parts that a step is split into, so that pipeline stages work concurrently. Default:
+    pp_size."""
 
     num_nodes: Size = 1
-    """Ray nodes that the ranks of one replica are spread over, as many on each."""
+    """Ray nodes that the ranks of one replica are spread over evenly."""
 
     placement: Placement = "auto"
-    """How Ray places the ranks of one replica (a placement group's strategy). auto = PACK, or
-    STRICT_SPREAD of one bundle a node when num_nodes is more than 1."""
+    """Strategy of the placement group for the ranks of one replica. auto = PACK, or with num_nodes
+    above 1 STRICT_SPREAD with one bundle per node."""
 
     cpus_per_rank: Annotated[float, Field(ge=0, le=1024)] = 1.0
-    """Ray CPUs that a rank reserves. Ray's book-keeping only: threads are engine.num_threads."""
+    """Ray CPUs that each rank reserves. They affect Ray's scheduling only; engine.num_threads sets
+    the compute threads."""
 
     memory_per_rank: Bytes | None = None
-    """Memory that a rank reserves with Ray, in bytes or as 16GiB. Default: none."""
+    """Memory that each rank reserves with Ray, in bytes or as 16GiB. Default: none."""
 
     accelerator_type: Name | None = None
-    """Ray's name of the GPU that each rank needs, such as H100. Default: any."""
+    """Ray accelerator type that each rank requires, such as H100. Default: any."""
 
     label_selector: dict[str, str] = Field(default_factory=dict)
-    """Ray node labels that each rank's node must have, such as {"ray.io/market-type": "spot"}."""
+    """Ray node labels that each rank requires, such as {"ray.io/market-type": "spot"}."""
 
     rank_timeout_s: Seconds = 5.0
-    """Seconds without a sign of life after which a rank counts as hung and the replica as failed;
-    see also engine.step_timeout_s."""
+    """Seconds without a heartbeat after which a rank counts as hung and the replica fails. See also
+    engine.step_timeout_s."""
 
     join_timeout_s: Seconds = 1800.0
-    """Seconds until all ranks have loaded and met; without one of them the start fails then."""
+    """Seconds for all ranks to load and connect; the start fails if one is missing then."""
 
     rendezvous_port: Annotated[int, Field(ge=1024, le=65_535)] | None = None
-    """TCP port at which ranks meet to exchange tensors. Default: any free one."""
+    """TCP port of the ranks' rendezvous. Default: any free port."""
 
     @property
     def num_ranks(self) -> int:
@@ -69,7 +71,9 @@ class ParallelSection(Section):
         if self.micro_batches is not None and self.pp_size == 1:
             raise conflict("micro_batches", "needs pp_size above 1")
         if self.rendezvous_port is not None and self.num_replicas > 1:
-            raise conflict("rendezvous_port", "several replicas cannot meet at one port")
+            raise conflict(
+                "rendezvous_port", "several replicas cannot share one port; leave it out"
+            )
         for key in ("placement", "rank_timeout_s", "join_timeout_s", "rendezvous_port"):
             is_default = getattr(self, key) == type(self).model_fields[key].default
             if self.num_ranks == 1 and not is_default:
@@ -80,7 +84,5 @@ class ParallelSection(Section):
                 f"{self.num_ranks} ranks (tp_size * pp_size) cannot be divided evenly by it",
             )
         if self.num_nodes > 1 and self.placement not in ("auto", "STRICT_SPREAD"):
-            raise conflict(
-                "placement", "with num_nodes above 1 only auto and STRICT_SPREAD mean it"
-            )
+            raise conflict("placement", "with num_nodes above 1, must be auto or STRICT_SPREAD")
         return self

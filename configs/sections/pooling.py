@@ -1,4 +1,4 @@
-"""What becomes of hidden states where no text is made: the section `pooling` of a configuration."""
+"""The section `pooling`: embeddings and scores."""
 
 from __future__ import annotations
 
@@ -14,48 +14,49 @@ PAIR_PARTS = ("{query}", "{document}")
 
 
 class PoolingSection(Section):
-    """Embeddings and scores: what is made of the hidden states of a text."""
+    """Embeddings and scores."""
 
     method: Literal["auto", "cls", "last", "mean", "weighted_mean", "max"] = "auto"
-    """How the hidden states of a text become one: those of its first (cls) or last token, their
-    mean, a mean in which later tokens count more, or their maximum. auto = what the checkpoint
-    says, else mean for encoders and last for decoders."""
+    """How the hidden states of a text are pooled: that of the first (cls) or last token, their
+    mean, a mean with weights that rise with the position, or their maximum. auto = the checkpoint's
+    setting, else mean for encoders and last for decoders."""
 
     normalize: bool | None = None
-    """Whether embeddings have length 1 unless a request says otherwise. Default: what the
-    checkpoint says, else yes."""
+    """Whether embeddings are normalised to length 1 unless a request says otherwise. Default: the
+    checkpoint's setting, else true."""
 
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"
-    """What turns a classifier's numbers into scores; auto = what the checkpoint says, else sigmoid
-    for one label, softmax for several, none for reward models."""
+    """Function that turns a classifier's logits into scores. auto = the checkpoint's setting, else
+    sigmoid for one label, softmax for several, none for reward models."""
 
     prompts: dict[Name, str] = Field(default_factory=dict, max_length=256)
-    """Texts put in front of inputs, by the name that requests choose (`prompt_name`); beside those
-    of the checkpoint."""
+    """Named texts to prepend to inputs; a request selects one with `prompt_name`. They add to the
+    checkpoint's."""
 
     default_prompt: Name | None = None
-    """Name of the prompt of requests that choose none. Default: the checkpoint's."""
+    """Name of the prompt for requests that select none. Default: the checkpoint's."""
 
     dimensions: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, max_length=64)
-    """Sizes to which requests may cut embeddings; [] = any. Default: the checkpoint's, if it was
-    trained for that."""
+    """Sizes to which requests may shorten embeddings; [] = any. Default: the checkpoint's, if it
+    was trained for that."""
 
     pair_template: Annotated[str, Field(min_length=1, max_length=2**16)] | None = None
-    """Text that a generating model reads as a reranker, with {query} and {document} and perhaps
-    {instruction} in it. Default: that of Qwen3-Reranker."""
+    """Prompt with which a generation model reranks; it contains {query}, {document} and optionally
+    {instruction}. Default: that of Qwen3-Reranker."""
 
     instruction: str | None = None
-    """What {instruction} becomes where a request has none of its own."""
+    """Value of {instruction} for requests that have none."""
 
     yes_token: Name = "yes"
-    """Token whose probability is a generating reranker's score, against that of `no_token`."""
+    """Token whose probability, relative to that of no_token, is the score of a reranker that
+    generates."""
 
     no_token: Name = "no"
-    """Its opposite."""
+    """Token that means the opposite of yes_token."""
 
     step_token: Name | None = None
-    """Token that ends a step; a process reward model judges each step there. Default: <extra_0>, as
-    Qwen2.5-Math-PRM has it."""
+    """Token that ends a reasoning step; a process reward model scores each step there. Default:
+    <extra_0>, as in Qwen2.5-Math-PRM."""
 
     @model_validator(mode="after")
     def _check_template(self) -> Self:
@@ -63,7 +64,7 @@ class PoolingSection(Section):
             part for part in PAIR_PARTS if part not in (self.pair_template or "".join(PAIR_PARTS))
         ]
         if missing:
-            raise conflict("pair_template", f"it lacks {' and '.join(missing)}")
+            raise conflict("pair_template", f"lacks {' and '.join(missing)}")
         if self.yes_token == self.no_token:
-            raise conflict("no_token", "it is the same as yes_token")
+            raise conflict("no_token", "must differ from yes_token")
         return self

@@ -1,4 +1,4 @@
-"""Which replica answers a request: the section `routing` of a configuration."""
+"""The section `routing`: which replica answers a request."""
 
 from __future__ import annotations
 
@@ -9,61 +9,62 @@ from pydantic import Field, model_validator
 from remora.configs.fields import Name, Seconds, Section, conflict
 
 Policy = Literal["power_of_two", "round_robin", "shortest_queue", "prefix", "session", "lora"]
-# What these go by stands in a request's body, which Serve's proxies do not read.
+# These policies depend on the request body, which Serve's proxies do not read.
 READS_BODY: frozenset[Policy] = frozenset({"prefix", "session", "lora"})
-# These have nothing else to go by; a session may also be named by a header.
+# These depend on nothing else; a header can also name a session.
 NEEDS_BODY: frozenset[Policy] = frozenset({"prefix", "lora"})
 
 
 class RoutingSection(Section):
-    """Which replica answers a request, and what happens while none can."""
+    """Choice of the replica for a request, and what happens while none is ready."""
 
     policy: Policy = "power_of_two"
-    """power_of_two = the less busy of two at random; round_robin; shortest_queue = fewest tokens
-    to compute; prefix = who holds most of the prompt in cache, unless too busy; session = the same
-    for the same session (header, prompt_cache_key or user; in Serve's own proxy header only); lora
-    = who holds the adapter in memory, unless too busy."""
+    """How the replica for a request is chosen: power_of_two = the less busy of two random ones;
+    round_robin; shortest_queue = fewest tokens to compute; prefix = longest cached prefix of the
+    prompt, unless too busy; session = the same replica for the same session (header,
+    prompt_cache_key or user; with Serve's own proxy the header only); lora = one with the adapter
+    in memory, unless too busy."""
 
     session_header: Name = "x-session-id"
-    """Header that names a session, for the policy session. In Serve's own proxy it is Serve's,
-    x-session-id."""
+    """Header that names a session, for policy session. Serve's own proxy supports x-session-id
+    only."""
 
     max_imbalance: Annotated[float, Field(ge=1, le=100)] = 1.5
-    """Load beyond which prefix, session and lora leave the preferred replica, as a multiple of the
-    least loaded replica's."""
+    """Load, as a multiple of the least loaded replica's, above which policies prefix, session and
+    lora leave the preferred replica."""
 
     max_reported_pages: Annotated[int, Field(ge=64, le=2**20)] = 8192
-    """Most cached pages that a replica reports, the latest used first; policy prefix."""
+    """Most cached pages that a replica reports, most recently used first; for policy prefix."""
 
     stats_period_s: Annotated[float, Field(ge=0.1, le=60)] = 0.5
-    """Seconds between two reports of a replica's load."""
+    """Seconds between two load reports of a replica."""
 
     gateway: Literal["auto", "on", "off"] = "auto"
-    """Whether a Gateway stands before the replicas. It reads bodies, holds requests while there is
-    no replica and resumes streams; auto = where one of these is asked for, unless HAProxy can
-    ask a RoutingService which replica is to answer."""
+    """Whether a gateway runs in front of the replicas. It reads request bodies, holds requests
+    while no replica is ready, and resumes streams. auto = if the configuration needs one of these,
+    unless HAProxy can ask a routing service for the replica."""
 
     num_gateways: Annotated[int, Field(ge=1, le=256)] = 1
-    """Gateways, if there are any."""
+    """Gateway replicas, if there is a gateway."""
 
     max_held_requests: Annotated[int, Field(ge=0, le=2**20)] = 256
-    """Most requests that a gateway holds while no replica is ready; beyond it HTTP 503."""
+    """Most requests that a gateway holds while no replica is ready; further ones get HTTP 503."""
 
     hold_timeout_s: Seconds = 600.0
-    """Seconds that a request is held; beyond it HTTP 503."""
+    """Seconds that a request is held; then HTTP 503."""
 
     resume_on_failure: bool = False
-    """Whether the gateway continues a stream on another replica when its own has died, from the
+    """Whether the gateway continues a stream on another replica if its replica fails, from the
     tokens already sent. Only for greedy or seeded requests; others end with an error event."""
 
     max_crashes: Annotated[int, Field(ge=1, le=100)] = 2
-    """Replicas that may die over one request before it is refused for good (HTTP 500)."""
+    """Replicas that may fail while they process a request before it is refused (HTTP 500)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.gateway == "off":
             if self.policy in NEEDS_BODY:
-                raise conflict("gateway", f"policy {self.policy} needs it; set it to auto")
+                raise conflict("gateway", f"policy {self.policy} needs a gateway; set it to auto")
             if self.resume_on_failure:
-                raise conflict("gateway", "resume_on_failure needs it; set it to auto")
+                raise conflict("gateway", "resume_on_failure needs a gateway; set it to auto")
         return self

@@ -1,4 +1,4 @@
-"""What is run before a replica says that it is ready: the section `warmup`."""
+"""The section `warmup`: what runs before a replica reports that it is ready."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_
 
 
 class WarmupSection(Section):
-    """What is run before a replica is ready, so that no caller pays for first-time work."""
+    """Requests run before a replica is ready, so that clients do not wait for first-time work."""
 
     enabled: bool = True
-    """Whether anything is run."""
+    """Whether to warm up."""
 
     iterations: int = Field(default=2, ge=1, le=1000)
-    """How often each routine is run over each input."""
+    """Runs of each routine over each input."""
 
     routines: list[Routine] = Field(default=["generate"], min_length=1, max_length=16)
-    """What is run: generate = the likeliest tokens; sample = drawn ones, with penalties; logprobs =
-    with log-probabilities; grammar = held to a constraint; chat = by the model's chat template.
-    Not for models that give embeddings or scores: they compute the inputs."""
+    """What to run: generate = greedy decoding; sample = sampling with penalties; logprobs = with
+    log-probabilities; grammar = with a constraint; chat = through the chat template. Models for
+    embeddings or scores compute the inputs instead."""
 
     inputs: list[Name | TokenIds] = Field(default_factory=list, max_length=256)
     """Prompts, as texts or lists of token ids. Default: one short sentence."""

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 
-from remora.configs.sections.engine_scheduling import SchedulePolicy
+from remora.configs.sections.engine import SchedulePolicy
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import RadixNode
 from remora.engine.scheduler.priority import waiting_key

@@ -193,7 +193,7 @@ def test_there_are_thousands_of_wrong_configurations() -> None:
             "served_name: x",
             "@9:9: engine.served_name = 'x': unknown key; did you mean model.served",
         ),
-        ("quantum: 1", "@9:9: engine.quantum = 1: unknown key; engine knows device, num_threads,"),
+        ("quantum: 1", "@9:9: engine.quantum = 1: unknown key; the keys of engine are device,"),
     ],
 )
 def test_a_fault_in_a_file_is_found_at_its_line_and_column(
@@ -252,7 +252,6 @@ def test_weights_of_one_kind_cannot_be_read_as_another() -> None:
         ({"model": {"path": " "}}, "model.path = ' ': must not be empty"),
         ({"model": 3}, "model = 3: expected a mapping of keys to values, found a whole number"),
         ({"model": {"path": "x"}, "engine": None}, "engine = null: expected a mapping"),
-        ({"model": {"path": "x"}, "spec": {"k": 1}}, "spec.k = 1: unknown key; spec has no keys"),
         ({"model": {"path": "x"}, "modle": {}}, "modle = {}: unknown key; did you mean model?"),
         ({"model": {"path": "x", 3: 4}}, "model: the key 3 is not text"),
         ({"model": {"path": "x"}, 7: {}}, "args: the key 7 is not text"),

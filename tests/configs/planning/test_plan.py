@@ -286,9 +286,10 @@ def test_sizes_are_shown_in_the_largest_unit_that_leaves_one(num_bytes: int, tex
 
 
 def test_configs_import_neither_torch_nor_ray() -> None:
+    root = Path(__file__).resolve().parents[3]
     names = ", ".join(
-        f"remora.configs.{path.stem}"
-        for path in (Path(__file__).resolve().parents[2] / "configs").glob("*.py")
+        "remora." + ".".join(path.relative_to(root).with_suffix("").parts)
+        for path in (root / "configs").rglob("*.py")
     )
     code = f"import sys, {names}; print({{'torch', 'ray', 'numpy', 'fastapi'}} & set(sys.modules))"
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from remora.configs.dialects.shared_rules import two_sided_exponential
 from remora.configs.errors import ConfigError
 from remora.configs.load import parse_args
-from remora.configs.sections.metrics_buckets import two_sided_exponential
 from remora.deployments.http.core import request_labels
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.telemetry import Telemetry
@@ -220,8 +220,8 @@ async def test_a_push_gateway_that_is_gone_is_complained_of_once(
     ("metrics", "said"),
     [
         ({"push_job": "x"}, "push_job"),
-        ({"first_token_buckets_s": [1.0, 1.0]}, "must ascend"),
-        ({"request_labels": ["le"]}, "label of our own"),
+        ({"first_token_buckets_s": [1.0, 1.0]}, "first_token_buckets_s"),
+        ({"request_labels": ["le"]}, r"request_labels\[0\]"),
         ({"request_labels": ["a b"]}, "must be a Prometheus label"),
         ({"request_labels_header": "x"}, "request_labels"),
         ({"token_histograms": False, "prompt_token_buckets": [1.0]}, "token_histograms"),
