@@ -16,7 +16,6 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import BackpressureConfig
 
 from remora.configs.dialects.resolve import resolve
@@ -26,11 +25,12 @@ from remora.configs.multiple_models import deployment_names, split_models
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.manager import LoRAManager
 from remora.deployments.autoscaling.options import scaling_options
-from remora.deployments.gateway.build import gateway_options, goes_direct, needs_gateway
+from remora.deployments.gateway.build import gateway_options, needs_gateway, uses_routing_service
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.ranks.placement import placement_options
-from remora.deployments.routing.haproxy_hook import ask_first, is_asked
+from remora.deployments.ray_private import uses_haproxy, with_routing_service
+from remora.deployments.routing.haproxy_hook import haproxy_asks
 from remora.deployments.routing.options import check_alone, routing_options
 from remora.deployments.routing.routing_service import RoutingService, routing_service_options
 
@@ -61,13 +61,15 @@ def build(args: dict[str, Any]) -> Application:
     configs = parse_models(args)
     names = deployment_names(tuple(configs))
     all_configs = tuple(configs.values())
-    has_haproxy = RAY_SERVE_ENABLE_HA_PROXY
-    can_ask = has_haproxy and is_asked()
-    has_chooser = goes_direct(all_configs, is_asked=can_ask)
-    is_behind = needs_gateway(all_configs, has_haproxy=has_haproxy, is_asked=can_ask)
+    has_haproxy = uses_haproxy()
+    can_ask = has_haproxy and haproxy_asks()
+    has_routing_service = uses_routing_service(all_configs, haproxy_asks=can_ask)
+    is_behind = needs_gateway(all_configs, has_haproxy=has_haproxy, haproxy_asks=can_ask)
     options = {
         name: {
-            **deployment_options(config, behind_gateway=is_behind, has_chooser=has_chooser),
+            **deployment_options(
+                config, behind_gateway=is_behind, has_routing_service=has_routing_service
+            ),
             "name": names[name],
         }
         for name, config in configs.items()
@@ -80,13 +82,13 @@ def build(args: dict[str, Any]) -> Application:
             .options(**only)
             .bind(model_args, *manager_of(config, only["name"], model_args))
         )
-        if not has_chooser:
+        if not has_routing_service:
             check_alone(config, has_haproxy=has_haproxy)
             return replicas
-        chooser = serve.deployment(serve.ingress()(RoutingService)).options(
+        routing_service = serve.deployment(serve.ingress()(RoutingService)).options(
             **routing_service_options(only)
         )
-        return ask_first(replicas, chooser.bind(model_args, replicas))
+        return with_routing_service(replicas, routing_service.bind(model_args, replicas))
     # Serve takes one HTTP application only: behind a gateway, `LLMServer.relay` runs the others.
     models = {
         name: serve.deployment(LLMServer)
@@ -127,7 +129,7 @@ def manager_options(name: str) -> Mapping[str, Any]:
 
 
 def deployment_options(
-    config: ServeConfig, *, behind_gateway: bool = False, has_chooser: bool = False
+    config: ServeConfig, *, behind_gateway: bool = False, has_routing_service: bool = False
 ) -> Mapping[str, Any]:
     """Return Serve's options of a model's deployment; pure, the model is not opened."""
     engine, drain_s = config.engine, config.api.drain_s
@@ -136,7 +138,9 @@ def deployment_options(
         "name": DEPLOYMENT,
         **scaling_options(config),
         **placement_options(config),
-        **routing_options(config, behind_gateway=behind_gateway, has_chooser=has_chooser),
+        **routing_options(
+            config, behind_gateway=behind_gateway, has_routing_service=has_routing_service
+        ),
         "max_ongoing_requests": max_requests,
         # Requests wait here while a replica is being replaced.
         "max_queued_requests": max_requests,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.ray_private import shutdown_check
 
 POLL_S = 0.2
 
@@ -22,24 +23,10 @@ def watch_for_the_end(
     server: ServerState, batches: asyncio.Task[None] | None
 ) -> asyncio.Task[None] | None:
     """Begin to wait for the end of this replica; None where Serve does not run it."""
-    is_stopping = serves_mark()
+    is_stopping = shutdown_check()
     if is_stopping is None:
         return None
     return asyncio.create_task(drain(server, batches, is_stopping))
-
-
-def serves_mark() -> Callable[[], bool] | None:
-    """Return what tells whether Serve stops the replica of this process; None if nothing does."""
-    import ray
-
-    worker = ray._private.worker.global_worker
-    actor = worker.actors.get(worker.actor_id) if worker.connected else None
-    replica = getattr(actor, "_replica_impl", None)
-    if replica is None or not hasattr(replica, "_shutting_down"):
-        if actor is not None:
-            log.warning("Serve does not tell when it stops this replica: long streams may be cut")
-        return None
-    return lambda: bool(replica._shutting_down)
 
 
 async def drain(

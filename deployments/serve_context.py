@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 
+from remora.deployments.ray_private import http_host, is_access_line
+
 
 def log_through_serve() -> None:
     """Send our log lines where Serve sends its own: the replica's file and the terminal."""
@@ -20,7 +22,7 @@ class _AccessLevel(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is logged."""
-        return record.levelno >= self.level or not getattr(record, "serve_access_log", False)
+        return record.levelno >= self.level or not is_access_line(record)
 
 
 _access_level = _AccessLevel()
@@ -39,14 +41,13 @@ def listens_locally() -> bool:
     proxies and replicas alike listen at the host that Serve was started with.
     """
     from ray import serve
-    from ray.serve.context import _get_global_client
     from ray.serve.exceptions import RayServeException
 
     try:
         serve.get_replica_context()
     except RayServeException:
         return False
-    host = _get_global_client().http_config.host
+    host = http_host()
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

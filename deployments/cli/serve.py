@@ -28,21 +28,22 @@ from remora.configs.serve_file import our_application
 from remora.configs.value_sources import Override, of_environment, of_options
 from remora.deployments.cli.files import check_files
 from remora.deployments.cli.haproxy import (
-    SWITCH,
+    HAPROXY_SWITCH,
     Proxy,
     choose_proxy,
+    exposed_ports,
     haproxy_environment,
-    open_doors,
     own_folder,
 )
-from remora.deployments.cli.haproxy_program import use_our_program
+from remora.deployments.cli.haproxy_program import install_haproxy_program
 from remora.deployments.cli.log_filters import hushed
 from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
-from remora.deployments.gateway.build import goes_direct
+from remora.deployments.gateway.build import uses_routing_service
 from remora.deployments.ranks.cluster import check_room
-from remora.deployments.routing import haproxy_hook as asking
+from remora.deployments.ray_private import deploy, missing_routing_hook, start_deleting
+from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
 from remora.deployments.serve_environment import ENVIRONMENT
 
 POLL_S = 0.2
@@ -100,10 +101,10 @@ def serve(
     with own_folder() as folder, ExitStack() as ending:
         if proxy is Proxy.HAPROXY:
             os.environ.update({**haproxy_environment(folder), **os.environ})
-            use_our_program(folder, body_timeout_s=_configs(raw)[0].limits.body_timeout_s)
-        os.environ[SWITCH] = str(int(proxy is Proxy.HAPROXY))
+            install_haproxy_program(folder, body_timeout_s=_configs(raw)[0].limits.body_timeout_s)
+        os.environ[HAPROXY_SWITCH] = str(int(proxy is Proxy.HAPROXY))
         if proxy is Proxy.HAPROXY:
-            check_asking(_configs(raw))
+            check_routing_hook(_configs(raw))
         try:
             _run(raw, signals)
         except _Stopped:
@@ -117,10 +118,10 @@ def _configs(raw: dict[str, Any]) -> list[ServeConfig]:
     return list(parse_models(our_application(raw)["args"]).values())
 
 
-def check_asking(configs: list[ServeConfig]) -> None:
+def check_routing_hook(configs: list[ServeConfig]) -> None:
     """Say so if tokens will pass through a gateway only because this Ray is not as we know it."""
-    if goes_direct(configs, is_asked=os.environ[asking.SWITCH] == "1"):
-        lacking = asking.missing()  # imports Ray
+    if uses_routing_service(configs, haproxy_asks=os.environ[HOOK_SWITCH] == "1"):
+        lacking = missing_routing_hook()  # imports Ray
         if lacking is not None:
             answer(
                 f"This version of Ray has no {lacking}, by which HAProxy asks where a request is "
@@ -250,9 +251,7 @@ def _run(raw: dict[str, Any], signals: _Signals) -> None:
         proxy_location=raw.get("proxy_location", "HeadOnly"),
         logging_config=raw["logging_config"],
     )
-    from ray.serve.context import _get_global_client
-
-    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(raw))
+    deploy(ServeDeploySchema.model_validate(raw))
     signals.end_of_start()
     _wait_until_running(_names(raw))
     host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
@@ -261,8 +260,8 @@ def _run(raw: dict[str, Any], signals: _Signals) -> None:
         f"(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops."
     )
     answer(f"Changes: RAY_AUTH_MODE=token serve deploy -a http://{context.dashboard_url} FILE")
-    if os.environ[SWITCH] == "1":
-        answer(open_doors(os.environ, http["host"]))
+    if os.environ[HAPROXY_SWITCH] == "1":
+        answer(exposed_ports(os.environ, http["host"]))
     while True:
         signal.pause()
 
@@ -298,7 +297,7 @@ def _drain(raw: dict[str, Any]) -> None:
     names = set(_names(raw))
     with suppress(RayServeException):  # Serve itself may not have started yet
         for name in names:
-            ray_serve.delete(name, _blocking=False)
+            start_deleting(name)
         # For as long as the replicas let their requests take: Serve's own wait ends earlier.
         while names & ray_serve.status().applications.keys():
             time.sleep(POLL_S)

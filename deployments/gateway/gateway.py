@@ -24,7 +24,6 @@ from remora.configs.errors import ConfigError
 from remora.configs.live_update import with_user_config
 from remora.configs.load import parse_models
 from remora.configs.schema import ServeConfig
-from remora.deployments.draining import serves_mark
 from remora.deployments.gateway.failures import cause_of
 from remora.deployments.gateway.frontend import build_front
 from remora.deployments.gateway.metrics import GatewayMetrics
@@ -33,6 +32,7 @@ from remora.deployments.gateway.model_choice import choose
 from remora.deployments.gateway.shutdown import Ending
 from remora.deployments.gateway.tunnel import Tunnel
 from remora.deployments.http.core.auth import Access
+from remora.deployments.ray_private import shutdown_check
 from remora.deployments.routing.prompt_keys import PromptKeys
 from remora.deployments.serve_context import listens_locally, log_through_serve
 
@@ -70,7 +70,7 @@ class Gateway:
             for name, config in configs.items()
         }
         drain_s = max(config.api.drain_s for config in configs.values())
-        self._ending = Ending(serves_mark(), drain_s)
+        self._ending = Ending(shutdown_check(), drain_s)
         self._metrics.watch_held({name: model.num_held for name, model in self._models.items()})
 
     def __serve_build_asgi_app__(self) -> ASGIApp:

@@ -1,9 +1,8 @@
-"""The Serve options that make a deployment's requests go where the configuration says.
+"""The Serve options that route a deployment's requests by the configured policy.
 
-HAProxy sends requests to the ingress deployment's replicas by itself, to the one with the fewest
-connections, and Serve refuses a router of one's own there; so under it every other policy needs
-somebody with a handle in which the router runs: a chooser that HAProxy asks, or a gateway before
-the replicas.
+HAProxy balances over the ingress deployment's replicas by itself, by fewest connections, and Serve
+rejects a custom router there. Under HAProxy every other policy therefore runs in a process that
+holds a handle to the replicas: a routing service or a gateway.
 """
 
 from __future__ import annotations
@@ -11,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ray.serve._private.constants import SERVE_SESSION_ID
 from ray.serve.config import RequestRouterConfig
 
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.routing import NEEDS_BODY
+from remora.deployments.ray_private import session_header
 from remora.deployments.routing.router import RemoraRouter
 
 
 def routing_options(
-    config: ServeConfig, *, behind_gateway: bool = False, has_chooser: bool = False
+    config: ServeConfig, *, behind_gateway: bool = False, has_routing_service: bool = False
 ) -> Mapping[str, Any]:
-    """Return the Serve options of the policy, for the deployment of the replicas.
+    """Return Serve's routing options of the replicas' deployment.
 
-    behind_gateway:  whether requests come through a gateway's handle; if not, power_of_two is what
-                     Serve does by itself
-    has_chooser:     whether they are chosen for by a chooser's handle, and come by another way
+    behind_gateway:       whether requests arrive through a gateway's handle; if not, power_of_two
+                          is Serve's own default
+    has_routing_service:  whether a routing service picks replicas and requests arrive directly
     """
     routing = config.routing
     if routing.policy == "power_of_two" and not behind_gateway:
@@ -40,7 +39,7 @@ def routing_options(
                 "max_imbalance": routing.max_imbalance,
                 "page_size": config.engine.page_size,
                 "max_pages": routing.max_reported_pages,
-                "hears_ends": not has_chooser,
+                "sees_completions": not has_routing_service,
             },
             request_routing_stats_period_s=routing.stats_period_s,
         )
@@ -48,18 +47,18 @@ def routing_options(
 
 
 def check_alone(config: ServeConfig, *, has_haproxy: bool) -> None:
-    """Raise ConfigError if the policy cannot be followed with neither gateway nor chooser."""
+    """Raise ConfigError if the policy needs a gateway or a routing service and has neither."""
     routing = config.routing
     if routing.policy in NEEDS_BODY or (has_haproxy and routing.policy != "power_of_two"):
-        why = "HAProxy chooses replicas itself" if has_haproxy else "Serve's proxy reads no bodies"
+        why = "HAProxy picks replicas itself" if has_haproxy else "Serve's proxy reads no bodies"
         raise ConfigError(
             f"routing.policy is {routing.policy}, which needs a gateway before the replicas: {why}."
             " Set routing.gateway to auto or on, or routing.policy to power_of_two."
         )
-    if routing.policy == "session" and _plain(routing.session_header) != _plain(SERVE_SESSION_ID):
+    if routing.policy == "session" and _plain(routing.session_header) != _plain(session_header()):
         raise ConfigError(
-            f"routing.session_header is {routing.session_header}, but without a gateway a session"
-            f" is named by Serve's own header, {SERVE_SESSION_ID}. Set it to that, set"
+            f"routing.session_header is {routing.session_header}, but without a gateway only"
+            f" Serve's own header, {session_header()}, names a session. Set it to that, set"
             " RAY_SERVE_SESSION_ID_HEADER_KEY where Ray is started, or routing.gateway to auto."
         )
 

@@ -1,12 +1,11 @@
-"""A policy as Serve runs it: in every process that holds a handle to the replicas.
+"""The routing policy as a Serve RequestRouter, in every process that holds a handle to replicas.
 
-Serve carries this class to the proxies by value and everything that it imports by name. What it
-passes on to the policy comes from the call's `route` argument (a gateway or a chooser has made it);
-in Serve's proxy there is none, and all that is known is the session that Serve has found in a
-header. The order that the policy gives is tried one replica after another; when none has room Serve
-asks again, after its usual pauses.
+Serve copies this class to its proxies by value, and imports everything that the class refers to.
+The route key comes from the call's `route` argument, made by a gateway or a routing service; in
+Serve's own proxy there is none, and only the session is known. Replicas are tried in the order that
+the policy returns; when none has room, Serve asks again after its usual pause.
 
-Knows Serve and nothing of HTTP bodies, tokens or the engine.
+Knows Serve. Does not know HTTP bodies, tokens or the engine.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
+from remora.deployments.ray_private import back_off, request_id_of, session_of
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.ledger import Ledger
 from remora.deployments.routing.policies import make_policy
@@ -32,7 +32,7 @@ ROUTE = "route"
 class RemoraRouter(RequestRouter):  # type: ignore[misc]
     """Serve's RequestRouter over a policy and a ledger."""
 
-    # A preferred replica that is slow to say that it has room is still the preferred one.
+    # Serve's default gives up on a preferred replica that is slow to report that it has room.
     queue_len_response_deadline_s = 1.0
 
     def initialize_state(
@@ -42,14 +42,14 @@ class RemoraRouter(RequestRouter):  # type: ignore[misc]
         max_imbalance: float,
         page_size: int,
         max_pages: int,
-        hears_ends: bool,
+        sees_completions: bool,
     ) -> None:
-        """Take what `routing_options` has written; Serve calls this once."""
+        """Take the arguments from `routing_options`; Serve calls this once."""
         self._policy = make_policy(policy, max_imbalance=max_imbalance, page_size=page_size)
-        self._ledger = Ledger(max_pages=max_pages, hears_ends=hears_ends)
+        self._ledger = Ledger(max_pages=max_pages, sees_completions=sees_completions)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take in which replicas there are, and their reports."""
+        """Take the current replicas and their reports."""
         super().update_replicas(replicas)
         self._ledger.keep(replica.replica_id.unique_id for replica in replicas)
         for replica in replicas:
@@ -60,13 +60,12 @@ class RemoraRouter(RequestRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the replicas to try, each a rank of its own."""
+        """Return the replicas to try, in order, each in a group of one."""
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         key = RouteKey() if pending_request is None else self._key(pending_request)
         ranked = self._policy.rank(self._ledger.views(by_id), key)
         if pending_request is not None:
-            # Otherwise Serve would ask again at once, and again, while all are full.
-            pending_request.routing_context.should_backoff = True
+            back_off(pending_request)
             if ranked:
                 self._count(pending_request, ranked[0], key)
         return [[by_id[id_]] for id_ in ranked]
@@ -74,20 +73,20 @@ class RemoraRouter(RequestRouter):  # type: ignore[misc]
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
     ) -> None:
-        """Correct where a request is counted: the first choice may have been full."""
-        request_id = pending_request.metadata.internal_request_id
+        """Count a request at its actual replica: the first choice may have been full."""
+        request_id = request_id_of(pending_request)
         self._ledger.sent(request_id, replica_id.unique_id, self._key(pending_request))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Count a request no more."""
+        """Stop counting a request."""
         self._ledger.ended(internal_request_id, replica_id.unique_id)
 
     def _count(self, pending: PendingRequest, replica_id: str, key: RouteKey) -> None:
-        """Count a request from its choice on: others are chosen for before it has been sent."""
-        request_id = pending.metadata.internal_request_id
+        """Count a request as soon as it is routed: others are routed before it has been sent."""
+        request_id = request_id_of(pending)
 
-        def forget_if_given_up(chosen: Future[Any]) -> None:
-            if chosen.cancelled():
+        def forget_if_given_up(routed: Future[Any]) -> None:
+            if routed.cancelled():
                 self._ledger.ended(request_id)
 
         if not self._ledger.has(request_id):
@@ -97,6 +96,4 @@ class RemoraRouter(RequestRouter):  # type: ignore[misc]
     @staticmethod
     def _key(pending: PendingRequest) -> RouteKey:
         key = pending.kwargs.get(ROUTE)
-        if isinstance(key, RouteKey):
-            return key
-        return RouteKey(session=pending.metadata.session_id or None)
+        return key if isinstance(key, RouteKey) else RouteKey(session=session_of(pending))

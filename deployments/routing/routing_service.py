@@ -1,9 +1,9 @@
-"""The deployment that HAProxy asks which replica is to answer, where a policy of ours decides that.
+"""The deployment that HAProxy asks for a replica, where a policy other than HAProxy's own applies.
 
-It reads what HAProxy shows of a request, makes its key as a gateway does, and lets the replicas'
-router choose; the request and its answer go past it. So it holds nothing, and does not hear how a
-request ends. Whatever goes wrong here, HAProxy then chooses by itself, by fewest connections: a
-preference is lost, not a request.
+It reads what HAProxy sends of a request (`haproxy_hook.py`), makes the route key as a gateway does,
+and lets the replicas' router choose. The request and its response do not pass through it, so it
+does not see a request end. On any failure HAProxy chooses by fewest connections: the preference is
+lost, not the request.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from remora.configs.schema import ServeConfig
 from remora.configs.sections.routing import NEEDS_BODY
 from remora.deployments.http.core.auth import Access, Role
 from remora.deployments.http.core.wire import parsed, read_bytes
+from remora.deployments.ray_private import choose_replica
 from remora.deployments.routing.haproxy_hook import (
-    CUT_HEADER,
+    MAX_BODY_BYTES,
     PATH_HEADER,
-    QUESTION,
-    SHOWN_BYTES,
-    answer,
-    pick,
+    ROUTE_PATH,
+    TRUNCATED_HEADER,
+    route_response,
 )
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.prompt_keys import PromptKeys
 from remora.deployments.serve_context import log_through_serve
 
-# HAProxy shows what it has already, and gives up when it has waited 5 s.
+# HAProxy has read the body before it asks, and gives up after 5 s.
 READ_TIMEOUT_S = 1.0
-PICK_TIMEOUT_S = 4.0
+CHOOSE_TIMEOUT_S = 4.0
 
 log = logging.getLogger(__name__)
 
 
 def routing_service_options(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return Serve's options of the chooser. Serve starts one beside each HAProxy by itself.
+    """Return Serve's options of the routing service; Serve runs one per HAProxy.
 
     model:  Serve's options of the replicas
     """
@@ -66,7 +66,7 @@ def routing_service_options(model: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class RoutingService:
-    """Chooses for one model. Raises ConfigError when the configuration is not valid.
+    """Routes for one model. Raises ConfigError when the configuration is not valid.
 
     handle:  of the replicas
     """
@@ -83,58 +83,58 @@ class RoutingService:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the HTTP application; Serve calls this once, after the constructor."""
-        return Starlette(routes=[Route(QUESTION, self._choose, methods=["POST"])])
+        return Starlette(routes=[Route(ROUTE_PATH, self._route, methods=["POST"])])
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: object = None) -> None:
-        """Let the keys that `user_config` says hold from now on.
+        """Apply the API keys in `user_config`.
 
         rank:  see `LLMServer.reconfigure`
         """
         try:
             self._adopt(user_config)
         except ConfigError as error:
-            log.error("user_config was refused, all stays as it was:\n%s", error)
+            log.error("routing service: refused user_config and kept the former one:\n%s", error)
 
     def _adopt(self, user_config: Mapping[str, Any] | None) -> ServeConfig:
         config = parse_args(with_user_config(self._args, user_config))
-        # Strangers are refused by the replica; whether anything is for the operator is its to say.
+        # The replica authorises the request; here a key only decides whether to prepare the prompt.
         self._access = Access.of(config.api, is_local=False)
         return config
 
-    async def _choose(self, request: Request) -> Response:
-        shown = await read_bytes(request, SHOWN_BYTES, READ_TIMEOUT_S)
-        key = await self._key(request.headers.get(PATH_HEADER), _headers(request), shown)
+    async def _route(self, request: Request) -> Response:
+        body = await read_bytes(request, MAX_BODY_BYTES, READ_TIMEOUT_S)
+        key = await self._key(request.headers.get(PATH_HEADER), _headers(request), body)
         try:
-            async with asyncio.timeout(PICK_TIMEOUT_S):
-                name = await pick(self._handle, key)
-            return Response(answer(name), media_type="application/json")
+            async with asyncio.timeout(CHOOSE_TIMEOUT_S):
+                replica = await choose_replica(self._handle, key)
+            return Response(route_response(replica), media_type="application/json")
         except (RayServeException, RayError, TimeoutError) as error:
-            log.warning("no replica was chosen: %r", error)
+            log.warning("routing service: no replica was chosen: %r", error)
             return Response("no replica was chosen", 503)
 
-    async def _key(self, path: str | None, headers: Headers, shown: bytes) -> RouteKey:
-        """Return the key of a request. Nothing is prepared for those who will be refused.
+    async def _key(self, path: str | None, headers: Headers, body: bytes) -> RouteKey:
+        """Return a request's route key; that of an unauthorised request is empty.
 
-        path:  that the client has asked for; None = it is not shown
+        path:  of the client's request; None if HAProxy did not send it
         """
         if self._access.role(headers) is Role.STRANGER:
             return RouteKey()
         if path is None and self._needs_path:
-            log.warning("HAProxy does not say which path was asked for: requests go by load alone")
+            log.warning("routing service: HAProxy sends no paths, so requests are routed by load")
             self._needs_path = False
-        path = _mounted(path or "", self._keys.paths)
-        return await self._keys.of(path, headers, await parsed(shown))
+        path = _without_prefix(path or "", self._keys.paths)
+        return await self._keys.of(path, headers, await parsed(body))
 
 
 def _headers(request: Request) -> Headers:
-    """Return the client's headers, with the length of the whole body as far as it is known."""
+    """Return the client's headers, with the length of the whole body where HAProxy sends it."""
     headers = MutableHeaders(raw=list(request.headers.raw))
-    _, _, whole = headers.get(CUT_HEADER, "").partition("/")
-    if whole:
-        headers["content-length"] = whole
+    _, _, num_bytes = headers.get(TRUNCATED_HEADER, "").partition("/")
+    if num_bytes:
+        headers["content-length"] = num_bytes
     return headers
 
 
-def _mounted(path: str, known: Iterable[str]) -> str:
-    """Return which of the known paths this is, wherever the application is mounted."""
+def _without_prefix(path: str, known: Iterable[str]) -> str:
+    """Return the known path that a path ends with, whatever the application's route prefix."""
     return max((end for end in known if path.endswith(end)), key=len, default=path)

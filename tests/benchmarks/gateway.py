@@ -1,4 +1,4 @@
-"""What stands before a replica costs: nothing, a chooser that is asked, a gateway, a handle.
+"""What stands before a replica costs: nothing, a routing service, a gateway, a handle.
 
     python tests/benchmarks/gateway.py [--proxy python haproxy]
 
@@ -26,12 +26,13 @@ import psutil  # type: ignore[import-untyped]
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from remora.configs.schema import ServeConfig
-from remora.deployments.cli.haproxy import SWITCH, haproxy_environment, own_folder
-from remora.deployments.cli.haproxy_program import use_our_program
+from remora.deployments.cli.haproxy import HAPROXY_SWITCH, haproxy_environment, own_folder
+from remora.deployments.cli.haproxy_program import install_haproxy_program
 from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.gateway.relay import Relay
-from remora.deployments.routing.haproxy_hook import ask_first, is_asked
+from remora.deployments.ray_private import with_routing_service
+from remora.deployments.routing.haproxy_hook import haproxy_asks
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.options import routing_options
 from remora.deployments.routing.routing_service import RoutingService
@@ -208,14 +209,14 @@ def run(port: int) -> None:
         serve.run(gateway.bind(args, {"stub": stub.bind()}), name="g", route_prefix="/gateway")
         serve.run(hop.bind(stub.bind()), name="h", route_prefix="/handle")
         ways = ["direct", "gateway", "handle"]
-        if os.environ[SWITCH] == "1" and is_asked():
-            ways.insert(1, "chooser")
+        if os.environ[HAPROXY_SWITCH] == "1" and haproxy_asks():
+            ways.insert(1, "routed")
             chosen = args | {"routing": {"policy": "shortest_queue"}}
             config = ServeConfig.model_validate(chosen)
-            replica = direct.options(**routing_options(config, has_chooser=True)).bind()
-            chooser = serve.deployment(serve.ingress()(RoutingService)).options(**light)
-            application = ask_first(replica, chooser.bind(chosen, replica))
-            serve.run(application, name="c", route_prefix="/chooser")
+            replica = direct.options(**routing_options(config, has_routing_service=True)).bind()
+            service = serve.deployment(serve.ingress()(RoutingService)).options(**light)
+            application = with_routing_service(replica, service.bind(chosen, replica))
+            serve.run(application, name="c", route_prefix="/routed")
         asyncio.run(until_there(port, ways))
         for size in (SHORT, LONG, PACED):
             # A handle would take minutes for long answers, and is no faster there.
@@ -266,8 +267,11 @@ def main() -> None:
             is_on = proxy == "haproxy"
             extra = dict(haproxy_environment(folder)) if is_on else {}
             if is_on:
-                use_our_program(folder, body_timeout_s=30)
-            common = {SWITCH: str(int(is_on)), "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+                install_haproxy_program(folder, body_timeout_s=30)
+            common = {
+                HAPROXY_SWITCH: str(int(is_on)),
+                "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+            }
             environment = os.environ | common | extra
             subprocess.run([sys.executable, __file__, "--here"], env=environment, check=True)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from ray.serve import Application
-from ray.serve._private import build_app
+from ray.serve._private import build_app, constants
 
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
 from remora.deployments import app
 from remora.deployments.app import build, deployment_options
-from remora.deployments.routing.haproxy_hook import SWITCH
+from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
 
 
 def make_config(**sections: Any) -> ServeConfig:
@@ -76,8 +76,8 @@ def test_the_application_is_built_from_plain_args() -> None:
 def test_where_haproxy_asks_a_chooser_stands_beside_the_replicas(
     monkeypatch: pytest.MonkeyPatch, routing: dict[str, Any], names: list[str]
 ) -> None:
-    monkeypatch.setenv(SWITCH, "1")
-    for module in (app, build_app):
+    monkeypatch.setenv(HOOK_SWITCH, "1")
+    for module in (constants, build_app):
         monkeypatch.setattr(module, "RAY_SERVE_ENABLE_HA_PROXY", True)
 
     assert deployments_of(build({"model": {"path": "x"}, "routing": routing})) == names
@@ -87,13 +87,13 @@ def test_where_haproxy_asks_a_chooser_stands_beside_the_replicas(
 def test_where_haproxy_does_not_ask_a_gateway_does_the_work(
     monkeypatch: pytest.MonkeyPatch, without: str
 ) -> None:
-    for module in (app, build_app):
+    for module in (constants, build_app):
         monkeypatch.setattr(module, "RAY_SERVE_ENABLE_HA_PROXY", True)
     if without == "the hook":
-        monkeypatch.setenv(SWITCH, "1")
+        monkeypatch.setenv(HOOK_SWITCH, "1")
         monkeypatch.delattr(Application, "_with_ingress_request_router")
     else:
-        monkeypatch.delenv(SWITCH, raising=False)
+        monkeypatch.delenv(HOOK_SWITCH, raising=False)
     application = build({"model": {"path": "x"}, "routing": {"policy": "prefix"}})
 
     assert deployments_of(application) == ["LLMServer", "Gateway"]

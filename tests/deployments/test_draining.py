@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from remora.deployments.draining import drain, serves_mark
+from remora.deployments.draining import drain
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.ray_private import shutdown_check
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config
 
 
@@ -83,4 +84,4 @@ async def test_batches_are_left_to_other_replicas(replica: Replica) -> None:
 
 
 def test_outside_serve_there_is_no_end_to_wait_for() -> None:
-    assert serves_mark() is None
+    assert shutdown_check() is None

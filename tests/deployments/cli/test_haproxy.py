@@ -9,11 +9,11 @@ import pytest
 
 from remora.deployments.cli import haproxy
 from remora.deployments.cli.haproxy import (
-    SWITCH,
+    HAPROXY_SWITCH,
     Proxy,
     choose_proxy,
+    exposed_ports,
     haproxy_environment,
-    open_doors,
     own_folder,
 )
 from remora.deployments.cli.terminal import Failure
@@ -25,7 +25,7 @@ def binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "haproxy"
     path.touch(mode=0o755)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_BINARY_PATH", str(path))
-    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.delenv(HAPROXY_SWITCH, raising=False)
     return path
 
 
@@ -50,7 +50,7 @@ def test_without_the_program_the_wish_is_refused_and_the_default_is_another(bina
 
 
 def test_serves_own_switch_decides_where_no_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(HAPROXY_SWITCH, "0")
 
     assert choose_proxy(None, "127.0.0.1") is Proxy.PYTHON
     assert choose_proxy(Proxy.HAPROXY, "127.0.0.1") is Proxy.HAPROXY
@@ -82,9 +82,9 @@ def test_a_port_in_use_is_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doors_are_named_and_those_of_replicas_only_when_open() -> None:
     environment = haproxy_environment(Path("/tmp/x"))
 
-    assert environment["RAY_SERVE_HAPROXY_STATS_PORT"] in open_doors(environment, "127.0.0.1")
-    assert "30000" not in open_doors(environment, "127.0.0.1")
-    assert "30000 to 31000" in open_doors(environment, "0.0.0.0")
+    assert environment["RAY_SERVE_HAPROXY_STATS_PORT"] in exposed_ports(environment, "127.0.0.1")
+    assert "30000" not in exposed_ports(environment, "127.0.0.1")
+    assert "30000 to 31000" in exposed_ports(environment, "0.0.0.0")
 
 
 def test_a_program_on_the_path_will_do(binary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import httpx
 import orjson
 import pytest
 
-from remora.deployments.routing.haproxy_hook import SHOWN_BYTES
+from remora.deployments.routing.haproxy_hook import MAX_BODY_BYTES
 from tests.conftest import TinyCheckpoints
 from tests.deployments.lifecycle.server import (
     REPLICA,
@@ -106,7 +106,7 @@ def test_a_prompt_goes_where_its_pages_are_and_no_gateway_stands_before_it(
         ("/v1/completions", b"no JSON", 400, "invalid_json"),
         ("/v1/completions", b"", 400, "invalid_json"),
         ("/nowhere", b"{}", 404, "not_found"),
-        ("/v1/completions", b'{"prompt": "%s"}' % (b"a " * SHOWN_BYTES), 400, None),
+        ("/v1/completions", b'{"prompt": "%s"}' % (b"a " * MAX_BODY_BYTES), 400, None),
         ("/v1/completions", b"x" * (17 * 2**20), 413, "body_too_large"),
     ],
     ids=["value", "no JSON", "empty", "path", "cut", "too large"],

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import string
 import subprocess
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from jinja2 import Environment
-from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from remora.deployments.cli.haproxy import BINARY
-from remora.deployments.cli.haproxy_program import use_our_program
+from remora.deployments.cli.haproxy_program import install_haproxy_program
+from tests.deployments.serve_files import haproxy_config, routing_script
 
 UNKNOWN = (
     """http-request return status 404 content-type text/plain lf-string "Path '%[path]'..."\n"""
@@ -29,7 +26,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(BINARY, str(binary))
     ours = tmp_path / "ours"
     ours.mkdir()
-    use_our_program(ours, body_timeout_s=2.5)
+    install_haproxy_program(ours, body_timeout_s=2.5)
     node = tmp_path / "node"
     node.mkdir()
     (node / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
@@ -64,34 +61,10 @@ def test_haproxys_own_errors_get_our_shape(
     assert b'"type":"overloaded_error"' in body
 
 
-def serves_config() -> str:
-    """Return what Serve writes where a chooser stands beside the replicas."""
-    server = {"name": "s", "host": "127.0.0.1", "port": 30001}
-    backend = {
-        "name": "http-app",
-        "path_prefix": "/",
-        "app_name": "app",
-        "servers": [server],
-        "ingress_request_router_servers": [server],
-        "fallback_server": {"name": "p", "host": "127.0.0.1", "port": 8500},
-    }
-    environment = Environment()
-    environment.filters["haproxy_fmt"] = str
-    return environment.from_string(HAPROXY_CONFIG_TEMPLATE).render(
-        config={"error_file_path": "/x/500.http", "timeout_connect_s": 1},
-        backends=[backend],
-        backends_with_health_config=[{"backend": backend, "health_config": {}}],
-        route_info={},
-        has_ingress_request_router=True,
-        ingress_request_router_forward_body=True,
-        ingress_request_router_timeout_s=5,
-    )
-
-
 def test_a_request_goes_on_where_no_chooser_answers_and_has_the_time_that_bodies_have(
     node: Path,
 ) -> None:
-    before = serves_config()
+    before = haproxy_config()
 
     after = start(node, before)
 
@@ -110,9 +83,8 @@ def test_a_request_goes_on_where_no_chooser_answers_and_has_the_time_that_bodies
 
 
 def test_a_chooser_is_shown_the_path_and_the_headers(node: Path) -> None:
-    template = files("ray.serve._private").joinpath("ingress_request_router.lua.tmpl").read_text()
     written = node / "ingress_request_router.lua"
-    written.write_text(string.Template(template).safe_substitute())
+    written.write_text(routing_script())
 
     start(node, "")
     once = written.read_text()

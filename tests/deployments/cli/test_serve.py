@@ -14,10 +14,11 @@ from remora.configs.errors import ConfigError
 from remora.configs.load import IMPORT_PATH
 from remora.configs.schema import ServeConfig
 from remora.configs.value_sources import of_options
+from remora.deployments.cli import serve as serve_module
 from remora.deployments.cli.main import app
-from remora.deployments.cli.serve import check_asking, check_port, serve_config
+from remora.deployments.cli.serve import check_port, check_routing_hook, serve_config
 from remora.deployments.cli.terminal import Failure
-from remora.deployments.routing import haproxy_hook as asking
+from remora.deployments.routing.haproxy_hook import HOOK_SWITCH
 
 
 def make_file(folder: Path, **changes: Any) -> Path:
@@ -107,11 +108,11 @@ def test_a_ray_without_the_hook_is_named_where_a_gateway_must_do_the_work(
     lacks: str | None,
     is_told: bool,
 ) -> None:
-    monkeypatch.setenv(asking.SWITCH, "1")
-    monkeypatch.setattr(asking, "missing", lambda: lacks)
+    monkeypatch.setenv(HOOK_SWITCH, "1")
+    monkeypatch.setattr(serve_module, "missing_routing_hook", lambda: lacks)
     config = ServeConfig.model_validate({"model": {"path": "x"}, "routing": {"policy": policy}})
 
-    check_asking([config])
+    check_routing_hook([config])
 
     said = capsys.readouterr()
     assert (f"no {lacks}" in said.out + said.err and "gateway" in said.out + said.err) is is_told

@@ -8,7 +8,7 @@ import pytest
 
 from remora.configs.schema import ServeConfig
 from remora.deployments.app import deployment_options
-from remora.deployments.gateway.build import gateway_options, goes_direct, needs_gateway
+from remora.deployments.gateway.build import gateway_options, needs_gateway, uses_routing_service
 
 
 def make_config(**sections: Any) -> ServeConfig:
@@ -17,7 +17,7 @@ def make_config(**sections: Any) -> ServeConfig:
 
 @pytest.mark.observes("routing.gateway")
 @pytest.mark.parametrize(
-    ("sections", "needed", "needed_under_haproxy", "goes_direct_if_asked"),
+    ("sections", "needed", "needed_under_haproxy", "has_routing_service_if_asked"),
     [
         ({}, False, False, False),
         ({"routing": {"policy": "round_robin"}}, False, True, True),
@@ -47,24 +47,24 @@ def test_one_model_needs_a_gateway_only_for_what_a_gateway_does(
     sections: dict[str, Any],
     needed: bool,
     needed_under_haproxy: bool,
-    goes_direct_if_asked: bool,
+    has_routing_service_if_asked: bool,
 ) -> None:
     config = make_config(**sections)
 
     assert needs_gateway([config], has_haproxy=False) is needed
     assert needs_gateway([config], has_haproxy=True) is needed_under_haproxy
-    assert goes_direct([config], is_asked=True) is goes_direct_if_asked
-    assert not goes_direct([config], is_asked=False)
-    asked = needs_gateway([config], has_haproxy=True, is_asked=True)
-    assert asked is (needed_under_haproxy and not goes_direct_if_asked)
+    assert uses_routing_service([config], haproxy_asks=True) is has_routing_service_if_asked
+    assert not uses_routing_service([config], haproxy_asks=False)
+    asked = needs_gateway([config], has_haproxy=True, haproxy_asks=True)
+    assert asked is (needed_under_haproxy and not has_routing_service_if_asked)
 
 
 def test_several_models_need_one() -> None:
     configs = [make_config(routing={"policy": "prefix"})] * 2
 
     assert needs_gateway(configs, has_haproxy=False)
-    assert needs_gateway(configs, has_haproxy=True, is_asked=True)
-    assert not goes_direct(configs, is_asked=True)
+    assert needs_gateway(configs, has_haproxy=True, haproxy_asks=True)
+    assert not uses_routing_service(configs, haproxy_asks=True)
 
 
 @pytest.mark.observes("routing.num_gateways")

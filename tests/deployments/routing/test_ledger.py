@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from remora.deployments.routing import ledger as ledger_module
 from remora.deployments.routing.key import RouteKey
-from remora.deployments.routing.ledger import EXPECTED_S, UNHEARD_S, Ledger
+from remora.deployments.routing.ledger import EXPECTED_S, UNCONFIRMED_S, Ledger
 from remora.deployments.routing.policies import ReplicaView
 from remora.deployments.routing.report import MAX_ADAPTERS, Report
 
@@ -28,9 +28,11 @@ class Clock:
 class Desk:
     """A ledger of the replicas a and b, whose clocks show 1000 seconds more than the router's."""
 
-    def __init__(self, *, max_pages: int = 8, hears_ends: bool = True) -> None:
+    def __init__(self, *, max_pages: int = 8, sees_completions: bool = True) -> None:
         self.clock = Clock()
-        self.ledger = Ledger(max_pages=max_pages, hears_ends=hears_ends, clock=self.clock)
+        self.ledger = Ledger(
+            max_pages=max_pages, sees_completions=sees_completions, clock=self.clock
+        )
         self.ledger.keep("ab")
         for id_ in "ab":
             self.report(id_)
@@ -117,7 +119,7 @@ def test_a_request_that_ends_after_the_report_counts_no_more() -> None:
 
 
 def test_where_ends_are_not_told_a_report_ends_what_it_covers() -> None:
-    desk = Desk(hears_ends=False)
+    desk = Desk(sees_completions=False)
     desk.send("r1", tokens=70)
     desk.send("r2", "b", tokens=50)
     desk.clock.now_s += 1
@@ -130,17 +132,17 @@ def test_where_ends_are_not_told_a_report_ends_what_it_covers() -> None:
 
 
 def test_where_ends_are_not_told_a_request_that_no_report_knows_is_forgotten() -> None:
-    desk = Desk(hears_ends=False)
+    desk = Desk(sees_completions=False)
     desk.send("r1", tokens=70)
     desk.send("r2", "b", tokens=50)
-    desk.clock.now_s += UNHEARD_S / 2
+    desk.clock.now_s += UNCONFIRMED_S / 2
     desk.send("r3", tokens=30)
-    desk.clock.now_s += UNHEARD_S / 2
+    desk.clock.now_s += UNCONFIRMED_S / 2
 
     assert (desk.view().num_requests, desk.view().num_queued_tokens) == (1, 30)
     assert desk.view("b").load == 0
     desk.ledger.keep("b")
-    desk.clock.now_s += UNHEARD_S
+    desk.clock.now_s += UNCONFIRMED_S
     assert desk.view("b").load == 0
     assert not any(map(desk.ledger.has, ("r1", "r2", "r3")))
 

@@ -1,0 +1,179 @@
+"""Every private name of Ray and Ray Serve that remora uses; no other module touches one.
+
+Read in Ray 2.60. A later Ray may rename these without notice, so a test compares each with the
+installed Ray (`tests/deployments/test_ray_private.py`): after an update of Ray, run it first. The
+environment variables that remora sets for Serve are in `serve_environment.py` and
+`cli/haproxy.py`, the edits of Serve's HAProxy files in `cli/haproxy_program.py`; the same test
+covers both.
+
+| private name | used for |
+|---|---|
+| `ray._private.worker.global_worker`: `actors`, `actor_id`, `connected` | this actor |
+| `_replica_impl`, `_shutting_down` of a replica's actor | noticing that Serve stops this replica |
+| `ray.serve.context._get_global_client`: `http_config.host` | the address that Serve listens on |
+| `ray.serve.context._get_global_client`: `deploy_apps` | deploying a whole config file |
+| `ray.serve.delete(_blocking=False)` | stopping applications without Serve's time limit |
+| `ray.serve._private.constants`: `SERVE_SESSION_ID` | the header that names a session |
+| `ray.serve._private.constants`: `RAY_SERVE_ENABLE_HA_PROXY` | whether HAProxy is the proxy |
+| `serve_access_log` of a log record | telling access lines from other log lines |
+| `ray.experimental.internal_kv`: `_internal_kv_put`, `_get`, `_del` | autoscaling decisions |
+| `Application._with_ingress_request_router` | HAProxy asks the routing service (since 2.60) |
+| `DeploymentHandle.choose_replica(_reserve=False)`, `ReplicaSelection._replica` | its answer |
+| `PendingRequest.metadata`: `internal_request_id`, `session_id` | requests in the router's ledger |
+| `PendingRequest.routing_context`: `should_backoff` | pauses while all replicas are full |
+
+Imports Ray only inside functions: the command line imports this module before Ray may be imported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+    from ray.serve.handle import DeploymentHandle
+    from ray.serve.request_router import PendingRequest
+    from ray.serve.schema import ServeDeploySchema
+
+    from remora.deployments.routing.key import RouteKey
+
+log = logging.getLogger(__name__)
+
+
+# -- this process's replica ------------------------------------------------------------------------
+
+
+def shutdown_check() -> Callable[[], bool] | None:
+    """Return a function that says whether Serve is stopping this process's replica.
+
+    None outside a replica, and, with a warning, in a Ray that does not mark the replica.
+    """
+    import ray
+
+    worker = ray._private.worker.global_worker
+    actor = worker.actors.get(worker.actor_id) if worker.connected else None
+    replica = getattr(actor, "_replica_impl", None)
+    if replica is None or not hasattr(replica, "_shutting_down"):
+        if actor is not None:
+            log.warning(
+                "drain: this version of Ray does not mark a replica that is being stopped; "
+                "long streams may end without an error event"
+            )
+        return None
+    return lambda: bool(replica._shutting_down)
+
+
+def is_access_line(record: logging.LogRecord) -> bool:
+    """Return whether Serve wrote a log record about a single request."""
+    return bool(getattr(record, "serve_access_log", False))
+
+
+# -- Serve as a whole ------------------------------------------------------------------------------
+
+
+def http_host() -> str:
+    """Return the address that the running Serve listens on."""
+    from ray.serve.context import _get_global_client
+
+    return str(_get_global_client().http_config.host)
+
+
+def deploy(config: ServeDeploySchema) -> None:
+    """Deploy a config file on the running Serve; does not wait for its applications."""
+    from ray.serve.context import _get_global_client
+
+    _get_global_client().deploy_apps(config)
+
+
+def start_deleting(application: str) -> None:
+    """Start to delete an application; does not wait for its end."""
+    from ray import serve
+
+    serve.delete(application, _blocking=False)
+
+
+def session_header() -> str:
+    """Return the header that names a session when Serve's own proxy routes."""
+    from ray.serve._private import constants
+
+    return str(constants.SERVE_SESSION_ID)
+
+
+def uses_haproxy() -> bool:
+    """Return whether Serve runs HAProxy instead of its Python proxy."""
+    from ray.serve._private import constants
+
+    return bool(constants.RAY_SERVE_ENABLE_HA_PROXY)
+
+
+# -- the key-value store of Ray's head node --------------------------------------------------------
+
+
+def kv_put(key: bytes, value: str, *, namespace: bytes) -> None:
+    """Write a value, replacing the former one."""
+    from ray.experimental.internal_kv import _internal_kv_put
+
+    _internal_kv_put(key, value, namespace=namespace)
+
+
+def kv_get(key: bytes, *, namespace: bytes) -> bytes | None:
+    """Return a value, None if there is none."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    value: bytes | None = _internal_kv_get(key, namespace=namespace)
+    return value
+
+
+def kv_delete(key: bytes, *, namespace: bytes) -> None:
+    """Delete a value, if there is one."""
+    from ray.experimental.internal_kv import _internal_kv_del
+
+    _internal_kv_del(key, namespace=namespace)
+
+
+# -- HAProxy's routing hook ------------------------------------------------------------------------
+
+
+def missing_routing_hook() -> str | None:
+    """Return which names of HAProxy's routing hook this Ray lacks, None if it has all of them."""
+    from ray.serve import Application
+    from ray.serve.handle import DeploymentHandle
+
+    hooks = ((Application, "_with_ingress_request_router"), (DeploymentHandle, "choose_replica"))
+    names = [f"{kind.__name__}.{name}" for kind, name in hooks if not hasattr(kind, name)]
+    return " and ".join(names) or None
+
+
+def with_routing_service(application: Application, routing_service: Application) -> Application:
+    """Return an application whose replica HAProxy lets a routing service choose."""
+    return application._with_ingress_request_router(routing_service)
+
+
+async def choose_replica(handle: DeploymentHandle, key: RouteKey) -> str:
+    """Let a handle's router choose a replica; return the name that HAProxy knows it by.
+
+    Waits while there is no replica. Reserves no room there: the request arrives through HAProxy.
+    """
+    async with handle.choose_replica(route=key, _reserve=False) as selection:
+        name: str = selection._replica.replica_id.to_full_id_str()
+        return name
+
+
+# -- a request in a router -------------------------------------------------------------------------
+
+
+def request_id_of(pending: PendingRequest) -> str:
+    """Return Serve's own id of a request, which `on_request_completed` receives too."""
+    return str(pending.metadata.internal_request_id)
+
+
+def session_of(pending: PendingRequest) -> str | None:
+    """Return the session that Serve's proxy found in the session header, None if there is none."""
+    return pending.metadata.session_id or None
+
+
+def back_off(pending: PendingRequest) -> None:
+    """Make Serve pause before it asks for replicas again; otherwise it asks in a busy loop."""
+    pending.routing_context.should_backoff = True
