@@ -1,4 +1,4 @@
-"""How a replica whose engine has failed ends: quietly, or with a core file."""
+"""Ends a replica whose engine has failed, with or without a core file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ log = logging.getLogger(__name__)
 
 
 def allow_core_dumps() -> None:
-    """Let this process leave core files as large as the system allows, and print its stacks."""
+    """Raise this process's core file limit to the system's, and print stacks on fatal signals."""
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
     if hard == 0:
-        log.warning("debug.core_dump: the system allows no core files here (ulimit -Hc is 0)")
+        log.warning("debug.core_dump: the system allows no core files (ulimit -Hc is 0)")
     faulthandler.enable(all_threads=True)
 
 

@@ -1,6 +1,6 @@
-"""The requests of the last minutes, written to a file when the engine fails.
+"""Writes the requests of the last minutes to a file when the engine fails.
 
-One JSON object a line; text and numbers only, so that whoever reads a dump runs nothing of it.
+Each line is a JSON object of text and numbers, so that reading a dump never executes anything.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from remora.configs.errors import ConfigError
-from remora.deployments.observing.json_lines import as_json, changed
+from remora.deployments.observing.json_lines import as_json, non_default
 from remora.deployments.observing.request_trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
 WINDOW_S = 300.0
-MAX_CALLS = 10_000
+MAX_REQUESTS = 10_000
 
 
 class CrashDump:
-    """Keeps calls, and writes them. Raises ConfigError where it cannot write.
+    """Records requests, and writes them. Raises ConfigError if it cannot create the folder.
 
-    name:  of this replica
+    name:  the replica's name
     """
 
     is_on = True
@@ -42,26 +42,26 @@ class CrashDump:
         self._name = name
         self._clock = clock
         self._running: dict[int, RequestTrace] = {}
-        self._ended: deque[tuple[float, RequestTrace]] = deque(maxlen=MAX_CALLS)
+        self._ended: deque[tuple[float, RequestTrace]] = deque(maxlen=MAX_REQUESTS)
 
     def begun(self, trace: RequestTrace) -> None:
-        """Keep a call."""
+        """Record a request."""
         self._running[id(trace)] = trace
 
     def ended(self, trace: RequestTrace) -> None:
-        """Keep it for some minutes more."""
+        """Keep an ended request for `WINDOW_S`."""
         del self._running[id(trace)]
         self._ended.append((self._clock(), trace))
-        self._forget_old()
+        self._drop_old()
 
-    def _forget_old(self) -> None:
+    def _drop_old(self) -> None:
         since = self._clock() - WINDOW_S
         while self._ended and self._ended[0][0] < since:
             self._ended.popleft()
 
     def write(self, reason: Exception) -> None:
-        """Write everything to a file that only this user may read."""
-        self._forget_old()
+        """Write all recorded requests to a file that only this user may read."""
+        self._drop_old()
         traces = [*(trace for _, trace in self._ended), *self._running.values()]
         path = self._folder / f"crash-{self._name}-{int(time.time())}.jsonl"
         lines = [{"reason": str(reason)}, *map(_line, traces)]
@@ -71,9 +71,9 @@ class CrashDump:
                 for line in lines:
                     file.write(as_json(line) + b"\n")
         except OSError as error:
-            log.error("the requests before the failure could not be written: %s", error)
+            log.error("crash dump: writing failed: %s", error)
         else:
-            log.error("the requests of the last minutes are in %s", path)
+            log.error("crash dump: wrote %d requests to %s", len(traces), path)
 
 
 def _line(trace: RequestTrace) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def _line(trace: RequestTrace) -> dict[str, Any]:
             {
                 "prompt_ids": list(request.prompt_ids),
                 "adapter": request.lora_id,
-                "sampling": changed(request.sampling),
+                "sampling": non_default(request.sampling),
             }
             for request in trace.requests
         ],

@@ -1,4 +1,4 @@
-"""A warning about garbage collections that take long: nothing else runs meanwhile."""
+"""Logs a warning about slow garbage collections, during which nothing else runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class GcLog:
-    """Watches the collections of this process until closed."""
+    """Watches this process's garbage collections until closed."""
 
     def __init__(self, threshold_s: float) -> None:
         self._threshold_s = threshold_s
@@ -27,13 +27,13 @@ class GcLog:
         seconds = time.perf_counter() - self._started
         if self._started and seconds >= self._threshold_s:
             log.warning(
-                "a garbage collection of generation %s took %.3f s and freed %s objects",
+                "gc: slow collection: generation %s, %.3f s, %s objects freed",
                 info.get("generation"),
                 seconds,
                 info.get("collected"),
             )
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         with suppress(ValueError):
             gc.callbacks.remove(self._note)

@@ -1,4 +1,4 @@
-"""Logging configuration from an operator's file: handlers, levels and formats."""
+"""Applies an operator's logging configuration: handlers, levels and formats."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _KEY = "metrics.log_config"
 
 
 def apply_log_config(path: str | None) -> None:
-    """Let a file say what is logged where. Raises ConfigError; no file changes nothing.
+    """Apply a logging configuration file; None changes nothing. Raises ConfigError.
 
-    An .ini file is read by logging's fileConfig, any other as a dictConfig in JSON or YAML. Loggers
-    that exist already stay, unless the file says otherwise.
+    An .ini, .conf or .cfg file is a logging fileConfig, any other a dictConfig in JSON or YAML.
+    Existing loggers stay enabled unless the file disables them.
     """
     if path is None:
         return
@@ -34,7 +34,7 @@ def apply_log_config(path: str | None) -> None:
         raise ConfigError(f"{_KEY}: {path} is neither JSON nor YAML: {error}") from None
     except ConfigError:
         raise
-    except Exception as error:  # a boundary: whatever the file's handlers raise
+    except Exception as error:  # a boundary: the file's handlers may raise anything
         raise ConfigError(
             f"{_KEY}: {path} is not a logging configuration: {error.__cause__ or error}"
         ) from error
@@ -42,5 +42,5 @@ def apply_log_config(path: str | None) -> None:
 
 def _as_dict(found: Any, path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ConfigError(f"{_KEY}: {path} must hold a mapping, as logging's dictConfig takes it")
+        raise ConfigError(f"{_KEY}: {path} must contain a mapping, as logging's dictConfig takes")
     return {"version": 1, "disable_existing_loggers": False} | found

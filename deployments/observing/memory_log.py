@@ -1,4 +1,4 @@
-"""Log lines about who holds more of Python's memory than before. Slow: for finding leaks."""
+"""Logs where Python's memory grows. Slow: for finding leaks."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ NUM_SHOWN = 10
 class MemoryLog:
     """Traces allocations until closed.
 
-    num_frames:  callers to show with each place
+    num_frames:  callers shown for each allocation
     """
 
     def __init__(self, num_frames: int) -> None:
         tracemalloc.start(num_frames)
 
     async def run(self, period_s: float) -> None:
-        """Compare again and again."""
-        before = await asyncio.to_thread(_look)
+        """Log the growth of each period."""
+        before = await asyncio.to_thread(_snapshot)
         while True:
             await asyncio.sleep(period_s)
-            now = await asyncio.to_thread(_look)
-            await asyncio.to_thread(_tell, before, now)
+            now = await asyncio.to_thread(_snapshot)
+            await asyncio.to_thread(_log_growth, before, now)
             before = now
 
     def close(self) -> None:
-        """Trace no longer."""
+        """Stop tracing."""
         tracemalloc.stop()
 
 
-def _look() -> tracemalloc.Snapshot:
+def _snapshot() -> tracemalloc.Snapshot:
     found = tracemalloc.take_snapshot()
     return found.filter_traces([tracemalloc.Filter(False, tracemalloc.__file__)])
 
 
-def _tell(before: tracemalloc.Snapshot, now: tracemalloc.Snapshot) -> None:
+def _log_growth(before: tracemalloc.Snapshot, now: tracemalloc.Snapshot) -> None:
     held, _ = tracemalloc.get_traced_memory()
     lines = []
     for change in now.compare_to(before, "traceback")[:NUM_SHOWN]:
@@ -48,4 +48,4 @@ def _tell(before: tracemalloc.Snapshot, now: tracemalloc.Snapshot) -> None:
             f"  {change.size_diff / 1024:+.1f} KiB, now {change.size / 1024:.1f} KiB in "
             f"{change.count} blocks\n{stack}"
         )
-    log.info("Python holds %.1f MiB; what has changed most:\n%s", held / 2**20, "\n".join(lines))
+    log.info("memory: Python holds %.1f MiB, most changed:\n%s", held / 2**20, "\n".join(lines))

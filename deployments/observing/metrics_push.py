@@ -1,4 +1,4 @@
-"""Metrics sent to a Prometheus push gateway, by a replica that nobody can scrape."""
+"""Pushes metrics to a Prometheus push gateway, for replicas that cannot be scraped."""
 
 from __future__ import annotations
 
@@ -19,24 +19,26 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 
 
-class Pusher:
-    """Sends what `render` returns, for good. Raises ConfigError for credentials not to be had.
+class MetricsPusher:
+    """Pushes the output of `render` periodically. Raises ConfigError if it cannot read credentials.
 
-    instance:  names this replica; groups of several must not replace each other
+    instance:  this replica's name, so that replicas do not replace each other's metrics
     """
 
     def __init__(
         self, keys: MetricsSection, url: str, render: Callable[[], bytes], instance: str
     ) -> None:
         group = {"job": keys.push_job, "instance": instance, **keys.push_labels}
-        self._url = url.rstrip("/") + "/metrics" + "".join(map(_step, group, group.values()))
+        self._url = (
+            url.rstrip("/") + "/metrics" + "".join(map(_path_segment, group, group.values()))
+        )
         self._headers = {"content-type": CONTENT_TYPE_LATEST, **_credentials(keys.push_auth)}
         self._period_s = keys.push_period_s
         self._render = render
         self._is_failing = False
 
     async def run(self) -> None:
-        """Push again and again; what goes wrong is logged once, until it goes well again."""
+        """Push until cancelled. Of consecutive failures, log only the first."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         async with httpx.AsyncClient(timeout=TIMEOUT_S, headers=self._headers) as client:
@@ -47,18 +49,18 @@ class Pusher:
 
     async def _push(self, client: httpx.AsyncClient) -> None:
         try:
-            answer = await client.put(self._url, content=self._render())
-            answer.raise_for_status()
+            response = await client.put(self._url, content=self._render())
+            response.raise_for_status()
         except httpx.HTTPError as error:
             if not self._is_failing:
-                log.warning("metrics cannot be pushed: %s", error)
+                log.warning("metrics push: failed: %s", error)
             self._is_failing = True
         else:
             self._is_failing = False
 
 
-def _step(name: str, value: str) -> str:
-    """Return a label as a part of the path; values that a path cannot hold go in base64."""
+def _path_segment(name: str, value: str) -> str:
+    """Return a label as a part of the path, with base64 for values that contain a slash."""
     if "/" in value:
         coded = base64.urlsafe_b64encode(value.encode()).decode()
         return f"/{name}@base64/{coded}"

@@ -1,4 +1,4 @@
-"""Token ids from a file, run once when a replica starts: for dumps that can be compared."""
+"""Runs token ids from a file when a replica starts, to make comparable tensor dumps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEY = "debug.tensor_dump_input"
 
 
 def read_ids(path: str) -> list[int]:
-    """Return the ids of a file. Raises ConfigError."""
+    """Return the token ids in a file. Raises ConfigError."""
     try:
         found = orjson.loads(Path(path).read_bytes())
     except OSError as error:
@@ -24,12 +24,12 @@ def read_ids(path: str) -> list[int]:
         raise ConfigError(f"{_KEY}: {path} is not JSON: {error}") from None
     is_ids = isinstance(found, list) and all(type(token) is int for token in found)
     if not is_ids or not found:
-        raise ConfigError(f"{_KEY}: {path} must hold a list of token ids")
+        raise ConfigError(f"{_KEY}: {path} must contain a list of token ids")
     return list(found)
 
 
 async def replay(client: EngineClient, path: str | None) -> None:
-    """Run the ids of a file, and make one token; no file: nothing. Raises ConfigError."""
+    """Run the ids in a file and generate one token; None does nothing. Raises ConfigError."""
     if path is None:
         return
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)

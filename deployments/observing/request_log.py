@@ -1,6 +1,6 @@
-"""A log line for each request: what it was, what it got, where its time went.
+"""Logs each request: its parameters, its output, and the time of its phases.
 
-Lines are JSON, so whatever a client writes stays within its line. By default nothing is logged.
+Lines are JSON, so a client's text cannot break out of its line. By default nothing is logged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from remora.configs.sections.metrics import MetricsSection
-from remora.deployments.observing.json_lines import as_json, changed
+from remora.deployments.observing.json_lines import as_json, non_default
 from remora.deployments.observing.request_trace import RequestTrace
 from remora.engine.types import Request
 
@@ -21,7 +21,7 @@ _DETAILS = ("metadata", "sampling", "clipped", "full")
 
 
 class Decoder(Protocol):
-    """Turns ids into text."""
+    """Decodes token ids to text."""
 
     def decode(self, ids: Any, *, skip_special_tokens: bool) -> str:
         """Return the text."""
@@ -29,9 +29,9 @@ class Decoder(Protocol):
 
 
 class RequestLog:
-    """Logs calls as they end.
+    """Logs requests when they end.
 
-    keys:  those of the moment
+    keys:  returns the current configuration
     """
 
     def __init__(self, keys: Callable[[], MetricsSection], tokenizer: Decoder) -> None:
@@ -40,15 +40,15 @@ class RequestLog:
 
     @property
     def is_on(self) -> bool:
-        """Whether any line is wanted."""
+        """Whether any line is enabled."""
         keys = self._keys()
         return keys.log_requests != "none" or keys.log_responses != "none" or keys.log_request_times
 
     def begun(self, trace: RequestTrace) -> None:
-        """Nothing is logged before the end."""
+        """Log nothing: requests are logged at their end."""
 
     def ended(self, trace: RequestTrace) -> None:
-        """Log the call."""
+        """Log the request."""
         keys = self._keys()
         if keys.log_requests != "none":
             log.info("request %s", as_json(self._request(trace, keys.log_requests)).decode())
@@ -73,7 +73,7 @@ class RequestLog:
             "seconds": round(trace.whole_s or 0.0, 6),
         }
         if level >= 1:
-            line["sampling"] = changed(trace.requests[0].sampling) if trace.requests else {}
+            line["sampling"] = non_default(trace.requests[0].sampling) if trace.requests else {}
         if level >= 2:
             is_clipped = level == 2
             line["texts"] = [self._prompt(request, is_clipped) for request in trace.requests]
@@ -81,7 +81,7 @@ class RequestLog:
         return line
 
     def _prompt(self, request: Request, is_clipped: bool) -> str:
-        # A token is a character at least, but for parts of one.
+        # Most tokens hold a character or more; four per character covers byte tokens.
         ids = request.prompt_ids[: 4 * CLIPPED_CHARS] if is_clipped else request.prompt_ids
         return _clip(self._tokenizer.decode(ids, skip_special_tokens=False), is_clipped)
 
@@ -95,7 +95,7 @@ def _clip(text: str, is_clipped: bool) -> str:
 
 
 def _times(trace: RequestTrace) -> dict[str, Any]:
-    """Return how long a call was in each phase; a phase that it did not come to is null."""
+    """Return the seconds of each phase; null for phases that the request did not reach."""
     first, queue, whole = trace.first_token_s, trace.queue_s, trace.whole_s or 0.0
     return {
         "rid": trace.rid,

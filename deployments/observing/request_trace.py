@@ -1,7 +1,7 @@
-"""What became of one call, for those who want to know: logs, dumps, spans.
+"""Traces of requests, for logs, crash dumps and spans.
 
-Kept only while somebody wants it; `RequestObservers.begin` says so for each call anew, so that what
-an operator switches on or off counts from the next call on.
+A trace is recorded only while an observer is on. `RequestObservers.begin` checks this for each
+request, so a changed setting takes effect with the next request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from remora.engine.types import Output, Request
 
 @dataclass(slots=True, eq=False)
 class SequenceTrace:
-    """One of the sequences of a call.
+    """One output sequence of a request.
 
-    finish_reason:  None until it has ended by itself
+    finish_reason:  None while it runs, or if it was cut off
     """
 
     num_tokens: int = 0
@@ -28,22 +28,22 @@ class SequenceTrace:
 
     @property
     def text(self) -> str:
-        """What it says so far."""
+        """The text so far."""
         return "".join(self.texts)
 
 
 @dataclass(slots=True, eq=False)
 class RequestTrace:
-    """One call: an HTTP request, or a call of a handle.
+    """One HTTP request, or one call of a Serve handle.
 
-    requests:       one for each prompt
-    observers:      who was told that it began, and will be told of its end
-    started_at:     seconds since 1970; all others are seconds since then
-    queue_s:        until the first step of the first sequence that made a token
-    first_token_s:  None until there is a token
+    requests:       one engine request per prompt
+    observers:      notified of the start and the end
+    started_at:     seconds since 1970; all other times are seconds since the start
+    queue_s:        time until the first step of the first sequence that produced a token
+    first_token_s:  None until the first token
     whole_s:        None while it runs
-    error:          why it ended before its sequences did
-    sequences:      by the place of the prompt and the index among its n
+    error:          why it ended before its sequences finished
+    sequences:      by (number of the prompt, index among its n)
     """
 
     rid: str
@@ -58,7 +58,7 @@ class RequestTrace:
     _started: float = field(default_factory=time.monotonic)
 
     def note(self, prompt: int, output: Output) -> None:
-        """Take in an output."""
+        """Record an output."""
         if self.first_token_s is None:
             self.first_token_s = time.monotonic() - self._started
             self.queue_s = output.queue_s
@@ -70,7 +70,7 @@ class RequestTrace:
             sequence.finish_reason = output.finish_reason.value
 
     def end(self, error: str | None) -> None:
-        """Note the end."""
+        """Record the end."""
         self.whole_s = time.monotonic() - self._started
         self.error = error
 
@@ -86,34 +86,34 @@ class RequestTrace:
 
 
 class RequestObserver(Protocol):
-    """Somebody who wants to know of calls. Called on the event loop; must not wait."""
+    """Is notified of requests, on the event loop; must not block."""
 
     @property
     def is_on(self) -> bool:
-        """Whether the next call is of interest."""
+        """Whether to trace the next request."""
         ...
 
     def begun(self, trace: RequestTrace) -> None:
-        """A call has begun."""
+        """Handle the start of a request."""
         ...
 
     def ended(self, trace: RequestTrace) -> None:
-        """It has ended, in whatever way."""
+        """Handle the end of a request: finished, failed or cancelled."""
         ...
 
 
 class RequestObservers:
-    """All who want to know."""
+    """The observers of one replica's requests."""
 
     def __init__(self, observers: Sequence[RequestObserver] = ()) -> None:
         self._observers = tuple(observers)
 
     def add(self, observer: RequestObserver) -> None:
-        """Tell one more, of calls that begin from now on."""
+        """Notify one more observer, of requests that begin from now on."""
         self._observers = (*self._observers, observer)
 
     def begin(self, rid: str, requests: Sequence[Request]) -> RequestTrace | None:
-        """Return the trace of a call that begins; None: nobody wants one."""
+        """Return the trace of a new request; None if no observer is on."""
         interested = tuple(observer for observer in self._observers if observer.is_on)
         if not interested:
             return None
@@ -123,7 +123,7 @@ class RequestObservers:
         return trace
 
     def end(self, trace: RequestTrace | None, error: str | None) -> None:
-        """Tell the end of a call."""
+        """Notify the observers of a request's end."""
         if trace is None:
             return
         trace.end(error)

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of requests, sent to a collector by OTLP.
+"""Exports requests as OpenTelemetry spans, over OTLP.
 
-One span for the call, and below it queued, prefill and decode. A caller's `traceparent` (W3C) makes
-the call a part of the caller's trace. Spans are made when the call has ended, from times that were
-noted anyway; a thread of the exporter's sends them.
+Each request has one span, with children for queue, prefill and decode. A `traceparent` header (W3C)
+joins the request to the caller's trace. Spans are made when the request ends, from times that are
+recorded anyway; the exporter's thread sends them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _parent: ContextVar[Mapping[str, str]] = ContextVar("_parent", default=MappingPr
 
 
 def note_parent(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Let what the running task does from now on be a part of the trace that a header names."""
+    """Join the running task's requests to the trace that the headers name."""
     _parent.set({n.decode(): v.decode("latin-1") for n, v in headers if n in _HEADERS})
 
 
 class Spans:
-    """Makes the spans of one replica. Raises ConfigError where the exporter is not installed.
+    """Exports the spans of one replica. Raises ConfigError if the exporter is not installed.
 
-    endpoint:  host:port of a collector that speaks gRPC; with https:// before it by TLS
+    endpoint:  host:port of a gRPC collector; prefix https:// for TLS
     """
 
     is_on = True
@@ -40,18 +40,18 @@ class Spans:
 
         self._model = model
         resource = Resource({"service.name": "remora", "service.instance.id": replica_id})
-        # Not the process's global one, which is Ray's to set.
+        # Not the process's global provider, which Ray sets.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
         self._tracer = self._provider.get_tracer("remora")
         self._parents: dict[int, Mapping[str, str]] = {}
 
     def begun(self, trace: RequestTrace) -> None:
-        """Keep whose part the call is."""
+        """Record the caller's trace."""
         self._parents[id(trace)] = _parent.get()
 
     def ended(self, trace: RequestTrace) -> None:
-        """Make the call's spans."""
+        """Export the request's spans."""
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -96,12 +96,12 @@ class Spans:
         return {name: value for name, value in found.items() if value is not None}
 
     def close(self) -> None:
-        """Send what is left, and no more."""
+        """Send the remaining spans and stop."""
         self._provider.shutdown()
 
 
 def _times(trace: RequestTrace) -> Callable[[float], int]:
-    """Return what turns seconds of a call into nanoseconds since 1970."""
+    """Return a function from seconds of the request to nanoseconds since 1970."""
     return lambda seconds: int((trace.started_at + seconds) * 1e9)
 
 

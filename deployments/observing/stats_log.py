@@ -1,4 +1,4 @@
-"""A log line about throughput each few seconds, while there is any."""
+"""Logs throughput periodically, while there is any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class StatsLog:
-    """Says what the engine has done since the last line."""
+    """Logs the engine's work since the last line."""
 
     def __init__(
         self, stats: Callable[[], EngineStats], clock: Callable[[], float] = time.monotonic
@@ -23,13 +23,13 @@ class StatsLog:
         self._last, self._at = stats(), clock()
 
     async def run(self, period_s: float) -> None:
-        """Look again and again."""
+        """Log a line per period."""
         while True:
             await asyncio.sleep(period_s)
-            self.look()
+            self.log_once()
 
-    def look(self) -> None:
-        """Log a line, unless nothing has happened."""
+    def log_once(self) -> None:
+        """Log a line, unless the engine was idle."""
         before, last_at = self._last, self._at
         now, self._at = self._stats(), self._clock()
         self._last = now
@@ -40,7 +40,7 @@ class StatsLog:
         cached = now.cached_tokens_total - before.cached_tokens_total
         log.info(
             "throughput: prompt %.1f tokens/s, output %.1f tokens/s, running %d, waiting %d, "
-            "KV cache %.1f %%, found in it %.1f %% of the prompts, preempted %d",
+            "KV cache usage %.1f %%, prefix cache hits %.1f %%, preempted %d",
             prompt / seconds,
             (now.generated_tokens_total - before.generated_tokens_total) / seconds,
             now.num_running,

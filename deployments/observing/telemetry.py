@@ -1,4 +1,4 @@
-"""What a replica tells of itself without being asked: begun once it serves, closed with it."""
+"""Starts and stops a replica's background telemetry: logs, metrics push, spans, crash dumps."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.observing.crash_dump import CrashDump
 from remora.deployments.observing.gc_log import GcLog
 from remora.deployments.observing.memory_log import MemoryLog
-from remora.deployments.observing.metrics_push import Pusher
+from remora.deployments.observing.metrics_push import MetricsPusher
 from remora.deployments.observing.spans import Spans
 from remora.deployments.observing.stats_log import StatsLog
 
 
 class Telemetry:
-    """The tasks and hooks of one replica, as its configuration asks for them.
+    """The telemetry tasks and hooks that one replica's configuration enables.
 
-    failed:  waits for the engine to fail, and returns why
+    failed:  waits for the engine to fail, and returns the error
 
-    Make it on the replica's event loop. Raises ConfigError.
+    Construct it on the replica's event loop. Raises ConfigError.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Telemetry:
         self._hooks = ExitStack()
         metrics, debug = server.config.metrics, server.config.debug
         if metrics.log_stats_period_s is not None:
-            self._begin(StatsLog(server.client.stats).run(metrics.log_stats_period_s))
+            self._start(StatsLog(server.client.stats).run(metrics.log_stats_period_s))
         if metrics.push_url is not None:
-            pusher = Pusher(metrics, metrics.push_url, server.metrics.render, replica_id)
-            self._begin(pusher.run())
+            pusher = MetricsPusher(metrics, metrics.push_url, server.metrics.render, replica_id)
+            self._start(pusher.run())
         if metrics.log_gc_s is not None:
             self._hooks.callback(GcLog(metrics.log_gc_s).close)
         if metrics.trace_endpoint is not None:
@@ -48,17 +48,17 @@ class Telemetry:
         if debug.crash_dump_dir is not None:
             dump = CrashDump(Path(debug.crash_dump_dir), replica_id)
             server.calls.observers.add(dump)
-            self._begin(_write_after(failed, dump))
+            self._start(_write_after(failed, dump))
         if debug.trace_memory_s is not None:
             memory = MemoryLog(debug.trace_memory_frames)
             self._hooks.callback(memory.close)
-            self._begin(memory.run(debug.trace_memory_s))
+            self._start(memory.run(debug.trace_memory_s))
 
-    def _begin(self, task: Coroutine[Any, Any, None]) -> None:
+    def _start(self, task: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(task))
 
     def close(self) -> None:
-        """Tell nothing more. From any thread."""
+        """Stop all telemetry. Thread-safe."""
         for task in self._tasks:
             with suppress(RuntimeError):  # the event loop has been closed
                 task.get_loop().call_soon_threadsafe(task.cancel)
@@ -66,5 +66,5 @@ class Telemetry:
 
 
 async def _write_after(failed: Callable[[], Awaitable[Exception]], dump: CrashDump) -> None:
-    # At once, and on the event loop: the process is about to end.
+    # Synchronously, on the event loop: the process is about to end.
     dump.write(await failed())

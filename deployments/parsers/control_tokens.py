@@ -1,4 +1,4 @@
-"""Which of a tokenizer's control tokens are marks of a model's formats, and which part turns."""
+"""The control tokens of a tokenizer that belong to a model's reply formats or separate turns."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from remora.deployments.parsers.tool_calls.formats import ToolFormat
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
-# Tokens that stand between the turns of a conversation, where the tokenizer does not call them
-# special; and what stands there in templates without such tokens.
+# Separators of turns that the tokenizer does not list as special, and in templates without tokens.
 _TURN_TOKEN = re.compile(r"<[|｜].+[|｜]>")
 _TURN_TEXTS = ("[/INST]",)
 
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """ControlTokens of the formats of one served model."""
+    """Control tokens of one served model's formats."""
 
     tokenizer: Tokenizer
     tool_format: ToolFormat | None
     reasoning_format: ReasoningFormat | None
-    whole_format: CheckpointFormat | HarmonyFormat | None
+    checkpoint_format: CheckpointFormat | HarmonyFormat | None
 
     @cached_property
     def reasoning_ids(self) -> frozenset[int]:
-        """Control tokens around thought."""
-        form, whole = self.reasoning_format, self.whole_format
+        """Control tokens around reasoning."""
+        form, whole = self.reasoning_format, self.checkpoint_format
         tags = (form.opening, form.closing) if form is not None else ()
         return frozenset(
             token_id
@@ -52,14 +51,14 @@ class ControlTokens:
 
     @cached_property
     def exit_ids(self) -> frozenset[int]:
-        """Control tokens by which a call ends a reply that has not come to its answer."""
-        is_harmony = isinstance(self.whole_format, HarmonyFormat)
+        """Control tokens with which a call ends a reply before its answer begins."""
+        is_harmony = isinstance(self.checkpoint_format, HarmonyFormat)
         special = self._special_tokens.items()
         return frozenset(i for i, text in special if is_harmony and text == CALL_END)
 
     @cached_property
     def turn_pattern(self) -> re.Pattern[str]:
-        """What stands between turns: control tokens, but not those within a reply."""
+        """Pattern of the separators of turns: control tokens, except those within a reply."""
         form = self.reasoning_format
         inner = set() if self.tool_format is None else set(self.tool_format.markers)
         if form is not None:

@@ -1,4 +1,4 @@
-"""The events of one reply: calls numbered, pieces merged, blank text around calls left out.
+"""Collects the events of one reply: numbers calls, merges pieces, drops blanks around calls.
 
 Knows no format and reads no text.
 """
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEvent, Text
 
 CallIdFactory = Callable[[int, str], str]
-"""Makes the id of a call from its number and its tool's name."""
+"""Returns the id of a call, from its number and its tool's name."""
 
 
 class EventWriter:
-    """Collects what a parser finds.
+    """The events of one reply.
 
-    make_id:   called for each call that brings no id of its own
+    make_id:   makes the ids of calls without one
     parallel:  whether calls after the first are kept
     """
 
@@ -32,7 +32,7 @@ class EventWriter:
         self._blank: list[str] | None = []
 
     def text(self, piece: str) -> None:
-        """Add to the answer. Blanks wait until it is clear that they are not all there is."""
+        """Add to the answer. Leading blanks are held until other text follows."""
         if not piece:
             return
         if self._blank is not None:
@@ -43,8 +43,8 @@ class EventWriter:
         self._add(piece, is_text=True)
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """Begin a call. An id that is given and new in this reply is kept."""
-        self.leave_out_blank()
+        """Begin a call. Keep `call_id` if it is new in this reply."""
+        self.drop_blanks()
         if not self._is_dropped(self.num_calls):
             self._flush()
             if call_id is None or call_id in self._ids:
@@ -55,22 +55,22 @@ class EventWriter:
         self._has_arguments = False
 
     def arguments(self, piece: str) -> None:
-        """Add to the arguments of the call begun last."""
+        """Add to the arguments of the last call."""
         self._has_arguments = True
         if not self._is_dropped(self.num_calls - 1):
             self._add(piece, is_text=False)
 
     def complete(self) -> None:
-        """Say that the call begun last is whole: without arguments they are an empty object."""
+        """Complete the last call; missing arguments become an empty object."""
         if not self._has_arguments:
             self.arguments("{}")
 
-    def leave_out_blank(self) -> None:
-        """Drop the text since the last call, or of the start, if it is blank."""
+    def drop_blanks(self) -> None:
+        """Drop the text since the last call, or since the start, if it is blank."""
         self._blank = []
 
     def drain(self) -> list[ReplyEvent]:
-        """Return the events since the last time."""
+        """Return the events since the last `drain`."""
         self._flush()
         events, self._events = self._events, []
         return events
@@ -96,8 +96,4 @@ class EventWriter:
         if text and self._pieces_are_text:
             self._events.append(Text(text))
         elif text:
-            self._events.append(CallArguments(self._kept_number, text))
-
-    @property
-    def _kept_number(self) -> int:
-        return self.num_calls - 1 if self._parallel else 0
+            self._events.append(CallArguments(self.num_calls - 1 if self._parallel else 0, text))

@@ -1,8 +1,7 @@
-"""What a model's text turns out to be, piece by piece.
+"""Events that parsers emit for the text of a reply.
 
-Parsers take text as it comes and give back events; the pieces of one kind, put together, are the
-whole, and do not depend on how the text was cut. A parser never raises: text that is malformed in
-its format comes back as `Text`.
+Concatenated pieces of one kind do not depend on how the text was cut into chunks. A parser never
+raises: text that is malformed in its format becomes `Text`.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thought before it answered."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool call has begun. `number` counts the calls of one reply from 0; `id` is unique."""
+    """The start of a tool call. `number` counts the reply's calls from 0; `id` is unique."""
 
     number: int
     id: str
@@ -36,7 +35,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the arguments of call `number`; all pieces together are one JSON object."""
+    """A piece of the arguments of call `number`; concatenated, the pieces are a JSON object."""
 
     number: int
     text: str
@@ -46,10 +45,10 @@ ReplyEvent = Text | Reasoning | CallBegun | CallArguments
 
 
 class ReplyParser(Protocol):
-    """Turns one reply's text into events. Made anew for each reply."""
+    """Turns one reply's text into events. Each reply has its own parser."""
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """Take the next piece of text; return what is certain now."""
+        """Take the next piece of text; return the events that are certain now."""
         ...
 
     def finish(self) -> list[ReplyEvent]:

@@ -1,8 +1,8 @@
-"""Which formats a model's replies are read by: told by name, or from what came with it.
+"""Chooses the formats of a model's replies: by name, or by the model's checkpoint.
 
-The order of `auto`: the checkpoint's own response template, then the signs in its chat template,
-then none. Two formats read thought and calls together, and so both keys name them or leave the
-choice to them: a response template, and gpt-oss's.
+`auto` tries the checkpoint's response template, then the signs in its chat template, then none.
+Response templates and gpt-oss's format read reasoning and calls together, so both keys must name
+them or be `auto`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ AUTO, NONE, CHECKPOINT = "auto", "none", "response_template"
 
 
 class ChosenFormats(NamedTuple):
-    """The formats of a model. Calls, thought or both may be read by `checkpoint`, together."""
+    """The formats of a model. `checkpoint` may read calls, reasoning or both."""
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
@@ -44,7 +44,10 @@ class ChosenFormats(NamedTuple):
 
 
 def choose_formats(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> ChosenFormats:
-    """Choose by `auto`, `none`, `response_template` or a name for each. Raises ConfigError."""
+    """Choose formats. Each parser is `auto`, `none`, `response_template` or a name.
+
+    Raises ConfigError.
+    """
     source = tokenizer.template_source
     if (harmony := _harmony_format(tokenizer, tool_parser, reasoning_parser)) is not None:
         return ChosenFormats(None, None, harmony)
@@ -60,12 +63,12 @@ def choose_formats(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str
 
 
 def tool_parser_names() -> tuple[str, ...]:
-    """Return every name, aliases too, that `api.tool_parser` takes beside auto and none."""
+    """Return the names and aliases that `api.tool_parser` takes, except auto and none."""
     return (*TOOL_FORMATS, *HARMONY_NAMES, CHECKPOINT)
 
 
 def reasoning_parser_names() -> tuple[str, ...]:
-    """Return every name, aliases too, that `api.reasoning_parser` takes beside auto and none."""
+    """Return the names and aliases that `api.reasoning_parser` takes, except auto and none."""
     names = (name for form in REASONING_FORMATS for name in (form.name, *form.aliases))
     return (*names, *HARMONY_NAMES, CHECKPOINT)
 
@@ -73,7 +76,7 @@ def reasoning_parser_names() -> tuple[str, ...]:
 def _harmony_format(
     tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str
 ) -> HarmonyFormat | None:
-    """Return gpt-oss's format where it is named, or told. Raises ConfigError."""
+    """Return gpt-oss's format if it is named or recognised. Raises ConfigError."""
     asked = {tool_parser, reasoning_parser}
     is_named = not asked.isdisjoint(HARMONY_NAMES)
     if is_named and not asked <= {AUTO, NONE, *HARMONY_NAMES}:
@@ -81,13 +84,13 @@ def _harmony_format(
             f"api.tool_parser is {tool_parser} and api.reasoning_parser {reasoning_parser}: "
             f"{HARMONY_NAMES[0]} reads both; set both to {HARMONY_NAMES[0]}, auto or none"
         )
-    is_told = (
+    is_recognised = (
         AUTO in asked
         and asked <= {AUTO, NONE}
         and tokenizer.response_template is None
         and matching_format(tokenizer.template_source, HARMONY_SIGNS) is not None
     )
-    if not is_named and not is_told:
+    if not is_named and not is_recognised:
         return None
     return HarmonyFormat(has_calls=tool_parser != NONE, has_reasoning=reasoning_parser != NONE)
 
@@ -95,7 +98,7 @@ def _harmony_format(
 def _checkpoint_format(
     tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str
 ) -> CheckpointFormat | None:
-    """Return the checkpoint's own format where nothing else is asked for. Raises ConfigError."""
+    """Return the checkpoint's own format unless another is named. Raises ConfigError."""
     asked = (tool_parser, reasoning_parser)
     source: Any = tokenizer.response_template
     if CHECKPOINT in asked:
@@ -115,7 +118,7 @@ def _checkpoint_format(
     try:
         return CheckpointFormat(source)
     except ConfigError as error:
-        logger.warning("formats are told from the chat template instead: %s", error)
+        logger.warning("parsers: using the chat template's formats instead: %s", error)
         return None
 
 
@@ -138,4 +141,4 @@ def _named_reasoning_format(name: str | None) -> ReasoningFormat | None:
 
 def _unknown(key: str, name: str, names: tuple[str, ...]) -> ConfigError:
     known = ", ".join((AUTO, NONE, *names))
-    return ConfigError(f"{key} = {name!r} is not known; it must be one of {known}")
+    return ConfigError(f"{key} = {name!r} is unknown; it must be one of {known}")

@@ -1,13 +1,13 @@
-"""gpt-oss: replies in messages, each with a header that says what it is.
+"""gpt-oss: replies made of messages, each with a header that states its kind.
 
-    <|channel|>analysis<|message|>...<|end|>                       thought
+    <|channel|>analysis<|message|>...<|end|>                       reasoning
     <|start|>assistant<|channel|>commentary to=functions.add
         <|constrain|>json<|message|>{"a": 1}<|call|>               a call
     <|start|>assistant<|channel|>final<|message|>...<|return|>     the answer
 
-The prompt ends with `<|start|>assistant`. The recipient, `to=...`, may also stand before the
-channel. A commentary to nobody is said to the user before a call, and so it is text. A grammar
-holds for the answer only: calls stand in messages before it.
+The prompt ends with `<|start|>assistant`. The recipient, `to=...`, may also precede the channel.
+A commentary without a recipient addresses the user before a call, so it is text. A grammar
+constrains the answer only: calls are messages before it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HarmonyFormat:
-    """gpt-oss's way to write thought, calls and answers.
+    """gpt-oss's notation of reasoning, calls and answers.
 
-    has_calls:    whether calls are read, or are text
-    has_reasoning:  whether thought is told apart, or is text
+    has_calls:      whether calls are parsed, or are text
+    has_reasoning:  whether reasoning is separate, or is text
     """
 
     name: ClassVar[str] = NAMES[0]
@@ -50,17 +50,17 @@ class HarmonyFormat:
     has_reasoning: bool = True
 
     def names_mark(self, text: str) -> bool:
-        """Whether a text is a mark."""
+        """Return whether a text is a mark."""
         return text in _MARKS
 
     def reasoning_end(self, prompt: str) -> str | None:
-        """Return what stands between a thought and the answer, if the prompt ends in a thought."""
+        """Return the text between reasoning and answer, if the prompt ends within reasoning."""
         opened = prompt.rfind(_REASONING)
         is_open = opened >= 0 and not any(prompt.find(end, opened) >= 0 for end in _ENDS)
         return _ANSWER if is_open else None
 
     def reasoning_opening(self, prompt: str) -> str | None:
-        """Return what opens a thought, if the reply to a prompt may begin with it."""
+        """Return the text that opens reasoning, if the reply to a prompt may begin with it."""
         return _REASONING if prompt.endswith(_REPLY) else None
 
     def reader(
@@ -77,9 +77,9 @@ class HarmonyFormat:
         """Return the parser of one reply.
 
         use:       tools that may be called; None = calls are text
-        after:     reads the text, for replies that are held to be calls; None = it is the answer
-        separate:  whether thought is told apart; else it is text as it stands, marks included
-        stream:    whether thought is given out as it comes, or message by message
+        after:     parses the text of replies constrained to calls; None = the text is the answer
+        separate:  whether reasoning is separate, or stays in the text with its marks
+        stream:    whether reasoning is streamed, or emitted message by message
         """
         return HarmonyReader(
             EventWriter(make_id, parallel=use is None or use.parallel),
@@ -94,7 +94,7 @@ class HarmonyFormat:
 
 
 class HarmonyReader:
-    """Reads one reply. A `ReplyParser` that knows where thought stood."""
+    """Reads one reply. A `ReplyParser` that knows where the reasoning was."""
 
     def __init__(
         self,
@@ -108,9 +108,11 @@ class HarmonyReader:
         stream: bool,
         note: FaultCallback,
     ) -> None:
-        """`is_within`: the reply begins within a thought. `names`: of tools that are offered.
+        """Read a reply to one prompt.
 
-        `counts`: whether it is noted where thought stood.
+        names:      of the tools on offer; None = calls are text
+        is_within:  whether the reply begins within reasoning
+        counts:     whether `reasoning_spans` is recorded
         """
         self.reasoning_spans: list[tuple[int, int]] = []
         self._reader = TextReader()
@@ -122,7 +124,7 @@ class HarmonyReader:
         self._steps = self._read_reply(is_within=is_within)
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """Take the next piece of text; return what is certain now."""
+        """Take the next piece of text; return the events that are certain now."""
         self._reader.feed(text)
         next(self._steps, None)
         if self._stream:
@@ -142,39 +144,39 @@ class HarmonyReader:
         if is_within:
             mark = yield from self._read_reasoning("", 0)
         else:
-            mark = yield from reader.until(_IN_BODY, self._say)
+            mark = yield from reader.until(_IN_BODY, self._emit_text)
         while mark is not None:
             if mark in _ENDS:
-                mark = yield from reader.until(_IN_BODY, self._say)
+                mark = yield from reader.until(_IN_BODY, self._emit_text)
             else:
                 mark = yield from self._read_message(mark)
 
     def _read_message(self, mark: str) -> Steps[str | None]:
-        """Read a message from the mark that begins its header; return the mark that ends it."""
+        """Read a message whose header begins with `mark`; return the mark that ends it."""
         reader, header, start = self._reader, [mark], self._reader.num_read - len(mark)
         stop = yield from reader.until(_IN_HEADER, header.append)
-        said = "".join(header)
+        header_text = "".join(header)
         if stop != _MESSAGE:
-            self._say(said)
+            self._emit_text(header_text)
             return stop
-        recipient = _RECIPIENT.search(said)
+        recipient = _RECIPIENT.search(header_text)
         if recipient and self._names is not None:
             return (yield from self._read_call(recipient[1]))
-        if _ANALYSIS.search(said) and not recipient:
-            return (yield from self._read_reasoning(said + _MESSAGE, start))
-        return (yield from reader.until(_IN_BODY, self._say))
+        if _ANALYSIS.search(header_text) and not recipient:
+            return (yield from self._read_reasoning(header_text + _MESSAGE, start))
+        return (yield from reader.until(_IN_BODY, self._emit_text))
 
     def _read_reasoning(self, header: str, start: int) -> Steps[str | None]:
-        """Read a thought's text, its header being read; return the mark that ends it."""
+        """Read reasoning after its header; return the mark that ends it."""
         if not self._separate:
-            self._say(header)
+            self._emit_text(header)
         elif self.reasoning_spans:
             self._reasoning.append("\n")
         if self._counts:
             self.reasoning_spans.append((start, self._reader.num_read))
-        end = yield from self._reader.until(_IN_BODY, self._think)
+        end = yield from self._reader.until(_IN_BODY, self._add_reasoning)
         if end in _ENDS:
-            self._think("" if self._separate else end)
+            self._add_reasoning("" if self._separate else end)
         self._emit_reasoning()
         return end
 
@@ -194,21 +196,21 @@ class HarmonyReader:
         except Malformed as error:
             self._note(CallFault.MALFORMED if error.marker else CallFault.UNFINISHED)
             return error.marker or None
-        return (yield from reader.until(_IN_BODY, self._say))
+        return (yield from reader.until(_IN_BODY, self._emit_text))
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if self._after is not None:
             self._events += self._writer.drain() + self._after.push(text)
         else:
             self._writer.text(text)
 
-    def _think(self, text: str) -> None:
+    def _add_reasoning(self, text: str) -> None:
         if self._counts:
             self.reasoning_spans[-1] = (self.reasoning_spans[-1][0], self._reader.num_read)
         if self._separate:
             self._reasoning.append(text)
         else:
-            self._say(text)
+            self._emit_text(text)
 
     def _emit_reasoning(self) -> None:
         text = "".join(self._reasoning)

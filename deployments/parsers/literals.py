@@ -1,7 +1,7 @@
-"""Values that a model wrote as text, turned into JSON.
+"""Converts values that a model wrote as text to JSON.
 
-Knows Python's literals and JSON's, and which types a schema allows. Reads by hand: nothing a model
-writes is ever evaluated. Work is linear in the text, and nesting is bounded.
+Knows the literals of Python and JSON, and the types that a schema allows. The parser is our own:
+nothing that a model writes is evaluated. Work is linear in the text, and nesting is bounded.
 """
 
 from __future__ import annotations
@@ -41,39 +41,52 @@ _EVERY_TYPE = frozenset({"null", *(name for _, name in _TYPE_NAMES)})
 
 
 def escape(text: str) -> str:
-    """Return `text` as it stands between the quotes of a JSON string."""
+    """Escape `text` for a JSON string, without the quotes."""
     return to_json(text)[1:-1] if _ESCAPES.search(text) else text
 
 
 def to_json(value: Any) -> str:
-    """Return `value` as JSON that UTF-8 can hold.
-
-    Raises:
-        ValueError: it holds a number that JSON cannot.
-    """
+    """Return `value` as JSON that UTF-8 can encode. Raises ValueError for NaN and infinity."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def unescape(text: str) -> str:
-    """Return what stands between the quotes of a Python string, or of a JSON one."""
+    """Resolve the escapes of a Python or JSON string; `text` has no quotes."""
     return _ESCAPE.sub(_unescaped, text)
 
 
 def read_literal(text: str) -> Any:
     """Return the value of a Python or JSON literal.
 
-    Raises:
-        ValueError: it is none, or nested too deep.
+    Raises ValueError if it is not a literal or nested too deep.
     """
-    return _Literal(text).read()
+    stack: list[tuple[str, list[Any]]] = [("", [])]  # frames: closing mark, items so far
+    for kind, token in _tokens(text):
+        closes, items = stack[-1]
+        if kind == "value":
+            _add(items, token)
+        elif token in _CLOSES:
+            if len(stack) > _MAX_DEPTH:
+                raise ValueError("nested too deep")
+            stack.append((_CLOSES[token], []))
+        elif token == closes:
+            stack.pop()
+            _add(stack[-1][1], _built(closes, items))
+        elif closes and token in ",:" and items and not isinstance(items[-1], _Mark):
+            items.append(_MARKS[token])
+        else:
+            raise ValueError("not a literal")
+    if len(stack) != 1 or len(stack[0][1]) != 1:
+        raise ValueError("not one literal")
+    return stack[0][1][0]
 
 
 def argument_json(text: str, types: frozenset[str]) -> str:
-    """Return as JSON an argument that was written without quotes, given the types it may have.
+    """Return an unquoted argument as JSON, given the types that its schema allows.
 
-    What reads as a value of a type that is allowed is that value; so is any value where no text is
-    allowed. All else is text.
+    A literal of an allowed type keeps its value, as does any literal where strings are not allowed.
+    Everything else is a string.
     """
     read = _read_json(text.strip())
     if read is not None:
@@ -86,7 +99,7 @@ def argument_json(text: str, types: frozenset[str]) -> str:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], hops: int = _MAX_HOPS) -> frozenset[str]:
-    """Return the JSON types that `schema`, a part of `root`, allows; all where it does not say."""
+    """Return the JSON types that `schema`, a part of `root`, allows; all if it names none."""
     if not isinstance(schema, Mapping) or hops == 0:
         return _EVERY_TYPE
     declared = schema.get("type")
@@ -106,34 +119,6 @@ def types_of(schema: Any, root: Mapping[str, Any], hops: int = _MAX_HOPS) -> fro
                 return frozenset.intersection(*found)
             return frozenset().union(*found)
     return _EVERY_TYPE
-
-
-class _Literal:
-    """Reads one literal with a stack of its own; a frame is (closing mark, items so far)."""
-
-    def __init__(self, text: str) -> None:
-        self._tokens = _tokens(text)
-
-    def read(self) -> Any:
-        stack: list[tuple[str, list[Any]]] = [("", [])]
-        for kind, token in self._tokens:
-            closes, items = stack[-1]
-            if kind == "value":
-                _add(items, token)
-            elif token in _CLOSES:
-                if len(stack) > _MAX_DEPTH:
-                    raise ValueError("nested too deep")
-                stack.append((_CLOSES[token], []))
-            elif token == closes:
-                stack.pop()
-                _add(stack[-1][1], _built(closes, items))
-            elif closes and token in ",:" and items and not isinstance(items[-1], _Mark):
-                items.append(_MARKS[token])
-            else:
-                raise ValueError("not a literal")
-        if len(stack) != 1 or len(stack[0][1]) != 1:
-            raise ValueError("not one literal")
-        return stack[0][1][0]
 
 
 class _Mark:
@@ -171,7 +156,7 @@ def _add(items: list[Any], value: Any) -> None:
 
 
 def _built(closes: str, items: list[Any]) -> Any:
-    """Return the list or dictionary whose items and marks these are."""
+    """Return the list or dictionary made of these items and marks."""
     if items and items[-1] is _MARKS[","]:
         items.pop()
     if closes != "}":
@@ -215,7 +200,7 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def _read_json(text: str) -> tuple[str, str] | None:
-    """Return `text` as JSON and its type; None: it is no value that JSON can hold."""
+    """Return `text` as JSON and its type; None if it is not a JSON value."""
     try:
         return text, _type_of(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):
@@ -236,7 +221,7 @@ def _type_of(value: Any) -> str:
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return what a reference into the same schema points to; None where it leads nowhere."""
+    """Return the target of a reference into the same schema, or None."""
     found: Any = root
     if not reference.startswith("#"):
         return None

@@ -1,6 +1,6 @@
-"""Where values end: strings and brackets, in JSON's and in Python's notation.
+"""Reads nested values up to their end: strings and brackets, in JSON's and Python's notation.
 
-Text is passed on as it stands. Nothing is judged but quotes, escapes and the depth of brackets.
+Text is passed on unchanged. Only quotes, escapes and the depth of brackets are checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PYTHON = Markers(*"\"'()[]{},")
 
 @cache
 def json_brackets(*ends: str) -> Markers:
-    """Return what `read_nested` has to look at; outside strings each of `ends` breaks a value."""
+    """Return the marks for `read_nested`; outside strings each of `ends` breaks off a value."""
     return Markers(*'"{}[]', *ends)
 
 
@@ -31,10 +31,9 @@ PYTHON_BRACKETS = Markers(*"\"'()[]{}")
 
 
 def read_string(reader: TextReader, sink: TextSink, *, quote: str = '"') -> Steps[None]:
-    """Read the rest of a string, the closing quote included; escapes are passed on unread.
+    """Read the rest of a string with its closing quote; pass on escapes unread.
 
-    Raises:
-        Malformed: the text ended first.
+    Raises Malformed if the text ends first.
     """
     while True:
         stop = yield from reader.until(_QUOTES[quote], sink)
@@ -49,12 +48,11 @@ def read_string(reader: TextReader, sink: TextSink, *, quote: str = '"') -> Step
 def read_nested(
     reader: TextReader, sink: TextSink, brackets: Markers, *, depth: int = 0
 ) -> Steps[None]:
-    """Read a value in brackets, from its first one to the one that closes it.
+    """Read a value in brackets up to its closing bracket.
 
-    depth:  how many of its brackets have been read
+    depth:  number of its brackets already read
 
-    Raises:
-        Malformed: the text, or the call, ended first.
+    Raises Malformed if the text or the call ends first.
     """
     while True:
         stop = yield from reader.until(brackets, sink)
@@ -70,10 +68,9 @@ def read_nested(
 
 
 def read_python_argument(reader: TextReader, sink: TextSink) -> Steps[str]:
-    """Read up to and over the `,` or `)` that ends an argument; return which one it was.
+    """Read an argument and the `,` or `)` after it; return which of the two it was.
 
-    Raises:
-        Malformed: the text ended first, or another bracket closes.
+    Raises Malformed if the text ends first or another bracket closes.
     """
     depth = 0
     while True:
@@ -94,10 +91,9 @@ def read_python_argument(reader: TextReader, sink: TextSink) -> Steps[str]:
 
 
 def read_json_text(reader: TextReader) -> Steps[str]:
-    """Read a JSON string and blanks around it; return what it says.
+    """Read a JSON string and the blanks around it; return its value.
 
-    Raises:
-        Malformed: it is no string, or a broken one.
+    Raises Malformed if it is not a valid string.
     """
     yield from reader.run(BLANKS)
     yield from reader.need('"')
@@ -108,13 +104,9 @@ def read_json_text(reader: TextReader) -> Steps[str]:
 
 
 def decode_json_text(text: str) -> str:
-    """Return what a JSON string says; line breaks in it are tolerated.
-
-    Raises:
-        Malformed: it is broken.
-    """
+    """Return the value of a JSON string; line breaks in it are tolerated. Raises Malformed."""
     try:
-        said = str(json.loads(text, strict=False))
+        value = str(json.loads(text, strict=False))
     except ValueError as error:
         raise Malformed from error
-    return said.encode(errors="replace").decode()  # half of a surrogate pair is no text
+    return value.encode(errors="replace").decode()  # UTF-8 cannot hold half a surrogate pair

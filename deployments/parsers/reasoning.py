@@ -1,11 +1,11 @@
-"""Where a reply's thought ends and its answer begins.
+"""Separates a reply's reasoning from its answer.
 
-Models that think write their thought between two tags before they answer. A format says which
-tags; one engine takes replies apart by any of them, as they come. Whether a reply begins within a
-thought is told by the prompt's last tag, which the chat template has written, and not by the
-model's name: one model thinks or does not, as the request says.
+Reasoning models write their reasoning between two tags before they answer. A format names the tags;
+one streaming splitter serves all formats. Whether a reply starts within reasoning follows from the
+last tag of the prompt, which the chat template wrote, and not from the model's name: the same model
+reasons or not as the request asks.
 
-Knows nothing of tool calls but the texts that they open with.
+Of tool calls it knows only the texts that open them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class ReasoningStart(Enum):
-    """How a reply begins. OPEN: it may open a thought by itself, or answer at once."""
+    """How a reply begins. OPEN: it may open its reasoning itself, or answer at once."""
 
     WITHIN = "within"
     OPEN = "open"
@@ -27,10 +27,10 @@ class ReasoningStart(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """How a family of models writes its thought.
+    """How a family of models writes its reasoning.
 
     opening, closing:  the tags
-    assumed:           whether a reply begins within a thought when the prompt does not say
+    assumed:           whether a reply begins within reasoning when the prompt has no tag
     """
 
     name: str
@@ -42,10 +42,10 @@ class ReasoningFormat:
     def start(
         self, prompt: str, turn_marks: re.Pattern[str] | None, *, continues: bool = False
     ) -> ReasoningStart:
-        """Tell how the reply to a prompt begins.
+        """Return how the reply to a prompt begins.
 
-        turn_marks:  what stands between turns: a tag before the last of them is of an earlier turn
-        continues:   whether the reply goes on with the prompt's last message
+        turn_marks:  text between turns; a tag before the last match belongs to an earlier turn
+        continues:   whether the reply continues the prompt's last message
         """
         opened, closed = prompt.rfind(self.opening), prompt.rfind(self.closing)
         last = max(opened, closed)
@@ -81,12 +81,12 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
 
 
 def reasoning_format(name: str) -> ReasoningFormat | None:
-    """Return the format of this name or alias, None if there is none."""
+    """Return the format with this name or alias, or None."""
     return next((form for form in REASONING_FORMATS if name in (form.name, *form.aliases)), None)
 
 
-class Piece(NamedTuple):
-    """A part of a reply. `text` is what is shown of `raw`: tags, and newlines by them, are not."""
+class SplitText(NamedTuple):
+    """A part of a reply. `text` is `raw` without tags and the newlines next to them."""
 
     is_reasoning: bool
     text: str
@@ -97,21 +97,21 @@ class _Stage(Enum):
     LEAD = "before the opening tag"
     REASONING = "in reasoning"
     GAP = "between the closing tag and the answer"
-    ANSWER = "after the thought"
+    ANSWER = "after the reasoning"
 
 
 class ReasoningSplitter:
-    """Takes one reply apart into thought and answer. Never raises; any text is some reply.
+    """Splits one reply into reasoning and answer. Never raises: any text is a valid reply.
 
-    The raw texts of all pieces are the text that was pushed. Held back are newlines, which may turn
-    out to stand before the closing tag, and what may be the beginning of a tag. An opening tag
-    counts only where the reply begins. A thought that nothing ends goes on to the end.
+    The raw texts of all pieces add up to the text that was pushed. Newlines are held back, because
+    a closing tag may follow, and so is a possible beginning of a tag. An opening tag counts only at
+    the beginning of the reply. Reasoning without a closing tag extends to the end.
     """
 
     def __init__(
         self, form: ReasoningFormat, start: ReasoningStart, *, interrupts: Sequence[str] = ()
     ) -> None:
-        """`interrupts`: texts that end a thought when a line begins with them (tool calls)."""
+        """`interrupts`: texts (openings of calls) that end reasoning at the start of a line."""
         self._opening, self._closing = form.opening, form.closing
         self._is_within = start is ReasoningStart.WITHIN
         self._stage = _Stage.ANSWER if start is ReasoningStart.OVER else _Stage.LEAD
@@ -121,46 +121,46 @@ class ReasoningSplitter:
         self._longest = max(map(len, (form.closing, *interrupts)))
         self._held = ""
         self._lead: list[str] = []
-        self._num_newlines = 0  # at the end of what has been said of the thought
-        self._has_begun = False  # whether the thought has a first character, shown or not
+        self._num_newlines = 0  # newlines held back at the end of the reasoning
+        self._has_begun = False  # whether the reasoning has a first character, shown or not
         self._is_line_start = True
 
-    def push(self, text: str) -> list[Piece]:
-        """Take the next piece of text; return what is certain now."""
-        pieces: list[Piece] = []
+    def push(self, text: str) -> list[SplitText]:
+        """Take the next piece of text; return the pieces that are certain now."""
+        pieces: list[SplitText] = []
         rest, self._held = self._held + text, ""
         while rest:
             match self._stage:
                 case _Stage.LEAD:
-                    rest = self._lead_in(rest, pieces)
+                    rest = self._read_lead(rest, pieces)
                 case _Stage.REASONING:
-                    rest = self._think(rest, pieces)
+                    rest = self._read_reasoning(rest, pieces)
                 case _Stage.GAP:
-                    rest = self._cross_gap(rest, pieces)
+                    rest = self._skip_gap(rest, pieces)
                 case _Stage.ANSWER:
-                    pieces.append(Piece(False, rest, rest))
+                    pieces.append(SplitText(False, rest, rest))
                     rest = ""
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[SplitText]:
         """Return what was held back."""
-        pieces: list[Piece] = []
+        pieces: list[SplitText] = []
         rest, self._held = self._held, ""
         if self._stage is _Stage.LEAD:
             self._stage = _Stage.REASONING if self._is_within else _Stage.ANSWER
             pieces = self.push("".join(self._lead) + rest)
             rest, self._held = self._held, ""
         if self._stage is _Stage.REASONING:
-            self._say(rest, pieces)
+            self._emit(rest, pieces)
             newlines = "\n" * self._num_newlines
-            pieces += [Piece(True, newlines, newlines)] if newlines else []
+            pieces += [SplitText(True, newlines, newlines)] if newlines else []
         return pieces
 
-    def _lead_in(self, rest: str, pieces: list[Piece]) -> str:
+    def _read_lead(self, rest: str, pieces: list[SplitText]) -> str:
         body = rest.lstrip()
         self._lead.append(rest[: len(rest) - len(body)])
         if body.startswith(self._opening):
-            pieces.append(Piece(True, "", "".join(self._lead) + self._opening))
+            pieces.append(SplitText(True, "", "".join(self._lead) + self._opening))
             self._stage = _Stage.REASONING
             return body[len(self._opening) :]
         if self._opening.startswith(body):
@@ -169,51 +169,51 @@ class ReasoningSplitter:
         self._stage = _Stage.REASONING if self._is_within else _Stage.ANSWER
         return "".join(self._lead) + body
 
-    def _think(self, rest: str, pieces: list[Piece]) -> str:
+    def _read_reasoning(self, rest: str, pieces: list[SplitText]) -> str:
         if not self._has_begun:
             self._has_begun = True
             if rest[0] == "\n":
-                pieces.append(Piece(True, "", "\n"))
+                pieces.append(SplitText(True, "", "\n"))
                 return rest[1:]
         end = self._search(self._ends, rest, 0)
         if end is None:
             partial = self._search(self._partial, rest, max(0, len(rest) - self._longest))
             cut = len(rest) if partial is None else partial.start()
-            self._say(rest[:cut], pieces)
+            self._emit(rest[:cut], pieces)
             self._held = rest[cut:]
             return ""
-        self._say(rest[: end.start()], pieces)
+        self._emit(rest[: end.start()], pieces)
         newlines = "\n" * self._num_newlines
         if end.lastgroup is not None:  # a tool call
-            pieces += [Piece(True, "", newlines)] if newlines else []
+            pieces += [SplitText(True, "", newlines)] if newlines else []
             self._stage = _Stage.ANSWER
             return rest[end.start() :]
-        pieces.append(Piece(True, "", newlines + self._closing))
+        pieces.append(SplitText(True, "", newlines + self._closing))
         self._stage = _Stage.GAP
         return rest[end.end() :]
 
-    def _cross_gap(self, rest: str, pieces: list[Piece]) -> str:
+    def _skip_gap(self, rest: str, pieces: list[SplitText]) -> str:
         body = rest.lstrip("\n")
         if len(body) < len(rest):
-            pieces.append(Piece(False, "", rest[: len(rest) - len(body)]))
+            pieces.append(SplitText(False, "", rest[: len(rest) - len(body)]))
         if body:
             self._stage = _Stage.ANSWER
         return body
 
-    def _say(self, text: str, pieces: list[Piece]) -> None:
-        """Give out text of the thought; hold back the newlines that it ends with."""
+    def _emit(self, text: str, pieces: list[SplitText]) -> None:
+        """Emit text of the reasoning; hold back the newlines at its end."""
         if not text:
             return
         body = text.rstrip("\n")
         if body:
             shown = "\n" * self._num_newlines + body
-            pieces.append(Piece(True, shown, shown))
+            pieces.append(SplitText(True, shown, shown))
             self._num_newlines = 0
         self._num_newlines += len(text) - len(body)
         self._is_line_start = self._num_newlines > 0
 
     def _search(self, pattern: re.Pattern[str], text: str, start: int) -> re.Match[str] | None:
-        """Search a mark; `^` also matches where a piece, but no line, begins."""
+        """Search a tag or call; ignore a call at the start of a piece but not of a line."""
         found = pattern.search(text, start)
         if found and found.lastgroup and found.start() == 0 and not self._is_line_start:
             return pattern.search(text, 1)
@@ -221,11 +221,11 @@ class ReasoningSplitter:
 
 
 def _marks(closing: str, interrupts: Sequence[str], pattern_of: Callable[[str], str]) -> str:
-    """Return a pattern of the closing tag anywhere or, as its group `call`, of calls in a line."""
+    """Return a pattern of the closing tag or, in group `call`, of a call that begins a line."""
     calls = "|".join(map(pattern_of, interrupts))
     return pattern_of(closing) + (f"|(?P<call>^(?:{calls}))" if calls else "")
 
 
 def _beginning(mark: str) -> str:
-    """Return a pattern of any beginning of a mark."""
+    """Return a pattern that matches every beginning of a mark."""
     return "(?:".join(map(re.escape, mark)) + ")?" * (len(mark) - 1)

@@ -1,8 +1,8 @@
-"""What a served model's replies look like, and what reads them.
+"""The reply formats of a served model, and the parsers made from them.
 
-Formats are chosen once, when a replica starts: by name, or told from what came with the
-checkpoint. From then on a request's prompt and tools say what its replies are read by. Knows
-nothing of HTTP and of any dialect.
+A replica chooses its formats once, when it starts: by name, or by what its checkpoint contains.
+A request's prompt and tools then decide how its replies are parsed. Knows no HTTP and no API
+dialect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from remora.deployments.parsers.control_tokens import ControlTokens
 from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.format_choice import choose_formats, tool_parser_names
 from remora.deployments.parsers.harmony import HarmonyFormat
-from remora.deployments.parsers.reasoning import ReasoningFormat, ReasoningSplitter, ReasoningStart
+from remora.deployments.parsers.reasoning import (
+    ReasoningFormat,
+    ReasoningSplitter,
+    ReasoningStart,
+)
 from remora.deployments.parsers.reply_reader import (
     PartReader,
     ReasoningAwareParser,
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
 
 FORCED = "forced"
-"""Name of the format of replies that have to be calls."""
+"""Format name reported for replies that must be tool calls."""
 
 ParserFactory = Callable[[], ReplyParser | None]
 NoteCallFault = Callable[[str, CallFault], object]
@@ -48,10 +52,10 @@ NoteCallFault = Callable[[str, CallFault], object]
 class ReplyFormats:
     """The formats of one served model.
 
-    tool_format:       how it writes tool calls; None: not known, or read by the checkpoint's own
-    reasoning_format:  likewise its thought
-    checkpoint_format: what reads thought and calls together: the checkpoint's response template,
-                       or gpt-oss's messages
+    tool_format:       notation of tool calls; None: unknown, or part of `checkpoint_format`
+    reasoning_format:  notation of reasoning; None likewise
+    checkpoint_format: reads reasoning and calls together: the checkpoint's response template, or
+                       gpt-oss's messages
     """
 
     tokenizer: Tokenizer
@@ -61,7 +65,7 @@ class ReplyFormats:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, tool_parser: str, reasoning_parser: str) -> Self:
-        """Choose the formats of a model: `auto`, `none`, `response_template` or a name for each.
+        """Choose a model's formats. Each parser is `auto`, `none`, `response_template` or a name.
 
         Raises ConfigError, which lists the names.
         """
@@ -75,7 +79,7 @@ class ReplyFormats:
 
     @property
     def tool_format_name(self) -> str | None:
-        """Name of what tool calls are read by."""
+        """Name of the format of tool calls."""
         if self.tool_format is not None:
             return self.tool_format.name
         form = self.checkpoint_format
@@ -83,31 +87,31 @@ class ReplyFormats:
 
     @property
     def reasoning_format_name(self) -> str | None:
-        """Name of what thought is read by."""
+        """Name of the format of reasoning."""
         if self.reasoning_format is not None:
             return self.reasoning_format.name
         form = self.checkpoint_format
         return form.name if form is not None and form.has_reasoning else None
 
     def check_tools(self, use: ToolUse) -> None:
-        """Raise InvalidRequest where the model may call tools and its calls could not be told."""
+        """Raise InvalidRequest if the model may call tools but its notation is unknown."""
         if use.choice is ToolChoice.AUTO and use.tools and self.tool_format_name is None:
             raise InvalidRequest(
-                "tool_choice auto needs to know how this model writes tool calls, and its chat "
-                "template does not show it. Start the server with api.tool_parser set to one of "
+                "tool_choice auto needs this model's tool-call format, which its chat template "
+                "does not show. Start the server with api.tool_parser set to one of "
                 f"{', '.join(tool_parser_names())}; or send tool_choice required, none, or the "
                 "name of a tool, which work with any model.",
                 "tool_choice",
             )
 
     def shown_special_ids(self, use: ToolUse) -> frozenset[int]:
-        """Return the control tokens that have to be in the text for replies to be read."""
+        """Return the control tokens that must stay in the text for replies to be parsed."""
         shown = self._control_tokens.reasoning_ids
-        return shown | self._control_tokens.call_ids if self.reads_calls(use) else shown
+        return shown | self.call_mark_ids if self.reads_calls(use) else shown
 
     @property
     def call_mark_ids(self) -> frozenset[int]:
-        """Control tokens that the model writes tool calls with."""
+        """Control tokens of the model's tool calls."""
         return self._control_tokens.call_ids
 
     def reasoning_budget(
@@ -118,15 +122,19 @@ class ReplyFormats:
         continues: bool = False,
         use: ToolUse = NO_TOOLS,
     ) -> ReasoningBudget | None:
-        """Return the thought that the reply to a prompt begins within; None if it does not.
+        """Return the reasoning that the reply to a prompt starts in; None if it does not.
 
-        budget:     most tokens of thought
-        continues:  whether the reply goes on with the prompt's last message
+        budget:     most tokens of reasoning
+        continues:  whether the reply continues the prompt's last message
 
-        A reply that only may open a thought by itself has none here, for a grammar that waited for
-        its end might wait for ever; see `open_reasoning`.
+        None also where the model may open its reasoning itself: a grammar that waited for the end
+        of reasoning could wait for ever. See `open_reasoning`.
         """
-        end = self._reasoning_end(prompt, continues=continues)
+        if self.checkpoint_format is not None:
+            end = self.checkpoint_format.reasoning_end(prompt)
+        else:
+            form, start = self._reasoning_start(prompt, continues=continues)
+            end = form.closing if form and start is ReasoningStart.WITHIN else None
         if end is None:
             return None
         ids = self.tokenizer.encode(end, add_special_tokens=False)
@@ -134,13 +142,19 @@ class ReplyFormats:
         return ReasoningBudget(end=end, end_ids=tuple(ids), budget=budget, exit_ids=exits)
 
     def open_reasoning(self, prompt: str, *, continues: bool = False) -> str:
-        """Return the prompt with a thought opened at its end, if the model would open it itself.
+        """Return the prompt with reasoning opened at its end, if the model may open it itself.
 
-        For requests that want thought and have a grammar, or a budget of thought: both need to
-        know that the reply begins with a thought. The prompt is returned as it is where a thought
-        is open or over already, or the model has none.
+        For requests with a grammar or a reasoning budget, which need to know that the reply starts
+        with reasoning. A prompt whose reasoning is open or over, or of a model without reasoning,
+        is returned unchanged.
         """
-        opening = self._reasoning_opening(prompt, continues=continues)
+        opening = None
+        if self.checkpoint_format is not None:
+            opening = None if continues else self.checkpoint_format.reasoning_opening(prompt)
+        else:
+            form, start = self._reasoning_start(prompt, continues=continues)
+            if form and start is ReasoningStart.OPEN:
+                opening = f"{form.opening}\n"
         return prompt if opening is None else prompt + opening
 
     def make_parser(
@@ -154,21 +168,21 @@ class ReplyFormats:
         skip_special_tokens: bool = True,
         note: NoteCallFault = lambda *_: None,
     ) -> ParserFactory:
-        """Return what makes the parser of each reply to a prompt.
+        """Return a factory of parsers, one for each reply to a prompt.
 
-        It makes None where all text is the answer, a `ReplyReader` where there may be thought, and
-        else a parser of tool calls.
+        It returns None where all text is the answer, a `ReplyReader` where there may be reasoning,
+        and else a parser of tool calls.
 
-        separate_reasoning:   whether thought is told from the answer; else it is part of the text
-        stream_reasoning:     whether thought comes as it is written, or in one piece at its end
-        skip_special_tokens:  as in the request's sampling
-        note:                 takes the name of the format, and what is wrong with a call in it
+        separate_reasoning:   whether reasoning is separate from the answer, or part of its text
+        stream_reasoning:     whether reasoning is streamed, or emitted whole at its end
+        skip_special_tokens:  as in the request's sampling parameters
+        note:                 takes the format's name and each fault of a call
         """
         note_fault = partial(note, FORCED if use.is_forced else self.tool_format_name or "none")
         hidden = frozenset[int]()
         if skip_special_tokens:
             hidden = self.tokenizer.special_ids - self.shown_special_ids(use)
-        styles = {"separate": separate_reasoning, "stream": stream_reasoning}
+        options = {"separate": separate_reasoning, "stream": stream_reasoning}
 
         def read(parser: ReasoningAwareParser) -> ReplyReader:
             return ReplyReader(
@@ -176,12 +190,9 @@ class ReplyFormats:
             )
 
         if self.checkpoint_format is not None:
-            make = self._checkpoint_reader(self.checkpoint_format, prompt, use, note_fault, styles)
+            make = self._checkpoint_reader(self.checkpoint_format, prompt, use, note_fault, options)
             return lambda: read(make())
-        form = self.reasoning_format
-        start = ReasoningStart.OVER
-        if form is not None:
-            start = form.start(prompt, self._control_tokens.turn_pattern, continues=continues)
+        form, start = self._reasoning_start(prompt, continues=continues)
         if form is None or start is ReasoningStart.OVER:
             return lambda: self._call_parser(use, note_fault)
         interrupts = self._call_openers(use)
@@ -189,7 +200,7 @@ class ReplyFormats:
             ReasoningReader(
                 ReasoningSplitter(form, start, interrupts=interrupts),
                 self._call_parser(use, note_fault),
-                **styles,
+                **options,
             )
         )
 
@@ -199,9 +210,9 @@ class ReplyFormats:
         prompt: str,
         use: ToolUse,
         note: FaultCallback,
-        styles: dict[str, bool],
+        options: dict[str, bool],
     ) -> Callable[[], ReasoningAwareParser]:
-        """Return what makes readers of replies in the checkpoint's own format."""
+        """Return a factory of parsers in the checkpoint's own format."""
         is_read = self.reads_calls(use)
         if isinstance(checkpoint, HarmonyFormat):
             return lambda: checkpoint.reader(
@@ -210,7 +221,7 @@ class ReplyFormats:
                 after=self._call_parser(use, note),
                 make_id=random_id,
                 note=note,
-                **styles,
+                **options,
             )
         return lambda: PartReader(
             checkpoint,
@@ -220,15 +231,15 @@ class ReplyFormats:
             make_id=random_id,
             parallel=use.parallel,
             note=note,
-            **styles,
+            **options,
         )
 
     def tool_constraint(self, use: ToolUse) -> Constraint | None:
-        """Return what holds replies to a request's tools, if anything does.
+        """Return the constraint that a request's tools put on its replies, if any.
 
-        A forced choice is held to its schema whatever the model's format. A free choice with
-        strict tools is held to their schemas from where a call opens, in formats that a grammar
-        can be told of; in others `strict` is a wish.
+        A forced choice is constrained to its schema whatever the model's format. A free choice with
+        strict tools is constrained to their schemas from the opening of a call, in formats that a
+        grammar can describe; in others `strict` is advice.
         """
         if use.is_forced:
             return call_grammars.forced_calls(use)
@@ -238,10 +249,10 @@ class ReplyFormats:
         return None if tag is None else call_grammars.from_tag(tag)
 
     def calls_or(self, answer: Constraint, use: ToolUse) -> Constraint | None:
-        """Return what holds replies to calls or, instead, to an answer.
+        """Return the constraint of replies that are either calls or a constrained answer.
 
-        None: calls in the model's format cannot be told to a grammar.
-        Raises ConstraintError where the answer's own source is malformed.
+        None: no grammar can describe calls in the model's format.
+        Raises ConstraintError if the answer's source is malformed.
         """
         form = self.tool_format or self.checkpoint_format
         if form is None or isinstance(form, HarmonyFormat):
@@ -250,12 +261,12 @@ class ReplyFormats:
         return None if calls is None else call_grammars.calls_or(calls, answer)
 
     def reads_calls(self, use: ToolUse) -> bool:
-        """Whether replies are looked through for calls in the model's own format."""
+        """Whether replies are searched for calls in the model's own format."""
         has_format = self.tool_format_name is not None
         return has_format and use.choice is ToolChoice.AUTO and bool(use.tools)
 
     def calls_are_answers(self, use: ToolUse) -> bool:
-        """Whether calls may stand where a grammar holds; in gpt-oss's format they are before it."""
+        """Whether calls replace a constrained answer; in gpt-oss's format they precede it."""
         return self.reads_calls(use) and not isinstance(self.checkpoint_format, HarmonyFormat)
 
     def _call_parser(self, use: ToolUse, note: FaultCallback) -> ReplyParser | None:
@@ -272,23 +283,13 @@ class ReplyFormats:
         syntax = self.tool_format.syntax
         return (*syntax.opens, *syntax.wrappers)
 
-    def _reasoning_opening(self, prompt: str, *, continues: bool) -> str | None:
-        if self.checkpoint_format is not None:
-            return None if continues else self.checkpoint_format.reasoning_opening(prompt)
+    def _reasoning_start(
+        self, prompt: str, *, continues: bool
+    ) -> tuple[ReasoningFormat | None, ReasoningStart]:
         form = self.reasoning_format
         if form is None:
-            return None
-        start = form.start(prompt, self._control_tokens.turn_pattern, continues=continues)
-        return f"{form.opening}\n" if start is ReasoningStart.OPEN else None
-
-    def _reasoning_end(self, prompt: str, *, continues: bool) -> str | None:
-        if self.checkpoint_format is not None:
-            return self.checkpoint_format.reasoning_end(prompt)
-        form = self.reasoning_format
-        if form is None:
-            return None
-        start = form.start(prompt, self._control_tokens.turn_pattern, continues=continues)
-        return form.closing if start is ReasoningStart.WITHIN else None
+            return None, ReasoningStart.OVER
+        return form, form.start(prompt, self._control_tokens.turn_pattern, continues=continues)
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:

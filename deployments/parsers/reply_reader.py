@@ -1,7 +1,7 @@
-"""Readers of whole replies: thought first, then what comes after it.
+"""Readers of whole replies: reasoning first, then the answer and its tool calls.
 
-Thought is told apart here and left out of what the tool parser sees, so no call is ever found in
-it. Readers also keep where in the raw text the thought stood, from which its tokens are counted.
+Reasoning is removed before the tool-call parser sees the text, so no call is ever found in it.
+Readers also record where in the raw text the reasoning was, to count its tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from remora.deployments.parsers.event_writer import CallIdFactory, EventWriter
 from remora.deployments.parsers.events import Reasoning, ReplyEvent, ReplyParser, Text
-from remora.deployments.parsers.reasoning import ReasoningSplitter
+from remora.deployments.parsers.reasoning import ReasoningSplitter, SplitText
 from remora.deployments.parsers.response_template import (
     CheckpointFormat,
     Part,
@@ -23,56 +23,46 @@ from remora.deployments.parsers.tool_calls.faults import CallFault, FaultCallbac
 
 
 class ReasoningAwareParser(ReplyParser, Protocol):
-    """A parser that knows where thought stood."""
+    """A parser that knows where the reasoning was."""
 
     @property
     def reasoning_spans(self) -> Sequence[tuple[int, int]]:
-        """Ranges [start, end) of the raw text's characters that are thought, tags included."""
+        """Ranges [start, end) of the raw text's characters that are reasoning, tags included."""
         ...
 
 
 class ReplyReader:
-    """A `ReplyParser` that also counts the tokens of thought.
+    """A `ReplyParser` that also counts reasoning tokens.
 
-    text_of_token:  bytes that a token has in the reply's text; none for those left out
+    text_of_token:  a token's bytes in the reply's text; empty for hidden tokens
     """
 
     def __init__(self, parser: ReasoningAwareParser, text_of_token: Callable[[int], bytes]) -> None:
         self._parser = parser
         self._text_of_token = text_of_token
-
-    def push(self, text: str) -> list[ReplyEvent]:
-        """Take the next piece of text; return what is certain now."""
-        return self._parser.push(text)
-
-    def finish(self) -> list[ReplyEvent]:
-        """Return what was held back. Nothing may be pushed afterwards."""
-        return self._parser.finish()
+        self.push = parser.push
+        self.finish = parser.finish
 
     def num_reasoning_tokens(self, token_ids: Iterable[int]) -> int:
-        """Return how many of a reply's tokens begin within its thought, as far as it has come."""
+        """Return how many of the reply's tokens so far begin within its reasoning."""
         spans = self._parser.reasoning_spans
-        return (
-            sum(
-                any(start <= place < end for start, end in spans)
-                for place in _places(map(self._text_of_token, token_ids))
-            )
-            if spans
-            else 0
-        )
+        if not spans:
+            return 0
+        offsets = _char_offsets(map(self._text_of_token, token_ids))
+        return sum(any(start <= offset < end for start, end in spans) for offset in offsets)
 
 
-def _places(texts: Iterable[bytes]) -> Iterable[int]:
-    """Yield at which character each text begins."""
+def _char_offsets(texts: Iterable[bytes]) -> Iterable[int]:
+    """Yield the character at which each text begins."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    place = 0
+    offset = 0
     for text in texts:
-        yield place
-        place += len(decoder.decode(text))
+        yield offset
+        offset += len(decoder.decode(text))
 
 
 class _ReasoningBuffer:
-    """Gives out thought as it comes, or in one piece when it has ended."""
+    """Emits reasoning at once, or in one piece when it ends."""
 
     def __init__(self, *, stream: bool) -> None:
         self._stream = stream
@@ -93,11 +83,11 @@ class _ReasoningBuffer:
 
 
 class ReasoningReader:
-    """Reads a reply whose thought stands at its beginning. A `ReplyParser`.
+    """Reads a reply that may begin with reasoning. A `ReplyParser`.
 
-    after:     reads what comes after the thought; None = that is text
-    separate:  whether thought is told apart; else it is text as it stands, tags included
-    stream:    whether thought is given out as it comes
+    after:     parses the rest; None = the rest is text
+    separate:  whether reasoning is separate, or stays in the text with its tags
+    stream:    whether reasoning is streamed, or emitted whole at its end
     """
 
     def __init__(
@@ -116,28 +106,23 @@ class ReasoningReader:
 
     @property
     def reasoning_spans(self) -> Sequence[tuple[int, int]]:
-        """Ranges [start, end) of the raw text's characters that are thought, tags included."""
+        """Ranges [start, end) of the raw text's characters that are reasoning, tags included."""
         return ((0, self._num_chars),) if self._num_chars else ()
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """Take the next piece of text; return what is certain now."""
-        events: list[ReplyEvent] = []
-        for piece in self._splitter.push(text):
-            events += self._read(piece.is_reasoning, piece.text, piece.raw)
-        return events
+        """Take the next piece of text; return the events that are certain now."""
+        return [event for piece in self._splitter.push(text) for event in self._read(piece)]
 
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back. Nothing may be pushed afterwards."""
-        events: list[ReplyEvent] = []
-        for piece in self._splitter.finish():
-            events += self._read(piece.is_reasoning, piece.text, piece.raw)
+        events = [event for piece in self._splitter.finish() for event in self._read(piece)]
         events += self._reasoning.end()
         return events + (self._after.finish() if self._after else [])
 
-    def _read(self, is_reasoning: bool, text: str, raw: str) -> list[ReplyEvent]:
-        shown = text if self._separate else raw
-        if is_reasoning:
-            self._num_chars += len(raw)
+    def _read(self, piece: SplitText) -> list[ReplyEvent]:
+        shown = piece.text if self._separate else piece.raw
+        if piece.is_reasoning:
+            self._num_chars += len(piece.raw)
             if self._separate:
                 return self._reasoning.add(shown)
             return [Text(shown)] if shown else []
@@ -147,8 +132,8 @@ class ReasoningReader:
         return [*events, Text(shown)] if shown else events
 
 
-class _Stripped:
-    """Text without the blanks at both its ends; `gap` keeps two texts apart."""
+class _Stripper:
+    """Removes the blanks at both ends of a streamed text; `gap` separates two texts."""
 
     def __init__(self) -> None:
         self._blanks: list[str] = []
@@ -169,10 +154,10 @@ class _Stripped:
 
 
 class PartReader:
-    """Reads a reply by the checkpoint's own template. A `ReplyParser`.
+    """Reads a reply by the checkpoint's response template. A `ReplyParser`.
 
-    tools:     in OpenAI's form; None = calls are not looked for
-    after:     reads the text, for replies that are held to be calls; None = it is the answer
+    tools:     in OpenAI's form; None = do not look for calls
+    after:     parses the text of replies constrained to calls; None = the text is the answer
     """
 
     def __init__(
@@ -196,28 +181,24 @@ class PartReader:
         self._separate = separate
         self._writer = EventWriter(make_id, parallel=parallel)
         self._reasoning = _ReasoningBuffer(stream=stream)
-        self._shown = {PartKind.TEXT: _Stripped(), PartKind.REASONING: _Stripped()}
+        self._strippers = {PartKind.TEXT: _Stripper(), PartKind.REASONING: _Stripper()}
         self._call: list[str] = []
         self._num_chars = 0
         self._spans: list[tuple[int, int]] = []
 
     @property
     def reasoning_spans(self) -> Sequence[tuple[int, int]]:
-        """Ranges [start, end) of the raw text's characters that are thought, tags included."""
+        """Ranges [start, end) of the raw text's characters that are reasoning, tags included."""
         return self._spans
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """Take the next piece of text; return what is certain now."""
-        events: list[ReplyEvent] = []
-        for part in self._finder.push(text):
-            events += self._read(part)
+        """Take the next piece of text; return the events that are certain now."""
+        events = [event for part in self._finder.push(text) for event in self._read(part)]
         return events + self._writer.drain()
 
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back. Nothing may be pushed afterwards."""
-        events: list[ReplyEvent] = []
-        for part in self._finder.finish():
-            events += self._read(part)
+        events = [event for part in self._finder.finish() for event in self._read(part)]
         events += self._reasoning.end() + self._writer.finish()
         return events + (self._after.finish() if self._after else [])
 
@@ -229,9 +210,9 @@ class PartReader:
         if part.kind is PartKind.CALLS:
             return self._read_call(part)
         if part.kind is PartKind.OTHER:
-            return self._say(part.text)
+            return self._emit_text(part.text)
         if part.kind is PartKind.TEXT and not part.is_mark:
-            return self._say(self._shown[part.kind].add(part.text))
+            return self._emit_text(self._strippers[part.kind].add(part.text))
         return []
 
     def _note_reasoning(self, start: int) -> None:
@@ -242,18 +223,18 @@ class PartReader:
 
     def _read_reasoning(self, part: Part) -> list[ReplyEvent]:
         if not self._separate:
-            return self._say(part.text)
+            return self._emit_text(part.text)
         events = self._writer.drain()
         if not part.is_mark:
-            events += self._reasoning.add(self._shown[part.kind].add(part.text))
+            events += self._reasoning.add(self._strippers[part.kind].add(part.text))
         if part.ends:
-            self._shown[part.kind].gap()
+            self._strippers[part.kind].gap()
             events += self._reasoning.end()
         return events
 
     def _read_call(self, part: Part) -> list[ReplyEvent]:
         if self._tools is None:
-            return self._say(part.text)
+            return self._emit_text(part.text)
         self._call.append(part.text)
         if not part.ends:
             return []
@@ -262,7 +243,7 @@ class PartReader:
         calls = self._form.read_calls(text, self._tools)
         if calls is None:
             self._note(CallFault.MALFORMED)
-            return self._say(text)
+            return self._emit_text(text)
         for name, arguments in calls:
             if not any(tool["function"]["name"] == name for tool in self._tools):
                 self._note(CallFault.UNKNOWN_TOOL)
@@ -271,7 +252,7 @@ class PartReader:
             self._writer.complete()
         return []
 
-    def _say(self, text: str) -> list[ReplyEvent]:
+    def _emit_text(self, text: str) -> list[ReplyEvent]:
         if self._after is not None:
             return self._writer.drain() + (self._after.push(text) if text else [])
         self._writer.text(text)

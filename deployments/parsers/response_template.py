@@ -1,14 +1,14 @@
-"""Replies read as the checkpoint itself says: by its `response_template`.
+"""Reads replies by the checkpoint's `response_template`.
 
-Such a template lists the parts of a reply (content, reasoning, tool calls) with what opens and
-closes each. transformers, which defines it, reads the template and turns the text of a call into
-name and arguments; it is imported only when a checkpoint has one. Where parts begin and end is
-found here, because transformers' own incremental parser keeps all text and looks through it again
-at each piece, and gives no text back when a call is malformed.
+The template lists the parts of a reply (content, reasoning, tool calls) with the marks that open
+and close each. transformers defines it, loads it, and turns the text of a call into a name and
+arguments; it is imported only when a checkpoint has a template. The parts are found here, because
+transformers' incremental parser keeps all text, searches it again for each piece, and drops the
+text of a malformed call.
 
-Text is passed on as it comes, less blanks at both ends if the part says so; a call when it is
-whole. Parts of other names come back as text, with their marks. Patterns are the checkpoint's, a
-stranger's, so each search has a time limit; beyond it the rest of a reply is given as it stands.
+Text is streamed, a call is emitted when it is complete, and parts of other names become text with
+their marks. The patterns come from an untrusted checkpoint, so each search has a time limit; past
+it the rest of the reply is text.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CALLS_FIELD, TEXT_FIELD = "tool_calls", "content"
 
 
 class PartKind(Enum):
-    """What becomes of a part's text."""
+    """How the text of a part is treated."""
 
     TEXT = "text"
     REASONING = "reasoning"
@@ -46,7 +46,7 @@ class PartKind(Enum):
 
 
 class Part(NamedTuple):
-    """A stretch of a reply: its kind, its text and whether it is a mark rather than content."""
+    """A piece of a reply. `is_mark`: a mark, not content; `ends`: the last piece of its part."""
 
     kind: PartKind
     text: str
@@ -55,18 +55,18 @@ class Part(NamedTuple):
 
 
 class CheckpointFormat:
-    """A checkpoint's response template, read once."""
+    """A checkpoint's loaded response template."""
 
     name = "response_template"
 
     def __init__(self, source: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a template that transformers does not take."""
+        """Load a template. Raises ConfigError if transformers rejects it."""
         from transformers.utils.chat_parsing.response_templates import load_response_template
 
         self._source = deepcopy(dict(source))
         try:
             for field in self._source["fields"].values():
-                field["optional"] = True  # what a reply lacks is no failure
+                field["optional"] = True  # a reply may lack any part
             self.template: Any = load_response_template(self._source)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
@@ -77,16 +77,16 @@ class CheckpointFormat:
 
     @property
     def has_calls(self) -> bool:
-        """Whether replies may hold tool calls."""
+        """Whether replies may contain tool calls."""
         return PartKind.CALLS in self.kinds.values()
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether replies may hold thought."""
+        """Whether replies may contain reasoning."""
         return PartKind.REASONING in self.kinds.values()
 
     def names_mark(self, text: str) -> bool:
-        """Whether a text is, or may be, part of a mark."""
+        """Return whether a text is or may be part of a mark."""
         fields = self._source["fields"].values()
         keys = ("open", "close", "open_pattern", "close_pattern")
         marks = (field.get(key) or () for field in fields for key in keys)
@@ -94,14 +94,14 @@ class CheckpointFormat:
         return any(text in each or text in each.replace("\\", "") for each in texts)
 
     def reasoning_end(self, prompt: str) -> str | None:
-        """Return the mark that ends the thought that a reply begins within, if it does."""
+        """Return the mark that ends reasoning, if the prompt ends within reasoning."""
         field = PartFinder(self, prompt).field
         if field is None or not self._is_reasoning(field.name):
             return None
         return field.close_literals[0] if field.close_literals else None
 
     def reasoning_opening(self, prompt: str) -> str | None:
-        """Return what opens a thought, if the reply to a prompt may begin with it."""
+        """Return the text that opens reasoning, if the reply to a prompt may begin with it."""
         fields = [f for name, f in self.template.fields.items() if self._is_reasoning(name)]
         finder = PartFinder(self, prompt)
         if not finder.is_at_start or not fields or not fields[0].open_literals:
@@ -109,9 +109,9 @@ class CheckpointFormat:
         return f"{fields[0].open_literals[0]}\n"
 
     def calls_alone(self, use: ToolUse) -> tags.Tag | None:
-        """Return the format of a reply that is nothing but calls; what they hold is free.
+        """Return the format of a reply of calls only, with unconstrained contents.
 
-        None: the template has a pattern where it should have a text that closes calls.
+        None: the template closes calls with a pattern, not a text.
         """
         field = self.template.fields.get(CALLS_FIELD)
         if field is None or field.open_re is None or not field.close_literals:
@@ -130,7 +130,7 @@ class CheckpointFormat:
     def read_calls(
         self, text: str, tools: Sequence[Mapping[str, Any]]
     ) -> list[tuple[str, str]] | None:
-        """Return names and arguments (JSON) of the calls in a part; None if there are none."""
+        """Return the names and arguments (JSON) of the calls in a part, or None."""
         from transformers.utils.chat_parsing import parse_response
 
         if len(text) > MAX_CALL_CHARS:
@@ -138,19 +138,19 @@ class CheckpointFormat:
         try:
             message = parse_response(text, self.template, prefix="", tools=[dict(t) for t in tools])
             calls = [_name_and_arguments(call) for call in message[CALLS_FIELD]]
-        except Exception as error:  # a stranger's patterns on a model's text: it raises anything
-            logger.debug("a call is malformed: %s", type(error).__name__)
+        except Exception as error:  # untrusted patterns on a model's text may raise anything
+            logger.debug("parsers: malformed call: %s", type(error).__name__)
             return None
         return calls or None
 
 
 class PartFinder:
-    """Cuts one reply into parts, by the marks of a template. Never raises.
+    """Cuts one reply into parts at the marks of a template. Never raises.
 
-    The parts' texts, marks included, are the text that was pushed.
+    The texts of all parts, marks included, add up to the text that was pushed.
 
-    field:        of the template, that the text is in now; None = in none
-    is_at_start:  whether the prompt holds nothing of the reply
+    field:        the template's current field; None = none
+    is_at_start:  whether the prompt contains nothing of the reply
     """
 
     def __init__(self, form: CheckpointFormat, prompt: str) -> None:
@@ -173,7 +173,7 @@ class PartFinder:
         for start in range(0, len(text), _WINDOW):
             self._waiting.append(text[start : start + _WINDOW])
             self._num_waiting += len(self._waiting[-1])
-            # A mark that may still grow is looked at again at growing distances only.
+            # A mark that may still grow is searched again at growing distances only: linear work.
             if self._num_waiting * 4 >= len(self._buffer) - _WINDOW:
                 parts += self._cut(at_end=False)
         return self._of_reply(parts)
@@ -192,7 +192,7 @@ class PartFinder:
         return PartKind.NOTHING if self.field is None else self._form.kinds[self.field.name]
 
     def _start_of_reply(self, prompt: str) -> str:
-        """Return what the prompt holds of the reply already."""
+        """Return the part of the reply that the prompt already contains."""
         end = 0
         try:
             for anchor in self._template.start_anchor_re.finditer(prompt, timeout=SEARCH_TIMEOUT_S):
@@ -202,7 +202,7 @@ class PartFinder:
         return prompt[end:]
 
     def _of_reply(self, parts: list[Part]) -> list[Part]:
-        """Cut off what was held back of the prompt."""
+        """Remove the held-back text that belongs to the prompt."""
         kept: list[Part] = []
         for part in parts:
             num_dropped = min(self._num_of_prompt, len(part.text))
@@ -221,7 +221,7 @@ class PartFinder:
             if mark is None:
                 break
             start, end = mark.span()
-            if start == end == last_empty:  # neither moves on by itself
+            if start == end == last_empty:  # two empty marks: skip a character
                 end += 1
                 parts.append(Part(self._kind, text[position:end]))
                 position = end
@@ -236,7 +236,7 @@ class PartFinder:
         return parts
 
     def _switch(self, mark: str, opened: Any) -> list[Part]:
-        """Go on after a mark: into the part that it opens, or out of the one that it closes."""
+        """Enter the field that a mark opens, or leave the current field."""
         if opened is None:
             parts = [Part(self._kind, mark, is_mark=True, ends=True)]
             self.field = self._implicit
@@ -246,7 +246,7 @@ class PartFinder:
         return [before, Part(self._kind, mark, is_mark=True)]
 
     def _next_mark(self, text: str, start: int, *, at_end: bool) -> tuple[Any, Any, int]:
-        """Return the next mark, the field that it opens (None: it closes), and what is certain."""
+        """Return the next mark, the field it opens (None: it closes), and the certain length."""
         held = len(text)
         best: tuple[tuple[int, int, bool], Any, Any] | None = None
         for pattern, may_grow, opened in self._watched():
@@ -268,14 +268,12 @@ class PartFinder:
         return best[1], best[2], held
 
     def _watched(self) -> list[tuple[Any, bool, Any]]:
-        """Return the marks that count now: pattern, whether more text may lengthen it, field."""
-        field, implicit = self.field, self._implicit
-        closes = [] if field is None or field.close_re is None else [field]
-        watched = [
-            (f.close_re, f.close_literals is None or f.close_literal_can_extend, None)
-            for f in closes
-        ]
-        if field is implicit:
+        """Return the marks to search: pattern, whether more text may lengthen it, field."""
+        f, watched = self.field, list[tuple[Any, bool, Any]]()
+        if f is not None and f.close_re is not None:
+            may_grow = f.close_literals is None or f.close_literal_can_extend
+            watched.append((f.close_re, may_grow, None))
+        if f is self._implicit:
             watched += [
                 (f.open_re, f.open_literals is None or f.open_literal_can_extend, f)
                 for f in self._template.fields.values()
@@ -293,7 +291,7 @@ def _kind(name: str, field: Any) -> PartKind:
 
 
 def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a call's name and arguments. Raises whatever one without them raises."""
+    """Return a call's name and arguments. Raises an arbitrary error for a malformed call."""
     function = call.get("function", call)
     name, arguments = function["name"], function.get("arguments", function.get("parameters", {}))
     if isinstance(arguments, str):

@@ -1,7 +1,7 @@
-"""Which formats a model writes in, told from its chat template.
+"""Recognises a model's formats by its chat template.
 
-A template that writes a model's earlier calls and thought shows how the model writes new ones: by
-markers that no other family uses. The first row whose signs are all there decides.
+A template that renders earlier calls and reasoning shows how the model writes new ones, by markers
+that no other family uses. The first entry whose texts all occur decides.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Texts that a template of the format's family holds, all of them."""
+    """A format, and the texts that all occur in its family's templates."""
 
     format_name: str
     texts: tuple[str, ...]
@@ -34,8 +34,8 @@ TOOL_SIGNS: tuple[Sign, ...] = (
 REASONING_SIGNS: tuple[Sign, ...] = (
     Sign("mistral", ("[THINK]",)),
     Sign("kimi", ("◁think▷",)),
-    # One that writes opening tags says in each prompt whether there is a thought; one that only
-    # cuts thought off at its end leaves replies to begin with it.
+    # A template with opening tags states in each prompt whether there is reasoning. One that only
+    # cuts earlier reasoning at its end expects replies to begin with reasoning.
     Sign("qwen3", ("<think>",)),
     Sign("deepseek-r1", ("</think>",)),
 )
@@ -45,7 +45,7 @@ HARMONY_SIGNS: tuple[Sign, ...] = (
 
 
 def matching_format(template_source: str | None, signs: tuple[Sign, ...]) -> str | None:
-    """Return the name of the format that a template is of, None if it shows none."""
+    """Return the name of the format that a template shows, or None."""
     source = template_source or ""
     found = (sign for sign in signs if all(text in source for text in sign.texts))
     return next((sign.format_name for sign in found), None)

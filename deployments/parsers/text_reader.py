@@ -1,9 +1,9 @@
-"""Text that arrives in pieces, read by generators that pause where they need more of it.
+"""Reads text that arrives in pieces, with generators that pause until more text arrives.
 
-A parser is written as if all the text were there; `yield from reader.…` pauses it until the next
-piece. What a step decides depends on the characters alone, never on where a piece ended, so any
-chunking gives the same result. Every character is looked at a bounded number of times: between two
-pieces at most the beginning of a marker stays unread. Knows no format.
+A parser is written as if it had the whole text; `yield from reader.…` pauses it until the next
+piece. Each step depends on the characters alone, never on where a piece ended, so every chunking
+produces the same result. Each character is examined a bounded number of times: between two pieces
+at most the beginning of a marker stays unread. Knows no format.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Steps = Generator[None, None, T]
-"""A piece of parsing: pauses for more text, ends with a T."""
+"""A parsing step: pauses for more text, returns a T."""
 
 TextSink = Callable[[str], object]
 """Takes pieces of text as they are read."""
@@ -23,13 +23,13 @@ TextSink = Callable[[str], object]
 BLANKS = re.compile(r"\s+")
 ANYTHING = re.compile(r"[\s\S]+")
 NAME = re.compile(r"[^\s<>|\[\](){}\"'`,;=]+")
-"""What the name of a tool may be made of, in formats that do not quote it."""
+"""A tool's name, in formats that do not quote it."""
 
 
 class Malformed(Exception):
-    """What looked like a call is none, or breaks off. Never leaves a parser.
+    """A supposed call is not a call, or breaks off. Never leaves a parser.
 
-    marker:  what broke it off and has been read, if anything did
+    marker:  the marker, already read, that broke it off, if any
     """
 
     def __init__(self, marker: str = "") -> None:
@@ -38,9 +38,8 @@ class Malformed(Exception):
 
 
 class Markers:
-    """Texts to look for at once; none may hold another, except as its end.
-
-    (One that did could not be told from the other before more text had come.)
+    """Texts to search for together. None may contain another, except at its end: otherwise the two
+    could not be distinguished before more text arrives.
     """
 
     def __init__(self, *texts: str) -> None:
@@ -51,7 +50,7 @@ class Markers:
         self._max_held = max(map(len, texts)) - 1
 
     def held_len(self, text: str, start: int) -> int:
-        """Length of the longest tail of `text[start:]` that may be the beginning of a marker."""
+        """Return the length of the longest end of `text[start:]` that may begin a marker."""
         for length in range(min(self._max_held, len(text) - start), 0, -1):
             if text[-length:] in self._beginnings:
                 return length
@@ -59,7 +58,7 @@ class Markers:
 
 
 def discard(piece: str) -> None:
-    """Take a piece of text and forget it."""
+    """Ignore a piece of text."""
 
 
 class TextReader:
@@ -69,105 +68,92 @@ class TextReader:
         self._text = ""
         self._at = 0
         self._num_fed = 0
-        self._has_ended = False
+        self.has_ended = False
         self._kept: list[str] | None = None
 
     def feed(self, text: str) -> None:
-        """Add a piece; whoever reads may go on."""
+        """Add a piece of text."""
         self._text = self._text[self._at :] + text
         self._at = 0
         self._num_fed += len(text)
 
     def end(self) -> None:
-        """Say that there will be no more."""
-        self._has_ended = True
+        """Mark the end of the text."""
+        self.has_ended = True
 
     @property
     def num_read(self) -> int:
-        """Characters that have been read."""
+        """Number of characters read."""
         return self._num_fed - len(self._text) + self._at
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether there will be no more."""
-        return self._has_ended
-
     def keep(self, marker: str = "") -> None:
-        """Remember `marker` and what is read from now on, in case it has to be given back."""
+        """Record `marker` and the text read from now on, for `take_kept`."""
         self._kept = [marker]
 
     def forget(self) -> None:
-        """Remember no longer."""
+        """Stop recording and drop the record."""
         self._kept = None
 
-    def give_back(self) -> str:
-        """Return what was read since `keep`; nothing after `forget`."""
+    def take_kept(self) -> str:
+        """Return the text recorded since `keep`, and stop recording; empty after `forget`."""
         kept, self._kept = self._kept, None
         return "".join(kept or ())
 
     def peek(self) -> Steps[str]:
-        """Return the next character without reading it; nothing at the end."""
-        while self._at == len(self._text) and not self._has_ended:
+        """Return the next character without reading it; empty at the end."""
+        while self._at == len(self._text) and not self.has_ended:
             yield
         return self._text[self._at : self._at + 1]
 
     def take(self) -> Steps[str]:
-        """Read the next character.
-
-        Raises:
-            Malformed: the text has ended.
-        """
+        """Read the next character. Raises Malformed at the end of the text."""
         char = yield from self.peek()
         if not char:
             raise Malformed
         return self._read(self._at + 1)
 
     def sees(self, text: str) -> Steps[bool]:
-        """Return whether `text` comes next, without reading it."""
+        """Return whether `text` follows, without reading it."""
         while True:
             here = self._text[self._at : self._at + len(text)]
             if here == text:
                 return True
-            if self._has_ended or not text.startswith(here):
+            if self.has_ended or not text.startswith(here):
                 return False
             yield
 
     def has(self, text: str) -> Steps[bool]:
-        """Read `text` if it comes next; return whether it did."""
+        """Read `text` if it follows; return whether it did."""
         if not (yield from self.sees(text)):
             return False
         self._read(self._at + len(text))
         return True
 
     def need(self, text: str) -> Steps[None]:
-        """Read `text`.
-
-        Raises:
-            Malformed: something else comes next.
-        """
+        """Read `text`. Raises Malformed if something else follows."""
         if not (yield from self.has(text)):
             raise Malformed
 
     def run(self, pattern: re.Pattern[str], sink: TextSink = discard) -> Steps[None]:
-        """Read while characters match `pattern`, a repeated class of characters."""
+        """Read the characters that match `pattern`, a repeated character class."""
         while True:
             found = pattern.match(self._text, self._at)
             if found:
                 sink(self._read(found.end()))
-            if self._at < len(self._text) or self._has_ended:
+            if self._at < len(self._text) or self.has_ended:
                 return
             yield
 
     def word(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Read what `run` reads and return it; it may be nothing."""
+        """Read and return the characters that match `pattern`; possibly none."""
         pieces: list[str] = []
         yield from self.run(pattern, pieces.append)
         return "".join(pieces)
 
     def until(self, markers: Markers, sink: TextSink) -> Steps[str | None]:
-        """Read up to and over the next marker; pass on what comes before it.
+        """Read up to and including the next marker; pass on the text before it.
 
-        Returns the marker; None: the text ended without one.
+        Returns the marker, or None if the text ends without one.
         """
         while True:
             found = markers.pattern.search(self._text, self._at)
@@ -175,10 +161,10 @@ class TextReader:
                 if found.start() > self._at:
                     sink(self._read(found.start()))
                 return self._read(found.end())
-            held = 0 if self._has_ended else markers.held_len(self._text, self._at)
+            held = 0 if self.has_ended else markers.held_len(self._text, self._at)
             if len(self._text) - held > self._at:
                 sink(self._read(len(self._text) - held))
-            if self._has_ended:
+            if self.has_ended:
                 return None
             yield
 

@@ -1,4 +1,4 @@
-"""The tools that a request offers to the model, and what it says about their use."""
+"""The tools that a request offers to the model, and how the model may use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Tool:
     """A function that the model may call.
 
     parameters:  JSON schema of its arguments, an object
-    strict:      whether calls must match that schema, whatever the model would rather write
+    strict:      whether a grammar constrains calls to that schema
     """
 
     name: str
@@ -23,7 +23,7 @@ class Tool:
 
     @property
     def enforced_parameters(self) -> dict[str, Any]:
-        """The schema that arguments are held to: one that lists no properties means none."""
+        """The schema that constrains arguments; an empty list of properties allows none."""
         schema = {"type": "object", **self.parameters}
         if schema.get("properties") == {} and schema.keys() <= {"type", "properties", "required"}:
             schema["additionalProperties"] = False
@@ -31,7 +31,7 @@ class Tool:
 
 
 class ToolChoice(StrEnum):
-    """Who decides whether a tool is called."""
+    """Whether the model calls a tool: never, at its choice, always, or always the named one."""
 
     NONE = "none"
     AUTO = "auto"
@@ -41,10 +41,10 @@ class ToolChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """What a request says about tools.
+    """A request's tools and tool choice.
 
-    name:      of the one tool that must be called, with ToolChoice.NAMED
-    parallel:  whether one reply may hold several calls
+    name:      the tool that must be called, with ToolChoice.NAMED
+    parallel:  whether one reply may contain several calls
     """
 
     tools: tuple[Tool, ...] = ()
@@ -54,11 +54,11 @@ class ToolUse:
 
     @property
     def is_forced(self) -> bool:
-        """Whether the reply is to be calls and nothing else, held to that by a grammar."""
+        """Whether a grammar constrains the reply to calls and nothing else."""
         return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
     def as_openai(self) -> list[dict[str, Any]]:
-        """Return the tools in OpenAI's form, as far as calls are read by it."""
+        """Return the names and parameters of the tools in OpenAI's form."""
         return [
             {"type": "function", "function": {"name": t.name, "parameters": dict(t.parameters)}}
             for t in self.tools

@@ -1,7 +1,7 @@
-"""The parser of a reply with tool calls; what a call looks like is told by a `CallSyntax`.
+"""The parser of replies with tool calls, in the notation that a `CallSyntax` describes.
 
-Text outside calls is the answer. What looked like a call but turns out to be none before its name
-is certain comes back as text, markers and all. Later mistakes end the call where it stands.
+Text outside calls is the answer. A supposed call that fails before its name is certain becomes
+text, markers included. A later mistake ends the call at that point.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remora.deployments.parsers.tools import Tool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseContext:
-    """What the parts of one parser work with."""
+    """The state shared by the functions that parse one reply."""
 
     reader: TextReader
     writer: EventWriter
@@ -33,7 +33,7 @@ class ParseContext:
     note: FaultCallback = ignore_fault
 
     def begin(self, name: str, call_id: str | None = None) -> None:
-        """Begin a call: from here on nothing is given back as text."""
+        """Begin a call: the text recorded so far can no longer become part of the answer."""
         if name not in self.tools:
             self.note(CallFault.UNKNOWN_TOOL)
         self.reader.forget()
@@ -41,7 +41,7 @@ class ParseContext:
 
 
 ReadCalls = Callable[[ParseContext], Steps[None]]
-"""Reads a call, or a list of them, that has just been opened; raises Malformed if it is none."""
+"""Reads a call or a list of calls after its opening marker. Raises Malformed if it is not one."""
 
 
 def _read_nothing(context: ParseContext) -> Steps[None]:
@@ -50,13 +50,13 @@ def _read_nothing(context: ParseContext) -> Steps[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    """How calls stand in a text.
+    """A notation of calls.
 
     opens:    markers before calls
-    closes:   markers after calls; the first of each kind after a call is left out of the answer
-    wrappers: markers before groups of calls; only blanks stand between them and `opens`
+    closes:   markers after calls; the first of each kind after a call is not part of the answer
+    wrappers: markers before groups of calls; only blanks separate them from `opens`
     read:     reads calls after one of `opens`
-    bare:     reads calls at the very start of the reply, without a marker
+    bare:     reads calls without a marker at the start of the reply
     """
 
     opens: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class CallSyntax:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Every marker that is looked for in the answer."""
+        """All markers to search for in the answer."""
         return (*self.opens, *self.closes, *self.wrappers)
 
 
@@ -84,7 +84,7 @@ class CallParser:
         note: FaultCallback = ignore_fault,
     ) -> None:
         self._syntax = syntax
-        self._desk = ParseContext(
+        self._context = ParseContext(
             reader=TextReader(),
             writer=EventWriter(make_id, parallel=parallel),
             tools={tool.name: tool for tool in tools},
@@ -94,19 +94,19 @@ class CallParser:
         self._steps = self._read_reply()
 
     def push(self, text: str) -> list[ReplyEvent]:
-        """Take the next piece of text; return what is certain now."""
-        self._desk.reader.feed(text)
+        """Take the next piece of text; return the events that are certain now."""
+        self._context.reader.feed(text)
         next(self._steps, None)
-        return self._desk.writer.drain()
+        return self._context.writer.drain()
 
     def finish(self) -> list[ReplyEvent]:
-        """Return what was held back."""
-        self._desk.reader.end()
+        """Return what was held back. Nothing may be pushed afterwards."""
+        self._context.reader.end()
         next(self._steps, None)
-        return self._desk.writer.finish()
+        return self._context.writer.finish()
 
     def _read_reply(self) -> Steps[None]:
-        reader, writer, syntax = self._desk.reader, self._desk.writer, self._syntax
+        reader, writer, syntax = self._context.reader, self._context.writer, self._syntax
         if syntax.bare:
             reader.keep()
             yield from self._try(syntax.bare, is_marked=False)
@@ -116,40 +116,42 @@ class CallParser:
         markers = Markers(*syntax.markers)
         marker = yield from reader.until(markers, writer.text)
         while marker is not None:
-            next_one = yield from self._meet(marker)
-            marker = next_one or (yield from reader.until(markers, writer.text))
+            next_marker = yield from self._read_marked(marker)
+            marker = next_marker or (yield from reader.until(markers, writer.text))
 
-    def _meet(self, marker: str) -> Steps[str]:
-        """Read what a marker opens; return the marker of others that broke it off, if any."""
-        syntax, writer = self._syntax, self._desk.writer
+    def _read_marked(self, marker: str) -> Steps[str]:
+        """Read the calls that a marker opens; return the marker that broke them off, if any."""
+        syntax, writer = self._syntax, self._context.writer
         if marker in self._open_ends:
             self._open_ends.discard(marker)
-            writer.leave_out_blank()
+            writer.drop_blanks()
         elif marker in syntax.closes:
             writer.text(marker)
         else:
-            self._desk.reader.keep(marker)
+            self._context.reader.keep(marker)
             is_wrapper = marker in syntax.wrappers
             return (yield from self._try(self._read_group if is_wrapper else syntax.read))
         return ""
 
     def _try(self, read: ReadCalls, *, is_marked: bool = True) -> Steps[str]:
-        """Read calls; return the marker of others that broke them off, if any.
+        """Read calls; return the opening marker that broke them off, if any.
 
-        is_marked:  whether they stand after a marker, so that what is none is a fault
+        is_marked:  whether a marker precedes them, so that a supposed call is a fault
         """
-        reader, writer = self._desk.reader, self._desk.writer
+        reader, writer = self._context.reader, self._context.writer
         num_calls, broke_off = writer.num_calls, ""
         try:
-            yield from read(self._desk)
+            yield from read(self._context)
         except Malformed as error:
             if is_marked or writer.num_calls > num_calls:
-                self._desk.note(CallFault.UNFINISHED if reader.has_ended else CallFault.MALFORMED)
-            given_back = reader.give_back()
+                self._context.note(
+                    CallFault.UNFINISHED if reader.has_ended else CallFault.MALFORMED
+                )
+            kept = reader.take_kept()
             if error.marker in (*self._syntax.opens, *self._syntax.wrappers):
                 broke_off = error.marker
-                given_back = given_back.removesuffix(broke_off)
-            writer.text(given_back)
+                kept = kept.removesuffix(broke_off)
+            writer.text(kept)
         if writer.num_calls > num_calls:
             self._open_ends.update(self._syntax.closes)
         return broke_off

@@ -1,8 +1,7 @@
-"""What is wrong with calls that a model wrote, for whoever counts it.
+"""Faults in the tool calls that a model writes.
 
-Parsers say it to a function that they are given, as they find it, and read on. What a fault means
-for the reply is the parser's matter; how often there are any tells an operator whether the format
-is the model's own.
+Parsers report each fault to a callback and continue. The parser decides what a fault means for the
+reply; how often faults occur tells an operator whether the configured format is the model's own.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from enum import StrEnum
 
 
 class CallFault(StrEnum):
-    """What is wrong.
+    """A kind of fault.
 
-    MALFORMED:     what opened as a call is none; or its arguments break off, or are no object
+    MALFORMED:     a supposed call is not a call; or its arguments break off or are not an object
     UNFINISHED:    the text ended within a call
-    UNKNOWN_TOOL:  the tool was not offered; the call is given to the client all the same
+    UNKNOWN_TOOL:  the tool was not offered; the client receives the call all the same
     """
 
     MALFORMED = "malformed"
@@ -29,4 +28,4 @@ FaultCallback = Callable[[CallFault], object]
 
 
 def ignore_fault(fault: CallFault) -> None:
-    """Forget a fault."""
+    """Ignore a fault."""

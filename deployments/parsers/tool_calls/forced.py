@@ -1,7 +1,7 @@
-"""Replies that have to be calls: the grammar that holds them to it, and who reads them.
+"""Replies that must be tool calls: their JSON schema, and their parser.
 
-No format of a model is needed. One named tool: the reply is the object of its arguments. Any tool:
-the reply is a list of `{"name": ..., "parameters": {...}}`.
+They do not depend on the model's format. With one named tool, the reply is the object of its
+arguments; otherwise it is a list of `{"name": ..., "parameters": {...}}`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _named_reader(name: str) -> Callable[[ParseContext], Steps[None]]:
         if (yield from reader.sees("{")):
             context.begin(name)
             yield from read_nested(reader, context.writer.arguments, _BRACKETS)
-        elif blanks := reader.give_back():
+        elif blanks := reader.take_kept():  # not an object: the reply is text
             context.writer.text(blanks)
 
     return read
@@ -82,13 +82,13 @@ def _definition(number: int) -> str:
 
 
 def _object_schema(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, said to be an object and known by no other name."""
+    """Return the schema of a tool's arguments: an object, without an identifier of its own."""
     schema = tool.enforced_parameters
     return {key: value for key, value in schema.items() if key not in ("$id", "$schema")}
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a schema whose references still lead into it when it stands at `place`."""
+    """Return a schema whose references are adjusted to its new location `place`."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, Mapping):

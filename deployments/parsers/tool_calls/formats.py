@@ -1,7 +1,7 @@
 """The formats in which models write tool calls, by name.
 
-A format is an entry in a table: what its calls look like, and how a grammar holds them to schemas.
-How text is read is told in `json_calls`, `xml_calls` and `python_calls`.
+Each entry of the table states the notation of its calls and the structural tags that constrain
+them. `json_calls`, `xml_calls` and `python_calls` read the notations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from remora.configs.errors import ConfigError
 from remora.deployments.parsers.event_writer import CallIdFactory
 from remora.deployments.parsers.events import ReplyParser
 from remora.deployments.parsers.text_reader import BLANKS, Steps
@@ -21,7 +20,7 @@ from remora.deployments.parsers.tool_calls.faults import FaultCallback, ignore_f
 from remora.deployments.parsers.tool_calls.ids import kimi_id, mistral_id, random_id
 from remora.deployments.parsers.tool_calls.json_calls import Envelopes, NamedObjects
 from remora.deployments.parsers.tool_calls.python_calls import read_python_calls
-from remora.deployments.parsers.tool_calls.xml_calls import Reading, XmlCalls
+from remora.deployments.parsers.tool_calls.xml_calls import ArgumentType, XmlCalls
 from remora.deployments.parsers.tools import Tool, ToolUse
 
 _KIMI_NAME = re.compile(r"(?:functions\.)?(.+):\d+")
@@ -29,14 +28,14 @@ _KIMI_NAME = re.compile(r"(?:functions\.)?(.+):\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One way to write tool calls.
+    """One notation of tool calls.
 
-    syntax:        what calls look like
-    make_id:       makes the ids of calls that bring none
-    triggers:      what is written when a call opens, for the grammar; none: it cannot be told
-    make_tags:     calls of each tool, for the grammar
-    between:       characters that may stand between calls
-    inner_markers: those of `markers` that only stand inside calls
+    syntax:        how calls are delimited and read
+    make_id:       makes ids for calls without one
+    triggers:      texts that open a call, for the grammar; empty: a grammar cannot recognise calls
+    make_tags:     makes the tag of a call of each tool, for the grammar
+    between:       characters that may separate calls
+    inner_markers: markers that only occur inside calls
     """
 
     name: str
@@ -50,7 +49,7 @@ class ToolFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that may be special tokens of a tokenizer and have to be visible to the parser."""
+        """Texts that may be special tokens and must be visible to the parser."""
         return (*self.syntax.markers, *self.inner_markers)
 
     def parser(
@@ -61,38 +60,25 @@ class ToolFormat:
         make_id: CallIdFactory | None = None,
         note: FaultCallback = ignore_fault,
     ) -> ReplyParser:
-        """Return the parser of one reply. Without `parallel` only its first call is kept."""
+        """Return the parser of one reply. Without `parallel` it keeps only the first call."""
         return CallParser(self.syntax, tools, make_id or self.make_id, parallel=parallel, note=note)
 
     def structural_tag(self, tools: Sequence[Tool]) -> tags.Tag | None:
-        """Return what holds the arguments of strict tools to their schemas.
+        """Return the tag that constrains the arguments of strict tools to their schemas.
 
-        None: no tool is strict, or the format cannot be told to a grammar.
+        None: no tool is strict, or a grammar cannot recognise calls.
         """
         if not self.triggers or not any(tool.strict for tool in tools):
             return None
         return tags.triggered(self.triggers, self.make_tags(tools))
 
     def calls_alone(self, use: ToolUse) -> tags.Tag:
-        """Return the format of a reply that is nothing but calls."""
+        """Return the format of a reply of calls only."""
         made, syntax = self.make_tags(use.tools), self.syntax
-        # What a call itself ends with does not close a group of calls.
+        # The end of a call does not close a group of calls.
         closes = [c for c in syntax.closes if not any(tag["end"].endswith(c) for tag in made)]
         around = (syntax.wrappers, closes) if syntax.wrappers else ((), ())
         return tags.calls_alone(made, around, self.between, parallel=use.parallel)
-
-
-def tool_format(name: str) -> ToolFormat:
-    """Return the format of this name or alias.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in TOOL_FORMATS:
-        raise ConfigError(
-            f"unknown tool-call format {name!r}; choose one of {', '.join(sorted(TOOL_FORMATS))}"
-        )
-    return TOOL_FORMATS[name]
 
 
 def _kimi_name(name: str) -> tuple[str, str | None]:
@@ -211,9 +197,9 @@ _FORMATS = (
                 key_open=f'<{_DSML}parameter name="',
                 key_ends=MappingProxyType(
                     {
-                        '" string="true">': Reading.TEXT,
-                        '" string="false">': Reading.VALUE,
-                        '">': Reading.BY_SCHEMA,
+                        '" string="true">': ArgumentType.TEXT,
+                        '" string="false">': ArgumentType.VALUE,
+                        '">': ArgumentType.BY_SCHEMA,
                     }
                 ),
                 value_ends=(f"</{_DSML}parameter>",),
@@ -236,7 +222,7 @@ _FORMATS = (
             read=XmlCalls(
                 name_end=">",
                 key_open="<parameter=",
-                key_ends=MappingProxyType({">": Reading.BY_SCHEMA}),
+                key_ends=MappingProxyType({">": ArgumentType.BY_SCHEMA}),
                 value_ends=("\n</parameter>", "</parameter>", "\n<parameter=", "\n</function>"),
                 close="</function>",
                 trims=True,
@@ -252,7 +238,7 @@ _FORMATS = (
             opens=("<tool_call>",),
             read=XmlCalls(
                 key_open="<arg_key>",
-                key_ends=MappingProxyType({"</arg_key>": Reading.BY_SCHEMA}),
+                key_ends=MappingProxyType({"</arg_key>": ArgumentType.BY_SCHEMA}),
                 value_open="<arg_value>",
                 value_ends=("</arg_value>",),
                 close="</tool_call>",

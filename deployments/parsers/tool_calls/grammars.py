@@ -1,9 +1,8 @@
-"""What holds replies to a request's tools, before anything is compiled.
+"""Constraints that a request's tools put on its replies, before compilation.
 
-A forced choice is held to one schema, whatever the model's format. A free choice with strict tools
-is held to their schemas from where a call opens. A free choice beside a constraint on the answer
-leaves two kinds of replies: calls, in the model's own format and with nothing before them, or an
-answer that keeps to the constraint.
+A forced choice has one schema, whatever the model's format. A free choice with strict tools follows
+their schemas from the opening of a call. A free choice with a constrained answer allows two kinds
+of replies: calls only, in the model's format, or an answer that follows the constraint.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from remora.engine.grammar.structural_tag import from_old_form
 
 
 def forced_calls(use: ToolUse) -> Constraint:
-    """Return what holds replies to a forced choice."""
+    """Return the constraint of a forced choice."""
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, source=json.dumps(forced_schema(use)))
 
 
@@ -29,12 +28,12 @@ def from_tag(tag: Tag) -> Constraint:
 
 
 def calls_or(calls: Tag, answer: Constraint) -> Constraint:
-    """Return what holds replies to calls or, instead, to an answer.
+    """Return the constraint of replies that are either calls or an answer.
 
-    calls:  the format of a reply that is nothing but calls
+    calls:  the format of a reply of calls only
 
-    Raises ConstraintError where the answer's source cannot be read. What it says is looked at when
-    the whole is compiled.
+    Raises ConstraintError if the answer's source cannot be parsed; its content is checked at
+    compilation.
     """
     elements = [_answer_format(answer), calls]
     return from_tag({"format": {"type": "or", "elements": elements}})
@@ -61,7 +60,7 @@ def _parsed(answer: Constraint) -> Any:
     try:
         return json.loads(answer.source)
     except (ValueError, RecursionError) as error:
-        raise ConstraintError(f"it is not JSON: {error}") from None
+        raise ConstraintError(f"the source is not JSON: {error}") from None
 
 
 def _tag_format(tag: Any) -> Tag:

@@ -1,7 +1,7 @@
-"""Calls whose arguments are written in JSON, which is passed on as the model wrote it.
+"""Reads calls with JSON arguments, and passes the JSON on as the model wrote it.
 
-Two notations: `Envelopes`, an object that holds name and arguments; and `NamedObjects`, a name
-between markers and then the object.
+Two notations: `Envelopes`, an object with name and arguments; and `NamedObjects`, a name between
+markers followed by the object of the arguments.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _SCALAR = re.compile(r"[^\s,{}\[\]\"]+")
 class Envelopes:
     """Reads `{"name": ..., "arguments": {...}}`, or several, or a list of them.
 
-    ends:  markers that end a call wherever they stand outside strings
-    bare:  nothing but the object's shape tells that it is a call: it needs arguments that are an
-           object, and no members that calls do not have; and so a JSON answer stays an answer
+    ends:  markers that end a call anywhere outside strings
+    bare:  only the shape of the object identifies a call: the arguments must be an object, and no
+           members may be foreign to calls, so that a JSON answer stays an answer
     """
 
     def __init__(self, *ends: str, bare: bool = False) -> None:
@@ -52,7 +52,7 @@ class Envelopes:
         self._bare = bare
 
     def __call__(self, context: ParseContext) -> Steps[None]:
-        """Read calls as long as more of them follow."""
+        """Read calls while more follow."""
         reader = context.reader
         yield from reader.run(BLANKS)
         if (yield from reader.has("[")):
@@ -66,7 +66,7 @@ class Envelopes:
             yield from self._read_call(context)
 
     def _read_call(self, context: ParseContext) -> Steps[None]:
-        reader, call = context.reader, _Call(context, waits_for_arguments=self._bare)
+        reader, call = context.reader, _PendingCall(context, waits_for_arguments=self._bare)
         yield from reader.need("{")
         yield from reader.run(BLANKS)
         if (yield from reader.sees("'")):
@@ -79,7 +79,7 @@ class Envelopes:
             yield from self._read_member(call, (yield from read_json_text(reader)))
         call.complete()
 
-    def _read_member(self, call: _Call, key: str) -> Steps[None]:
+    def _read_member(self, call: _PendingCall, key: str) -> Steps[None]:
         reader = call.context.reader
         yield from reader.need(":")
         if key == _NAME_KEY and not call.name:
@@ -93,7 +93,7 @@ class Envelopes:
         else:
             yield from self._read_value(reader, discard)
 
-    def _read_arguments(self, call: _Call) -> Steps[None]:
+    def _read_arguments(self, call: _PendingCall) -> Steps[None]:
         reader = call.context.reader
         if (yield from reader.sees("{")):
             call.open_arguments()
@@ -123,8 +123,8 @@ class Envelopes:
             yield from reader.run(_SCALAR, sink)
 
 
-class _Call:
-    """One call, begun as soon as its name is certain; until then its arguments wait."""
+class _PendingCall:
+    """One call, begun once its name is certain; until then its arguments are held."""
 
     def __init__(self, context: ParseContext, *, waits_for_arguments: bool) -> None:
         self.context = context
@@ -164,8 +164,8 @@ class _Call:
             self.context.writer.arguments(piece)
 
 
-def _read_python_dict(call: _Call) -> Steps[None]:
-    """Read the rest of a call that is written as a Python dictionary, and translate it."""
+def _read_python_dict(call: _PendingCall) -> Steps[None]:
+    """Read the rest of a call written as a Python dictionary, and convert it to JSON."""
     pieces = ["{"]
     yield from read_nested(call.context.reader, pieces.append, PYTHON_BRACKETS, depth=1)
     try:
@@ -189,7 +189,7 @@ def _read_python_dict(call: _Call) -> Steps[None]:
 
 
 def plain_name(name: str) -> tuple[str, str | None]:
-    """Return a name as it stands, and no id."""
+    """Return the name itself, and no id."""
     return name, None
 
 
@@ -197,12 +197,12 @@ def plain_name(name: str) -> tuple[str, str | None]:
 class NamedObjects:
     """Reads a name and the object of its arguments.
 
-    lead:     stands before the name
-    name_end: stands after the name; blanks around it do not matter
-    id_mark:  where it stands after the name, an id follows
-    tail:     stands after the arguments; left out if absent
-    split:    takes the name apart into name and id
-    ends:     markers that end the arguments wherever they stand outside strings
+    lead:     text before the name
+    name_end: text after the name; blanks around it are ignored
+    id_mark:  optional text after the name, followed by an id
+    tail:     optional text after the arguments
+    split:    splits the written name into name and id
+    ends:     markers that end the arguments anywhere outside strings
     """
 
     name_end: str

@@ -1,7 +1,7 @@
-"""Calls written in Python, `[add(a=1, b=2), now()]`, with literals for arguments.
+"""Reads calls in Python's notation, `[add(a=1, b=2), now()]`, with literals as arguments.
 
-Text is passed on while it is written, other values when their end has been seen. What is no
-literal becomes text: `unit=celsius` means "celsius". Nothing is evaluated.
+Strings are streamed, other values are emitted when they are complete. Anything that is not a
+literal becomes a string: `unit=celsius` means "celsius". Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _read_value(context: ParseContext) -> Steps[str]:
 
 
 def _read_string(reader: TextReader, sink: TextSink) -> Steps[None]:
-    """Read a string; pass on what it says."""
+    """Read a string; pass on its value."""
     end = yield from reader.take()
     if (yield from reader.has(end * 2)):
         end *= 3
@@ -113,7 +113,7 @@ def _read_string(reader: TextReader, sink: TextSink) -> Steps[None]:
 
 
 def _read_escape(reader: TextReader) -> Steps[str]:
-    """Read the rest of an escape, its backslash being read."""
+    """Read an escape after its backslash."""
     escaped = yield from reader.take()
     digits = "01234567" if escaped in "01234567" else "0123456789abcdefABCDEF"
     for _ in range(_MAX_DIGITS.get(escaped, 0)):

@@ -1,8 +1,7 @@
-"""Structural tags, in xgrammar's notation: the arguments of strict tools match their schemas.
+"""Structural tags for tool calls, in xgrammar's notation.
 
-In `triggered` text stays free until a call opens; from then on a tool that is offered has to be
-called, and its arguments match its schema if it is strict, and are any object if not. In
-`calls_alone` there is no text.
+`triggered` leaves text free until a call opens; the call must then name a tool on offer, and its
+arguments match the schema of a strict tool or are any object. `calls_alone` allows no text.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ TagFactory = Callable[[Sequence[Tool]], list[Tag]]
 
 
 MAX_CALLS = 16
-"""Calls in a reply that is nothing but calls."""
+"""Most calls in a reply of calls only."""
 
 
 def triggered(triggers: Sequence[str], tags: list[Tag]) -> Tag:
-    """Return the structural tag that begins a tag wherever one of `triggers` is written."""
+    """Return a structural tag that starts one of `tags` wherever one of `triggers` occurs."""
     return {"format": {"type": "triggered_tags", "triggers": list(triggers), "tags": tags}}
 
 
 def calls_alone(
     tags: list[Tag], around: tuple[Sequence[str], Sequence[str]], between: str, *, parallel: bool
 ) -> Tag:
-    """Return what a reply that is nothing but calls looks like.
+    """Return the format of a reply of calls only.
 
-    around:   texts of which one may stand before, and after, calls
-    between:  characters of which a few may stand between calls
+    around:   optional texts before, and after, calls
+    between:  characters of which a few may separate calls
     """
     blanks = {"type": "regex", "pattern": f"[{between}]{{0,4}}"}
     before, after = ([*_optional(texts, blanks)] for texts in around)
@@ -40,7 +39,7 @@ def calls_alone(
 
 
 def between(opening: Tag, closing: str) -> Tag:
-    """Return any text between `opening` and a text that closes it."""
+    """Return the format of any text between `opening` and `closing`."""
     return {"type": "sequence", "elements": [opening, tag("", {"type": "any_text"}, closing)]}
 
 
@@ -65,13 +64,13 @@ def tag(begin: str, content: Tag, end: str) -> Tag:
 
 
 def arguments(tool: Tool, style: str = "json") -> Tag:
-    """Return what the arguments of a call look like."""
+    """Return the format of a call's arguments."""
     schema = tool.enforced_parameters if tool.strict else {"type": "object"}
     return {"type": "json_schema", "json_schema": schema, "style": style}
 
 
 def list_of(tags: list[Tag], separator: str) -> Tag:
-    """Return one or more of `tags`."""
+    """Return the format of one or more of `tags`."""
     return {
         "type": "tags_with_separator",
         "tags": tags,
@@ -81,7 +80,7 @@ def list_of(tags: list[Tag], separator: str) -> Tag:
 
 
 def tool_tags(begin: str, end: str, style: str = "json") -> TagFactory:
-    """Return who makes a tag for each tool; `NAME` in `begin` stands for its name."""
+    """Return a factory of one tag for each tool; `NAME` in `begin` stands for its name."""
 
     def make(tools: Sequence[Tool]) -> list[Tag]:
         return [
@@ -92,7 +91,7 @@ def tool_tags(begin: str, end: str, style: str = "json") -> TagFactory:
 
 
 def list_tags(*begins: str) -> TagFactory:
-    """Return who makes tags of JSON lists of calls, which open with any of `begins`."""
+    """Return a factory of tags for JSON lists of calls that open with one of `begins`."""
 
     def make(tools: Sequence[Tool]) -> list[Tag]:
         listed = tool_tags('{"name": "NAME", "arguments": ', "}")(tools)
@@ -108,12 +107,12 @@ def mistral_tags(tools: Sequence[Tool]) -> list[Tag]:
 
 
 def python_tags(tools: Sequence[Tool]) -> list[Tag]:
-    """Return tags of lists that begin with a call of each tool; what follows is not held to."""
+    """Return tags of lists that begin with a call of each tool; the rest is free text."""
     return [tag(f"[{tool.name}(", {"type": "any_text"}, ")]") for tool in tools]
 
 
 def kimi_tags(tools: Sequence[Tool]) -> list[Tag]:
-    """Return tags in which a running number follows the name."""
+    """Return tags with a sequence number after the name."""
     return [
         tag(
             f"<|tool_call_begin|>functions.{tool.name}:",

@@ -1,7 +1,7 @@
-"""Calls whose arguments stand between tags, one by one, and are turned into JSON as they come.
+"""Reads calls with one tagged text per argument, and converts the arguments to JSON.
 
-What may only be text is passed on while it is written; everything else waits until its end has
-been seen, because `1` may become a number or a longer text.
+An argument that must be a string is streamed. Any other waits until it is complete, because `1`
+may become a number or a longer string.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from remora.deployments.parsers.tool_calls.call_parser import ParseContext
 _TEXT = frozenset({"string"})
 
 
-class Reading(Enum):
-    """How an argument is to be read."""
+class ArgumentType(Enum):
+    """Type of a written argument: by the tool's schema, a string, or any literal."""
 
     BY_SCHEMA = "by_schema"
     TEXT = "text"
@@ -30,18 +30,18 @@ class Reading(Enum):
 class XmlCalls:
     """Reads a name and tagged arguments.
 
-    name_end:    stands after the name; where it is empty, an argument or `close` has to follow
-    key_open:    stands before the name of an argument
-    key_ends:    what may stand after it, and how the argument is then to be read
-    value_open:  stands before the value, after blanks
-    value_ends:  what may stand after it; `key_open` or `close` at the end of one are read with it
-    close:       ends the call
-    trims:       whether one line break at the start of a value is not part of it
+    name_end:    text after the name; if empty, an argument or `close` must follow
+    key_open:    text before an argument's name
+    key_ends:    texts after an argument's name, and the argument's type
+    value_open:  text before the value, after blanks
+    value_ends:  texts after the value; they may end with `key_open` or `close`
+    close:       text that ends the call
+    trims:       whether to ignore one line break at the start of a value
     """
 
     name_end: str = ""
     key_open: str
-    key_ends: Mapping[str, Reading]
+    key_ends: Mapping[str, ArgumentType]
     value_open: str = ""
     value_ends: tuple[str, ...]
     close: str
@@ -75,7 +75,7 @@ class XmlCalls:
         reader, writer = context.reader, context.writer
         parts, key_ends = Markers(self.key_open, self.close), Markers(*self.key_ends)
         num_arguments = 0
-        # Text between arguments is no part of the call, but it is not lost.
+        # Text between arguments belongs to the answer.
         part = yield from reader.until(parts, writer.text)
         while part is not None and part.endswith(self.key_open):
             key: list[str] = []
@@ -94,7 +94,7 @@ class XmlCalls:
             writer.arguments("}")
 
     def _read_value(self, context: ParseContext, types: frozenset[str]) -> Steps[str]:
-        """Read one value; return what ended it."""
+        """Read one value; return the text that ended it."""
         reader, writer = context.reader, context.writer
         if self.value_open:
             yield from reader.run(BLANKS)
@@ -113,12 +113,12 @@ class XmlCalls:
         return end
 
     def _types(
-        self, context: ParseContext, name: str, key: str, reading: Reading
+        self, context: ParseContext, name: str, key: str, kind: ArgumentType
     ) -> frozenset[str]:
-        if reading is Reading.TEXT:
+        if kind is ArgumentType.TEXT:
             return _TEXT
         tool = context.tools.get(name)
-        if reading is Reading.VALUE or tool is None:
+        if kind is ArgumentType.VALUE or tool is None:
             return types_of(None, {})
         properties = tool.parameters.get("properties")
         schema = properties.get(key) if isinstance(properties, Mapping) else None

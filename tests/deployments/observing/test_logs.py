@@ -49,16 +49,16 @@ async def ask(caplog: pytest.LogCaptureFixture, **metrics: Any) -> list[str]:
 async def test_a_request_is_logged_in_the_detail_asked_for(
     logged: pytest.LogCaptureFixture, detail: str, chars: int | None
 ) -> None:
-    (line,) = await ask(logged, log_requests=detail)
+    (logged_text,) = await ask(logged, log_requests=detail)
 
-    told = json.loads(line.removeprefix("request "))
-    assert (told["sequences"], told["output_tokens"]) == (2, 1400)
-    assert told["finish_reasons"] == ["stop", "stop"]
-    assert told.get("sampling", {}).get("temperature") == (None if detail == "metadata" else 0.25)
-    assert [len(text) for text in told.get("answers", [])] == ([] if chars is None else [chars] * 2)
+    line = json.loads(logged_text.removeprefix("request "))
+    assert (line["sequences"], line["output_tokens"]) == (2, 1400)
+    assert line["finish_reasons"] == ["stop", "stop"]
+    assert line.get("sampling", {}).get("temperature") == (None if detail == "metadata" else 0.25)
+    assert [len(text) for text in line.get("answers", [])] == ([] if chars is None else [chars] * 2)
     if chars is not None:
-        assert told["texts"][0].startswith("<|user|>prompt")
-        assert (len(told["texts"][0]) > 700) is (detail == "full")
+        assert line["texts"][0].startswith("<|user|>prompt")
+        assert (len(line["texts"][0]) > 700) is (detail == "full")
 
 
 async def test_nothing_of_a_request_is_logged_by_default(logged: pytest.LogCaptureFixture) -> None:
@@ -72,9 +72,8 @@ async def test_answers_are_logged_when_asked_for(
 ) -> None:
     (line,) = await ask(logged, log_responses=how)
 
-    assert [len(text) for text in json.loads(line.removeprefix("response "))["answers"]] == [
-        chars
-    ] * 2
+    answers = json.loads(line.removeprefix("response "))["answers"]
+    assert list(map(len, answers)) == [chars] * 2
 
 
 @pytest.mark.observes("metrics.log_request_times")
@@ -115,12 +114,12 @@ async def test_throughput_is_logged_each_period_and_not_when_switched_off(
         counters = iter(range(1, 10**6))
         server.client.stats = lambda: stats(steps_total=next(counters))  # type: ignore[method-assign]
         logged.clear()
-        telling = Telemetry(ServerState.over(server), "r")
+        telemetry = Telemetry(ServerState.over(server), "r")
         async with asyncio.timeout(10.0):
             await asyncio.sleep(0.2)
             while logged.text.count("throughput: ") < until:
                 await asyncio.sleep(0.01)
-        telling.close()
+        telemetry.close()
         await asyncio.sleep(0)
         return logged.text.count("throughput: ")
 
@@ -141,23 +140,23 @@ def test_throughput_is_that_since_the_last_line_and_idle_engines_are_silent(
     )
     clock = iter([0.0, 4.0, 8.0])
     line = StatsLog(lambda: next(looks), lambda: next(clock))
-    line.look()
-    line.look()
+    line.log_once()
+    line.log_once()
 
     (record,) = (r.getMessage() for r in logged.records)
     assert "prompt 20.0 tokens/s" in record
-    assert "found in it 25.0 %" in record
+    assert "prefix cache hits 25.0 %" in record
 
 
 @pytest.mark.observes("metrics.log_gc_s")
 async def test_a_slow_garbage_collection_is_warned_about(logged: pytest.LogCaptureFixture) -> None:
     async def warnings(threshold_s: float | None) -> int:
         config = make_server_config(metrics={"log_gc_s": threshold_s})
-        telling = Telemetry(ServerState.over(FakeServer(config=config)), "r")
+        telemetry = Telemetry(ServerState.over(FakeServer(config=config)), "r")
         logged.clear()
         gc.collect()
-        telling.close()
-        return logged.text.count("garbage collection")
+        telemetry.close()
+        return logged.text.count("gc: slow collection")
 
     assert await warnings(1e-9) >= 1
     assert await warnings(3600.0) == 0

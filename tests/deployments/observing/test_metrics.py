@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -49,9 +48,8 @@ async def scrape(metrics: dict[str, Any], *headers: dict[str, str]) -> tuple[int
 
 
 @pytest.mark.observes("metrics.enabled")
-@pytest.mark.parametrize(("enabled", "status"), [(True, 200), (False, 404)])
-async def test_metrics_can_be_switched_off(enabled: bool, status: int) -> None:
-    assert (await scrape({"enabled": enabled}))[0] == status
+async def test_metrics_can_be_switched_off() -> None:
+    assert [(await scrape({"enabled": on}))[0] for on in (True, False)] == [200, 404]
 
 
 @pytest.mark.observes(
@@ -124,13 +122,13 @@ async def test_a_client_cannot_make_series_without_end(monkeypatch: pytest.Monke
 
 
 class Gateway(ThreadingHTTPServer):
-    """Takes pushes: (time, path, authorization, body)."""
+    """Takes pushes: (path, authorization, body)."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.taken: list[tuple[float, str, str | None, bytes]] = []
+        self.taken: list[tuple[str, str | None, bytes]] = []
 
     @property
     def url(self) -> str:
@@ -142,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.taken.append((time.monotonic(), self.path, self.headers["authorization"], body))
+        self.server.taken.append((self.path, self.headers["authorization"], body))
         self.send_response(202)
         self.end_headers()
 
@@ -163,11 +161,11 @@ def gateway() -> Iterator[Gateway]:
 async def push(gateway: Gateway, num: int, **metrics: Any) -> None:
     """Run a replica's pushes until so many have come."""
     config = make_server_config(metrics={"push_url": gateway.url, **metrics})
-    telling = Telemetry(ServerState.over(FakeServer(config=config)), "replica7")
+    telemetry = Telemetry(ServerState.over(FakeServer(config=config)), "replica7")
     async with asyncio.timeout(10.0):
         while len(gateway.taken) < num:
             await asyncio.sleep(0.01)
-    telling.close()
+    telemetry.close()
     await asyncio.sleep(0.01)
 
 
@@ -176,14 +174,13 @@ async def push(gateway: Gateway, num: int, **metrics: Any) -> None:
 )
 async def test_metrics_are_pushed_under_job_and_labels(gateway: Gateway) -> None:
     labels = {"zone": "a/b", "rack": "3"}
-    await push(gateway, 4, push_job="llm", push_period_s=0.2, push_labels=labels)
+    await push(gateway, 3, push_job="llm", push_period_s=0.1, push_labels=labels)
 
-    times, paths, _, bodies = zip(*gateway.taken, strict=True)
+    paths, _, bodies = zip(*gateway.taken, strict=True)
     zone = base64.urlsafe_b64encode(b"a/b").decode()
     path = f"/metrics/job/llm/instance/replica7/zone@base64/{zone}/rack/3"
     assert set(paths) == {path}
     assert b'remora_num_pages{model_name="tiny"} 10.0' in bodies[0]
-    assert 0.1 < (times[3] - times[0]) / 3 < 2.0
 
 
 @pytest.mark.observes("metrics.push_auth")
@@ -194,26 +191,23 @@ async def test_metrics_are_pushed_under_job_and_labels(gateway: Gateway) -> None
 async def test_pushes_carry_credentials(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, secret: str | None, header: str | None
 ) -> None:
-    if secret is None:
-        await push(gateway, 1)
-    else:
-        monkeypatch.setenv("PUSH_SECRET", secret)
-        await push(gateway, 1, push_auth="env:PUSH_SECRET")
-    assert gateway.taken[0][2] == header
+    monkeypatch.setenv("PUSH_SECRET", secret or "")
+    await push(gateway, 1, push_auth=secret and "env:PUSH_SECRET")
+    assert gateway.taken[0][1] == header
 
 
 async def test_a_push_gateway_that_is_gone_is_complained_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = make_server_config(metrics={"push_url": "http://127.0.0.1:9", "push_period_s": 0.1})
-    telling = Telemetry(ServerState.over(FakeServer(config=config)), "r")
+    telemetry = Telemetry(ServerState.over(FakeServer(config=config)), "r")
     async with asyncio.timeout(10.0):
-        while "cannot be pushed" not in caplog.text:
+        while "metrics push: failed" not in caplog.text:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.4)
-    telling.close()
+    telemetry.close()
     await asyncio.sleep(0.01)
-    assert caplog.text.count("cannot be pushed") == 1
+    assert caplog.text.count("metrics push: failed") == 1
 
 
 @pytest.mark.parametrize(

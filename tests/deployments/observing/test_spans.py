@@ -51,12 +51,12 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 async def ask(endpoint: str | None, engine: FakeEngine, **headers: str) -> None:
     config = make_server_config(metrics={"trace_endpoint": endpoint})
     server = ServerState.over(FakeServer(engine, config=config))
-    telling = Telemetry(server, "r1")
+    telemetry = Telemetry(server, "r1")
     app = build_http_app(server, access=lambda: Access(is_local=True))
     body = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5, "rid": "mine"}
     async with client_of(app) as client:
         await client.post("/v1/chat/completions", json=body, headers=headers)
-    await asyncio.to_thread(telling.close)
+    await asyncio.to_thread(telemetry.close)
     await asyncio.sleep(0)
 
 
@@ -84,10 +84,10 @@ async def test_a_collector_receives_the_spans_of_a_request(
     assert parts[0].start_time_unix_nano == whole.start_time_unix_nano
     assert parts[2].end_time_unix_nano == whole.end_time_unix_nano
     assert all(a.end_time_unix_nano == b.start_time_unix_nano for a, b in pairwise(parts))
-    told = attributes(whole)
-    assert told["gen_ai.usage.output_tokens"] == 3
-    assert told["gen_ai.request.temperature"] == 0.5
-    assert told["gen_ai.request.id"] == "mine"
+    found = attributes(whole)
+    assert found["gen_ai.usage.output_tokens"] == 3
+    assert found["gen_ai.request.temperature"] == 0.5
+    assert found["gen_ai.request.id"] == "mine"
 
 
 async def test_a_request_that_fails_is_a_span_with_an_error(

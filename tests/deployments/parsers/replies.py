@@ -23,13 +23,13 @@ def events_of(parser: ReplyParser, texts: Iterable[str]) -> list[ReplyEvent]:
 
 
 def merged(events: Iterable[ReplyEvent]) -> Read:
-    """Return thought, answer, and the names and arguments of the calls."""
-    thought, answer = "", ""
+    """Return reasoning, answer, and the names and arguments of the calls."""
+    reasoning, answer = "", ""
     calls: list[list[str]] = []
     for event in events:
         match event:
             case Reasoning(text):
-                thought += text
+                reasoning += text
             case Text(text):
                 answer += text
             case CallBegun(number, _, name):
@@ -37,7 +37,7 @@ def merged(events: Iterable[ReplyEvent]) -> Read:
                 calls.append([name, ""])
             case CallArguments(number, text):
                 calls[number][1] += text
-    return thought, answer, [(name, arguments) for name, arguments in calls]
+    return reasoning, answer, [(name, arguments) for name, arguments in calls]
 
 
 def read(parser: ReplyParser, *texts: str) -> Read:

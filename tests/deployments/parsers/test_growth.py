@@ -1,9 +1,8 @@
-"""Reading takes time that grows with the length of a reply and no faster, up to 1 M characters.
+"""Parsing time is linear in the length of a reply, up to 1 M characters.
 
-Every format, by whatever a model may repeat: openings, markers that are cut short, braces, quotes,
-backslashes. The time is the thread's own, so a busy machine changes nothing; the measure is coarse
-(work that grows by the square would be twenty times over it). A million characters are read where
-one run says it for all of a kind; elsewhere the same ratio is looked at with less.
+Covers every format with any unit that a model may repeat: openings, truncated markers, braces,
+quotes, backslashes. The time is CPU time of the thread, so other load does not matter, and the
+bound is coarse: quadratic work would exceed it twenty times.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from remora.deployments.parsers.reasoning import (
 from remora.deployments.parsers.tool_calls.forced import forced_parser
 from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import ToolUse
-from tests.deployments.parsers import test_replies, test_response_template
+from tests.deployments.parsers import test_harmony, test_replies, test_response_template
 from tests.deployments.parsers.tool_calls.test_chunking import FORCED, FORMATS, make_id, make_parser
 from tests.thinned import thinned
 
@@ -33,7 +32,7 @@ LONGEST = (50_000, 1_000_000)
 ONE_BY_ONE = (5_000, 100_000)
 CHUNK = 250
 SLACK = 4.0
-FLOOR_S = 0.001  # less than this is not told from nothing
+FLOOR_S = 0.001  # times below this are noise
 OPENINGS = {
     "llama3": '{"name": "add", "parameters": {"s": "',
     "llama4": "[add(a=(",
@@ -53,29 +52,17 @@ UNITS = {
 Make = Callable[[], ReplyParser | ReasoningSplitter]
 
 
-def seconds_of(
-    push: Callable[[str], object], finish: Callable[[], object], text: str, chunk: int = CHUNK
-) -> float:
-    """Read a text piece by piece; return the time of this thread."""
-    started = time.thread_time()
-    for start in range(0, len(text), chunk):
-        push(text[start : start + chunk])
-    finish()
-    return time.thread_time() - started
-
-
 def check_growth(
-    make: Callable[[], ReplyParser | ReasoningSplitter],
-    opening: str,
-    unit: str,
-    sizes: tuple[int, int] = SIZES,
-    chunk: int = CHUNK,
+    make: Make, opening: str, unit: str, sizes: tuple[int, int] = SIZES, chunk: int = CHUNK
 ) -> None:
     took_s = []
     for size in sizes:
-        parser = make()
-        text = opening + unit * (size // len(unit))
-        took_s.append(seconds_of(parser.push, parser.finish, text, chunk))
+        parser, text = make(), opening + unit * (size // len(unit))
+        started = time.thread_time()
+        for start in range(0, len(text), chunk):
+            parser.push(text[start : start + chunk])
+        parser.finish()
+        took_s.append(time.thread_time() - started)
     growth = sizes[1] / sizes[0]
     assert took_s[1] <= max(took_s[0], FLOOR_S) * growth * SLACK, took_s
 
@@ -125,19 +112,33 @@ def test_forced_calls_are_read_in_linear_time(use: ToolUse, opening: str, unit: 
     check_growth(lambda: forced_parser(use, make_id), opening, unit)
 
 
-THOUGHTS = (*UNITS.values(), "<think>", "<think", "</think", "\n<tool_call", "\n<tool_call>", "a ")
+THINKING = (
+    *UNITS.values(),
+    "<think>",
+    "<think",
+    "</think",
+    "\n<tool_call",
+    "\n<tool_call>",
+    "a ",
+)
 
 
 @pytest.mark.parametrize("form", REASONING_FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize("start", [ReasoningStart.WITHIN, ReasoningStart.OPEN])
-@pytest.mark.parametrize("unit", THOUGHTS)
-def test_thought_is_read_in_linear_time(
+@pytest.mark.parametrize("unit", THINKING)
+def test_reasoning_is_read_in_linear_time(
     form: ReasoningFormat, start: ReasoningStart, unit: str
 ) -> None:
     check_growth(lambda: ReasoningSplitter(form, start, interrupts=("<tool_call>",)), "", unit)
 
 
-REPLIES = (*THOUGHTS, test_replies.CALL, "<tool_call>\n{", "</tool_call>", "<think>a</think>")
+REPLIES = (
+    *THINKING,
+    test_replies.CALL,
+    "<tool_call>\n{",
+    "</tool_call>",
+    "<think>a</think>",
+)
 
 
 @pytest.mark.parametrize("use", [test_replies.AUTO, *FORCED], ids=["auto", "named", "required"])
@@ -151,6 +152,14 @@ def test_a_whole_reply_is_read_in_linear_time(use: ToolUse, unit: str) -> None:
         return made
 
     check_growth(parser, "", unit)
+
+
+MESSAGES = ("<|", "<|start|>", "<|channel|>", test_harmony.REASONING, test_harmony.CALL, "{", '"')
+
+
+@pytest.mark.parametrize("unit", MESSAGES)
+def test_messages_of_gpt_oss_are_read_in_linear_time(unit: str) -> None:
+    check_growth(test_harmony.make_reader, "", unit)
 
 
 SOURCES = ("TAGGED", "NAMED")

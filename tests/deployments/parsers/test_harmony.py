@@ -36,7 +36,7 @@ def make_reader(prompt: str = PROMPT, use: ToolUse | None = USE, **options: Any)
 
 
 @pytest.mark.parametrize(
-    ("text", "thought", "answer", "calls"),
+    ("text", "reasoning", "answer", "calls"),
     [
         (f"{REASONING}{FINAL}Paris.<|return|>", "Hm.\n", "Paris.", []),
         (f"{REASONING}{FINAL}Paris.", "Hm.\n", "Paris.", []),
@@ -65,13 +65,13 @@ def make_reader(prompt: str = PROMPT, use: ToolUse | None = USE, **options: Any)
     ],
 )
 def test_messages_are_told_apart_by_their_headers(
-    text: str, thought: str, answer: str, calls: list[tuple[str, str]]
+    text: str, reasoning: str, answer: str, calls: list[tuple[str, str]]
 ) -> None:
-    assert read(make_reader(), text) == (thought, answer, calls)
-    assert read(make_reader(), *text) == (thought, answer, calls)
+    assert read(make_reader(), text) == (reasoning, answer, calls)
+    assert read(make_reader(), *text) == (reasoning, answer, calls)
 
 
-def test_a_prompt_may_have_opened_the_thought() -> None:
+def test_a_prompt_may_have_opened_the_reasoning() -> None:
     opened = PROMPT + str(HarmonyFormat().reasoning_opening(PROMPT))
 
     assert HarmonyFormat().reasoning_end(PROMPT) is None
@@ -103,7 +103,7 @@ def test_calls_are_text_where_none_are_looked_for() -> None:
     assert read(make_reader(use=None), f"{REASONING}{call}") == ("Hm.\n", '{"a": 1}', [])
 
 
-def test_thought_may_stay_in_the_text_or_come_at_once() -> None:
+def test_reasoning_may_stay_in_the_text_or_come_at_once() -> None:
     text = f"{REASONING}{FINAL}Hi"
     whole = make_reader(stream=False)
 
@@ -112,16 +112,8 @@ def test_thought_may_stay_in_the_text_or_come_at_once() -> None:
     assert whole.push(f".<|end|>{FINAL}Hi") == [Reasoning("Hm."), Text("Hi")]
 
 
-def test_thought_stands_where_its_message_does() -> None:
-    reader = make_reader()
-
-    read(reader, *f"{REASONING}{FINAL}Hi")
-
-    assert reader.reasoning_spans == [(0, len(REASONING))]
-
-
 @pytest.mark.parametrize("separate", [True, False])
-def test_what_stands_between_two_thoughts_is_none(separate: bool) -> None:
+def test_what_stands_between_two_reasoning_is_none(separate: bool) -> None:
     said = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
     reader = make_reader(separate=separate)
 
@@ -132,7 +124,7 @@ def test_what_stands_between_two_thoughts_is_none(separate: bool) -> None:
     )
 
 
-def test_without_a_format_of_thought_there_is_none_to_count() -> None:
+def test_without_a_format_of_reasoning_there_is_none_to_count() -> None:
     reader = HarmonyFormat(has_reasoning=False).reader(
         PROMPT, use=None, after=None, make_id=random_id
     )
@@ -191,12 +183,10 @@ def test_a_grammar_holds_for_the_answer_and_calls_stand_before_it() -> None:
 def test_a_call_may_end_the_reply_before_the_answer_that_a_grammar_holds() -> None:
     formats = make_formats()
     opened = formats.open_reasoning(PROMPT)
-    free, bound = formats.reasoning_budget(opened, use=USE), formats.reasoning_budget(opened)
+    budgets = (formats.reasoning_budget(opened, use=USE), formats.reasoning_budget(opened))
 
-    assert free is not None
-    assert bound is not None
-    assert [formats.tokenizer.added_tokens[i] for i in free.exit_ids] == ["<|call|>"]
-    assert not bound.exit_ids
+    exits = [[formats.tokenizer.added_tokens[i] for i in b.exit_ids] for b in budgets if b]
+    assert exits == [["<|call|>"], []]
 
 
 @pytest.mark.parametrize("choice", [ToolChoice.REQUIRED, ToolChoice.NAMED])
@@ -258,13 +248,3 @@ def test_any_cut_gives_the_same(
     assert read(readers[1], *cut(text, cuts)) == whole
     assert read(readers[2], *text) == whole
     assert readers[0].reasoning_spans == readers[1].reasoning_spans == readers[2].reasoning_spans
-
-
-@pytest.mark.parametrize(
-    "unit", ["<|", "<|start|>", "<|channel|>", REASONING, CALL, "{", '"', " x"]
-)
-def test_hostile_texts_cost_no_more_than_their_length(unit: str) -> None:
-    """With work that grew by the square, the timeout of the tests would strike."""
-    text = (unit * (200_000 // len(unit) + 1))[:200_000]
-
-    assert read(make_reader(), *cut(text, range(0, len(text), 3))) == read(make_reader(), text)

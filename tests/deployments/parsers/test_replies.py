@@ -143,30 +143,30 @@ def test_plain_text_has_no_parser() -> None:
 REPLY = f"<think>\nhm {CALL}</think>\n\nLet me see.\n{CALL}"
 
 
-def test_thought_and_calls_are_told_apart() -> None:
-    thought, answer, calls = read_reply(make_formats(), REPLY, AUTO)
+def test_reasoning_and_calls_are_told_apart() -> None:
+    reasoning, answer, calls = read_reply(make_formats(), REPLY, AUTO)
 
-    assert thought == f"hm {CALL}"
+    assert reasoning == f"hm {CALL}"
     assert answer.strip() == "Let me see."
     assert calls == [("add", '{"a": 1}')]
 
 
-def test_calls_in_thought_are_no_calls_even_where_thought_is_text() -> None:
-    thought, answer, calls = read_reply(make_formats(), REPLY, AUTO, separate_reasoning=False)
+def test_calls_in_reasoning_are_no_calls_even_where_reasoning_is_text() -> None:
+    reasoning, answer, calls = read_reply(make_formats(), REPLY, AUTO, separate_reasoning=False)
 
-    assert thought == ""
+    assert reasoning == ""
     assert answer.startswith(f"<think>\nhm {CALL}</think>\n\nLet me see.")
     assert calls == [("add", '{"a": 1}')]
 
 
-def test_a_call_at_the_start_of_a_line_ends_the_thought_if_calls_are_looked_for() -> None:
+def test_a_call_at_the_start_of_a_line_ends_the_reasoning_if_calls_are_looked_for() -> None:
     text = f"<think>\nhm\n{CALL}"
 
     assert read_reply(make_formats(), text, AUTO) == ("hm", "", [("add", '{"a": 1}')])
     assert read_reply(make_formats(), text) == (f"hm\n{CALL}", "", [])
 
 
-def test_thought_in_one_piece_comes_when_it_ends() -> None:
+def test_reasoning_in_one_piece_comes_when_it_ends() -> None:
     formats = make_formats()
 
     ended = events_of(make_parser(formats, stream_reasoning=False), "<think>a b</think>c")
@@ -188,7 +188,7 @@ def test_tools_that_may_not_be_called_are_not_looked_for(choice: ToolChoice) -> 
     ("use", "text"),
     [(REQUIRED, '[{"name": "add", "parameters": {"a": 1}}]'), (NAMED, '{"a": 1}')],
 )
-def test_forced_calls_are_read_after_the_thought(
+def test_forced_calls_are_read_after_the_reasoning(
     tokenizer: Tokenizer, use: ToolUse, text: str
 ) -> None:
     formats = make_formats(tokenizer)
@@ -235,10 +235,10 @@ def test_strict_tools_are_held_to_their_schemas_where_the_format_can_be() -> Non
 def test_marks_that_are_control_tokens_are_shown_while_they_count() -> None:
     tokenizer = make_tokenizer(specials=("<think>", "</think>", "<tool_call>", "<other>"))
     ids = {text: token_id for token_id, text in tokenizer.added_tokens.items()}
-    thought = {ids["<think>"], ids["</think>"]}
+    reasoning = {ids["<think>"], ids["</think>"]}
 
-    assert make_formats(tokenizer).shown_special_ids(AUTO) == thought | {ids["<tool_call>"]}
-    assert make_formats(tokenizer).shown_special_ids(REQUIRED) == thought
+    assert make_formats(tokenizer).shown_special_ids(AUTO) == reasoning | {ids["<tool_call>"]}
+    assert make_formats(tokenizer).shown_special_ids(REQUIRED) == reasoning
     assert make_formats(tokenizer, "none", "none").shown_special_ids(AUTO) == frozenset()
     own = make_formats(make_tokenizer(specials=("<think>", "<other>"), response=TAGGED))
     assert {own.tokenizer.added_tokens[i] for i in own.shown_special_ids(NO_TOOLS)} == {
@@ -257,7 +257,7 @@ def test_marks_that_are_control_tokens_are_shown_while_they_count() -> None:
         ("none", "<think>\n", False),
     ],
 )
-def test_a_reply_begins_within_thought_where_the_prompt_says_so(
+def test_a_reply_begins_within_reasoning_where_the_prompt_says_so(
     reasoning: str, tail: str, begins: bool
 ) -> None:
     formats = make_formats(reasoning=reasoning)
@@ -270,7 +270,7 @@ def test_a_reply_begins_within_thought_where_the_prompt_says_so(
         assert formats.tokenizer.decode(thinking.end_ids, skip_special_tokens=False) == "</think>"
 
 
-def test_thought_of_an_earlier_turn_or_of_the_user_does_not_count() -> None:
+def test_reasoning_of_an_earlier_turn_or_of_the_user_does_not_count() -> None:
     asked = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
 
     assert make_formats().reasoning_budget(asked) is None
@@ -280,7 +280,7 @@ def test_thought_of_an_earlier_turn_or_of_the_user_does_not_count() -> None:
     )
 
 
-def test_a_thought_can_be_opened_for_the_model() -> None:
+def test_reasoning_can_be_opened_for_the_model() -> None:
     formats, closed = make_formats(), f"{PROMPT}<think>\n\n</think>\n\n"
 
     assert formats.open_reasoning(PROMPT) == f"{PROMPT}<think>\n"
@@ -290,7 +290,7 @@ def test_a_thought_can_be_opened_for_the_model() -> None:
     assert make_formats(reasoning="none").open_reasoning(PROMPT) == PROMPT
 
 
-def test_a_thought_can_be_opened_as_the_checkpoint_says() -> None:
+def test_reasoning_can_be_opened_as_the_checkpoint_says() -> None:
     formats = make_formats(make_tokenizer(response=TAGGED))
 
     opened = formats.open_reasoning(PROMPT)
@@ -305,15 +305,15 @@ def test_a_thought_can_be_opened_as_the_checkpoint_says() -> None:
 @pytest.mark.parametrize("response", [None, TAGGED])
 @pytest.mark.parametrize("separate", [True, False])
 @given(
-    thought=st.text(max_size=12),
+    reasoning=st.text(max_size=12),
     answer=st.text(max_size=12),
     places=st.lists(st.integers(0, 60), max_size=5),
 )
-def test_thought_tokens_are_counted_however_the_text_is_cut(
-    response: dict[str, Any] | None, separate: bool, thought: str, answer: str, places: list[int]
+def test_reasoning_tokens_are_counted_however_the_text_is_cut(
+    response: dict[str, Any] | None, separate: bool, reasoning: str, answer: str, places: list[int]
 ) -> None:
     formats = make_formats(make_tokenizer(response=response))
-    before = f"<think>{thought}</think>"
+    before = f"<think>{reasoning}</think>"
     encode = formats.tokenizer.encode
     reasoning_ids = encode(before, add_special_tokens=False)
     ids = reasoning_ids + encode(answer, add_special_tokens=False) + [2]
@@ -325,7 +325,7 @@ def test_thought_tokens_are_counted_however_the_text_is_cut(
     assert parser.num_reasoning_tokens(ids) == len(reasoning_ids)
 
 
-def test_replies_without_thought_have_no_thought_tokens() -> None:
+def test_replies_without_reasoning_have_no_reasoning_tokens() -> None:
     parser = make_formats().make_parser(prompt=PROMPT, use=NO_TOOLS)()
     assert isinstance(parser, ReplyReader)
     read(parser, "Hello")

@@ -13,7 +13,7 @@ from remora.configs.errors import ConfigError
 from remora.deployments.parsers.reply_reader import PartReader
 from remora.deployments.parsers.response_template import MAX_CALL_CHARS, CheckpointFormat
 from remora.deployments.parsers.tool_calls.ids import random_id
-from tests.deployments.parsers.replies import cut, read
+from tests.deployments.parsers.replies import cut, merged, read
 
 START = "<|im_start|>assistant\n"
 TAGGED: dict[str, Any] = {
@@ -66,7 +66,7 @@ def make_reader(source: dict[str, Any], prompt: str = START, **options: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "thought", "answer", "calls"),
+    ("text", "reasoning", "answer", "calls"),
     [
         ("Hello ", "", "Hello", []),
         ("<think>\nhm\n</think>\n\nyes<|im_end|>", "hm", "yes", []),
@@ -85,9 +85,9 @@ def make_reader(source: dict[str, Any], prompt: str = START, **options: Any) -> 
     ],
 )
 def test_parts_become_what_they_are_called(
-    text: str, thought: str, answer: str, calls: list[tuple[str, str]]
+    text: str, reasoning: str, answer: str, calls: list[tuple[str, str]]
 ) -> None:
-    assert read(make_reader(TAGGED), text) == (thought, answer, calls)
+    assert read(make_reader(TAGGED), text) == (reasoning, answer, calls)
 
 
 def test_arguments_have_the_types_of_the_tool() -> None:
@@ -105,13 +105,11 @@ def test_text_is_given_out_as_it_comes() -> None:
 
 
 def read_now(reader: PartReader, text: str) -> tuple[str, str]:
-    from tests.deployments.parsers.replies import merged
-
-    thought, answer, _ = merged(reader.push(text))
-    return thought, answer
+    reasoning, answer, _ = merged(reader.push(text))
+    return reasoning, answer
 
 
-def test_a_thought_that_the_prompt_opened_goes_on() -> None:
+def test_reasoning_that_the_prompt_opened_goes_on() -> None:
     prompt = f"<|im_start|>user\n<think><|im_end|>\n{START}<think>\n"
 
     assert read(make_reader(TAGGED, prompt), "hm</think>yes") == ("hm", "yes", [])
@@ -124,29 +122,17 @@ def test_what_the_prompt_holds_of_a_mark_is_no_part_of_the_reply() -> None:
     assert read(make_reader(TAGGED, f"{START}Hello <th"), "ree") == ("", "ree", [])
 
 
-def test_calls_are_text_where_no_tools_are_in_play() -> None:
-    text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-
-    assert read(make_reader(TAGGED, tools=None), text) == ("", text, [])
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
-def test_only_the_first_call_is_kept_without_parallel() -> None:
-    text = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>' * 2
+def test_options_decide_what_stays_in_the_text() -> None:
+    reasoning = "<think>hm</think>yes"
+    long = CALL.replace("1", f'"{"a" * MAX_CALL_CHARS}"')
 
-    assert read(make_reader(TAGGED, parallel=False), text) == ("", "", [("add", '{"a": 1}')])
-
-
-def test_thought_can_be_left_in_the_text() -> None:
-    text = "<think>hm</think>yes"
-
-    assert read(make_reader(TAGGED, separate=False), text) == ("", text, [])
-
-
-def test_calls_beyond_a_length_are_text() -> None:
-    long = "a" * MAX_CALL_CHARS
-    text = f'<tool_call>{{"name": "add", "arguments": {{"a": "{long}"}}}}</tool_call>'
-
-    assert read(make_reader(TAGGED), text) == ("", text, [])
+    assert read(make_reader(TAGGED, separate=False), reasoning) == ("", reasoning, [])
+    assert read(make_reader(TAGGED, tools=None), CALL) == ("", CALL, [])
+    assert read(make_reader(TAGGED, parallel=False), CALL * 2) == ("", "", [("add", '{"a": 1}')])
+    assert read(make_reader(TAGGED), long) == ("", long, [])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +150,6 @@ def test_a_malformed_template_is_refused(source: dict[str, Any]) -> None:
         CheckpointFormat(source)
 
 
-CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 WORDS = st.sampled_from(
     [
         *("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", CALL, "[T]", "[/T]"),
@@ -195,26 +180,17 @@ def test_any_cut_gives_the_same(
     assert list(char_reader.reasoning_spans) == list(whole_reader.reasoning_spans)
 
 
-@given(thought=st.text(max_size=9), answer=st.text(max_size=9), num_calls=st.integers(0, 3))
+@given(reasoning=st.text(max_size=9), answer=st.text(max_size=9), num_calls=st.integers(0, 3))
 def test_plain_replies_are_read_as_by_transformers(
-    thought: str, answer: str, num_calls: int
+    reasoning: str, answer: str, num_calls: int
 ) -> None:
-    text = f"<think>\n{thought}</think>\n\n{answer}{CALL * num_calls}"
+    text = f"<think>\n{reasoning}</think>\n\n{answer}{CALL * num_calls}"
 
     message = parse_response(text, TAGGED, prefix=START, tools=TOOLS)
 
     expected = (message.get("reasoning_content", ""), message.get("content", ""))
     assert read(make_reader(TAGGED), text)[:2] == expected
     assert len(read(make_reader(TAGGED), text)[2]) == len(message.get("tool_calls", []))
-
-
-@pytest.mark.parametrize(
-    "unit", ["\n", "a", "<", "<think>a</think>", "<tool_call>", CALL, "<tool_call>x</tool_call>"]
-)
-def test_long_hostile_texts_are_read_alike_however_they_are_cut(unit: str) -> None:
-    text = (unit * (6_000 // len(unit) + 1))[:6_000]
-
-    assert read(make_reader(TAGGED), text) == read(make_reader(TAGGED), *text)
 
 
 def test_a_pattern_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_a_template_shows_how_calls_are_written(source: str | None, expected: st
         ("{{ message['content'] }}", None),
     ],
 )
-def test_a_template_shows_how_thought_is_written(source: str, expected: str | None) -> None:
+def test_a_template_shows_how_reasoning_is_written(source: str, expected: str | None) -> None:
     assert matching_format(source, REASONING_SIGNS) == expected
 
 

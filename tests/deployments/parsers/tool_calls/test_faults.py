@@ -1,18 +1,16 @@
-"""What operators are told of calls that models wrote badly."""
+"""Faults of tool calls that parsers report."""
 
 from __future__ import annotations
 
 import pytest
 
-from remora.deployments.parsers.reply_reader import PartReader
-from remora.deployments.parsers.response_template import CheckpointFormat
 from remora.deployments.parsers.tool_calls.faults import CallFault
 from remora.deployments.parsers.tool_calls.forced import forced_parser
-from remora.deployments.parsers.tool_calls.formats import tool_format
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tool_calls.ids import random_id
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
 from tests.deployments.parsers.replies import read
-from tests.deployments.parsers.test_response_template import START, TAGGED, TOOLS
+from tests.deployments.parsers.test_response_template import TAGGED, make_reader
 
 ADD = Tool(name="add", parameters={})
 MALFORMED, UNFINISHED, UNKNOWN = CallFault.MALFORMED, CallFault.UNFINISHED, CallFault.UNKNOWN_TOOL
@@ -47,8 +45,8 @@ def test_faults_of_calls_are_noted(name: str, text: str, faults: list[CallFault]
     noted: list[CallFault] = []
     chars: list[CallFault] = []
 
-    read(tool_format(name).parser([ADD], note=noted.append), text)
-    read(tool_format(name).parser([ADD], note=chars.append), *text)
+    read(TOOL_FORMATS[name].parser([ADD], note=noted.append), text)
+    read(TOOL_FORMATS[name].parser([ADD], note=chars.append), *text)
 
     assert noted == chars == faults
 
@@ -75,15 +73,7 @@ def test_faults_of_calls_in_a_checkpoints_own_format_are_noted(
     text: str, faults: list[CallFault]
 ) -> None:
     noted: list[CallFault] = []
-    reader = PartReader(
-        CheckpointFormat(TAGGED),
-        START,
-        tools=TOOLS,
-        after=None,
-        make_id=random_id,
-        note=noted.append,
-    )
 
-    read(reader, text)
+    read(make_reader(TAGGED, note=noted.append), text)
 
     assert noted == faults

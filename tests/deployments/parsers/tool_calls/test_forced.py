@@ -9,11 +9,11 @@ import jsonschema
 import pytest
 import xgrammar
 
-from remora.deployments.parsers.events import CallArguments, CallBegun, Text
 from remora.deployments.parsers.tool_calls.forced import forced_parser, forced_schema
-from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS, tool_format
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
+from tests.deployments.parsers.replies import read
 
 TREE = Tool(
     name="tree",
@@ -75,54 +75,35 @@ def test_required_calls_match_the_schemas_of_their_tools(value: Any, expected: b
     assert is_valid(REQUIRED, value) is expected
 
 
-def test_without_parallel_calls_one_call_is_required() -> None:
-    use = ToolUse(tools=(OTHER,), choice=ToolChoice.REQUIRED, parallel=False)
-
-    assert is_valid(use, [make_call("other")])
-    assert not is_valid(use, [make_call("other")] * 2)
-
-
-def test_a_named_call_matches_the_parameters_and_is_an_object() -> None:
+def test_one_call_and_named_calls_match_their_schemas() -> None:
+    one = ToolUse(tools=(OTHER,), choice=ToolChoice.REQUIRED, parallel=False)
     named_other = ToolUse(tools=(OTHER,), choice=ToolChoice.NAMED, name="other")
 
+    assert is_valid(one, [make_call("other")])
+    assert not is_valid(one, [make_call("other")] * 2)
     assert is_valid(NAMED, {"value": 1})
     assert not is_valid(NAMED, {"value": "x"})
     assert not is_valid(named_other, [])
 
 
-def test_a_named_reply_is_the_arguments() -> None:
-    parser = forced_parser(NAMED, make_id)
-
-    assert parser.push('{"value"') == [CallBegun(0, "id0", "tree"), CallArguments(0, '{"value"')]
-    assert parser.push(": 1}\n") == [CallArguments(0, ": 1}")]
-    assert parser.finish() == []
-
-
-def test_a_named_reply_that_is_no_object_is_text() -> None:
-    parser = forced_parser(NAMED, make_id)
-
-    assert parser.push(" no") + parser.finish() == [Text(" no")]
-
-
-def test_a_required_reply_is_a_list_of_calls() -> None:
-    parser = forced_parser(REQUIRED, make_id)
-
-    text = json.dumps([make_call("tree", value=1), make_call("other")])
-
-    assert parser.push(text) + parser.finish() == [
-        CallBegun(0, "id0", "tree"),
-        CallArguments(0, '{"value": 1}'),
-        CallBegun(1, "id1", "other"),
-        CallArguments(1, "{}"),
-    ]
-
-
-def test_a_required_reply_that_is_cut_short_stays_as_it_is() -> None:
-    parser = forced_parser(REQUIRED, make_id)
-
-    events = parser.push('[{"name": "tree", "parameters": {"val') + parser.finish()
-
-    assert events == [CallBegun(0, "id0", "tree"), CallArguments(0, '{"val')]
+@pytest.mark.parametrize(
+    ("use", "pieces", "answer", "calls"),
+    [
+        (NAMED, ['{"value"', ": 1}\n"], "", [("tree", '{"value": 1}')]),
+        (NAMED, [" no"], " no", []),
+        (
+            REQUIRED,
+            [json.dumps([make_call("tree", value=1), make_call("other")])],
+            "",
+            [("tree", '{"value": 1}'), ("other", "{}")],
+        ),
+        (REQUIRED, ['[{"name": "tree", "parameters": {"val'], "", [("tree", '{"val')]),
+    ],
+)
+def test_a_forced_reply_is_calls_or_else_text(
+    use: ToolUse, pieces: list[str], answer: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read(forced_parser(use, make_id), *pieces) == ("", answer, calls)
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +134,9 @@ GOOD_CALLS = [
 
 
 def accepts(compiler: xgrammar.GrammarCompiler, name: str, text: str) -> bool:
-    tag = json.dumps(tool_format(name).structural_tag([TREE, OTHER]))
-    matcher = xgrammar.GrammarMatcher(
-        compiler.compile_structural_tag(json.dumps({"type": "structural_tag", **json.loads(tag)}))
-    )
-    return bool(matcher.accept_string(text))
+    tag = {"type": "structural_tag", **(TOOL_FORMATS[name].structural_tag([TREE, OTHER]) or {})}
+    compiled = compiler.compile_structural_tag(json.dumps(tag))
+    return bool(xgrammar.GrammarMatcher(compiled).accept_string(text))
 
 
 @pytest.mark.parametrize(("name", "call"), GOOD_CALLS)
@@ -171,18 +150,14 @@ def test_a_structural_tag_pins_strict_arguments_and_leaves_text_free(
 
 @pytest.mark.parametrize(("name", "call"), GOOD_CALLS)
 def test_what_a_structural_tag_lets_through_is_read_as_a_call(name: str, call: str) -> None:
-    parser = tool_format(name).parser([TREE, OTHER], make_id=make_id)
+    _, _, calls = read(TOOL_FORMATS[name].parser([TREE, OTHER], make_id=make_id), call)
 
-    events = parser.push(call) + parser.finish()
-
-    assert [event.name for event in events if isinstance(event, CallBegun)] == ["tree"]
-    arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
-    assert json.loads(arguments) == {"value": 1}
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [("tree", {"value": 1})]
 
 
 def test_only_strict_tools_need_a_structural_tag() -> None:
-    assert tool_format("hermes").structural_tag([OTHER]) is None
-    assert tool_format("pythonic").structural_tag([TREE]) is None
+    assert TOOL_FORMATS["hermes"].structural_tag([OTHER]) is None
+    assert TOOL_FORMATS["pythonic"].structural_tag([TREE]) is None
 
 
 def test_every_name_leads_to_a_format_that_knows_it() -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 
 import pytest
 
-from remora.configs.errors import ConfigError
-from remora.deployments.parsers.events import CallArguments, CallBegun, ReplyEvent, Text
-from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS, tool_format
+from remora.deployments.parsers.events import CallArguments, CallBegun, Text
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tools import Tool
+from tests.deployments.parsers import replies
 
-RequestTracker = list[tuple[str, str]]
+Calls = list[tuple[str, str]]
+Case = tuple[str, str, str, Calls]  # format, text, answer, calls
 
 ADD = Tool(
     name="add",
@@ -37,32 +37,13 @@ def make_id(number: int, name: str) -> str:
     return f"id{number}"
 
 
-def make_events(name: str, text: str, *, parallel: bool = True) -> list[ReplyEvent]:
-    parser = tool_format(name).parser([ADD], parallel=parallel, make_id=make_id)
-    return parser.push(text) + parser.finish()
+def read(name: str, text: str, *, parallel: bool = True) -> tuple[str, Calls]:
+    """Return the answer and the calls."""
+    parser = TOOL_FORMATS[name].parser([ADD], parallel=parallel, make_id=make_id)
+    return replies.read(parser, text)[1:]
 
 
-def make_reply(events: Sequence[ReplyEvent]) -> tuple[str, RequestTracker]:
-    """Return text and calls (name, arguments)."""
-    text, names, arguments = "", list[str](), list[str]()
-    for event in events:
-        match event:
-            case Text(piece):
-                text += piece
-            case CallBegun(number, _, name):
-                assert number == len(names)
-                names.append(name)
-                arguments.append("")
-            case CallArguments(number, piece):
-                arguments[number] += piece
-    return text, list(zip(names, arguments, strict=True))
-
-
-def read(name: str, text: str, *, parallel: bool = True) -> tuple[str, RequestTracker]:
-    return make_reply(make_events(name, text, parallel=parallel))
-
-
-GOOD: list[tuple[str, str, str, RequestTracker]] = [
+GOOD: list[Case] = [
     (
         "hermes",
         '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b":  2}}\n</tool_call>',
@@ -199,25 +180,10 @@ GOOD: list[tuple[str, str, str, RequestTracker]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
-def test_calls_are_read(name: str, text: str, answer: str, calls: RequestTracker) -> None:
+def test_whole_calls_are_read(name: str, text: str, answer: str, calls: Calls) -> None:
     assert read(name, text) == (answer, calls)
-
-
-@pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
-def test_whole_calls_have_json_objects_for_arguments(
-    name: str, text: str, answer: str, calls: RequestTracker
-) -> None:
-    _, found = read(name, text)
-
-    assert found
-    assert all(isinstance(json.loads(arguments), dict) for _, arguments in found)
-
-
-@pytest.mark.parametrize(("name", "text", "answer", "calls"), GOOD)
-def test_without_parallel_calls_only_the_first_is_kept(
-    name: str, text: str, answer: str, calls: RequestTracker
-) -> None:
     assert read(name, text, parallel=False) == (answer, calls[:1])
+    assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
 
 
 NO_CALLS = [
@@ -250,34 +216,22 @@ NO_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text"), NO_CALLS)
-def test_what_turns_out_to_be_no_call_comes_back_unchanged(name: str, text: str) -> None:
-    assert read(name, text) == (text, [])
-
-
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
 @pytest.mark.parametrize("text", ["", " \n", "Hello.\n\nWorld é 🎈  ", '{"a": [1, {"b": "}"}]}'])
 def test_an_ordinary_answer_is_unchanged(name: str, text: str) -> None:
     assert read(name, text) == (text, [])
 
 
-UNFINISHED: list[tuple[str, str, RequestTracker]] = [
-    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "x', [("add", '{"a": "x')]),
-    ("hermes", '<tool_call>{"name": "add"', [("add", "")]),
-    ("llama4", "[add(a=1, s='x", [("add", '{"a": 1, "s": "x')]),
-    ("qwen3_coder", "<function=add><parameter=s>x</par", [("add", '{"s": "x</par')]),
-    ("mistral", '[TOOL_CALLS]add[ARGS]{"a"', [("add", '{"a"')]),
+UNFINISHED: list[Case] = [
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": "x', "", [("add", '{"a": "x')]),
+    ("hermes", '<tool_call>{"name": "add"', "", [("add", "")]),
+    ("llama4", "[add(a=1, s='x", "", [("add", '{"a": 1, "s": "x')]),
+    ("qwen3_coder", "<function=add><parameter=s>x</par", "", [("add", '{"s": "x</par')]),
+    ("mistral", '[TOOL_CALLS]add[ARGS]{"a"', "", [("add", '{"a"')]),
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "calls"), UNFINISHED)
-def test_a_call_whose_text_ends_early_stays_as_it_is(
-    name: str, text: str, calls: RequestTracker
-) -> None:
-    assert read(name, text) == ("", calls)
-
-
-BROKEN: list[tuple[str, str, str, RequestTracker]] = [
+BROKEN: list[Case] = [
     (
         "hermes",
         '<tool_call>{"name": "add", "arguments": {"a": [1<tool_call>{"name": "now"}</tool_call>',
@@ -330,42 +284,41 @@ BROKEN: list[tuple[str, str, str, RequestTracker]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "answer", "calls"), BROKEN)
-def test_arguments_whose_brackets_stay_open_end_with_the_call(
-    name: str, text: str, answer: str, calls: RequestTracker
+NOW = '<tool_call>{"name": "now"}</tool_call>'
+MIXED: list[Case] = [
+    # Text around calls is kept, blanks are not.
+    ("hermes", f"\nOne.\n{NOW}\n\n{NOW}\n two {NOW} \n", "\nOne.\n\n two ", [("now", "{}")] * 3),
+    # A missing or superfluous brace does not spoil a call.
+    ("hermes", '<tool_call>{"name": "x", "arguments": {}</tool_call>', "", [("x", "{}")]),
+    ("hermes", '<tool_call>{"name": "x", "arguments": {}}}}</tool_call>', "", [("x", "{}")]),
+    (
+        "hermes",
+        '<tool_call>{"name": "x"}{"nome": 1}</tool_call>Bye',
+        '{"nome": 1}Bye',
+        [("x", "{}")],
+    ),
+    ("hermes", '<tool_call>{"name": "x\\ud800"}</tool_call>', "", [("x?", "{}")]),
+    (
+        "qwen3_coder",
+        "<function=x>\nso\n<parameter=a>1</parameter></function>",
+        "so\n",
+        [("x", '{"a": 1}')],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer", "calls"),
+    [*UNFINISHED, *BROKEN, *MIXED, *((name, text, text, []) for name, text in NO_CALLS)],
+)
+def test_faulty_calls_are_read_as_far_as_they_are_calls_and_else_are_text(
+    name: str, text: str, answer: str, calls: Calls
 ) -> None:
     assert read(name, text) == (answer, calls)
 
 
-def test_text_around_calls_is_kept_and_blanks_are_not() -> None:
-    call = '<tool_call>{"name": "now"}</tool_call>'
-
-    text, calls = read("hermes", f"\nOne.\n{call}\n\n{call}\n two {call} \n")
-
-    assert (text, len(calls)) == ("\nOne.\n\n two ", 3)
-
-
-def test_a_missing_or_superfluous_brace_does_not_spoil_a_call() -> None:
-    text = '<tool_call>{"name": "x", "arguments": {}</tool_call>'
-
-    assert read("hermes", text) == ("", [("x", "{}")])
-    assert read("hermes", text.replace("<", "}}}<").replace("}}}<", "<", 1)) == ("", [("x", "{}")])
-
-
-def test_a_broken_second_call_comes_back_as_text() -> None:
-    text = '<tool_call>{"name": "x"}{"nome": 1}</tool_call>Bye'
-
-    assert read("hermes", text) == ('{"nome": 1}Bye', [("x", "{}")])
-
-
-def test_text_between_tagged_arguments_is_not_lost() -> None:
-    text = "<function=x>\nso\n<parameter=a>1</parameter></function>"
-
-    assert read("qwen3_coder", text) == ("so\n", [("x", '{"a": 1}')])
-
-
 def test_arguments_come_as_they_are_written() -> None:
-    parser = tool_format("hermes").parser([ADD], make_id=make_id)
+    parser = TOOL_FORMATS["hermes"].parser([ADD], make_id=make_id)
 
     pieces = ['<tool_call>{"name": "add", ', '"arguments": {"a"', ": 1", "}}</tool", "_call>"]
     events = [parser.push(piece) for piece in pieces]
@@ -380,7 +333,7 @@ def test_arguments_come_as_they_are_written() -> None:
 
 
 def test_text_arguments_come_as_they_are_written() -> None:
-    parser = tool_format("qwen3_coder").parser([ADD], make_id=make_id)
+    parser = TOOL_FORMATS["qwen3_coder"].parser([ADD], make_id=make_id)
 
     pieces = ["<function=add>", "<parameter=s>", "\none", '"two', "\n"]
     events = [parser.push(piece) for piece in pieces]
@@ -393,7 +346,7 @@ def test_text_arguments_come_as_they_are_written() -> None:
 
 
 def test_only_what_may_begin_a_marker_is_held_back() -> None:
-    parser = tool_format("hermes").parser([ADD])
+    parser = TOOL_FORMATS["hermes"].parser([ADD])
 
     assert parser.push("a <tool_") == [Text("a ")]
     assert parser.push("box>") == [Text("<tool_box>")]
@@ -401,8 +354,7 @@ def test_only_what_may_begin_a_marker_is_held_back() -> None:
 
 def test_ids_are_made_as_each_family_wants_them() -> None:
     def make_ids(name: str, text: str) -> list[str]:
-        parser = tool_format(name).parser([ADD])
-        events = parser.push(text) + parser.finish()
+        events = replies.events_of(TOOL_FORMATS[name].parser([ADD]), [text])
         return [event.id for event in events if isinstance(event, CallBegun)]
 
     (default,) = make_ids("hermes", '<tool_call>{"name": "x"}</tool_call>')
@@ -417,17 +369,6 @@ def test_ids_are_made_as_each_family_wants_them() -> None:
     assert kimi == ["functions.x:7", "functions.x:1"]
 
 
-def test_a_name_that_is_no_text_still_fits_utf8() -> None:
-    _, calls = read("hermes", '<tool_call>{"name": "x\\ud800"}</tool_call>')
-
-    assert calls == [("x?", "{}")]
-
-
 def test_markers_are_all_that_a_tokenizer_may_hide() -> None:
-    assert set(tool_format("mistral").markers) == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"}
-    assert {B, P, E, BS, ES} == set(tool_format("deepseek_v3").markers)
-
-
-def test_an_unknown_format_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"'qwen9'.*hermes.*mistral.*qwen25"):
-        tool_format("qwen9")
+    assert set(TOOL_FORMATS["mistral"].markers) == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"}
+    assert {B, P, E, BS, ES} == set(TOOL_FORMATS["deepseek_v3"].markers)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remora.deployments.parsers.response_template import CheckpointFormat
-from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS, tool_format
+from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
 from remora.deployments.parsers.tool_calls.grammars import calls_or
 from remora.deployments.parsers.tool_calls.structural_tags import MAX_CALLS, Tag
 from remora.deployments.parsers.tools import Tool, ToolChoice, ToolUse
@@ -32,7 +32,7 @@ def make_use(*, parallel: bool = True, **fields: Any) -> ToolUse:
 
 
 def make_calls(name: str = "hermes", use: ToolUse | None = None) -> Tag:
-    tag = tool_format(name).calls_alone(use or make_use())
+    tag = TOOL_FORMATS[name].calls_alone(use or make_use())
     assert tag is not None
     return tag
 
