@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from remora.engine.types import FloatArray
 
 # A layer rounds what it stores about twice to the model's dtype: after attention and after the MLP.
 STORED = 2
@@ -35,8 +32,8 @@ def parity_tolerance(dtype: torch.dtype, num_layers: int, magnitude: float) -> f
     return num_layers * magnitude * (STORED * stored + SUMMED * summed)
 
 
-def near(wanted: Tensor | FloatArray, num_layers: int, dtype: torch.dtype = torch.float32) -> Any:
-    """Return what equals `wanted`, of any shape, up to the rounding of that many layers."""
+def near(wanted: Any, num_layers: int, dtype: torch.dtype = torch.float32) -> Any:
+    """Return a value equal to the tensor or array `wanted` up to the rounding of the layers."""
     values = torch.as_tensor(wanted).to(torch.promote_types(dtype, torch.float32))
     magnitude = float(values.abs().max()) if values.numel() else 0.0
     return pytest.approx(values.numpy(), abs=parity_tolerance(dtype, num_layers, magnitude), rel=0)

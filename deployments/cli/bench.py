@@ -1,6 +1,6 @@
-"""`remora bench`: the options of the benchmark tool. What they do is in deployments/bench.
+"""`remora bench`: command-line options of the benchmarks in deployments/bench.
 
-Only light modules are imported here; each command imports the rest when it runs.
+This module imports only light modules; each command imports the rest when it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import typer
 from remora.configs.schema import BUILTIN_MODEL
 from remora.deployments.cli.bench_options import (
     ALL,
-    ApiKey,
     Concurrency,
     Html,
     Inputs,
@@ -25,8 +24,6 @@ from remora.deployments.cli.bench_options import (
     Repeats,
     Requests,
     Seed,
-    ServedModel,
-    Settings,
     TpotMs,
     TtftMs,
     Url,
@@ -37,21 +34,21 @@ from remora.deployments.cli.bench_options import (
     read_target,
     read_workloads,
 )
+from remora.deployments.cli.options import ApiKey, ServedModel, Settings
 from remora.deployments.cli.terminal import Failure
 
 if TYPE_CHECKING:
     from remora.deployments.bench.targets import Target
 
 app = typer.Typer(
-    help="Measure engine and server, and hold them against the machine and against others.",
+    help="Benchmark the engine and servers, and compare them with hardware limits.",
     no_args_is_help=True,
 )
-MAX_SWEEP_ROWS = 256
 
 
 @app.callback()
 def bench() -> None:
-    """Let SIGTERM end us as Ctrl-C does: what was started is stopped on the way out."""
+    """Handle SIGTERM like Ctrl-C, so that started processes are stopped."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -70,7 +67,7 @@ def offline(
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Drive the engine in this process: how fast is it without a server?"""
+    """Benchmark the engine in this process, without a server."""
     from remora.deployments.bench.session import begin, finish
 
     files, target = read_outputs(json, html), read_target(model, settings)
@@ -93,7 +90,7 @@ def serve(
     api_key: ApiKey = None,
     concurrency: Concurrency = "1,8,32",
     workload: Annotated[
-        str | None, typer.Option(help="Send these workloads of `offline` instead.")
+        str | None, typer.Option(help="Send these workloads of `bench offline` instead.")
     ] = None,
     settings: Settings = None,
     requests: Requests = None,
@@ -106,7 +103,7 @@ def serve(
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Stream from a server: ours, started for it, or any at --url that speaks OpenAI's API."""
+    """Benchmark streaming from a new remora server, or from any OpenAI-compatible one at --url."""
     from remora.deployments.bench.session import begin, finish
 
     files, size = read_outputs(json, html), read_size(requests, inputs, outputs)
@@ -144,7 +141,7 @@ def latency(
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Look at one stream: time to first token, per token, and how much of it is the engine's."""
+    """Measure one stream: time to first token, time per token, and the engine's share of both."""
     from remora.deployments.bench.session import begin, finish
     from remora.deployments.bench.workloads import online
 
@@ -164,15 +161,15 @@ def startup(
     model: Model = BUILTIN_MODEL,
     settings: Settings = None,
     repeats: Repeats = 1,
-    only: Annotated[str | None, typer.Option(help="offline or serve; default: both.")] = None,
+    only: Annotated[str | None, typer.Option(help="offline or serve. Default: both.")] = None,
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Time a fresh process until its first token, offline and through Ray and Serve."""
+    """Measure a new process from its start to its first token, offline and on Ray Serve."""
     from remora.deployments.bench.session import begin, finish
 
     if only not in (None, "offline", "serve"):
-        raise Failure(f"--only is {only!r}; it must be offline or serve")
+        raise Failure(f"--only {only}: must be offline or serve")
     files, target = read_outputs(json, html), read_target(model, settings)
     report = begin(target.spec, repeats=repeats)
 
@@ -188,7 +185,7 @@ def sweep(
     url: Url = None,
     served_model: ServedModel = None,
     api_key: ApiKey = None,
-    rows: Annotated[str, typer.Option(help="Rows that decode together.")] = (
+    rows: Annotated[str, typer.Option(help="Batch sizes of a decode step.")] = (
         "1,2,4,8,16,32,64,128,256"
     ),
     concurrency: Concurrency = "1,2,4,8,16,32",
@@ -198,9 +195,9 @@ def sweep(
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Plot the cost of a decode step over its rows; with --url, rates over the number of streams.
+    """Plot the cost of a decode step over its batch size.
 
-    With --url the sizes are those of `serve` unless given.
+    With --url: plot throughput over the number of streams, with the sizes of `bench serve`.
     """
     if url is not None:
         serve(
@@ -215,7 +212,7 @@ def sweep(
     from remora.deployments.bench.session import begin, finish
 
     files, numbers = read_outputs(json, html), read_numbers(rows)
-    # Settings of the caller come later and win.
+    # Settings from the command line come later and take precedence.
     enough = [f"engine.max_running_requests={max(numbers)}"]
     target = read_target(model, enough + (settings or []))
     report = begin(target.spec)
@@ -230,18 +227,20 @@ def sweep(
 def quality(
     model: Model = BUILTIN_MODEL,
     modes: Annotated[
-        str, typer.Option(help="Values of model.quantization, with commas between.")
+        str, typer.Option(help="Comma-separated values of model.quantization.")
     ] = "none,int8,int4",
     against: Annotated[
         list[str] | None,
-        typer.Option(help="section.key=value of the reference, besides quantization none."),
+        typer.Option(help="Extra section.key=value settings of the unquantized reference."),
     ] = None,
-    text: Annotated[Path | None, typer.Option(help="UTF-8 file; default: a text of ours.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="UTF-8 text file. Default: a built-in text.")
+    ] = None,
     settings: Settings = None,
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Measure what quantised weights cost: perplexity, and agreement with unquantised ones."""
+    """Measure the quality loss of quantization: perplexity, and agreement with the reference."""
     from remora.deployments.bench.session import begin, finish
 
     def variant(name: str, *more: str) -> Target:
@@ -260,9 +259,9 @@ def quality(
 @app.command()
 def compare(
     a: Annotated[str, typer.Argument(help="URL, CONFIG,section.key=value,... or cmd:COMMAND.")],
-    b: Annotated[str, typer.Argument(help="Likewise.")],
+    b: Annotated[str, typer.Argument(help="Same as A.")],
     workload: Names = "decode,prefill,batch",
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each side.")] = 2,
     model_a: Annotated[str | None, typer.Option(help="Model at URL A.")] = None,
     model_b: Annotated[str | None, typer.Option(help="Model at URL B.")] = None,
     api_key: ApiKey = None,
@@ -272,9 +271,10 @@ def compare(
     json: Json = None,
     html: Html = None,
 ) -> None:
-    """Run A B A B and print the ratios of their medians, with the spread between rounds.
+    """Run A and B in turns, and print the ratios of their medians with the spread of the rounds.
 
-    A command prints {"workload": {"figure": number}}; {workloads} and {seed} in it are filled in.
+    A command must print {"workload": {"figure": number}}; {workloads} and {seed} in it are
+    replaced.
     """
     from remora.deployments.bench.contestants import read_contestant
     from remora.deployments.bench.session import begin, finish

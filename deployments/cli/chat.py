@@ -1,7 +1,7 @@
-"""`remora chat`: a conversation in the terminal with a running server.
+"""`remora chat`: chat with a running server in the terminal.
 
-Ctrl-C stops the answer that is being written (the server is told by closing the connection) and
-keeps what was said; Ctrl-D leaves.
+Ctrl-C cancels the current reply by closing its connection, and keeps the text received so far in
+the conversation. Ctrl-D exits.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from remora.deployments.cli.bench_options import ApiKey
+from remora.deployments.cli.options import ApiKey, ServedModel
 from remora.deployments.cli.server_client import DEFAULT_URL, ServerClient
 from remora.deployments.cli.terminal import Failure, answer, complain
 
-HELP = """/clear         forget the conversation
-/system TEXT   set the system message and forget the conversation
-/help          this list
-/exit          leave (so does Ctrl-D); Ctrl-C stops an answer"""
+HELP = """/clear         clear the conversation
+/system TEXT   set the system message and clear the conversation
+/help          show this list
+/exit          exit (or Ctrl-D); Ctrl-C stops a reply"""
 
 
 class Conversation:
-    """The messages so far, and what the slash commands do to them."""
+    """The messages of a conversation, and the slash commands that change them."""
 
     def __init__(self, system: str | None = None) -> None:
         self.messages: list[dict[str, str]] = []
         self.restart(system)
 
     def restart(self, system: str | None) -> None:
-        """Forget everything but the system message given."""
+        """Clear the conversation and set its system message."""
         self.system = system
         self.messages = [{"role": "system", "content": system}] if system else []
 
@@ -40,32 +40,34 @@ class Conversation:
         self.messages.append({"role": role, "content": content})
 
     def take_back(self) -> None:
-        """Remove the last message: its answer never came."""
+        """Remove the last message, which got no reply."""
         self.messages.pop()
 
     def command(self, line: str) -> str | None:
-        """Carry out a slash command and return what to show; None = leave."""
+        """Run a slash command and return the text to show; None = exit."""
         name, _, rest = line.partition(" ")
         if name in {"/exit", "/quit"}:
             return None
         if name == "/clear":
             self.restart(self.system)
-            return "The conversation is forgotten."
+            return "Conversation cleared."
         if name == "/system":
             self.restart(rest.strip() or None)
-            return "The system message is set." if self.system else "No system message."
-        return HELP if name == "/help" else f"{name} is not a command.\n{HELP}"
+            return "System message set." if self.system else "System message removed."
+        return HELP if name == "/help" else f"Unknown command {name}.\n{HELP}"
 
 
 def chat(
     url: Annotated[str, typer.Option(help="Address of the server.")] = DEFAULT_URL,
-    model: Annotated[str | None, typer.Option(help="Model (default: the first served).")] = None,
+    model: ServedModel = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 = always the likeliest.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of a reply.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature; 0 = greedy.")
+    ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Talk to a running server in the terminal."""
+    """Chat with a running server in the terminal."""
     with suppress(ImportError):
         pass  # gives input() line editing and history
     console = Console(stderr=True, highlight=False)
@@ -91,7 +93,7 @@ def chat(
 
 
 def _read_line(console: Console) -> str | None:
-    """Return the next line typed; None at the end of input. Ctrl-C starts the line anew."""
+    """Return the next line of input, or None at its end. Ctrl-C discards the current line."""
     while True:
         try:
             return console.input("[bold cyan]>[/] ").strip()
@@ -99,7 +101,7 @@ def _read_line(console: Console) -> str | None:
             console.print()
             return None
         except KeyboardInterrupt:
-            console.print("\n[dim]Ctrl-D or /exit leaves[/]")
+            console.print("\n[dim]Ctrl-D or /exit exits[/]")
 
 
 def _take_turn(
@@ -111,7 +113,7 @@ def _take_turn(
     max_tokens: int | None,
     temperature: float | None,
 ) -> None:
-    """Ask, show the answer as it comes, and remember as much of it as there was."""
+    """Send a message, print the reply as it arrives, and add what arrived to the conversation."""
     conversation.say("user", line)
     pieces: list[str] = []
     stream = server.stream_chat(

@@ -1,4 +1,4 @@
-"""`remora compile`: make the native CPU kernels now, and not when the first model starts."""
+"""`remora compile`: compile the native CPU kernels ahead of the first start."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ KERNELS = "kernels"  # the folder of compiled libraries in the cache
 
 
 def compile_kernels() -> None:
-    """Compile the native kernels for this machine; done already, it takes no time."""
+    """Compile the native CPU kernels for this machine, unless they are in the cache."""
     from remora.kernels.cpu.build import NativeUnavailable, build_library
 
     started = time.perf_counter()
     try:
         library = build_library(cache_dir() / KERNELS)
     except NativeUnavailable as reason:
-        raise Failure(f"there are no native kernels: {reason}") from reason
+        raise Failure(f"cannot build the native kernels: {reason}") from reason
     answer(f"{library} ({time.perf_counter() - started:.1f} s)")

@@ -1,9 +1,8 @@
-"""`remora config`: check, explain and describe configuration files. Starts nothing."""
+"""`remora config`: check, explain, convert and generate configuration files."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,33 +16,18 @@ from remora.configs.load import FileModel
 from remora.configs.multiple_models import split_models
 from remora.configs.schema import BUILTIN_MODEL
 from remora.configs.serve_file import our_application
-from remora.configs.value_sources import Override, of_environment, of_options
+from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
 
-app = typer.Typer(help="Check, explain and describe configuration files.", no_args_is_help=True)
-
-Target = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Serve config file, model folder, .gguf file; with --dialect that server's options."
-    ),
-]
-Dialect = Annotated[
-    str | None,
-    typer.Option(help="Whose options follow behind --: sglang, lightllm, rtp_llm, backend."),
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A key's value: --set engine.page_size=32. May be repeated."),
-]
+app = typer.Typer(help="Check, explain and convert configuration files.", no_args_is_help=True)
 
 
 @app.command()
-def check(target: Target = None, dialect: Dialect = None, settings: Set = None) -> None:
-    """Say whether a configuration is valid, and if not, where and why."""
+def check(target: Targets = None, dialect: Dialect = None, settings: Settings = None) -> None:
+    """Validate a configuration, and report each error with its position."""
     tokens = target or []
-    raw, lines = read_target(tokens, dialect, _overrides(settings))
+    raw, lines = read_target(tokens, dialect, read_overrides(settings))
     for line in lines:
         answer(str(line))
     paths = (args["model"]["path"] for args in split_models(our_application(raw)["args"]))
@@ -53,13 +37,13 @@ def check(target: Target = None, dialect: Dialect = None, settings: Set = None) 
 @app.command()
 def schema(
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="As the page docs/configuration.md instead.")
+        bool, typer.Option("--markdown", help="Print the page docs/configuration.md instead.")
     ] = False,
     whole_file: Annotated[
-        bool, typer.Option("--file", help="Of a whole Serve config file, for editors, instead.")
+        bool, typer.Option("--file", help="Print the schema of a whole Serve config file.")
     ] = False,
 ) -> None:
-    """Print the JSON Schema of `args` in a Serve application of remora."""
+    """Print the JSON schema of an application's `args`."""
     from remora.configs.explain import json_schema, reference_page
     from remora.configs.template import schema_page
 
@@ -72,16 +56,16 @@ def schema(
 
 
 @app.command()
-def explain(target: Target = None, dialect: Dialect = None, settings: Set = None) -> None:
-    """Show the value of every key, what it means, and where the value comes from.
+def explain(target: Targets = None, dialect: Dialect = None, settings: Settings = None) -> None:
+    """Show the value, meaning and source of every key.
 
-    That is, in this order: --set, a variable such as REMORA_ENGINE__PAGE_SIZE, the file, its
-    profile, the default.
+    Sources in order of precedence: --set, environment variables such as REMORA_ENGINE__PAGE_SIZE,
+    the file, its profile, the default.
     """
     from remora.configs.explain import explain as explain_settings
     from remora.configs.validation_messages import shown
 
-    models = read_models(target or (), dialect, _overrides(settings))
+    models = read_models(target or (), dialect, read_overrides(settings))
     console = Console(soft_wrap=True, highlight=False)
     for name, model in models.items():
         if len(models) > 1:
@@ -95,7 +79,7 @@ def explain(target: Target = None, dialect: Dialect = None, settings: Set = None
 
 @app.command()
 def diff(a: str, b: str) -> None:
-    """Show the keys whose values differ between two configurations; exit code 1 if any do."""
+    """Show the keys whose values differ between two configurations. Exit code 1 if any do."""
     from remora.configs.explain import explain as explain_settings
     from remora.configs.validation_messages import shown
 
@@ -118,7 +102,7 @@ def diff(a: str, b: str) -> None:
 def _pair(
     name: str, first: Mapping[str, FileModel], second: Mapping[str, FileModel]
 ) -> tuple[FileModel, FileModel] | None:
-    """Return the models of one name, or the only ones, whatever they are called."""
+    """Return both models of that name, or the only model of each whatever its name; or None."""
     if len(first) == len(second) == 1:
         return next(iter(first.values())), next(iter(second.values()))
     return (first[name], second[name]) if name in first and name in second else None
@@ -126,14 +110,14 @@ def _pair(
 
 @app.command()
 def init(
-    profile: Annotated[str, typer.Option(help="cpu, gpu or multi-gpu.")] = "cpu",
+    profile: Annotated[str, typer.Option(help="Profile: cpu, gpu or multi-gpu.")] = "cpu",
     model: Annotated[str, typer.Option(help="Path of the model.")] = BUILTIN_MODEL,
     file: Annotated[
         Path | None,
-        typer.Argument(help="File to write, its schema for editors beside it; default: shown."),
+        typer.Argument(help="File to write, with a JSON schema for editors. Default: stdout."),
     ] = None,
 ) -> None:
-    """Write a commented configuration file with every key there is."""
+    """Write a commented configuration file with every key."""
     from remora.configs.profiles import PROFILES
     from remora.configs.template import SCHEMA_FILE, schema_page, template
 
@@ -152,10 +136,12 @@ def init(
 
 @app.command()
 def coverage(
-    system: Annotated[str | None, typer.Option(help="Only this server's parameters.")] = None,
-    output: Annotated[str, typer.Option("--format", help="table, json or markdown.")] = "table",
+    system: Annotated[str | None, typer.Option(help="Show only this server's parameters.")] = None,
+    output: Annotated[
+        str, typer.Option("--format", help="Output format: table, json or markdown.")
+    ] = "table",
 ) -> None:
-    """Say what remora does with each parameter of the four servers whose configuration it takes."""
+    """Show how remora handles each parameter of the four servers whose options it accepts."""
     from remora.configs.dialects.catalogue import SYSTEMS
     from remora.configs.dialects.coverage import counts_table, parameters_page
     from remora.configs.dialects.coverage import coverage as rows_of
@@ -177,13 +163,13 @@ def coverage(
 
 @app.command()
 def convert(
-    target: Target = None,
+    target: Targets = None,
     source: Annotated[
-        str, typer.Option("--from", help="remora, sglang, lightllm, rtp_llm or backend.")
+        str, typer.Option("--from", help="Source: remora, sglang, lightllm, rtp_llm or backend.")
     ] = "remora",
-    to: Annotated[str, typer.Option(help="Likewise.")] = "remora",
+    to: Annotated[str, typer.Option(help="Destination, one of the same.")] = "remora",
 ) -> None:
-    """Say a configuration in another server's words; what is lost is told on stderr."""
+    """Convert a configuration to another server's format, and list what is lost on stderr."""
     from remora.deployments.cli.convert import converted
 
     text, notes = converted(target or (), source, to)
@@ -194,7 +180,7 @@ def convert(
 
 @app.command()
 def parsers() -> None:
-    """List the formats of tool calls and of thought that api.*_parser may name."""
+    """List the formats that api.tool_parser and api.reasoning_parser accept."""
     from remora.deployments.parsers.harmony import NAMES as HARMONY_NAMES
     from remora.deployments.parsers.reasoning import REASONING_FORMATS
     from remora.deployments.parsers.tool_calls.formats import TOOL_FORMATS
@@ -206,7 +192,3 @@ def parsers() -> None:
         answer(f"{key}: auto (default), none, response_template, or")
         for name, aliases in formats.items():
             answer(f"  {name:<14} {', '.join(aliases)}".rstrip())
-
-
-def _overrides(settings: list[str] | None) -> list[Override]:
-    return [*of_environment(os.environ), *of_options(settings or ())]

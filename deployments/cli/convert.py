@@ -1,4 +1,4 @@
-"""Configurations from one server's words into another's, for `remora config convert`."""
+"""Conversion of configurations between servers, for `remora config convert`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS = "remora"
 
 
 def converted(target: Sequence[str], source: str, to: str) -> tuple[str, list[str]]:
-    """Return a configuration in the words of `to`, and what is to be known of it.
+    """Return a configuration as text for server `to`, and notes on what has no equivalent.
 
     Raises ConfigError, Failure.
     """
@@ -33,13 +33,16 @@ def converted(target: Sequence[str], source: str, to: str) -> tuple[str, list[st
         return yaml.safe_dump(raw, sort_keys=False).rstrip(), notes
     args: dict[str, Any] = our_application(raw)["args"]
     if MODELS in args:
-        raise Failure(f"several models at one address cannot be said in the words of {to}")
+        raise Failure(
+            f"the configuration serves several models at one address; {to} serves one: "
+            "convert one model at a time"
+        )
     http = {f"http.{key}": value for key, value in raw.get("http_options", {}).items()}
     dialect = next(found for name, found in DIALECTS.items() if name == to)
     result = convert(dialect, settings_of(args) | http)
     notes += [
         f"{key} = {shown(ours)}: {dialect.title} "
-        + ("has no word for it" if theirs is None else f"means {shown(theirs)} instead")
+        + ("has no equivalent" if theirs is None else f"uses {shown(theirs)} instead")
         for key, (ours, theirs) in result.lost.items()
     ]
     return written(dialect, result.values), notes

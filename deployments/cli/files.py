@@ -1,4 +1,4 @@
-"""Files that a configuration names: looked for before Ray starts, where that costs nothing."""
+"""Check that the files named in a configuration exist, before Ray starts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from remora.configs.schema import ServeConfig
 from remora.configs.validation_messages import shown
 from remora.engine.weights.resolve_model import BUILT_IN
 
-_MODEL = "put a Hugging Face folder or a .gguf file there, or give the path of one"
-_ADAPTER = "put the adapter's folder there, with its adapter_config.json, or give its path"
-_FILE = "write it, or leave the key out"
+_MODEL = "set it to the path of a Hugging Face folder or of a .gguf file"
+_ADAPTER = "set it to the adapter's folder, which holds adapter_config.json"
+_FILE = "create the file, or remove the key"
 
 
 def check_files(models: Mapping[str, FileModel], target: str) -> None:
-    """Raise ConfigError with a line for each file or folder that is missing.
+    """Raise ConfigError with one line for each missing file or folder.
 
-    target:  the file in which lines are counted, if it is one
+    target:  path of the configuration file, named in front of line numbers
     """
     faults = [
-        f"{_place(model.written.get(key), target)}{key} = {shown(path)}: {why}; {what_to_do}"
+        f"{_place(model.written.get(key), target)}{key} = {shown(path)}: {reason}; {advice}"
         for model in models.values()
-        for key, path, why, what_to_do in _missing(model.config)
+        for key, path, reason, advice in _missing(model.config)
     ]
     if faults:
         raise ConfigError("\n".join(faults))
@@ -38,7 +38,7 @@ def _place(written: str | None, target: str) -> str:
 
 
 def _missing(config: ServeConfig) -> Iterator[tuple[str, str, str, str]]:
-    """Yield key, path, why, and what to do."""
+    """Yield the key, path, reason and advice for each missing file."""
     for key, name in (
         ("model.path", config.model.path),
         ("model.tokenizer_path", config.model.tokenizer_path),
@@ -52,8 +52,8 @@ def _missing(config: ServeConfig) -> Iterator[tuple[str, str, str, str]]:
             yield key, name, "neither a folder nor a .gguf file", _MODEL
     for adapter in config.lora.adapters:
         if "://" not in adapter.path and not Path(adapter.path).is_dir():
-            why = f"no such folder (looked for {Path(adapter.path).absolute()})"
-            yield "lora.adapters", adapter.path, why, _ADAPTER
+            reason = f"no such folder (looked for {Path(adapter.path).absolute()})"
+            yield "lora.adapters", adapter.path, reason, _ADAPTER
     for key, file in (
         ("metrics.log_config", config.metrics.log_config),
         ("api.task_prompts_file", config.api.task_prompts_file),

@@ -1,6 +1,6 @@
-"""`remora generate`: continue one prompt, over HTTP or offline, and print the text.
+"""`remora generate`: complete one prompt, over HTTP or offline, and print the text.
 
-The prompt is continued as it is, without a chat template; `remora chat` applies one.
+The prompt is sent verbatim, without a chat template; `remora chat` applies one.
 """
 
 from __future__ import annotations
@@ -11,38 +11,43 @@ from typing import Annotated, Any
 import typer
 
 from remora.configs.schema import BUILTIN_MODEL
-from remora.deployments.cli.bench_options import ApiKey
+from remora.deployments.cli.options import ApiKey
 from remora.deployments.cli.server_client import ServerClient
 from remora.deployments.cli.terminal import Failure, answer
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.")],
+    prompt: Annotated[str, typer.Argument(help="Text to complete; - reads stdin.")],
     model: Annotated[
         str | None,
         typer.Option(
-            help="Offline: folder, .gguf file or built-in name (default: the built-in model). "
-            "With --url: name of a served model (default: its first)."
+            help="Offline: folder, .gguf file or built-in model name. Default: the built-in model. "
+            "With --url: name of a served model. Default: the first one served."
         ),
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Ask this server instead of loading.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of output.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="0 = always the likeliest.")] = 0.0,
+    url: Annotated[
+        str | None, typer.Option(help="Server to use instead of a local engine.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum output tokens.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="Temperature; 0 = greedy.")] = 0.0,
     top_p: Annotated[
-        float | None, typer.Option(help="Nucleus: the likeliest, to this sum.")
+        float | None, typer.Option(help="Nucleus sampling: cumulative probability to keep.")
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Only the k likeliest; 0 = all.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(min=0, help="Sample from the k likeliest; 0 = all.")
+    ] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="At least this share of the likeliest.")
+        float | None,
+        typer.Option(help="Minimum probability, relative to the likeliest token's."),
     ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="1 = none.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Same seed, same text.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="1 = no penalty.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the sampler.")] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; repeat for more.")
+        list[str] | None, typer.Option(help="Stop before this text. Repeatable.")
     ] = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Continue PROMPT and print what comes."""
+    """Complete PROMPT and print the text."""
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise Failure("the prompt is empty")
@@ -71,7 +76,7 @@ def _generate_offline(prompt: str, model: str, sampling: dict[str, Any]) -> str:
 
     if "stop" in sampling:
         sampling = {**sampling, "stop": tuple(sampling["stop"])}
-    # Validated before the model loads: a wrong flag is answered at once.
+    # Validate before the model loads, so that a wrong flag is reported at once.
     params = SamplingParams(**sampling)
     outputs = LLM(model=model).generate([prompt], params)
     return str(outputs[0].text)

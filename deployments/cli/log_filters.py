@@ -1,9 +1,8 @@
-"""What Ray's own processes say while they are taken down is not shown.
+"""Filter for the output of Ray's own processes during shutdown.
 
-Ray prints what its processes say, each line after the name of who says it. At a regular end Serve's
-are taken by surprise: its controller is killed in the middle of a call, and HAProxy's manager hears
-of the last replicas' departure after its HAProxy was stopped. None of it concerns an operator, who
-would read tracebacks after a Ctrl-C. Replicas and ranks, and we ourselves, are heard to the end.
+Ray prefixes each forwarded line with the name of its process. A regular shutdown makes Serve's own
+processes print tracebacks: the controller is killed during a call, and HAProxy's manager updates a
+HAProxy that has stopped. The filter drops these lines. Output of replicas and ranks is kept.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ _RAYS_OWN = re.compile(
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
-    """Leave out what Serve's own actors and the raylet say from here on."""
+def drop_ray_output() -> Iterator[None]:
+    """Drop the output of Serve's own actors and of the raylet within the block."""
     out, err = (cast("IO[str]", _Filter(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
         yield
 
 
 class _Filter:
-    """A text stream to which Ray writes a message, and then the end of its line."""
+    """A text stream to which Ray writes a message and its line end separately."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self._owes_end = False
+        self._drops_line_end = False
 
     def write(self, text: str) -> int:
-        """Write, or swallow the message and the end of its line."""
+        """Write `text`, or drop it if it comes from Ray's own processes."""
         if _RAYS_OWN.match(text):
-            self._owes_end = not text.endswith("\n")
-        elif self._owes_end and text == "\n":
-            self._owes_end = False
+            self._drops_line_end = not text.endswith("\n")
+        elif self._drops_line_end and text == "\n":
+            self._drops_line_end = False
         else:
             self._stream.write(text)
         return len(text)

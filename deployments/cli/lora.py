@@ -1,4 +1,4 @@
-"""`remora lora`: the adapters of a running server: list, load, unload, pin."""
+"""`remora lora`: list, load, unload and pin the LoRA adapters of a running server."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from urllib.parse import quote
 
 import typer
 
-from remora.deployments.cli.bench_options import ApiKey
+from remora.deployments.cli.options import ApiKey
 from remora.deployments.cli.server_client import DEFAULT_URL, ServerClient
 from remora.deployments.cli.terminal import Commands, answer
 
 app = typer.Typer(
     cls=Commands,
-    help="Adapters of a running server; it needs lora.dynamic: true.",
+    help="Manage the LoRA adapters of a running server (needs lora.dynamic: true).",
     no_args_is_help=True,
 )
 
-Url = Annotated[str, typer.Option(help="The server.")]
+Url = Annotated[str, typer.Option(help="Address of the server.")]
 Model = Annotated[
-    str | None, typer.Option(help="The base model, if the server has several at one address.")
+    str | None, typer.Option(help="Base model. Required if the server serves several models.")
 ]
 Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
 _HEADINGS = ("NAME", "STATE", "USERS", "USES", "PINNED", "OWNER", "SOURCE")
@@ -32,54 +32,54 @@ def add(
     name: Name,
     source: Annotated[
         str,
-        typer.Argument(help="Folder, hf://OWNER/NAME or another address, as the server sees it."),
+        typer.Argument(help="Folder, hf://OWNER/NAME or URL that the server can read."),
     ],
-    pinned: Annotated[bool, typer.Option("--pin", help="Keep it loaded.")] = False,
+    pinned: Annotated[bool, typer.Option("--pin", help="Keep the adapter in memory.")] = False,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the adapter of that name.")
+        bool, typer.Option("--replace", help="Replace a loaded adapter of the same name.")
     ] = False,
     url: Url = DEFAULT_URL,
     model: Model = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Load an adapter at all replicas."""
+    """Load an adapter on all replicas."""
     path = source if "://" in source else str(Path(source).expanduser().absolute())
     body = {"lora_name": name, "lora_path": path, "pinned": pinned, "load_inplace": replace}
     _ask(url, api_key, "POST", "/load_lora_adapter", model, body)
-    answer(f"{name} is served, from {path}")
+    answer(f"loaded {name} from {path}")
 
 
 @app.command()
 def rm(
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="End its requests.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Cancel its running requests.")] = False,
     url: Url = DEFAULT_URL,
     model: Model = None,
     api_key: ApiKey = None,
 ) -> None:
-    """Unload an adapter, once its requests have ended."""
+    """Unload an adapter after its running requests finish."""
     body = {"lora_name": name, "force": force}
     _ask(url, api_key, "POST", "/unload_lora_adapter", model, body)
-    answer(f"{name} is served no longer")
+    answer(f"unloaded {name}")
 
 
 @app.command()
 def pin(name: Name, url: Url = DEFAULT_URL, model: Model = None, api_key: ApiKey = None) -> None:
-    """Keep an adapter loaded."""
+    """Pin an adapter: keep it in memory."""
     _ask(url, api_key, "POST", f"/v1/lora_adapters/{quote(name, safe='')}/pin", model, {})
-    answer(f"{name} is pinned")
+    answer(f"pinned {name}")
 
 
 @app.command()
 def unpin(name: Name, url: Url = DEFAULT_URL, model: Model = None, api_key: ApiKey = None) -> None:
-    """Let an adapter leave memory again."""
+    """Unpin an adapter: allow its eviction from memory."""
     _ask(url, api_key, "POST", f"/v1/lora_adapters/{quote(name, safe='')}/unpin", model, {})
-    answer(f"{name} is not pinned")
+    answer(f"unpinned {name}")
 
 
 @app.command()
 def ls(url: Url = DEFAULT_URL, model: Model = None, api_key: ApiKey = None) -> None:
-    """List the adapters, and what became of them at how many replicas."""
+    """List the adapters, with the number of replicas in each state."""
     adapters = _ask(url, api_key, "GET", "/v1/lora_adapters", model)["data"]
     rows = [_HEADINGS, *map(_row, adapters)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
@@ -104,10 +104,10 @@ def _ask(
 
 def _row(adapter: dict[str, Any]) -> tuple[str, ...]:
     states = Counter(replica["state"] for replica in adapter.get("replicas", {}).values())
-    told = ", ".join(f"{state} {count}" for state, count in states.items())
+    counts = ", ".join(f"{state} {count}" for state, count in states.items())
     return (
         adapter["name"],
-        "refused" if "refused" in adapter else told or "-",
+        "refused" if "refused" in adapter else counts or "-",
         str(adapter.get("num_users", "-")),
         str(adapter.get("num_uses", "-")),
         "yes" if adapter.get("pinned") else "no",

@@ -1,7 +1,7 @@
-"""The command `remora`: what there is, and where it lives.
+"""The `remora` command and its subcommands.
 
-Only light modules are imported here, so that `remora --help` answers at once; each command imports
-torch or Ray itself when it runs.
+This module imports only light modules, so that `remora --help` starts fast. Each command imports
+torch or Ray when it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from remora.deployments.cli.terminal import Commands, answer
 app = typer.Typer(
     name="remora",
     cls=Commands,
-    help="Large language models on Ray Serve, by an engine of their own.",
+    help="Serve large language models on Ray Serve.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,8 +45,8 @@ def main(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and leave."
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Large language models on Ray Serve, by an engine of their own."""
+    """Serve large language models on Ray Serve."""

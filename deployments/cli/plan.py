@@ -1,8 +1,7 @@
-"""`remora plan`: what a configuration takes of the memory, before anything is loaded."""
+"""`remora plan`: compute the memory use of a configuration without loading the model."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from remora.configs.fields import Bytes
-from remora.configs.value_sources import of_environment, of_options
+from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
 from remora.deployments.cli.target import read_models
 from remora.deployments.cli.terminal import Failure, answer
 
@@ -18,25 +17,15 @@ _SIZES = tuple(size * 2**30 for size in (8, 24, 80))
 
 
 def plan(
-    target: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Serve config file, model folder or .gguf file; with --dialect its options."
-        ),
-    ] = None,
-    dialect: Annotated[
-        str | None,
-        typer.Option(help="Whose options follow behind --: sglang, lightllm, rtp_llm, backend."),
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A key's value: --set engine.page_size=32.")
-    ] = None,
+    target: Targets = None,
+    dialect: Dialect = None,
+    settings: Settings = None,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory of the device to plan for, such as 80GiB; default: this one's."),
+        typer.Option(help="Device memory to plan for, e.g. 80GiB. Default: this machine's."),
     ] = None,
 ) -> None:
-    """Say what weights, KV cache and steps take, and how many requests fit; loads nothing."""
+    """Show the memory of weights, KV cache and steps, and how many requests fit."""
     from remora.configs.environment import cache_dir
     from remora.configs.planning.loading import Loading
     from remora.configs.planning.memory_report import lines, report
@@ -47,8 +36,7 @@ def plan(
     from remora.engine.pooling.facts import pooling_task
     from remora.engine.weights.resolve_model import resolve_model
 
-    overrides = [*of_environment(os.environ), *of_options(settings or ())]
-    for model in read_models(target or (), dialect, overrides).values():
+    for model in read_models(target or (), dialect, read_overrides(settings)).values():
         config = model.config
         path = resolve_model(config.model.path, cache_dir())
         machine = read_machine(config)
@@ -63,13 +51,11 @@ def plan(
             continue
         facts = read_model_facts(path, Loading.of(config.model))
         planned = make_plan(config, facts, machine, path)
-        is_native = planned.device == "cpu" and _runs_native(planned.cpu_kernels, planned.num_ranks)
+        is_native = (
+            planned.device == "cpu" and planned.cpu_kernels != "torch" and planned.num_ranks == 1
+        )
         for line in lines(report(planned, facts, is_native=is_native), planned, _SIZES):
             answer(line)
-
-
-def _runs_native(cpu_kernels: str, num_ranks: int) -> bool:
-    return cpu_kernels != "torch" and num_ranks == 1
 
 
 def _size(text: str) -> int:

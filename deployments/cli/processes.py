@@ -1,4 +1,4 @@
-"""The processes that a command has started by way of Ray, and their end."""
+"""Find and end the processes that a command started through Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KILL_WAIT_S = 2.0
 
 
 def shut_down() -> None:
-    """End Serve, Ray and whatever they have started."""
+    """Stop Serve and Ray, and kill every process that they started."""
     ray = sys.modules.get("ray")
     if ray is None:
         return
@@ -20,33 +20,29 @@ def shut_down() -> None:
     if ray.is_initialized():
         ray_serve.shutdown()
     ray.shutdown()
-    # Ray's dashboard and agents outlive it by a while, or for good.
+    # Ray's dashboard and agents may outlive it.
     started += children()
     kill(started)
-    wait_for(started)
+    if started:
+        import psutil  # type: ignore[import-untyped]
+
+        psutil.wait_procs(started, timeout=KILL_WAIT_S)
 
 
 def children() -> list[Any]:
-    """Return the processes that we started, and those that they did."""
+    """Return all descendants of this process; none if Ray was not imported."""
     if "ray" not in sys.modules:
         return []
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     found: list[Any] = psutil.Process().children(recursive=True)
     return found
 
 
 def kill(processes: list[Any]) -> None:
-    """Kill processes, the outermost last: Ray's client aborts us when its raylet dies."""
+    """Kill processes, children first: Ray's client aborts this process if its raylet dies."""
     import psutil
 
     for process in reversed(processes):
         with suppress(psutil.NoSuchProcess):
             process.kill()
-
-
-def wait_for(processes: list[Any]) -> None:
-    """Wait a moment until processes have ended."""
-    import psutil
-
-    psutil.wait_procs(processes, timeout=KILL_WAIT_S)

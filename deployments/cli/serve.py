@@ -1,7 +1,7 @@
-"""`remora serve`: start Ray here, serve one model on it, and leave nothing behind.
+"""`remora serve`: start a local Ray cluster, serve on it, and stop it at the end.
 
-The configuration is checked before Ray starts. Ctrl-C or SIGTERM stops everything this command
-started; a second one does so at once.
+The configuration is validated before Ray starts. Ctrl-C or SIGTERM drains running requests and then
+stops every process that this command started; a second signal kills them at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from remora.configs.multiple_models import split_models
 from remora.configs.schema import BUILTIN_MODEL, ServeConfig
 from remora.configs.secrets import read_keys
 from remora.configs.serve_file import our_application
-from remora.configs.value_sources import Override, of_environment, of_options
+from remora.configs.value_sources import Override
 from remora.deployments.cli.files import check_files
 from remora.deployments.cli.haproxy import (
     HAPROXY_SWITCH,
@@ -36,7 +36,8 @@ from remora.deployments.cli.haproxy import (
     own_folder,
 )
 from remora.deployments.cli.haproxy_program import install_haproxy_program
-from remora.deployments.cli.log_filters import hushed
+from remora.deployments.cli.log_filters import drop_ray_output
+from remora.deployments.cli.options import Dialect, Settings, Targets, read_overrides
 from remora.deployments.cli.processes import children, kill, shut_down
 from remora.deployments.cli.target import read_models, read_target
 from remora.deployments.cli.terminal import Failure, answer
@@ -50,46 +51,29 @@ POLL_S = 0.2
 
 
 class _Stopped(BaseException):
-    """A signal asked us to stop. Not an Exception: Ray's broad handlers must let it through."""
+    """A stop signal arrived. A BaseException, because Ray catches Exception broadly."""
 
 
 def serve(
-    target: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help=f"Serve config file (.yaml), Hugging Face folder, .gguf file, or {BUILTIN_MODEL}; "
-            "with --dialect that server's own options, behind --."
-        ),
-    ] = None,
+    target: Targets = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port.")] = None,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name that clients put into `model`.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Number format of the model.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A key's value: --set engine.page_size=32. May be repeated."),
-    ] = None,
-    dialect: Annotated[
-        str | None,
-        typer.Option(
-            help="Whose options follow behind --: sglang, lightllm, rtp_llm, or backend "
-            "(its JSON files)."
-        ),
-    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port to listen on.")] = None,
+    model_name: Annotated[str | None, typer.Option(help="Model name in the API.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Data type of the weights.")] = None,
+    settings: Settings = None,
+    dialect: Dialect = None,
     proxy: Annotated[
         Proxy | None,
-        typer.Option(help="What stands before the replicas; default: haproxy where it can be had."),
+        typer.Option(help="HTTP proxy in front of the replicas. Default: haproxy if available."),
     ] = None,
 ) -> None:
-    """Serve a model over HTTP until Ctrl-C."""
+    """Serve models over HTTP until Ctrl-C."""
     tokens = target or []
     for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)  # before anything imports ray, which reads it then
+        os.environ.setdefault(name, value)  # Ray reads these when it is first imported
     given = {"model.served_name": model_name, "model.dtype": dtype}
     options = [f"{key}={value}" for key, value in given.items() if value is not None]
-    overrides = [*of_environment(os.environ), *of_options([*options, *(settings or ())])]
+    overrides = read_overrides([*options, *(settings or ())])
     raw = serve_config(tokens, host=host, port=port, overrides=overrides, dialect=dialect)
     if not any("runtime_env" in application for application in raw["applications"]):
         check_files(read_models(tokens, dialect, overrides), tokens[0] if tokens else "")
@@ -109,7 +93,7 @@ def serve(
             _run(raw, signals)
         except _Stopped:
             _drain(raw)
-            ending.enter_context(hushed())
+            ending.enter_context(drop_ray_output())
         finally:
             shut_down()
 
@@ -119,18 +103,18 @@ def _configs(raw: dict[str, Any]) -> list[ServeConfig]:
 
 
 def check_routing_hook(configs: list[ServeConfig]) -> None:
-    """Say so if tokens will pass through a gateway only because this Ray is not as we know it."""
+    """Warn if tokens pass through a gateway only because this version of Ray lacks a hook."""
     if uses_routing_service(configs, haproxy_asks=os.environ[HOOK_SWITCH] == "1"):
         lacking = missing_routing_hook()  # imports Ray
         if lacking is not None:
             answer(
-                f"This version of Ray has no {lacking}, by which HAProxy asks where a request is "
-                "to go: a gateway stands before the replicas, and tokens pass through it."
+                f"warning: this version of Ray has no {lacking}, so HAProxy cannot query the "
+                "routing service; requests and tokens pass through a gateway instead"
             )
 
 
 def _write_built_in_model(raw: dict[str, Any]) -> None:
-    """Put the built-in model into the cache while there is a terminal to show progress on."""
+    """Write the built-in model to the cache here, where a terminal can show the progress."""
     paths = [args["model"]["path"] for args in split_models(our_application(raw)["args"])]
     if (
         any(path.lower() == BUILTIN_MODEL for path in paths)
@@ -151,20 +135,20 @@ def serve_config(
 ) -> dict[str, Any]:
     """Return the Serve config of a file, a model or another server's command line.
 
-    overrides:  values that win over it
-    Raises ConfigError.
+    overrides:  values that take precedence over the target's
+    Raises ConfigError, Failure.
     """
     raw, lines = read_target(target, dialect, overrides)
     for line in lines:
         if line.state is not State.EXACT:
             answer(str(line))
     application = our_application(raw)
-    # Before Ray starts: what is wrong with a key is better said at once. Replicas read them anew.
+    # Check keys before Ray starts, so that a fault is reported at once. Replicas read them again.
     api = next(iter(parse_models(application["args"]).values())).api
     for key, reference in (("api_key", api.api_key), ("admin_api_key", api.admin_api_key)):
         if reference is not None:
             read_keys(reference, f"api.{key}")
-    _quiet(raw)
+    _set_log_levels(raw)
     http = {"host": DEFAULT_HOST, "port": DEFAULT_PORT, **(raw.get("http_options") or {})}
     raw["http_options"] = http | {
         key: value for key, value in (("host", host), ("port", port)) if value is not None
@@ -172,15 +156,15 @@ def serve_config(
     return raw
 
 
-def _quiet(raw: dict[str, Any]) -> None:
-    """Leave Serve's own chatter and access log out, unless the file has asked for them."""
+def _set_log_levels(raw: dict[str, Any]) -> None:
+    """Turn off Serve's info and access logs, unless the file configures them."""
     raw.setdefault("logging_config", {"log_level": "WARNING"})
     for application in raw["applications"]:
         application.setdefault("logging_config", {"log_level": "INFO", "enable_access_log": False})
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise Failure if nobody can listen there now."""
+    """Raise Failure if the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,10 +177,9 @@ def check_port(host: str, port: int) -> None:
 
 
 class _Signals:
-    """SIGINT and SIGTERM: the first raises _Stopped, the second kills everything at once.
+    """Handle SIGINT and SIGTERM: the first raises _Stopped, the second kills all processes.
 
-    While Ray starts the first one waits: an exception in the middle of that leaves Ray's library
-    in a state in which it crashes.
+    The first signal is deferred while Ray starts: an exception during startup makes Ray crash.
     """
 
     def __init__(self) -> None:
@@ -206,7 +189,7 @@ class _Signals:
         self.catch()
 
     def catch(self) -> None:
-        """Handle both signals; once more after Ray, which has a handler of its own, has begun."""
+        """Install the handlers. Call this again after `ray.init`, which installs its own."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
@@ -215,20 +198,20 @@ class _Signals:
             kill(self._started + children())
             os._exit(128 + number)
         self._is_wanted = True
-        # Later, those whose parents have gone by then could not be told from strangers.
+        # List them now: orphans of processes that end later are not found as descendants.
         self._started = children()
         if not self._is_starting:
             raise _Stopped
 
     def end_of_start(self) -> None:
-        """Let the first signal interrupt from now on. Raises _Stopped if it has come already."""
+        """Let signals interrupt from now on. Raises _Stopped if one has arrived already."""
         self._is_starting = False
         if self._is_wanted:
             raise _Stopped
 
 
 def _run(raw: dict[str, Any], signals: _Signals) -> None:
-    """Start Ray and Serve, deploy, and wait until stopped. Raises Failure."""
+    """Start Ray and Serve, deploy, and wait for a signal. Raises Failure, _Stopped."""
     import ray
     from ray import serve as ray_serve
     from ray.serve.config import HTTPOptions
@@ -257,9 +240,12 @@ def _run(raw: dict[str, Any], signals: _Signals) -> None:
     host = "127.0.0.1" if http["host"] in ("0.0.0.0", "::") else http["host"]
     answer(
         f"ready in {time.monotonic() - started:.1f} s: http://{host}:{http['port']}/v1 "
-        f"(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops."
+        f"(OpenAI), /generate (SGLang), /docs, /metrics. Ctrl-C stops the server."
     )
-    answer(f"Changes: RAY_AUTH_MODE=token serve deploy -a http://{context.dashboard_url} FILE")
+    answer(
+        "to apply a changed configuration: "
+        f"RAY_AUTH_MODE=token serve deploy -a http://{context.dashboard_url} FILE"
+    )
     if os.environ[HAPROXY_SWITCH] == "1":
         answer(exposed_ports(os.environ, http["host"]))
     while True:
@@ -280,25 +266,25 @@ def _wait_until_running(names: list[str]) -> None:
 
 
 def _reason(message: str) -> str:
-    """Return the last line of a traceback that names an error of ours, else everything."""
-    ours = [line for line in message.splitlines() if "Error: " in line or "Error(" in line]
-    return ours[-1].strip() if ours else message.strip()
+    """Return the last line of a traceback that names an error, or the whole message."""
+    errors = [line for line in message.splitlines() if "Error: " in line or "Error(" in line]
+    return errors[-1].strip() if errors else message.strip()
 
 
 def _drain(raw: dict[str, Any]) -> None:
-    """Stop the replicas while the proxy still carries their last words."""
+    """Stop the replicas while the proxy still delivers their remaining output."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return
     from ray import serve as ray_serve
     from ray.serve.exceptions import RayServeException
 
-    answer("stopping, once the running requests have ended; Ctrl-C again stops at once")
+    answer("stopping: waiting for running requests to finish; press Ctrl-C again to stop now")
     names = set(_names(raw))
     with suppress(RayServeException):  # Serve itself may not have started yet
         for name in names:
             start_deleting(name)
-        # For as long as the replicas let their requests take: Serve's own wait ends earlier.
+        # Serve's own wait is shorter than the drain timeout of the replicas.
         while names & ray_serve.status().applications.keys():
             time.sleep(POLL_S)
 

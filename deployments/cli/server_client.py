@@ -1,4 +1,4 @@
-"""A running server as the commands see it: OpenAI's API over HTTP, streamed.
+"""HTTP client of a running server, for the commands: OpenAI's API with streaming.
 
 Knows HTTP and server-sent events. Knows nothing of terminals.
 """
@@ -18,7 +18,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class ServerClient:
-    """Talks to one server. Every fault is a Failure that says what to do."""
+    """Sends requests to one server. Every error is raised as Failure."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class ServerClient:
         """`transport` replaces the network in tests."""
         self.url = url.rstrip("/").removesuffix("/v1")
         try:
-            # Tokens may be long in coming on a busy server; only connecting has a limit.
+            # A busy server may take long to send the first token, so only connecting times out.
             timeout = httpx.Timeout(None, connect=5.0)
             headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
             self._http = httpx.Client(
                 base_url=self.url, timeout=timeout, transport=transport, headers=headers
             )
         except httpx.InvalidURL as error:
-            raise Failure(f"{url}: not an address ({error}); write http://HOST:PORT") from None
+            raise Failure(f"invalid address {url} ({error}); expected http://HOST:PORT") from None
 
     def __enter__(self) -> Self:
         return self
@@ -53,13 +53,13 @@ class ServerClient:
     def pick_model(self, wanted: str | None) -> str:
         """Return `wanted`, or the first model served. Raises Failure when it is not served."""
         with self._request("GET", "/v1/models") as response:
-            server = [str(entry["id"]) for entry in _as_json(response)["data"]]
-        if wanted is None and server:
-            return server[0]
-        if wanted in server:
+            served = [str(entry["id"]) for entry in _as_json(response)["data"]]
+        if wanted is None and served:
+            return served[0]
+        if wanted in served:
             return str(wanted)
         raise Failure(
-            f"{self.url} does not serve {wanted or 'any model'}; served: {', '.join(server)}"
+            f"{self.url} does not serve {wanted or 'any model'}; served: {', '.join(served)}"
         )
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -68,13 +68,13 @@ class ServerClient:
             return _as_json(response)
 
     def stream_chat(self, messages: list[dict[str, str]], **fields: Any) -> Generator[str]:
-        """Yield the pieces of the assistant's answer as they come."""
+        """Yield the assistant's reply in pieces, as they arrive."""
         body = {"messages": messages, **fields}
         for choice in self._stream("/v1/chat/completions", body):
             yield choice.get("delta", {}).get("content") or ""
 
     def stream_completion(self, prompt: str, **fields: Any) -> Generator[str]:
-        """Yield the pieces of the text that continues `prompt` as they come."""
+        """Yield the continuation of `prompt` in pieces, as they arrive."""
         for choice in self._stream("/v1/completions", {"prompt": prompt, **fields}):
             yield choice.get("text") or ""
 
@@ -89,8 +89,10 @@ class ServerClient:
                     if data:
                         yield from _choices(json.loads(data))
             except httpx.HTTPError as error:
-                raise Failure(f"{self.url}: the answer broke off ({error})") from None
-        raise Failure(f"{self.url}: the answer broke off before its end")
+                raise Failure(
+                    f"{self.url}: the connection was lost during the response ({error})"
+                ) from None
+        raise Failure(f"{self.url}: the response ended without [DONE]")
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> _Opened:
         try:
@@ -98,8 +100,8 @@ class ServerClient:
             response = self._http.send(request, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Failure(
-                f"no server answers at {self.url} ({error}); start one with `make serve` or "
-                "`remora serve FILE`, or name another with --url"
+                f"cannot reach a server at {self.url} ({error}); start one with `make serve` or "
+                "`remora serve FILE`, or set another address with --url"
             ) from None
         if response.status_code >= 400:
             with _Opened(response):
@@ -109,7 +111,7 @@ class ServerClient:
 
 
 class _Opened:
-    """Closes a response at the end of its `with`, which tells the server to stop generating."""
+    """Context manager that closes a response; the server then stops generating."""
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
@@ -128,7 +130,7 @@ class _Opened:
 
 def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
     if "error" in event:
-        raise Failure(f"the server ended the answer: {event['error'].get('message', event)}")
+        raise Failure(f"the server reported an error: {event['error'].get('message', event)}")
     choices: list[dict[str, Any]] = event.get("choices", [])
     return choices
 
@@ -137,11 +139,13 @@ def _as_json(response: httpx.Response) -> Any:
     try:
         return json.loads(response.read())
     except ValueError:
-        raise Failure(f"{response.url}: the answer is not JSON; is this a remora server?") from None
+        raise Failure(
+            f"{response.url}: the response is not JSON; check that this is a remora server"
+        ) from None
 
 
 def _error_message(response: httpx.Response) -> str:
-    """Return the message of an OpenAI-style error, or the status where there is none."""
+    """Return the message of an OpenAI-style error, or the HTTP status."""
     try:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What a command is asked to look at: a Serve file, a model, or another server's command line."""
+"""Read the target of a command: a Serve file, a model, or another server's command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_PORT = 65_535
 def read_target(
     target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
 ) -> tuple[dict[str, Any], tuple[Line, ...]]:
-    """Return a Serve config in our own words, checked, and what became of foreign parameters.
+    """Return a validated Serve config, and how each parameter of another server was translated.
 
     Raises ConfigError, Failure.
     """
@@ -39,7 +39,7 @@ def read_target(
 def read_models(
     target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
 ) -> dict[str, FileModel]:
-    """Return the models of a target by name, with where each key's value comes from."""
+    """Return the models of a target by name, with the source of each key's value."""
     return _read(target, dialect, overrides)[2]
 
 
@@ -58,8 +58,8 @@ def _read(
         return raw, resolved.lines, _over(raw, resolved, overrides, documents)
     if len(target) != 1:
         raise Failure(
-            f"expected one target, found {' '.join(target) or 'none'}; options of another server "
-            f"need --dialect ({', '.join(SYSTEMS)})"
+            f"expected one target, found {' '.join(target) or 'none'}; to pass another server's "
+            f"options, add --dialect ({', '.join(SYSTEMS)})"
         )
     (name,) = target
     if name.endswith((".yaml", ".yml")):
@@ -82,10 +82,8 @@ def _check_port(resolved: Resolved, documents: Mapping[str, Document]) -> None:
 def _no_model(dialect: str) -> str:
     rules = DIALECTS[dialect].rules if dialect in SYSTEMS else {}
     options = [name for name, rule in rules.items() if rule.keys == ("model.path",)]
-    say = f"give it by {options[0]}" if options else "no parameter names it; give it by"
-    return (
-        f"model.path: required key is missing; {say}{'' if options else ' --set model.path=PATH'}"
-    )
+    option = options[0] if options else "--set model.path=PATH"
+    return f"model.path: required key is missing; set it with {option}"
 
 
 def _of_command_line(
@@ -112,7 +110,7 @@ def _over(
     overrides: Sequence[Override],
     documents: Mapping[str, Document] = MappingProxyType({}),
 ) -> dict[str, FileModel]:
-    """Put the overrides into the args of `raw`, check them, and return the model."""
+    """Merge the overrides into the args of `raw`, validate them, and return the model by name."""
     (application,) = raw["applications"]
     application["args"] = over(resolved.args, overrides)
     _absolute(application["args"])
@@ -131,7 +129,7 @@ def _over(
 
 
 def _absolute(args: dict[str, Any]) -> None:
-    """Make the model's path absolute: replicas have a working folder of their own."""
+    """Make the model's path absolute: replicas run in a different working directory."""
     path = (args.get("model") or {}).get("path")
     if isinstance(path, str) and Path(path).exists():
         args["model"] = {**args["model"], "path": str(Path(path).absolute())}

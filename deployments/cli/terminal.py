@@ -1,7 +1,7 @@
-"""How the commands speak: answers to stdout, everything else to stderr, faults in one line.
+"""Terminal output and exit codes of the commands: results to stdout, the rest to stderr.
 
-A fault the user can mend ends the command with exit code 2 and no traceback. Anything else is a
-bug of ours and keeps its traceback.
+An error that the user can fix ends the command with one line and exit code 2. Any other exception
+is a bug in remora and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ EXIT_FAULT = 2
 
 
 class Failure(Exception):
-    """A command cannot do what was asked; the message is all that the user sees."""
+    """A command cannot continue; the user sees only the message."""
 
 
 class Commands(TyperGroup):
-    """The group of all commands; the one place where faults become exit codes."""
+    """A command group that turns errors into exit codes."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises typer.Exit for faults that the user can mend."""
+        """Run the command. Raises typer.Exit for errors that the user can fix."""
         try:
             return super().invoke(ctx)
         except (RemoraError, Failure) as error:
@@ -36,12 +36,12 @@ class Commands(TyperGroup):
 
 
 def complain(message: str) -> None:
-    """Write a fault to stderr."""
+    """Write an error message to stderr."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print(f"[bold red]error:[/] {escape(message)}")
 
 
 def answer(text: str, *, end: str = "\n") -> None:
-    """Write plain text to stdout, at once."""
+    """Write plain text to stdout and flush it."""
     sys.stdout.write(text + end)
     sys.stdout.flush()

@@ -1,8 +1,7 @@
-"""`remora doctor`: what is here, what would be used, and what to mend first."""
+"""`remora doctor`: check the installation, the machine and a model, and say what to fix."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from remora.configs.schema import BUILTIN_MODEL
-from remora.configs.value_sources import of_environment, of_options
+from remora.deployments.cli.options import Settings, read_overrides
 from remora.deployments.cli.target import read_models
 from remora.deployments.cli.terminal import EXIT_FAULT, Commands
 
@@ -30,7 +29,7 @@ def doctor(
         str, typer.Option(help="Model to plan for: folder, .gguf file or built-in name.")
     ] = BUILTIN_MODEL,
 ) -> None:
-    """Report versions, devices and memory, and what would be used. Exit code 2 if it won't work."""
+    """Check versions, devices, memory and a model's plan. Exit code 2 if serving would fail."""
     if context.invoked_subcommand is not None:
         return
     from remora.deployments.cli.doctor import findings
@@ -43,27 +42,24 @@ def doctor_model(
     target: Annotated[
         str, typer.Argument(help="Model folder, .gguf file, built-in name or Serve config file.")
     ],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A key's value: --set model.impl=remora.")
-    ] = None,
+    settings: Settings = None,
 ) -> None:
-    """Say what would serve a model: whose code, kernels, parsers, chat template, memory.
+    """Show how a model would be served: implementation, kernels, parsers, chat template, memory.
 
-    Loads no weights. Exit code 2 if it cannot be served.
+    Loads no weights. Exit code 2 if the model cannot be served.
     """
     from remora.configs.environment import cache_dir
     from remora.deployments.cli.doctor.model import examine_model
     from remora.engine.launch import read_machine
     from remora.engine.weights.resolve_model import resolve_model
 
-    overrides = [*of_environment(os.environ), *of_options(settings or ())]
-    for model in read_models([target], None, overrides).values():
+    for model in read_models([target], None, read_overrides(settings)).values():
         path = resolve_model(model.config.model.path, cache_dir())
         _show(examine_model(model.config, path, read_machine(model.config)))
 
 
 def _show(found: Iterable[Finding]) -> None:
-    """Print findings as they come. Leaves with EXIT_FAULT if one must be mended."""
+    """Print each finding. Raises typer.Exit with EXIT_FAULT if one must be fixed."""
     console = Console(highlight=False, soft_wrap=True)
     levels = set()
     for finding in found:

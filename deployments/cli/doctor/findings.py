@@ -1,6 +1,6 @@
-"""What `remora doctor` looks at. Each check returns findings; none changes anything.
+"""The checks of `remora doctor`.
 
-A check that meets something broken reports it; it never fails itself.
+Each check returns findings and changes nothing. A check reports what is broken and never raises.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. FIX: remora will not work before this is mended."""
+    """One line of the report. FIX: remora does not work until this is fixed."""
 
     level: Level
     subject: str
@@ -51,7 +51,7 @@ class Finding:
 
 
 def examine(model: str) -> Iterator[Finding]:
-    """Yield every finding, in the order in which one would mend them."""
+    """Yield every finding, in the order in which to fix them."""
     yield from check_versions()
     machine = read_machine()
     yield from check_machine(machine)
@@ -62,7 +62,7 @@ def examine(model: str) -> Iterator[Finding]:
 
 
 def check_versions() -> Iterator[Finding]:
-    """Report Python and the packages that serving needs, each imported for real."""
+    """Report the versions of Python and of the required packages, after importing each."""
     yield Finding(Level.OK, "Python", f"{platform.python_version()} at {sys.executable}")
     yield Finding(Level.OK, "remora", version("remora"))
     for module in _MODULES:
@@ -79,7 +79,7 @@ def _check_module(module: str) -> Finding:
 
 
 def read_machine() -> MachineFacts:
-    """Return the machine's facts, its accelerators included where torch sees them."""
+    """Return the machine's facts, including the accelerators that torch sees."""
     devices = ["cpu"]
     try:
         import torch
@@ -92,32 +92,32 @@ def read_machine() -> MachineFacts:
 def check_machine(machine: MachineFacts) -> Iterator[Finding]:
     """Report processor, memory and devices."""
     yield Finding(Level.OK, "processor", f"{machine.cpu_name}, {machine.num_cores} physical cores")
-    features = ", ".join(machine.cpu_features) or "none of those that matter"
+    features = ", ".join(machine.cpu_features) or "no SIMD features"
     is_fast = bool({"avx2", "asimd"} & set(machine.cpu_features))
     yield Finding(
         Level.OK if is_fast else Level.WARN,
         "features",
-        features if is_fast else f"{features}; without AVX2 or NEON the engine will be slow",
+        features if is_fast else f"{features}; the engine is slow without AVX2 or NEON",
     )
     memory = f"{human_bytes(machine.available_bytes)} of {human_bytes(machine.total_bytes)} free"
     enough = machine.available_bytes >= 2 * 2**30
     yield Finding(
         Level.OK if enough else Level.WARN,
         "memory",
-        memory if enough else f"{memory}; Ray and a small model want 2 GiB",
+        memory if enough else f"{memory}; Ray and a small model need 2 GiB",
     )
     yield Finding(Level.OK, "devices", ", ".join(machine.devices))
 
 
 def check_cache() -> Finding:
-    """Report whether the built-in model can be written, or is there."""
+    """Report whether the cache holds the built-in model, or can hold it."""
     folder = cache_dir()
     if (folder / BUILTIN_MODEL / "config.json").is_file():
         return Finding(Level.OK, "cache", f"{folder} holds {BUILTIN_MODEL}")
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         return Finding(
-            Level.FIX, "cache", f"{existing} cannot be written; set REMORA_CACHE to a folder"
+            Level.FIX, "cache", f"{existing} is not a writable folder; set REMORA_CACHE to one"
         )
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < _MODEL_BYTES:
@@ -125,13 +125,15 @@ def check_cache() -> Finding:
             Level.FIX,
             "cache",
             f"{folder}: {human_bytes(free_bytes)} free, {human_bytes(_MODEL_BYTES)} needed; "
-            "make room or set REMORA_CACHE",
+            "free disk space or set REMORA_CACHE",
         )
-    return Finding(Level.OK, "cache", f"{folder}; {BUILTIN_MODEL} will be written there")
+    return Finding(
+        Level.OK, "cache", f"{folder}; {BUILTIN_MODEL} is written there at its first use"
+    )
 
 
 def check_kernels() -> Finding:
-    """Report whether native kernels are compiled, or can be; without, torch serves, slower."""
+    """Report whether native kernels are compiled or can be; otherwise torch's are used."""
     folder = cache_dir() / KERNELS
     target = best_instruction_set(read_cpu_flags())
     if any(folder.glob(f"remora-cpu-{target}-*.so")):
@@ -142,28 +144,28 @@ def check_kernels() -> Finding:
         return Finding(
             Level.WARN,
             "kernels",
-            f"no C++ compiler ({', '.join(chosen or COMPILERS)}), so torch will serve, which is "
-            "slower; install g++ 11 or newer and run `remora compile`",
+            f"no C++ compiler ({', '.join(chosen or COMPILERS)}), so torch's kernels are used, "
+            "which are slower; install g++ 11 or newer and run `remora compile`",
         )
     return Finding(
         Level.OK,
         "kernels",
-        f"native, compiled by {compiler} at the first start or `remora compile`",
+        f"native, compiled by {compiler} at the first start or by `remora compile`",
     )
 
 
 def check_port(host: str = DEFAULT_HOST, port: int = DEFAULT_PORT) -> Finding:
-    """Report whether somebody listens where `make serve` wants to."""
+    """Report whether the default port of `make serve` is free."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
         taken = probe.connect_ex((host, port)) == 0
     if taken:
-        return Finding(Level.WARN, "port", f"{host}:{port} is in use; serve elsewhere with --port")
+        return Finding(Level.WARN, "port", f"{host}:{port} is in use; choose another with --port")
     return Finding(Level.OK, "port", f"{host}:{port} is free")
 
 
 def check_model(model: str, machine: MachineFacts) -> Iterator[Finding]:
-    """Report what would be used to serve `model`: its plan on this machine."""
+    """Report the plan of `model` on this machine."""
     try:
         plan = _plan_for(model, machine)
     except ConfigError as error:
@@ -182,7 +184,7 @@ def check_model(model: str, machine: MachineFacts) -> Iterator[Finding]:
     yield Finding(
         Level.WARN if short else Level.OK,
         "KV cache",
-        f"{room}; less than one context of {plan.max_model_len:,}" if short else room,
+        f"{room}; one context needs {plan.max_model_len:,}" if short else room,
     )
 
 
@@ -195,7 +197,7 @@ def _plan_for(model: str, machine: MachineFacts) -> EnginePlan:
 
 
 def _locate(model: str) -> Path:
-    """Return the model's files; of the built-in model, if need be, those it will be made from."""
+    """Return the model's files; for a built-in model not yet in the cache, its packaged GGUF."""
     from remora.engine.weights.resolve_model import resolve_model
     from remora.engine.weights.smollm2 import INSTALL, PACKAGE, find_packaged_gguf
 

@@ -1,7 +1,7 @@
-"""What `remora doctor model` says of a checkpoint: what would serve it, and whether that can work.
+"""The checks of `remora doctor model`: how a checkpoint would be served, and whether it can be.
 
-Headers of weight files are read, weights are not. What cannot work is the last line; weights alone
-may be missing before it.
+Only headers of weight files are read. The report ends at the first error, except that missing
+weights are reported and the checks go on.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from remora.deployments.cli.doctor.pooling import pooling_findings
 
 
 def examine_model(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator[Finding]:
-    """Yield what is found, in the order in which the engine looks.
-
-    A FIX ends it, unless weights are all that is missing.
-    """
+    """Yield findings in the order in which the engine reads a model. A FIX is usually the last."""
     try:
         yield from _examine(config, path, machine)
     except ConfigError as error:
@@ -46,21 +43,19 @@ def _examine(config: ServeConfig, path: Path, machine: MachineFacts) -> Iterator
         return
     chosen = implementation_of(path, loading)
     facts = read_model_facts(path, loading)
-    whose = (
-        "remora's own code" if isinstance(chosen, Ours) else "transformers' code on our KV cache"
-    )
+    implementation = "remora" if isinstance(chosen, Ours) else "transformers on remora's KV cache"
     yield Finding(Level.OK, "family", facts.architecture)
     yield Finding(
         Level.OK if isinstance(chosen, Ours) else Level.WARN,
         "implementation",
-        f"{whose}: {chosen.reason}",
+        f"{implementation}: {chosen.reason}",
     )
     size = f"{facts.num_parameters / 1e6:,.1f} million parameters in {facts.dtype}"
     try:
         files = check_files(path, config.model.load_format, loading)
         yield Finding(Level.OK, "weights", f"{size}, {files}")
-    except ConfigError as error:  # what the model would take is of use before they are there
-        yield Finding(Level.FIX, "weights", f"{size} are needed: {error}")
+    except ConfigError as error:  # the plan is useful before the weights are downloaded
+        yield Finding(Level.FIX, "weights", f"{size} expected: {error}")
     plan = make_plan(config, facts, machine, path)
     yield _kernels(plan, chosen.config if isinstance(chosen, Ours) else None)
     yield from _memory(plan, facts)
@@ -73,15 +68,15 @@ def _kernels(plan: EnginePlan, own: object) -> Finding:
     from remora.kernels.cpu.build import NativeUnavailable
 
     if not isinstance(own, DecoderConfig):
-        return Finding(Level.OK, "kernels", f"torch's, on {plan.device}, step by step")
+        return Finding(Level.OK, "kernels", f"torch, eager, on {plan.device}")
     if plan.device != "cpu":
         return Finding(Level.OK, "kernels", f"{plan.on_device.attention_backend} on {plan.device}")
     if plan.cpu_kernels == "torch":
-        return Finding(Level.OK, "kernels", "torch's, as engine.cpu_kernels says")
+        return Finding(Level.OK, "kernels", "torch, set by engine.cpu_kernels")
     try:
         check_covered(own, plan, plan.num_ranks)
     except NativeUnavailable as reason:
-        return Finding(Level.WARN, "kernels", f"torch's, which are slower: {reason}")
+        return Finding(Level.WARN, "kernels", f"torch, which is slower: {reason}")
     return Finding(Level.OK, "kernels", "native step program")
 
 
@@ -92,14 +87,14 @@ def _memory(plan: EnginePlan, facts: ModelFacts) -> Iterator[Finding]:
         Level.OK,
         "memory",
         f"{human_bytes(found.weight_bytes)} of weights in {plan.dtype}{of_rank}; "
-        f"{human_bytes(found.kv_token_bytes)} of KV cache per token; `remora plan` says more",
+        f"{human_bytes(found.kv_token_bytes)} of KV cache per token; see `remora plan` for details",
     )
     short = plan.max_sequence_tokens < plan.max_model_len
     yield Finding(
         Level.WARN if short else Level.OK,
         "context",
         f"{plan.max_model_len:,} tokens"
-        + (f", of which memory holds {plan.max_sequence_tokens:,}" if short else ""),
+        + (f", but memory holds only {plan.max_sequence_tokens:,}" if short else ""),
     )
 
 
@@ -109,7 +104,7 @@ def _texts(config: ServeConfig, path: Path, facts: ModelFacts) -> Iterator[Findi
 
     tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
     if not tokenizer.takes_text:
-        yield Finding(Level.OK, "tokenizer", "none, as model.skip_tokenizer says")
+        yield Finding(Level.OK, "tokenizer", "none, set by model.skip_tokenizer")
         return
     is_known = tokenizer.vocab_size <= facts.vocab_size
     yield Finding(
@@ -119,7 +114,9 @@ def _texts(config: ServeConfig, path: Path, facts: ModelFacts) -> Iterator[Findi
     )
     if tokenizer.template_source is None:
         yield Finding(
-            Level.WARN, "chat template", "none: chats get HTTP 400; model.chat_template names one"
+            Level.WARN,
+            "chat template",
+            "none: chats get HTTP 400; set model.chat_template",
         )
     else:
         yield Finding(Level.OK, "chat template", f"from {tokenizer.template_place}")

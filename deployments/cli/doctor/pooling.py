@@ -1,6 +1,6 @@
-"""What `remora doctor model` and `remora plan` say of models that give embeddings or scores.
+"""The findings of `remora doctor model` and `remora plan` for embedding and scoring models.
 
-Headers of weight files are read, weights are not.
+Only headers of weight files are read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remora.configs.sections.pooling import Task
 def pooling_findings(
     config: ServeConfig, path: Path, task: Task, machine: MachineFacts
 ) -> Iterator[tuple[str, str]]:
-    """Yield subjects and what is to be said of them. Raises ConfigError if it cannot be served."""
+    """Yield pairs of subject and text. Raises ConfigError if the model cannot be served."""
     from remora.engine.pooling.facts import read_pooling_facts
     from remora.engine.pooling.load import pooling_model_facts
     from remora.engine.weights.files import weight_files
@@ -42,11 +42,14 @@ def pooling_findings(
         max_tokens=pooling.max_tokens,
         head_parameters=pooling.num_parameters,
     )
-    yield "task", f"{task}, whole rows without KV cache, by torch on {plan.device}"
+    yield "task", f"{task}, whole sequences without KV cache, by torch on {plan.device}"
     step = pooling.step_token
     yield "pooling", ", ".join(pooling.methods) if step is None else f"none, at each {step}"
     what = f"labels: {', '.join(pooling.labels)}" if pooling.labels else "dimensions"
-    yield "gives", f"{pooling.size} {what}"
+    yield "output", f"{pooling.size} {what}"
     size = f"{(facts.num_parameters + pooling.num_parameters) / 1e6:,.1f} million parameters"
     yield "memory", f"{human_bytes(plan.weight_bytes)} of weights in {plan.dtype}, {size}"
-    yield "context", f"{plan.max_model_len:,} tokens of a row, {plan.max_step_tokens:,} of a step"
+    yield (
+        "context",
+        f"{plan.max_model_len:,} tokens per sequence, {plan.max_step_tokens:,} per step",
+    )

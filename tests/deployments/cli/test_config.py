@@ -1,4 +1,4 @@
-"""`remora config` on files as an operator writes them."""
+"""`remora config` on files as an operator writes them; test_target.py has other targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_file(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_shipped_file_is_valid_for_us_and_for_ray() -> None:
+def test_the_shipped_file_is_valid() -> None:
     result = CliRunner().invoke(app, ["config", "check", SHIPPED])
 
     assert result.exit_code == 0, result.stderr
@@ -59,22 +59,19 @@ def test_a_missing_file_is_named() -> None:
     result = CliRunner().invoke(app, ["config", "check", "nowhere.yaml"])
 
     assert result.exit_code == 2
-    assert "nowhere.yaml: no such file" in result.stderr
+    assert "nowhere.yaml" in result.stderr
 
 
-def test_the_schema_is_json() -> None:
-    result = CliRunner().invoke(app, ["config", "schema"])
-
-    assert "engine" in json.loads(result.stdout)["properties"]
-
-
-def test_the_schema_as_a_page_is_the_documentation() -> None:
-    result = CliRunner().invoke(app, ["config", "schema", "--markdown"])
-
-    assert result.stdout == (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+def test_the_schema_is_json_or_the_documentation_page() -> None:
+    schema, page = (
+        CliRunner().invoke(app, ["config", "schema", *flags]).stdout
+        for flags in ([], ["--markdown"])
+    )
+    assert "engine" in json.loads(schema)["properties"]
+    assert page == (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
-def test_explain_tells_written_values_from_defaults(tmp_path: Path) -> None:
+def test_explain_distinguishes_written_values_from_defaults(tmp_path: Path) -> None:
     file = make_file(tmp_path, HEAD + "      model: {path: x}\n      engine: {page_size: 8}\n")
 
     result = CliRunner().invoke(app, ["config", "explain", file])
@@ -84,7 +81,7 @@ def test_explain_tells_written_values_from_defaults(tmp_path: Path) -> None:
     assert lines["engine.device"][1:3] == ["'auto'", "default"]
 
 
-def test_the_formats_of_replies_are_listed_with_their_other_names() -> None:
+def test_reply_formats_are_listed_with_their_aliases() -> None:
     result = CliRunner().invoke(app, ["config", "parsers"])
 
     assert result.exit_code == 0, result.stderr

@@ -1,4 +1,4 @@
-"""Who is heard while Ray is taken down, and who is not. Lines look as Ray 2.60 prints them."""
+"""Which output is dropped while Ray shuts down. Lines look as Ray 2.60 prints them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from remora.deployments.cli.log_filters import hushed
+from remora.deployments.cli.log_filters import drop_ray_output
 
 CYAN, YELLOW, PLAIN = "\x1b[36m", "\x1b[33m", "\x1b[0m"
 
@@ -20,8 +20,10 @@ CYAN, YELLOW, PLAIN = "\x1b[36m", "\x1b[33m", "\x1b[0m"
         "(ProxyActor pid=7) WARNING",
     ],
 )
-def test_rays_own_processes_are_not_heard(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with hushed():
+def test_output_of_rays_own_processes_is_dropped(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with drop_ray_output():
         print("before")
         print(line)
         print(line, file=sys.stderr)
@@ -40,16 +42,12 @@ def test_rays_own_processes_are_not_heard(line: str, capsys: pytest.CaptureFixtu
         "",
     ],
 )
-def test_everybody_else_is_heard(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with hushed():
+def test_other_output_is_kept_and_all_of_it_afterwards(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with drop_ray_output():
         print(line)
 
-    assert capsys.readouterr().out == f"{line}\n"
+    print("(raylet) afterwards")
 
-
-def test_afterwards_all_are_heard_again(capsys: pytest.CaptureFixture[str]) -> None:
-    with hushed():
-        pass
-    print("(raylet) heard")
-
-    assert capsys.readouterr().out == "(raylet) heard\n"
+    assert capsys.readouterr().out == f"{line}\n(raylet) afterwards\n"

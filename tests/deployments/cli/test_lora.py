@@ -38,7 +38,7 @@ def test_an_adapter_is_added_by_its_whole_path(make_server: MakeServer) -> None:
     assert (second["lora_path"], second["load_inplace"]) == ("hf://me/far", True)
 
 
-def test_the_others(make_server: MakeServer) -> None:
+def test_rm_pin_and_unpin(make_server: MakeServer) -> None:
     server = make_server(DONE, DONE, DONE)
 
     assert run("rm", "pirate", "--force", "--url", server.url)[0] == 0
@@ -62,7 +62,7 @@ def test_a_refusal_is_shown(make_server: MakeServer) -> None:
     assert "its rank is 70" in output
 
 
-def test_rows_of_the_list() -> None:
+def test_rows_of_ls() -> None:
     server = {
         "name": "a",
         "owner": "api",

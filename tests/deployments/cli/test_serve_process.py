@@ -1,4 +1,4 @@
-"""`remora serve` as a user runs it: from the command to the answer, and gone after a signal."""
+"""`remora serve` as a user runs it: it starts, answers, and leaves no process after a signal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def until_ready(process: subprocess.Popen[str], url: str, timeout_s: float = 120
 
 
 def still_running(group: int) -> list[str]:
-    """Return the command lines of what is left of a process group or session."""
+    """Return the command lines of the live processes of a session."""
     left = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -51,7 +51,7 @@ def still_running(group: int) -> list[str]:
     return left
 
 
-def test_a_folder_is_served_until_the_signal_and_nothing_stays_behind(
+def test_a_folder_is_served_until_a_signal_and_no_process_is_left(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
     port = free_port()
@@ -67,7 +67,7 @@ def test_a_folder_is_served_until_the_signal_and_nothing_stays_behind(
     url = f"http://127.0.0.1:{port}"
     until_ready(process, url)
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "model": "m"}, timeout=60)
-    # Not SIGINT: that is handled alike, but Ray would handle this one if it were let.
+    # SIGTERM rather than SIGINT, because Ray installs a handler of its own for it.
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=90)
 
@@ -76,7 +76,7 @@ def test_a_folder_is_served_until_the_signal_and_nothing_stays_behind(
     assert "first token" in output
     assert "stopping" in output
     assert "Traceback" not in output
-    assert "(raylet)" not in output  # nor that tasks of Serve's failed as it was taken down
+    assert "(raylet)" not in output
     assert still_running(process.pid) == []
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")

@@ -1,4 +1,4 @@
-"""What commands are asked to look at: files, models, other servers' command lines."""
+"""Targets of commands: files, models and command lines of other servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.observes("http.host", "http.port")
-def test_another_server_s_host_and_port_are_listened_on(tmp_path: Path) -> None:
+def test_another_server_s_host_and_port_are_used(tmp_path: Path) -> None:
     model = str(tmp_path)
     for dialect, tokens, http in (
         ("sglang", ["--model-path", model, "--port", "31000"], ("127.0.0.1", 31000)),
@@ -47,7 +47,7 @@ def test_a_file_s_own_http_options_win_over_those_of_the_dialect(tmp_path: Path)
     assert http == {"host": "0.0.0.0", "port": 1234}
 
 
-def test_a_fault_in_another_server_s_words_is_found_at_its_place(tmp_path: Path) -> None:
+def test_an_error_in_another_server_s_options_has_its_position(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     for line, message in (
         ("page-size: 17", ":7:20: engine.page_size = 17: must be a power of two"),
@@ -63,7 +63,7 @@ def test_a_fault_in_another_server_s_words_is_found_at_its_place(tmp_path: Path)
         assert str(caught.value).startswith(f"{path}{message}"), caught.value
 
 
-def test_sections_of_ours_beside_a_dialect_win(tmp_path: Path) -> None:
+def test_our_sections_take_precedence_over_a_dialect(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(
         HEAD
@@ -84,7 +84,7 @@ def test_an_unknown_dialect_is_refused() -> None:
         serve_config(["a", "b"])
 
 
-def test_check_tells_what_became_of_each_parameter() -> None:
+def test_check_shows_how_each_parameter_is_translated() -> None:
     code, text, _ = run(
         "config", "check", "--dialect", "sglang", "--", "--model-path", "m",
         "--max-prefill-tokens", "1024", "--enable-p2p-check", "--tp", "2",
@@ -103,10 +103,10 @@ def test_convert_says_what_is_lost() -> None:
     assert code == 0
     assert "--model_dir /m" in text
     assert "--tp 2" in text
-    assert "engine.page_size = 32: LightLLM has no word for it" in notes
+    assert "engine.page_size = 32: LightLLM has no equivalent" in notes
 
 
-def test_convert_to_ours_is_a_file_to_serve(tmp_path: Path) -> None:
+def test_convert_writes_a_valid_file(tmp_path: Path) -> None:
     code, text, _ = run("config", "convert", "--from", "lightllm", "--", "--model_dir", "/m")
     assert code == 0
     path = tmp_path / "a.yaml"
@@ -136,7 +136,7 @@ def test_init_writes_a_file_and_its_schema(tmp_path: Path) -> None:
     assert "exists; choose another name" in error
 
 
-def test_coverage_is_told_as_table_json_and_page() -> None:
+def test_coverage_as_table_and_json() -> None:
     code, text, _ = run("config", "coverage", "--system", "backend")
     assert code == 0
     assert "tensor_parallel_size" in text

@@ -1,4 +1,4 @@
-"""What `remora doctor` finds, in made-up surroundings."""
+"""The findings of `remora doctor` on made-up machines."""
 
 from __future__ import annotations
 
@@ -57,20 +57,17 @@ def by_subject(found: list[Finding]) -> dict[str, Finding]:
     return {finding.subject: finding for finding in found}
 
 
-def test_a_capable_machine_is_fine() -> None:
-    found = list(findings.check_machine(make_machine()))
+def test_little_memory_and_an_old_processor_are_warnings() -> None:
+    capable = findings.check_machine(make_machine())
+    assert {finding.level for finding in capable} == {Level.OK}
 
-    assert {finding.level for finding in found} == {Level.OK}
-
-
-def test_little_memory_and_an_old_processor_are_warned_of() -> None:
     found = by_subject(list(findings.check_machine(make_machine(GIB, ("asimd_not",)))))
 
     assert found["memory"].level is Level.WARN
     assert found["features"].level is Level.WARN
 
 
-def test_a_package_that_cannot_be_imported_is_to_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_imported_must_be_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "_MODULES", ("no_such_package_anywhere",))
 
     found = by_subject(list(findings.check_versions()))
@@ -79,42 +76,33 @@ def test_a_package_that_cannot_be_imported_is_to_be_fixed(monkeypatch: pytest.Mo
     assert "make setup" in found["no_such_package_anywhere"].text
 
 
-def test_a_cache_that_holds_the_model_is_fine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("surroundings", "level", "shown"),
+    [
+        ("model", Level.OK, "holds"),
+        ("absent", Level.OK, "smollm2"),
+        ("file", Level.FIX, "REMORA_CACHE"),
+        ("full", Level.FIX, "REMORA_CACHE"),
+    ],
+)
+def test_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, surroundings: str, level: Level, shown: str
 ) -> None:
-    monkeypatch.setenv("REMORA_CACHE", str(tmp_path))
-    (tmp_path / "smollm2-135m-instruct").mkdir()
-    (tmp_path / "smollm2-135m-instruct" / "config.json").write_text("{}")
-
-    assert "holds" in findings.check_cache().text
-
-
-def test_a_cache_yet_to_be_made_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMORA_CACHE", str(tmp_path / "a" / "b"))
+    folder = tmp_path / "a" / "b"
+    monkeypatch.setenv("REMORA_CACHE", str(folder))
+    if surroundings == "model":
+        (folder / "smollm2-135m-instruct").mkdir(parents=True)
+        (folder / "smollm2-135m-instruct" / "config.json").write_text("{}")
+    elif surroundings == "file":
+        (tmp_path / "a").write_text("")
+    elif surroundings == "full":
+        monkeypatch.setattr(findings, "_MODEL_BYTES", 2**62)
 
     finding = findings.check_cache()
 
-    assert finding.level is Level.OK
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_cache_that_is_a_file_is_to_be_fixed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("REMORA_CACHE", str(tmp_path / "file"))
-
-    assert findings.check_cache().level is Level.FIX
-
-
-def test_a_full_disk_is_to_be_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REMORA_CACHE", str(tmp_path))
-    monkeypatch.setattr(findings, "_MODEL_BYTES", 2**62)
-
-    finding = findings.check_cache()
-
-    assert finding.level is Level.FIX
-    assert "make room or set REMORA_CACHE" in finding.text
+    assert finding.level is level
+    assert shown in finding.text
+    assert surroundings != "absent" or not (tmp_path / "a").exists()
 
 
 def test_kernels_are_compiled_or_can_be_or_torch_serves(
@@ -136,7 +124,7 @@ def test_kernels_are_compiled_or_can_be_or_torch_serves(
     assert str(tmp_path / "kernels") in compiled.text
 
 
-def test_a_port_in_use_is_warned_of() -> None:
+def test_a_port_in_use_is_a_warning() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = findings.check_port(port=server.getsockname()[1])
 
@@ -144,23 +132,17 @@ def test_a_port_in_use_is_warned_of() -> None:
     assert "--port" in taken.text
 
 
-def test_the_plan_of_a_model_is_shown(tmp_path: Path) -> None:
-    found = by_subject(list(findings.check_model(make_model(tmp_path / "m"), make_machine())))
+def test_a_model_s_plan_is_shown_or_that_it_does_not_fit(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "m")
+    found = by_subject(list(findings.check_model(model, make_machine())))
 
     assert found["would use"].text.startswith("cpu, float32, quantization none, 2 threads")
     assert "for 32,768 tokens" in found["KV cache"].text
+    (too_small,) = findings.check_model(model, make_machine(available_bytes=1000))
+    assert too_small.level is Level.FIX
 
 
-def test_a_model_that_does_not_fit_is_to_be_fixed(tmp_path: Path) -> None:
-    machine = make_machine(available_bytes=1000)
-
-    found = list(findings.check_model(make_model(tmp_path / "m"), machine))
-
-    assert [finding.level for finding in found] == [Level.FIX]
-    assert "too few" in found[0].text
-
-
-def test_a_model_that_is_not_there_is_to_be_fixed_and_the_exit_code_says_so(
+def test_a_missing_model_must_be_fixed_and_sets_the_exit_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(findings, "check_versions", lambda: iter(()))

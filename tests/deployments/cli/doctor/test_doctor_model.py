@@ -1,4 +1,4 @@
-"""What `remora doctor model` says of checkpoints."""
+"""The findings of `remora doctor model` for checkpoints."""
 
 from __future__ import annotations
 
@@ -30,63 +30,63 @@ def ask(path: Path, *options: str) -> tuple[Result, str]:
     return result, " ".join(result.output.split())
 
 
-def test_a_family_of_ours_runs_on_our_kernels(tiny_checkpoints: TinyCheckpoints) -> None:
+def test_a_known_family_runs_on_native_kernels(tiny_checkpoints: TinyCheckpoints) -> None:
     path = tiny_checkpoints("llama")
-    result, said = ask(path)
+    result, shown = ask(path)
 
     assert result.exit_code == 0
-    assert "LlamaForCausalLM" in said
-    assert "remora's own code" in said
-    assert "native step program" in said
-    assert "768 B of KV cache per token" in said
-    assert f"chat template from chat_template.jinja in {path} ok" in said
-    assert "tool calls: none; reasoning: none" in said
+    assert "LlamaForCausalLM" in shown
+    assert "ok implementation remora:" in shown
+    assert "native step program" in shown
+    assert "768 B of KV cache per token" in shown
+    assert f"chat template from chat_template.jinja in {path} ok" in shown
+    assert "tool calls: none; reasoning: none" in shown
 
 
 @pytest.mark.parametrize("family", ["llama", "helium"])
-def test_what_a_model_would_take_is_said_before_its_weights_are_there(
+def test_the_plan_is_shown_without_weights(
     family: str, helium: Path, tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     sound = helium if family == "helium" else tiny_checkpoints(family)
     copy = shutil.copytree(sound, tmp_path / "copy")
     (copy / "model.safetensors").unlink()
 
-    result, said = ask(copy)
+    result, shown = ask(copy)
 
     assert result.exit_code == 2
-    assert "million parameters in float32 are needed" in said
-    assert f"{copy} holds no weights" in said
-    assert "of KV cache per token" in said
-    assert "ok context" in said
+    assert "million parameters in float32 expected" in shown
+    assert f"{copy} holds no weights" in shown
+    assert "of KV cache per token" in shown
+    assert "ok context" in shown
 
 
-def test_another_family_is_left_to_transformers_which_is_said(helium: Path) -> None:
-    result, said = ask(helium)
+def test_another_family_runs_by_transformers(helium: Path) -> None:
+    result, shown = ask(helium)
 
     assert result.exit_code == 0
-    assert "warn implementation transformers' code on our KV cache: not a family of ours" in said
+    assert "warn implementation transformers on remora's KV cache:" in shown
 
-    result, said = ask(helium, "--set", "model.impl=remora")
+    result, shown = ask(helium, "--set", "model.impl=remora")
     assert result.exit_code == 2
-    assert "fix not served config.json names the architecture HeliumForCausalLM" in said
+    assert "fix not served config.json names the architecture HeliumForCausalLM" in shown
 
 
-def test_a_gguf_file_is_looked_at_alike(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
+def test_a_gguf_file(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
     file = make_gguf(tiny_checkpoints("llama"), tmp_path / "tiny.gguf")
-    result, said = ask(file)
+    result, shown = ask(file)
 
     assert result.exit_code == 0
-    assert "a GGUF file" in said
-    assert f"chat template from metadata of {file} ok" in said
+    assert "a GGUF file" in shown
+    assert f"chat template from metadata of {file} ok" in shown
 
 
-def test_a_template_of_one_s_own_is_named(helium: Path, tmp_path: Path) -> None:
+def test_the_source_of_the_chat_template_is_named(helium: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.jinja"
     own.write_text("{{ messages[0].content }}")
 
-    _, said = ask(helium, "--set", f"model.chat_template={own}")
+    _, shown = ask(helium, "--set", f"model.chat_template={own}")
 
-    assert f"chat template from {own}, as model.chat_template says" in said
+    assert f"chat template from {own}, as model.chat_template says" in shown
 
 
 @pytest.mark.parametrize(("key", "value"), [("num_hidden_layers", 0), ("hidden_size", "x")])
@@ -112,16 +112,16 @@ def test_a_broken_value_is_refused_in_one_line(
         assert f"{key} in config.json is" in lines[-1]
 
 
-def test_models_that_make_no_text_are_looked_at_alike(tmp_path: Path) -> None:
+def test_embedding_models(tmp_path: Path) -> None:
     make_tiny_encoder(tmp_path, "bert")
-    result, said = ask(tmp_path)
+    result, shown = ask(tmp_path)
 
     assert result.exit_code == 0
-    for each in ("family BertModel", "task embed", "pooling mean", "gives 48 dimensions"):
-        assert each in said
+    for each in ("family BertModel", "task embed", "pooling mean", "output 48 dimensions"):
+        assert each in shown
 
     planned = CliRunner().invoke(app, ["plan", str(tmp_path), "--set", "engine.device=cpu"])
     assert planned.exit_code == 0
-    assert "gives      48 dimensions" in planned.output
+    assert "output     48 dimensions" in planned.output
     (tmp_path / "model.safetensors").unlink()
     assert ask(tmp_path)[0].exit_code == 2

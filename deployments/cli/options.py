@@ -1,0 +1,41 @@
+"""Command-line options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from remora.configs.value_sources import Override, of_environment, of_options
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Serve config file (.yaml), Hugging Face folder, .gguf file or built-in model name. "
+        "With --dialect: the other server's own options, after --."
+    ),
+]
+Dialect = Annotated[
+    str | None,
+    typer.Option(
+        help="Read another server's options: sglang, lightllm, rtp_llm, or backend (JSON files)."
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Set a configuration key, e.g. --set engine.page_size=32. Repeatable."
+    ),
+]
+ServedModel = Annotated[
+    str | None, typer.Option("--model", help="Model to use. Default: the first one served.")
+]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="REMORA_API_KEY", help="API key to send to the server.")
+]
+
+
+def read_overrides(settings: list[str] | None) -> list[Override]:
+    """Return the values of REMORA_* variables and of --set, which wins. Raises ConfigError."""
+    return [*of_environment(os.environ), *of_options(settings or ())]
