@@ -1,7 +1,4 @@
-"""What is printed when the model is ready: one screen that answers "what is running here?".
-
-Text only; who prints it, and in which colours, is the caller's business.
-"""
+"""The start-up banner: one screen that summarises what runs. Returns text; the caller prints it."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ def banner(
 ) -> str:
     """Return the start-up banner, without a newline at its end.
 
-    phases:         name -> seconds, in the order in which they happened
-    kernels:        what computes
-    endpoints:      addresses to show; none for offline use
-    notes:          further lines, such as which kernels are used
-    first_token_s:  measured from a short prompt's arrival to its first token
+    phases:         name -> seconds, in order
+    kernels:        description of the kernels
+    endpoints:      addresses to show; empty for offline use
+    notes:          further lines
+    first_token_s:  measured time to first token of a short prompt
     """
     lines = [
         f"remora {version}",
@@ -124,7 +121,7 @@ def _describe_kv(plan: EnginePlan) -> str:
 
 def _describe_adapters(plan: EnginePlan, room: LoRASlotConfig) -> str:
     return (
-        f"{room.num_slots} at a time beside the weights, of rank {room.max_rank} at most, "
+        f"{room.num_slots} slots of rank {room.max_rank}, "
         f"{human_bytes(plan.adapter_bytes)}{_of_rank(plan).rstrip(',')}"
     )
 

@@ -1,9 +1,7 @@
-"""The one place that reads environment variables of ours.
+"""Reads REMORA_CACHE: the cache directory, for example of the built-in model.
 
-REMORA_CACHE  folder for what is made once and kept, such as the built-in model;
-              default: remora/ in the user's cache folder (XDG_CACHE_HOME or ~/.cache)
-
-The commands that ask a server read REMORA_API_KEY, the key that it wants, as an option.
+Default: remora/ in the user's cache directory (XDG_CACHE_HOME or ~/.cache). Client commands read
+REMORA_API_KEY as an option.
 """
 
 from __future__ import annotations
@@ -13,10 +11,10 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Return the cache folder, absolute; it need not exist yet."""
+    """Return the absolute path of the cache directory, which may not exist yet."""
     own = os.environ.get("REMORA_CACHE")
     if own:
         return Path(own).expanduser().absolute()
-    # An XDG path that is not absolute is to be ignored, says its specification.
+    # The XDG specification says to ignore relative paths.
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (shared if shared.is_absolute() else Path.home() / ".cache") / "remora"

@@ -1,8 +1,8 @@
-"""Every error remora raises on purpose.
+"""Every error that remora raises deliberately.
 
     RemoraError
-      ConfigError            what the operator wrote is wrong; names the key and the allowed values
-      RequestError           the caller's fault: a 4xx
+      ConfigError            the configuration is wrong; names the key and the allowed values
+      RequestError           the client's fault: a 4xx
         InvalidRequest         a field is missing, malformed, or not supported
           InvalidSampling        a sampling parameter is out of range
         PromptTooLong          prompt and output do not fit the context or the KV memory
@@ -12,32 +12,32 @@
         QueueFull              the waiting queue has reached its limit
         Unavailable            loading, draining or stopped
         RequestTimedOut        ran for longer than api.request_timeout_s: 504
-      EngineError            our fault: a 500; the replica reports itself unhealthy
-        StepTimeout            a step has been running for longer than the watchdog allows
-        InvariantViolated      a bug of ours, found by a check
-        NotFinite              a request's numbers have become NaN or infinite
-        RequestCrashed         replicas have died over this request; it is not to be tried again
+      EngineError            the server's fault: a 500; the replica reports itself unhealthy
+        StepTimeout            a step has run for longer than engine.step_timeout_s
+        InvariantViolated      a bug in remora, found by a check
+        NotFinite              a request's logits are NaN or infinite
+        RequestCrashed         several replicas failed on this request; it must not be retried
 
-Messages say what was found, what was expected, and what to do. Every class keeps its arguments
-in `args`, so it survives pickling between Ray processes. This module maps nothing to HTTP:
-`deployments/http/core/errors.py` holds the one table that does.
+Messages say what was found, what is allowed, and what to do. Every class keeps its arguments in
+`args`, so that it survives pickling between Ray processes. `deployments/http/core/errors.py` maps
+errors to HTTP.
 """
 
 from __future__ import annotations
 
 
 class RemoraError(Exception):
-    """Root of the tree. `limit` names the limit that refuses, for the counter of refusals."""
+    """Base class. `limit` names the limit that was exceeded, for the counter of refusals."""
 
     limit: str | None = None
 
 
 class ConfigError(RemoraError):
-    """What the operator wrote is wrong."""
+    """The configuration is wrong."""
 
 
 class RequestError(RemoraError):
-    """The caller's fault. `param` names the field, `code` is a short machine-readable reason."""
+    """The client's fault. `param` names the field, `code` is a machine-readable reason."""
 
     default_code: str = "invalid_value"
 
@@ -118,20 +118,20 @@ class RequestTimedOut(CapacityError):
 
 
 class EngineError(RemoraError):
-    """Our fault. The replica that raises it reports itself unhealthy."""
+    """The server's fault. The replica that raises it reports itself unhealthy."""
 
 
 class StepTimeout(EngineError):
-    """A step has been running for longer than the watchdog allows."""
+    """A step has run for longer than `engine.step_timeout_s`."""
 
 
 class InvariantViolated(EngineError):
-    """A bug of ours, found by a check."""
+    """A bug in remora, found by a check."""
 
 
 class NotFinite(EngineError):
-    """A request's numbers have become NaN or infinite. Others beside it are as they should be."""
+    """A request's logits are NaN or infinite. Other requests of its batch are not affected."""
 
 
 class RequestCrashed(EngineError):
-    """Too many replicas have died while they worked on this request: it is given to no other."""
+    """`routing.max_crashes` replicas failed on this request, and it is not retried."""

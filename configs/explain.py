@@ -1,7 +1,6 @@
-"""What each key is, what it is set to, and where that came from.
+"""Explain each key: its meaning, its value, and the origin of the value.
 
-The schema's own descriptions feed the table of `remora config explain` and the page
-`docs/configuration.md`; there is no second text to keep in step.
+`remora config explain` and `docs/configuration.md` are generated from the schema's descriptions.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from remora.configs.validation_messages import shown
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One key of one section. `origin` says where its value comes from; None: its default."""
+    """One key of one section. `origin` is where its value comes from; None = the default."""
 
     name: str
     value: Any
@@ -32,7 +31,7 @@ class Setting:
 def explain(config: ServeConfig, written: Mapping[str, str]) -> list[Setting]:
     """Return every key in the schema's order.
 
-    written:  where each key comes from that has not its default, by dotted name
+    written:  dotted name -> origin, for keys that do not have their default
     """
     return [
         Setting(
@@ -47,7 +46,7 @@ def explain(config: ServeConfig, written: Mapping[str, str]) -> list[Setting]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of `args` in a Serve application of ours."""
+    """Return the JSON Schema of `args` in a Serve application of remora."""
     return ServeConfig.model_json_schema()
 
 
@@ -73,28 +72,28 @@ _INTRODUCTION = """# Configuration
 
 <!-- Written by `remora config schema --markdown`; a test compares. -->
 
-A configuration is an ordinary Ray Serve config file. What belongs to remora stands under `args` of
-the application whose `import_path` is `remora.deployments.app:build`; everything else is
-[Ray's](https://docs.ray.io/en/latest/serve/production-guide/config.html). Example:
-`configs/smollm2.yaml`.
+A configuration is an ordinary Ray Serve config file. The keys below are the `args` of the
+application whose `import_path` is `remora.deployments.app:build`; for all other keys see
+[Ray Serve's documentation](https://docs.ray.io/en/latest/serve/production-guide/config.html).
+Example: `configs/smollm2.yaml`. A list `models` instead of `model` serves several models at one
+address: [gateway.md](gateway.md).
 
-With a list `models` in the place of `model`, several are served at one address:
-[gateway.md](gateway.md).
+- `remora config check FILE` validates a file and reports faults with line and column.
+- `remora config explain FILE` shows the value, origin and meaning of every key.
+- `remora config init` prints a commented file with every key.
+- `remora config schema` prints the JSON Schema of `args`.
 
-- `remora config check FILE` says what is wrong, with file, line and column.
-- `remora config explain FILE` shows every key's value and whether the file or a default set it.
-- `remora config schema` prints the JSON Schema of `args`, `remora config init` a commented file.
+`args` may also hold another server's parameters: see [dialects.md](dialects.md), which also
+describes profiles, `--set section.key=value` and variables such as `REMORA_ENGINE__PAGE_SIZE`.
 
-Instead of these keys `args` may hold another server's: [dialects.md](dialects.md), which also tells
-of profiles, of `--set section.key=value` and of variables such as `REMORA_ENGINE__PAGE_SIZE`.
+An unknown key is an error. A default gives way to a written value: a larger `max_running_requests`
+raises `max_step_tokens`, unless that is written too. Two written values that contradict each other
+are an error. Sizes are bytes or strings such as `512MiB` and `2GiB`; durations are seconds.
 
-An unknown key is an error. A default gives way to a written value (a larger `max_running_requests`
-raises `max_step_tokens`, unless that is written too); two written values that contradict each other
-are refused. Sizes are bytes or texts such as `512MiB` and `2GiB`; durations are seconds.
+Keys marked with * can change while replicas run, through `user_config`
+([operations.md](operations.md)).
 
-Keys marked with * may change while replicas run, by `user_config` (docs/operations.md).
-
-`REMORA_CACHE` names the folder in which the built-in model is kept (default
+The environment variable `REMORA_CACHE` sets the directory of the built-in model (default:
 `$XDG_CACHE_HOME/remora` or `~/.cache/remora`).
 """
 

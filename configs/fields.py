@@ -1,4 +1,4 @@
-"""What the sections of a configuration are made of: types of values, and their common base."""
+"""Value types of configuration keys, and the base class of sections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNIT_BYTES = {
 
 
 def _parse_size(value: Any) -> Any:
-    """Turn "512MiB" into bytes; leave everything else to the integer check."""
+    """Convert a string such as "512MiB" to bytes; the integer check handles other values."""
     if not isinstance(value, str):
         return value
     match = _SIZE.fullmatch(value.strip())
@@ -68,7 +68,7 @@ def _check_secret(value: str) -> str:
     kind, _, rest = value.partition(":")
     if kind not in ("env", "file") or not rest.strip():
         raise PydanticCustomError(
-            "secret", "expected env:NAME or file:/path; secrets are never written here themselves"
+            "secret", "expected env:NAME or file:/path, never the secret itself"
         )
     return value
 
@@ -77,12 +77,12 @@ Secret = Annotated[str, AfterValidator(_check_secret)]
 
 
 def conflict(key: str, why: str) -> PydanticCustomError:
-    """Return the error of a key whose value contradicts another key of the same section."""
+    """Return the error for a key that contradicts another key."""
     return PydanticCustomError("conflict", "{why}", {"key": key, "why": why})
 
 
 class Section(BaseModel):
-    """What all sections have in common: strict types, no unknown keys, immutable."""
+    """Base class of sections: strict types, no unknown keys, immutable."""
 
     model_config = ConfigDict(
         strict=True,

@@ -1,7 +1,7 @@
-"""What may change while a replica runs: the keys that `user_config` takes.
+"""The keys that may change while a replica runs, through `user_config`.
 
-`user_config` has the sections and keys of `args`, and wins over them; but only these keys, since
-the others are built into a running engine. Knows nothing of files.
+`user_config` has the sections and keys of `args` and overrides them. Only the keys listed here are
+allowed: the others are fixed when an engine starts. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from remora.configs.sections.limits import LimitsSection
 from remora.configs.sections.sampling import SamplingSection
 from remora.configs.validation_messages import Locate, shown
 
-# The deployments that take it; the others only where requests come to the replicas through them,
-# or where HAProxy asks them.
+# Deployments with a user_config. Gateway and RoutingService exist in some configurations only.
 DEPLOYMENT = "LLMServer"
 GATEWAY = "Gateway"
 ROUTING_SERVICE = "RoutingService"
@@ -59,24 +58,23 @@ def with_user_config(
     user_config: Mapping[str, Any] | None,
     locate: Locate = lambda _path, _at_key: "",
 ) -> dict[str, Any]:
-    """Return `args` with what `user_config` says instead; neither is validated yet.
+    """Return `args` overridden by `user_config`; neither is validated.
 
-    locate:  from a path within `user_config` to its place in a file
-
+    locate:  path within `user_config` -> its place in a file
     Raises ConfigError for keys that need a restart, one line each.
     """
     merged = dict(args)
     refused = []
     for section, values in (user_config or {}).items():
         if not isinstance(values, Mapping) or section not in ServeConfig.model_fields:
-            merged[section] = values  # the schema says what is wrong with it
+            merged[section] = values  # validation reports what is wrong with it
             continue
         known = ServeConfig.model_fields[section].annotation
         fixed = set(getattr(known, "model_fields", ())) - set(IN_PLACE.get(section, ()))
         refused += [
-            f"{locate((section, key), True)}user_config: {section}.{key} = {shown(value)}: takes "
-            "effect only when a replica starts; write it under args, and Serve replaces the "
-            "replicas one after the other"
+            f"{locate((section, key), True)}user_config: {section}.{key} = {shown(value)}: cannot "
+            "change while a replica runs; set it in args, and Serve replaces the replicas one by "
+            "one"
             for key, value in values.items()
             if key in fixed
         ]

@@ -1,7 +1,6 @@
-"""Reading a configuration: a Serve YAML file, or the `args` of a Serve application.
+"""Read a configuration: a Serve YAML file, or the `args` of a Serve application.
 
-A file is an ordinary Ray Serve config file; this module checks what belongs to remora and the few
-Serve keys it needs itself. The rest of the Serve schema is Ray's to check.
+Validates remora's keys and the few Serve keys that remora reads. Ray validates the rest.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ M = TypeVar("M", bound=BaseModel)
 class FileModel:
     """One model of a file.
 
-    written:  where each key of `config` comes from that has not its default, by dotted name
-              (`engine.page_size`): "line 9", "profile gpu", "--set engine.page_size"
+    written:  dotted key (`engine.page_size`) -> origin ("line 9", "--set engine.page_size"), for
+              keys of `config` that do not have their default
     """
 
     config: ServeConfig
@@ -51,11 +50,11 @@ class FileModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeFile:
-    """A Serve config file that serves one model by remora, or several under one address.
+    """A Serve config file with a remora application, of one model or several.
 
-    raw:     the whole file as plain data, as Ray wants it; args in our own words
-    models:  by the names that clients know them by
-    lines:   what became of each parameter of another server's language
+    raw:     the whole file as plain data for Ray; args in remora's keys
+    models:  by the model names that clients use
+    lines:   one report for each parameter of another server
     """
 
     path: Path
@@ -75,7 +74,7 @@ class ServeFile:
 
     @property
     def written(self) -> Mapping[str, str]:
-        """Where its keys come from."""
+        """The origins of the first model's keys."""
         return next(iter(self.models.values())).written
 
 
@@ -119,18 +118,15 @@ def parse_args(
 ) -> ServeConfig:
     """Validate the `args` of a Serve application. Raises ConfigError with one line per fault.
 
-    user_config:  of the deployment; wins over `args` (`in_place.py`)
-    locate:       from a key's path to where it is written
+    user_config:  of the deployment; overrides `args` (`live_update.py`)
+    locate:       path of a key -> where it is written
     """
     merged = with_user_config(resolve(args).args, user_config)
     return _validate(merged, ServeConfig, locate)
 
 
 def parse_models(args: Mapping[str, Any]) -> dict[str, ServeConfig]:
-    """Validate the `args` of an application, of one model or of several; returns them by name.
-
-    Raises ConfigError with one line per fault.
-    """
+    """Validate the `args` of an application, and return the models by name. Raises ConfigError."""
     configs = validate_models(resolve(args).args, _validate_config, nowhere)
     return {name_of(config): config for config in configs}
 
@@ -140,14 +136,14 @@ def load_serve_file(
 ) -> ServeFile:
     """Read and validate a Serve config file. Raises ConfigError with one line per fault.
 
-    also:       another schema that the whole file has to meet, such as Ray Serve's own
-    overrides:  values that win over the file's (`layers.py`)
+    also:       another schema to validate the whole file against, such as Ray Serve's
+    overrides:  values that override the file's (`value_sources.py`)
     """
     document = parse_yaml(_read_text(path), str(path))
     if not isinstance(document.data, dict):
         raise ConfigError(
-            f"{document.locate((), False)}expected the keys of a Serve config file, "
-            f"applications among them; found {shown(document.data)}"
+            f"{document.locate((), False)}expected the keys of a Serve config file, including "
+            f"applications; found {shown(document.data)}"
         )
     if also is not None:
         if unknown := unknown_keys(document.data, also, document.locate):
@@ -182,10 +178,10 @@ def load_serve_file(
 def _with_resolved(
     document: Document, resolved: Resolved, index: int, http_options: _HttpOptions
 ) -> Document:
-    """Return the document with the args of application `index` in our own words.
+    """Return the document with the args of application `index` in remora's keys.
 
-    Their keys stand where the parameters stood that they come from. What another server's language
-    says of host and port gives way to the file's own http_options.
+    Each key is located where the parameter is written that set it. The file's http_options override
+    the host and port of another server's parameters.
     """
     if not resolved.origins and not resolved.http:
         return document
@@ -213,7 +209,7 @@ def _overridden(
 ) -> dict[str, Any]:
     if MODELS in args:
         raise ConfigError(
-            f"{overrides[0].source}: changes one model, and {path} serves several; edit the file"
+            f"{overrides[0].source}: applies to one model, and {path} serves several; edit the file"
         )
     return over(args, overrides)
 
@@ -237,7 +233,7 @@ def _with_overrides(
 def _models_of(
     application: _Application, document: Document, prefix: KeyPath
 ) -> dict[str, FileModel]:
-    """Return the models of the `args`, which are at `prefix`, as `user_config`s change them."""
+    """Return the models of the `args` at `prefix`, with each `user_config` applied."""
     args = application.args
     configs = validate_models(args, _validate_config, document.locate, prefix)
     common = _written(document, prefix)
@@ -247,7 +243,7 @@ def _models_of(
     for index, (name, merged) in enumerate(zip(names, split_models(args), strict=True)):
         place = place_of_model(args, index, document.locate, prefix)
         config = _changed(application, deployments[name], merged, document, place, prefix)
-        for other in (GATEWAY, ROUTING_SERVICE):  # what is said for these is valid
+        for other in (GATEWAY, ROUTING_SERVICE):  # validates their user_config too
             _changed(application, other, merged, document, place, prefix)
         own = _written(document, (*prefix, MODELS, index)) if MODELS in args else {}
         models[name] = FileModel(config=config, written=common | own)
@@ -262,10 +258,10 @@ def _changed(
     place: Locate,
     prefix: KeyPath,
 ) -> ServeConfig:
-    """Validate the args of a model, and what the `user_config` of its deployment changes of them.
+    """Validate the args of a model with the `user_config` of a deployment applied.
 
-    place:   where keys of the args are written
-    prefix:  where all args of the application are
+    place:   locates keys of the args
+    prefix:  path of the application's args
     """
     given = [i for i, d in enumerate(application.deployments) if d.name == deployment]
     changes = application.deployments[given[-1]].user_config if given else None
@@ -313,8 +309,8 @@ def _find_application(applications: list[_Application], document: Document) -> i
     place = document.locate(("applications",), True)
     if ours:
         raise ConfigError(
-            f"{place}applications: {len(ours)} entries have import_path {IMPORT_PATH}; "
-            "one file holds one of them, which may serve several models"
+            f"{place}applications: {len(ours)} entries have import_path {IMPORT_PATH}; one is "
+            "allowed, which may serve several models"
         )
     found = ", ".join(entry.import_path for entry in applications) or "none"
     raise ConfigError(f"{place}applications: none has import_path {IMPORT_PATH} (found: {found})")

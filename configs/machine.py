@@ -1,7 +1,7 @@
-"""What this machine offers: cores, memory, CPU features.
+"""Read the machine's cores, memory and CPU features.
 
-Reads /proc, /sys and the control groups of this process, so that inside a container the container's
-limits count. Knows no torch: accelerators are named by the caller.
+Reads /proc, /sys and the control groups of this process, so a container's limits apply. Does not
+use torch: the caller names the accelerators.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from remora.configs.facts import MachineFacts
 
-# The features that decide which kernels run well; the full list of a CPU has a hundred.
-_TELLING_FEATURES = (
+# The CPU features that matter for kernels.
+_KERNEL_FEATURES = (
     "avx2",
     "fma",
     "f16c",
@@ -40,8 +40,8 @@ def read_machine_facts(
 ) -> MachineFacts:
     """Read the facts.
 
-    root:  where /proc and /sys are looked for; another one in tests
-    cpus:  processor numbers that this process may use; None = ask the scheduler
+    root:  directory that contains /proc and /sys; tests pass another one
+    cpus:  processor numbers that this process may use; None = its CPU affinity
     """
     allowed = _allowed_cpus() if cpus is None else cpus
     processors = _read_processors(root)
@@ -67,7 +67,7 @@ def _allowed_cpus() -> set[int]:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a kernel file, empty where there is none."""
+    """Return the text of a kernel file, or "" if it does not exist."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -88,7 +88,7 @@ def _read_processors(root: Path) -> dict[int, dict[str, str]]:
 def _count_cores(
     processors: dict[int, dict[str, str]], allowed: set[int], quota: float | None
 ) -> int:
-    """Count physical cores: hyper-threads of one core count once, and a CPU quota caps them."""
+    """Count physical cores, at most the CPU quota; hyper-threads of one core count once."""
     cores = {_core_of(number, processors.get(number, {})) for number in allowed}
     count = max(1, len(cores))
     return count if quota is None else max(1, min(count, int(quota)))
@@ -104,7 +104,7 @@ def _describe_cpu(processors: dict[int, dict[str, str]]) -> tuple[str, tuple[str
     first = next(iter(processors.values()), {})
     name = first.get("model name") or first.get("CPU implementer") or os.uname().machine
     flags = set((first.get("flags") or first.get("Features") or "").split())
-    return name, tuple(feature for feature in _TELLING_FEATURES if feature in flags)
+    return name, tuple(feature for feature in _KERNEL_FEATURES if feature in flags)
 
 
 def _read_memory(root: Path) -> tuple[int, int]:
@@ -137,7 +137,7 @@ def _group_folders(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
             continue
         top = base if is_v2 else base / controller
         folder = top / path.lstrip("/")
-        # In a container the path may be the host's, and only the top is there to be read.
+        # In a container the path may be the host's, and only the top exists.
         yield from (
             (parent, is_v2) for parent in (folder, *folder.parents) if top in parent.parents
         )
@@ -156,14 +156,14 @@ def _read_group_limits(root: Path) -> Iterator[tuple[int, int]]:
         used = _read_number(folder / ("memory.current" if is_v2 else "memory.usage_in_bytes"))
         if limit is None or used is None:
             continue
-        # File pages count as used and are given back when memory gets short.
+        # File pages count as used, but the kernel reclaims them when memory is short.
         cached = _read_pairs(folder / "memory.stat")
         reclaimable = cached.get("inactive_file" if is_v2 else "total_inactive_file", 0)
         yield limit, limit - used + min(reclaimable, used)
 
 
 def _read_cpu_quota(root: Path) -> float | None:
-    """Return how many processors' time the control groups allow; None = no limit."""
+    """Return the control groups' CPU quota in processors; None = no limit."""
     quotas = []
     for folder, is_v2 in _group_folders(root, "cpu"):
         if is_v2:

@@ -7,8 +7,8 @@
           engine: {kv_memory: 2GiB}
       api: {api_key: env:KEY}
 
-Each entry of `models` is the configuration of one model. Sections beside `models` hold for all of
-them; an entry's own keys come first, except for those that the gateway goes by: they are for all.
+Each entry of `models` is the configuration of one model. Sections next to `models` apply to all of
+them, and an entry's own keys override these. Keys that the gateway uses cannot be set per model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remora.configs.validation_messages import KeyPath, Locate, describe
 from remora.configs.value_sources import over_sections
 
 MODELS = "models"
-# What is decided before a model has been chosen, by section.
+# Keys that take effect before the model of a request is known, by section; () = the whole section.
 SHARED_KEYS: Mapping[str, tuple[str, ...]] = {
     "api": ("api_key", "admin_api_key", "max_body_bytes", "generate_dialect", "drain_timeout_s"),
     "routing": ("gateway", "num_gateways"),
@@ -46,10 +46,7 @@ class _Models(BaseModel):
 
 
 def split_models(args: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the args of each model as if it were alone; of one model, the args as they are.
-
-    For args that are known to be valid.
-    """
+    """Return valid args as one complete set per model."""
     if MODELS not in args:
         return [dict(args)]
     common = {key: value for key, value in args.items() if key != MODELS}
@@ -72,7 +69,7 @@ def validate_models(
         try:
             configs.append(validate(merged, place_of_model(args, index, locate, prefix), ()))
         except ConfigError as error:
-            faults |= dict.fromkeys(str(error).splitlines())  # a common fault is told once
+            faults |= dict.fromkeys(str(error).splitlines())  # reports a common fault once
     if faults:
         raise ConfigError("\n".join(faults))
     _check_together(args, configs, locate, prefix)
@@ -82,7 +79,7 @@ def validate_models(
 def place_of_model(
     args: Mapping[str, Any], index: int, locate: Locate, prefix: KeyPath = ()
 ) -> Locate:
-    """Return where a key of a model's merged args is written: in its entry, or beside `models`."""
+    """Return the Locate of a model's merged args: a key is in its entry, or next to `models`."""
     if MODELS not in args:
         return lambda path, at_key: locate((*prefix, *path), at_key)
 
@@ -123,33 +120,33 @@ def _check_together(
                 if key in written:
                     raise ConfigError(
                         f"{locate((*entry, section, key), True)}{MODELS}[{index}].{section}.{key}: "
-                        f"holds for all models; write it beside {MODELS}, under {section}"
+                        f"applies to all models; write it under {section}, next to {MODELS}"
                     )
         if config.api.batch_dir is not None and len(configs) > 1:
             raise ConfigError(
-                f"{locate((*prefix, 'api', 'batch_dir'), True)}api.batch_dir: batches are served "
-                "for one model alone; leave it out, or serve that model by itself"
+                f"{locate((*prefix, 'api', 'batch_dir'), True)}api.batch_dir: needs a single model;"
+                " leave it out, or serve that model alone"
             )
         if config.routing.gateway == "off":
             raise ConfigError(
                 f"{locate((*prefix, 'routing', 'gateway'), False)}routing.gateway = off: several "
-                "models need it; set it to auto"
+                "models need a gateway; set it to auto"
             )
 
 
 def name_of(config: ServeConfig) -> str:
-    """Return the name by which clients ask for a model."""
+    """Return the model name that clients use."""
     return served_name(config, Path(config.model.path))
 
 
 def deployment_names(names: Sequence[str]) -> Mapping[str, str]:
-    """Return the name of each model's deployment. Raises ConfigError for names too much alike."""
+    """Return model name -> deployment name. Raises ConfigError if two would be equal."""
     if len(names) == 1:
         return {names[0]: DEPLOYMENT}
     found = {name: f"{DEPLOYMENT}-{_UNSAFE.sub('-', name)}" for name in names}
     if len(set(found.values())) < len(names):
         raise ConfigError(
-            f"model.served_name: {', '.join(names)} differ only in signs that names of deployments "
-            "cannot hold; choose others"
+            f"model.served_name: {', '.join(names)} differ only in characters that cannot be in a "
+            "deployment name; choose other names"
         )
     return found

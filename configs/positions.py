@@ -1,6 +1,6 @@
-"""YAML text to plain data, remembering where each key and value stands.
+"""Parse YAML into plain data, with the position of each key and value.
 
-Knows YAML. Knows nothing of what the keys mean.
+Knows nothing of what the keys mean.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Mark = tuple[int, int]
 class Document:
     """A parsed file.
 
-    source:     its name, for messages
+    source:     name of the file, for messages
     keys:       path of each key -> line and column of the key, counted from 1
     values:     path of each value -> line and column where the value begins
-    elsewhere:  path of each value that does not come from the file -> where it comes from
+    elsewhere:  path of each value that is not in the file -> its origin
     """
 
     source: str
@@ -34,7 +34,7 @@ class Document:
     elsewhere: dict[KeyPath, str] = field(default_factory=dict)
 
     def locate(self, path: KeyPath, at_key: bool) -> str:
-        """Return "file:line:column: " of a path, or of its nearest parent that the file holds."""
+        """Return "file:line:column: " of a path, or of its nearest parent in the file."""
         for end in range(len(path), -1, -1):
             if path[:end] in self.elsewhere:
                 return f"{self.elsewhere[path[:end]]}: "
@@ -46,7 +46,7 @@ class Document:
 
 
 def parse_yaml(text: str, source: str) -> Document:
-    """Parse `text`. Raises ConfigError, with the place, unless it is one clean document."""
+    """Parse `text`. Raises ConfigError, with the position, unless it is one valid document."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -87,7 +87,7 @@ def _walk(
 
 
 def _refuse_duplicates(node: yaml.Node, source: str, parents: tuple[int, ...]) -> None:
-    """Refuse what YAML allows and silently resolves: a key written twice, a value inside itself."""
+    """Refuse what YAML silently accepts: a duplicate key, and a value that contains itself."""
     if id(node) in parents:
         raise ConfigError("{}:{}:{}: an alias contains itself".format(source, *_mark(node)))
     parents = (*parents, id(node))

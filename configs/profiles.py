@@ -1,6 +1,6 @@
-"""Profiles: values that suit a kind of machine, below what a file says and above the defaults.
+"""Profiles: values for a kind of machine, which override defaults and which a file overrides.
 
-`args: {profile: gpu}` takes one; `remora config init --profile gpu` writes a file around it.
+`args: {profile: gpu}` applies one; `remora config init --profile gpu` writes its values to a file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROFILES: Mapping[str, Sections] = MappingProxyType(
             },
             "parallel": {"tp_size": 2},
         },
-        # A step reads the experts of all its tokens: the more tokens, the less for each.
+        # A step reads the weights of all experts that its tokens use: more tokens share the cost.
         "moe": {
             "engine": {
                 "device": "cuda",

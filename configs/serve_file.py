@@ -1,4 +1,4 @@
-"""Serve config files as data: the one of a bare model, and our entry in any of them."""
+"""Serve config files as data: make one for a model, and find remora's application in one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ APP_NAME = "remora"
 
 
 def our_application(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of a Serve config that serves by remora."""
+    """Return remora's application in a Serve config."""
     found: dict[str, Any] = next(
         app for app in raw["applications"] if app["import_path"] == IMPORT_PATH
     )
@@ -21,9 +21,9 @@ def our_application(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of_model(name: str) -> dict[str, Any]:
-    """Return the Serve config that serves a folder, a .gguf file or a built-in model.
+    """Return the Serve config of a model directory, .gguf file or built-in model.
 
-    Raises ConfigError when there is no such file.
+    Raises ConfigError if there is no such file.
     """
     if name not in BUILTIN_MODELS:
         if not Path(name).exists():
@@ -31,16 +31,13 @@ def config_of_model(name: str) -> dict[str, Any]:
                 f"{name}: no such file or folder; give a .yaml file, a Hugging Face folder, "
                 f"a .gguf file, or {' or '.join(BUILTIN_MODELS)}"
             )
-        # Replicas have a working folder of their own.
+        # A replica has a different working directory.
         name = str(Path(name).absolute())
     return config_of_args({"model": {"path": name}}, {})
 
 
 def config_of_args(args: dict[str, Any], http: dict[str, Any]) -> dict[str, Any]:
-    """Return the Serve config of one application.
-
-    http:  host and port, as far as they are given
-    """
+    """Return the Serve config of one application; `http` may have host and port."""
     return {
         "proxy_location": "HeadOnly",
         **({"http_options": http} if http else {}),

@@ -1,7 +1,6 @@
-"""Commented configuration files: what `remora config init` writes.
+"""Write commented configuration files: `remora config init`.
 
-Every key of the schema stands in it with its default and its description, commented out; what the
-profile sets is written. So the file is short to read where it matters and complete to look up.
+A file has every key with its description; keys that the profile does not set are commented out.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def template(profile: str, model: str = BUILTIN_MODEL) -> str:
     """Return the text of a Serve config file for a profile of `profiles.py`."""
     lines = [
         f"# yaml-language-server: $schema={SCHEMA_FILE}",
-        f"# Serve it with `remora serve FILE`. Profile {profile}. Keys that are commented out show",
-        "# their defaults; `remora config explain FILE` shows what holds.",
+        f"# Profile {profile}. Start with `remora serve FILE`. Commented keys show their defaults;",
+        "# `remora config explain FILE` shows the values in effect.",
         "proxy_location: HeadOnly",
         "http_options:",
         f"  host: {DEFAULT_HOST}",
@@ -54,7 +53,7 @@ def template(profile: str, model: str = BUILTIN_MODEL) -> str:
 
 
 def file_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a whole Serve file, for editors: Ray's part is left open."""
+    """Return the JSON Schema of a whole Serve file, for editors; Ray's keys are unrestricted."""
     ours = ServeConfig.model_json_schema()
     parts = ours.pop("$defs")
     application = {

@@ -1,7 +1,7 @@
-"""From pydantic's errors to sentences an operator can act on.
+"""Turn pydantic's errors into messages that operators can act on.
 
-Knows keys, values and near misses. Knows nothing of files: a `locate` function given by the
-caller turns a key path into "file:line:column" or an empty text.
+Knows nothing of files: the caller's `locate` function turns a key path into "file:line:column: " or
+an empty string.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _LIMITS = {
 def describe(
     errors: list[ErrorDetails], root: type[BaseModel], locate: Locate, prefix: KeyPath = ()
 ) -> str:
-    """Return one line per error: place, key, value, why, and the nearest key where that helps."""
+    """Return one line per error: place, key, value, reason, and the nearest key where useful."""
     return "\n".join(_line(error, root, locate, prefix) for error in errors)
 
 
 def unknown_keys(data: Any, root: type[BaseModel], locate: Locate, path: KeyPath = ()) -> list[str]:
-    """Return a line for each key of `data` that `root`, or a model within it, does not name.
+    """Return a line for each key of `data` that `root`, or a model within it, does not define.
 
-    For schemas of others that pass over unknown keys in silence.
+    For schemas that ignore unknown keys.
     """
     if isinstance(data, list):
         items: list[tuple[str | int, Any]] = list(enumerate(data))
@@ -71,14 +71,14 @@ def unknown_keys(data: Any, root: type[BaseModel], locate: Locate, path: KeyPath
 
 
 def shown(value: Any) -> str:
-    """Return `value` as an operator wrote it, shortened."""
+    """Return `value` as it is written in YAML, shortened."""
     text = {None: "null", True: "true", False: "false"}.get(value) if _is_plain(value) else None
     text = text if text is not None else repr(value)
     return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 
 def nearest(key: str, known: list[str]) -> str | None:
-    """Return the known key that looks most like `key`, if one does."""
+    """Return the known key most similar to `key`, or None."""
     found = difflib.get_close_matches(key.lower().replace("-", "_"), known, n=1, cutoff=0.6)
     return found[0] if found else None
 
@@ -101,7 +101,7 @@ def _line(error: ErrorDetails, root: type[BaseModel], locate: Locate, prefix: Ke
         return f"{place}{_dotted(path)}: required key is missing{_misspelt(path, error['input'])}"
     if kind == "invalid_key":
         place = locate((*prefix, *path[:-1]), True)
-        return f"{place}{_dotted(path[:-1])}: the key {path[-1]} is not text; keys are names"
+        return f"{place}{_dotted(path[:-1])}: the key {path[-1]} is not text; put it in quotes"
     if kind == "extra_forbidden":
         return f"{locate((*prefix, *path), True)}{_unknown_key(path, error['input'], root)}"
     return _join(locate((*prefix, *path), False), path, error["input"], _reason(error))
@@ -122,7 +122,7 @@ def _reason(error: ErrorDetails) -> str:
         return error["msg"][:1].lower() + error["msg"][1:]
     hint = ""
     if kind == "float_type" and isinstance(value, str) and _is_number(value):
-        hint = " (YAML reads this as text; write it with a point and without quotes, as in 1.0e+3)"
+        hint = " (YAML reads this as text; write it as 1.0e+3, without quotes)"
     elif kind == "int_type" and isinstance(value, str) and _is_number(value):
         hint = " (leave out the quotes)"
     elif kind == "string_type":
@@ -163,7 +163,7 @@ def _misspelt(path: KeyPath, section: Any) -> str:
 
 
 def _unknown_key(path: KeyPath, value: Any, root: type[BaseModel]) -> str:
-    """Explain an unknown key: its own section, the nearest of this one or of any, or all keys."""
+    """Explain an unknown key by its right section, the nearest key, or the list of keys."""
     *sections, last = path
     key = str(last)
     model = _model_at(root, sections)

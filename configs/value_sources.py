@@ -1,13 +1,12 @@
-"""Where the value of a key comes from: the command line, the environment, the file, a profile.
+"""Sources of a key's value, in order of precedence.
 
-    --set engine.page_size=32             the command line
-    REMORA_ENGINE__PAGE_SIZE=32           the environment
-    args: {engine: {page_size: 32}}       the file
-    args: {profile: gpu}                  a profile (`profiles.py`)
+    --set engine.page_size=32             command line
+    REMORA_ENGINE__PAGE_SIZE=32           environment
+    args: {engine: {page_size: 32}}       file
+    args: {profile: gpu}                  profile (`profiles.py`)
 
-Each wins over those below it. Values of the first two are read as YAML. Two underscores tell such
-variables from others of ours; they count for `remora serve` and `remora config`, not for Ray's own
-`serve run`, whose replicas may start in another environment.
+Values of the first two are parsed as YAML. Variables with two underscores set keys, for `remora
+serve` and `remora config` only: with Ray's `serve run`, replicas may start in another environment.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _PREFIX = "REMORA_"
 class Override:
     """A value from the command line or the environment.
 
-    source:  how it was written, for messages: `--set engine.page_size`, REMORA_ENGINE__PAGE_SIZE
+    source:  for messages: `--set engine.page_size` or REMORA_ENGINE__PAGE_SIZE
     """
 
     section: str
@@ -44,7 +43,7 @@ class Override:
 
 
 def of_environment(environ: Mapping[str, str]) -> list[Override]:
-    """Return what variables such as REMORA_ENGINE__PAGE_SIZE say. Raises ConfigError."""
+    """Return the overrides in variables such as REMORA_ENGINE__PAGE_SIZE. Raises ConfigError."""
     return [
         _override(name.removeprefix(_PREFIX).lower().replace("__", ".", 1), text, name)
         for name, text in sorted(environ.items())
@@ -53,28 +52,28 @@ def of_environment(environ: Mapping[str, str]) -> list[Override]:
 
 
 def of_options(options: Sequence[str]) -> list[Override]:
-    """Return what `--set section.key=value` options say. Raises ConfigError."""
+    """Return the overrides in `--set section.key=value` options. Raises ConfigError."""
     found = []
     for option in options:
         name, equals, text = option.partition("=")
         if not equals:
-            raise ConfigError(f"--set {option}: expected section.key=value, as engine.page_size=32")
+            raise ConfigError(
+                f"--set {option}: expected section.key=value, such as engine.page_size=32"
+            )
         found.append(_override(name.strip(), text, f"--set {name.strip()}"))
     return found
 
 
 def over(args: Mapping[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
-    """Return `args`, in our own words, with the overrides in them; later ones win."""
+    """Return `args` with the overrides applied; later ones win."""
     merged = dict(args)
     for one in overrides:
-        below = merged.get(one.section)
-        base = dict(below) if isinstance(below, Mapping) else {}
-        merged[one.section] = {**base, one.key: one.value}
+        merged = over_sections(merged, {one.section: {one.key: one.value}})
     return merged
 
 
 def over_sections(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of `below` with the keys of `above` over them."""
+    """Return the sections of `below` with the keys of `above` applied."""
     merged = dict(below)
     for section, values in above.items():
         base = merged.get(section)
@@ -88,8 +87,8 @@ def _override(dotted: str, text: str, source: str) -> Override:
     if not dot or section not in ServeConfig.model_fields:
         sections = list(ServeConfig.model_fields)
         near = nearest(section, sections)
-        hint = f"did you mean {near}?" if near else f"there are {', '.join(sections)}"
-        wrong = f"{section} is no section; {hint}" if dot else "expected section.key=value"
+        hint = f"did you mean {near}?" if near else f"the sections are {', '.join(sections)}"
+        wrong = f"no section {section}; {hint}" if dot else "expected section.key=value"
         raise ConfigError(f"{source} = {shown(text)}: {wrong}")
     try:
         value = yaml.safe_load(text)
@@ -97,6 +96,6 @@ def _override(dotted: str, text: str, source: str) -> Override:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
         why = problem or type(error).__name__
         raise ConfigError(
-            f"{source} = {shown(text)}: not readable as YAML: {why}; put it between quotes"
+            f"{source} = {shown(text)}: not valid YAML: {why}; put it in quotes"
         ) from None
     return Override(section=section, key=key, value=value, source=source)

@@ -1,12 +1,12 @@
-"""How a step runs on its device: which attention, in graphs of which sizes, overlapping or not.
+"""The device part of a plan: attention backend, CUDA graphs, overlap, torch.compile.
 
-Pure, like `plan.py`, which it is a part of. What was written and cannot be is refused with the
-reason; what was not written becomes what the device does best.
+A written value that the device does not support is an error; keys that are not written get the
+device's best values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from remora.configs.errors import ConfigError
@@ -20,16 +20,16 @@ Backend = Literal["torch", "triton"]
 class DevicePlan:
     """How a step runs.
 
-    attention_backend:  whose kernels attend
-    graph_sizes:        rows of recorded decode steps, ascending; none = all steps are launched
-    graph_padding:      whether a step of fewer rows than were recorded is padded
-    graph_max_tokens:   longest sequence of a recorded step; None = any
-    graph_gc:           whether garbage may be collected while steps are recorded
-    overlap:            whether a step is planned while the one before runs
-    splits:             parts that keys of a decoding sequence are divided into, at most
-    split_tokens:       length of such a part
-    deterministic:      whether a row must be the same bits whichever rows are beside it
-    compiled_rows:      most rows of a decode step that torch.compile compiles; 0 = none
+    attention_backend:  attention kernels
+    graph_sizes:        rows of captured decode steps, ascending; () = no graphs
+    graph_padding:      whether a step is padded to the next captured size
+    graph_max_tokens:   longest sequence of a captured step; None = no limit
+    graph_gc:           whether the garbage collector runs during capture
+    overlap:            whether the next step is planned while one runs
+    splits:             most parts that the keys of a decoding sequence are split into
+    split_tokens:       length of each part
+    deterministic:      whether a row's results are independent of the other rows, bit for bit
+    compiled_rows:      most rows of a compiled decode step; 0 = torch.compile is off
     """
 
     attention_backend: Backend = "torch"
@@ -54,13 +54,28 @@ def plan_device(
     max_running: int,
     has_adapters: bool,
     *,
-    is_recordable: bool = True,
+    is_capturable: bool = True,
 ) -> DevicePlan:
-    """Decide for a device: cpu or cuda. Raises ConfigError.
+    """Decide how a step runs on a device, cpu or cuda. Raises ConfigError.
 
-    has_adapters:   whether there is room for adapters beside the weights
-    is_recordable:  whether graphs of the model's steps may be made
+    has_adapters:   whether there are adapter slots
+    is_capturable:  whether the model's steps can be captured as graphs
     """
+    plan = _plan_device(
+        config, device, has_triton, max_running, has_adapters, is_capturable=is_capturable
+    )
+    return replace(plan, compiled_rows=_compiled_rows(config, max_running))
+
+
+def _plan_device(
+    config: ServeConfig,
+    device: str,
+    has_triton: bool,
+    max_running: int,
+    has_adapters: bool,
+    *,
+    is_capturable: bool,
+) -> DevicePlan:
     engine = config.engine
     if engine.deterministic:
         _check_deterministic(config, device, has_triton=has_triton, has_adapters=has_adapters)
@@ -71,14 +86,14 @@ def plan_device(
     if engine.attention_backend == "triton" and not has_triton:
         raise ConfigError(
             "engine.attention_backend = triton: the package triton is not installed; install it, "
-            "or set engine.attention_backend to auto"
+            "or set the key to auto"
         )
     by_triton = has_triton and engine.attention_backend != "torch"
     backend: Backend = "triton" if by_triton else "torch"
     if config.parallel.num_ranks > 1:
         _refuse(
             config,
-            "several ranks take their steps in turn, and launch them one by one",
+            "several ranks launch their steps one by one",
             "leave it out, or set parallel.tp_size and pp_size to 1",
         )
         if not by_triton:
@@ -88,14 +103,14 @@ def plan_device(
         _refuse_splits(config)
         _refuse(
             config,
-            "attention by torch waits for lengths on the host",
+            "torch's attention reads lengths on the host",
             "leave it out, or set engine.attention_backend to triton",
         )
         return DevicePlan(attention_backend=backend)
-    if not is_recordable:
+    if not is_capturable:
         _refuse(
             config,
-            "the model is run by transformers' code, whose steps are launched one by one",
+            "transformers' code runs the model, whose steps launch one by one",
             "leave it out",
         )
         return _launched(config, backend)
@@ -112,33 +127,30 @@ def plan_device(
     )
 
 
-def compiled_rows(config: ServeConfig, max_running: int) -> int:
-    """Return the most rows of a decode step that is compiled; 0 = none. Raises ConfigError."""
+def _compiled_rows(config: ServeConfig, max_running: int) -> int:
+    """Return the most rows of a compiled decode step; 0 = none. Raises ConfigError."""
     engine = config.engine
     if not engine.compile:
         return 0
-    faults = {
-        "sums between ranks are not compiled; set parallel.tp_size and pp_size to 1": (
-            config.parallel.num_ranks > 1
+    for reason, is_fault in (
+        ("needs one rank; set parallel.tp_size and pp_size to 1", config.parallel.num_ranks > 1),
+        (
+            "native kernels are compiled already; leave it or engine.cpu_kernels out",
+            engine.cpu_kernels == "native",
         ),
-        "native kernels are compiled already; leave it or engine.cpu_kernels = native out": (
-            engine.cpu_kernels == "native"
+        ("excludes engine.deterministic; leave one of them out", engine.deterministic),
+        (
+            "excludes debug.tensor_dump_dir; leave one of them out",
+            config.debug.tensor_dump_dir is not None,
         ),
-        "compiled sums depend on the number of rows; leave engine.deterministic out": (
-            engine.deterministic
-        ),
-        "compiled layers cannot be listened at; leave debug.tensor_dump_dir out": (
-            config.debug.tensor_dump_dir is not None
-        ),
-    }
-    for reason, is_so in faults.items():
-        if is_so:
+    ):
+        if is_fault:
             raise ConfigError(f"engine.compile = true: {reason}")
     return min(engine.compile_max_rows, max_running)
 
 
 def _launched(config: ServeConfig, backend: Backend) -> DevicePlan:
-    """Return the plan of steps that are launched one by one."""
+    """Return a plan without graphs and overlap."""
     return DevicePlan(
         attention_backend=backend,
         splits=config.engine.attention_splits,
@@ -147,13 +159,13 @@ def _launched(config: ServeConfig, backend: Backend) -> DevicePlan:
 
 
 def _refuse_splits(config: ServeConfig) -> None:
-    """Raise ConfigError for a division of keys where nothing divides them."""
+    """Raise ConfigError for split keys where no kernel splits."""
     engine = config.engine
     for key in ("attention_splits", "attention_split_tokens"):
         if getattr(engine, key) is not None:
             raise ConfigError(
-                f"engine.{key} = {getattr(engine, key)}: only triton's kernels divide the keys of "
-                "a sequence; leave it out, or run on a GPU with engine.attention_backend triton"
+                f"engine.{key} = {getattr(engine, key)}: needs a GPU with Triton kernels; leave it "
+                "out, or run on a GPU with engine.attention_backend triton"
             )
 
 
@@ -173,27 +185,30 @@ def _graph_sizes(config: ServeConfig, max_running: int) -> tuple[int, ...]:
 def _check_deterministic(
     config: ServeConfig, device: str, *, has_triton: bool, has_adapters: bool
 ) -> None:
-    """Raise ConfigError where rows cannot be kept from changing each other's bits."""
-    engine = config.engine
-    faults = {
-        "several ranks add up what each has computed; set parallel.tp_size and pp_size to 1": (
-            config.parallel.num_ranks > 1
+    """Raise ConfigError where a row's results depend on the other rows."""
+    engine, is_cpu = config.engine, device == "cpu"
+    for reason, is_fault in (
+        ("needs one rank; set parallel.tp_size and pp_size to 1", config.parallel.num_ranks > 1),
+        (
+            "engine.cpu_kernels is torch, which is not deterministic; set it to native",
+            is_cpu and engine.cpu_kernels == "torch",
         ),
-        "engine.cpu_kernels is torch, whose sums depend on the number of rows; set it to native": (
-            device == "cpu" and engine.cpu_kernels == "torch"
+        (
+            "needs Triton kernels on a GPU; install triton, and set attention_backend to auto",
+            not is_cpu and (engine.attention_backend == "torch" or not has_triton),
         ),
-        "on a GPU that takes triton's kernels; install triton, and leave engine.attention_backend "
-        "at auto": device != "cpu" and (engine.attention_backend == "torch" or not has_triton),
-        "on a GPU the sums of adapters in slots depend on the number of rows; name a single one in "
-        "lora.adapters, which is merged, or none": device != "cpu" and has_adapters,
-    }
-    for reason, is_so in faults.items():
-        if is_so:
+        (
+            "excludes adapter slots on a GPU; use a single adapter in lora.adapters, which is "
+            "merged, or none",
+            not is_cpu and has_adapters,
+        ),
+    ):
+        if is_fault:
             raise ConfigError(f"engine.deterministic = true: {reason}")
 
 
 def _refuse(config: ServeConfig, reason: str, advice: str, *, triton: bool = False) -> None:
-    """Raise ConfigError for a key that asks for what cannot be."""
+    """Raise ConfigError for a written key that the device does not support."""
     engine = config.engine
     asked = {
         "overlap": engine.overlap is True,

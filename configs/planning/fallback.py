@@ -1,52 +1,52 @@
-"""What cannot be had where transformers' code runs the model. Pure, like `plan.py`."""
+"""Keys that a model run by transformers' code does not support."""
 
 from __future__ import annotations
 
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
 
-WHY = "the model is run by transformers' code"
+REASON = "the model is run by transformers' code"
 
 
 def check_fallback(config: ServeConfig) -> None:
-    """Raise ConfigError for keys that only our own models can follow."""
+    """Raise ConfigError for keys that only remora's own model implementations support."""
     engine, lora = config.engine, config.lora
     faults = {
         "parallel.pp_size": (
             config.parallel.pp_size > 1,
-            "whose layers are not cut into stages",
+            "which has no pipeline stages",
             "1",
         ),
-        "engine.deterministic": (engine.deterministic, "whose kernels promise no order", "false"),
-        "engine.compile": (engine.compile, "which is not traced", "false"),
+        "engine.deterministic": (engine.deterministic, "which is not deterministic", "false"),
+        "engine.compile": (engine.compile, "which is not compiled", "false"),
         "engine.cpu_kernels": (
             engine.cpu_kernels == "native",
-            "and native kernels know our families only",
+            "without native kernels",
             "auto",
         ),
         "model.quantization": (
             config.model.quantization != "none",
-            "and our kernels alone compute with rounded weights",
+            "without quantised kernels",
             "none",
         ),
         "debug.tensor_dump_dir": (
             config.debug.tensor_dump_dir is not None,
-            "whose layers are not listened at",
+            "whose layers cannot be dumped",
             "null",
         ),
         "model.weight_roots": (
             bool(config.model.weight_roots),
-            "whose weights do not change while it serves",
+            "whose weights cannot change while it serves",
             "[]",
         ),
         "model.weight_loaders": (
             bool(config.model.weight_loaders),
-            "whose weights do not change while it serves",
+            "whose weights cannot change while it serves",
             "[]",
         ),
-        "lora.adapters": (bool(lora.adapters), "whose layers have no room for adapters", "[]"),
-        "lora.dynamic": (lora.dynamic, "whose layers have no room for adapters", "false"),
+        "lora.adapters": (bool(lora.adapters), "without adapters", "[]"),
+        "lora.dynamic": (lora.dynamic, "without adapters", "false"),
     }
     for key, (is_asked, reason, instead) in faults.items():
         if is_asked:
-            raise ConfigError(f"{key}: {WHY}, {reason}; set {key} to {instead}")
+            raise ConfigError(f"{key}: {REASON}, {reason}; set {key} to {instead}")

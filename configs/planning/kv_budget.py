@@ -1,7 +1,7 @@
-"""How large the KV pool becomes, and what to do when it cannot.
+"""Size the KV pool.
 
-Knows bytes and pages. Knows nothing of models: the caller says what a page costs. Every refusal
-carries the numbers it was decided by and settings that would pass.
+Knows bytes and pages, and nothing of models: the caller passes the bytes of a page. Every error
+contains the numbers that decide, and settings that would work.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from remora.configs.errors import ConfigError
 from remora.configs.schema import ServeConfig
 
-# Of a CPU's memory others want most; a GPU is there for the model.
+# A CPU's memory is shared with other programs; a GPU serves the model only.
 _MEM_FRACTIONS = {"cpu": 0.25, "cuda": 0.9}
 
 
@@ -26,14 +26,13 @@ def size_kv_pool(
     device: str = "cpu",
     step_bytes: int = 0,
 ) -> int:
-    """Return the pages of the KV pool of one replica, the dump page not counted.
+    """Return the pages of one replica's KV pool, not counting the dump page. Raises ConfigError.
 
     page_bytes, weight_bytes:  of one rank; each rank has its part of every page
-    available_bytes:    of the device, before any weights are loaded
-    total_bytes:        of the device, taken or not
-    step_bytes:         what a step needs beside both, where it has been measured
-    most_useful_pages:  more than this could never be held at once
-    The memory taken is one page more than returned: the dump page.
+    available_bytes:    free memory of the device before weights are loaded
+    total_bytes:        total memory of the device
+    step_bytes:         further memory of a step, if measured
+    most_useful_pages:  upper bound, the most that sequences can use at once
     """
     engine = config.engine
     available_bytes = max(available_bytes - (engine.memory_reserve or 0), 0)
@@ -59,7 +58,7 @@ def size_kv_pool(
 
 
 def mem_fraction(config: ServeConfig, device: str) -> float:
-    """Return the share of the memory left beside the weights that becomes KV cache."""
+    """Return the fraction of the memory left after the weights that becomes KV cache."""
     return config.engine.mem_fraction or _MEM_FRACTIONS[device]
 
 
@@ -71,23 +70,23 @@ def _share(config: ServeConfig, device: str) -> str:
 
 
 def max_replicas(config: ServeConfig) -> int:
-    """Return how many replicas there may be at a time."""
+    """Return the most replicas that can run at once."""
     return config.autoscaling.max_replicas or config.parallel.num_replicas
 
 
 def ranks_on_machine(config: ServeConfig) -> int:
-    """Return how many ranks share this machine, those of other replicas included."""
+    """Return the ranks that share this machine, including those of other replicas."""
     parallel = config.parallel
     return max_replicas(config) * (parallel.num_ranks // parallel.num_nodes)
 
 
 def pages_needed(num_tokens: int, page_size: int) -> int:
-    """Return the pages that hold `num_tokens` tokens of one sequence."""
+    """Return the pages for `num_tokens` tokens of one sequence."""
     return -(-num_tokens // page_size)
 
 
 def human_bytes(num_bytes: int) -> str:
-    """Return bytes in the largest binary unit that leaves at least 1, to two places."""
+    """Format bytes in the largest binary unit of which there is at least 1, to two places."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size:
             return f"{num_bytes / size:.2f}".rstrip("0").rstrip(".") + f" {unit}"
@@ -95,18 +94,18 @@ def human_bytes(num_bytes: int) -> str:
 
 
 def _writable_size(num_bytes: int, *, round_up: bool) -> str:
-    """Return a value for engine.kv_memory: whole MiB, or whole KiB where that is too coarse."""
+    """Format a value for engine.kv_memory: whole MiB, or whole KiB below 16 MiB."""
     unit, size = ("MiB", 2**20) if num_bytes >= 16 * 2**20 else ("KiB", 2**10)
     return f"{-(-num_bytes // size) if round_up else num_bytes // size}{unit}"
 
 
 def _num_sharers(config: ServeConfig) -> int:
-    """Return how many ranks share the device's memory; Ray gives a rank a GPU of its own."""
+    """Return how many ranks share the device's memory; with cuda, Ray reserves a GPU for each."""
     return 1 if config.engine.device == "cuda" else ranks_on_machine(config)
 
 
 def _describe_sharers(config: ServeConfig) -> str:
-    """Say what the memory was divided by, after `available are 4 GiB`."""
+    """Return the end of `4 GiB are available ...`: what the memory was divided by."""
     replicas, ranks = max_replicas(config), ranks_on_machine(config)
     if _num_sharers(config) == 1:
         return ""
@@ -119,7 +118,7 @@ def _describe_sharers(config: ServeConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """Bytes that are needed and there."""
+    """Bytes needed and available."""
 
     weights: int
     kv: int
@@ -132,15 +131,15 @@ class _Needs:
         return self.weights + self.kv + self.step
 
     def parts(self, of_rank: str) -> str:
-        """Return what is needed, as the beginning of a sentence."""
+        """Describe the parts of `whole`, as the beginning of a sentence."""
         each = [f"weights ({human_bytes(self.weights)})"]
         if self.step:
-            each.append(f"what a step computes with ({human_bytes(self.step)})")
+            each.append(f"step buffers ({human_bytes(self.step)})")
         return f"{', '.join(each)} and KV cache ({human_bytes(self.kv)}){of_rank}"
 
 
 def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
-    """Say by how much weights and KV exceed the memory, and which settings would fit."""
+    """Return the message that weights and KV exceed the memory, with settings that would fit."""
     replicas = max_replicas(config)
     left_bytes = needs.available - needs.weights - needs.step
     fitting_pages = left_bytes // needs.page - 1
@@ -151,7 +150,7 @@ def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
         advice.append(f"engine.kv_memory up to {written}, or engine.kv_tokens up to {num_tokens}")
     if config.engine.memory_reserve:
         reserved = human_bytes(config.engine.memory_reserve)
-        advice.append(f"an engine.memory_reserve below {reserved}")
+        advice.append(f"engine.memory_reserve below {reserved}")
     if needs.step:
         advice.append("a smaller engine.max_step_tokens or max_running_requests")
     if config.model.dtype == "float32":
@@ -163,18 +162,17 @@ def _does_not_fit(config: ServeConfig, needs: _Needs) -> str:
     of_rank = " of a rank" if config.parallel.num_ranks > 1 else ""
     return (
         f"{needs.parts(of_rank)} need {human_bytes(needs.whole)}; "
-        f"available are {human_bytes(needs.available)}{_describe_sharers(config)}, "
-        f"{human_bytes(needs.whole - needs.available)} too few. "
-        f"What would help: {'; '.join(advice)}"
+        f"{human_bytes(needs.available)} are available{_describe_sharers(config)}, "
+        f"{human_bytes(needs.whole - needs.available)} too few. Options: {'; '.join(advice)}"
     )
 
 
 def _check_one_sequence_fits(
     config: ServeConfig, num_pages: int, page_bytes: int, device: str
 ) -> None:
-    """Refuse a pool without a page, or below the context length where that was written.
+    """Refuse a pool without pages, or smaller than a written context length.
 
-    A pool below the model's own context is allowed: it caps what one sequence can have.
+    A pool smaller than the model's own context is allowed, and limits the length of a sequence.
     """
     engine = config.engine
     wanted_tokens = config.model.context_length or 1

@@ -1,4 +1,4 @@
-"""How a checkpoint is read, as the rooms that read it need it."""
+"""How a checkpoint is read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from remora.configs.sections.model import ModelSection
 class Loading:
     """How a checkpoint is read.
 
-    mmap:              whether files are mapped
-    num_threads:       that fill the weights
-    verify_checksums:  whether files are compared with the checksums beside them
-    config_overrides:  entries in the place of config.json's
-    impl:              whose code runs it
-    trust_code:        whether code beside the weights may run
+    mmap:              whether files are memory-mapped
+    num_threads:       threads that load the weights
+    verify_checksums:  whether files are compared with their checksums
+    config_overrides:  entries that replace those of config.json
+    impl:              whose code runs the model
+    trust_code:        whether the checkpoint's code may run
     """
 
     mmap: bool = True
@@ -30,7 +30,7 @@ class Loading:
 
     @classmethod
     def of(cls, model: ModelSection) -> Self:
-        """Read it from a configuration."""
+        """Take the keys from the section `model`."""
         return cls(
             mmap=model.mmap,
             num_threads=model.load_threads,

@@ -1,4 +1,4 @@
-"""Room for adapters beside the weights: how many, of which rank, and what they may change."""
+"""The configuration of adapter slots."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoRASlotConfig:
-    """Room for adapters beside the weights.
+    """Memory for adapters that are not merged into the weights.
 
-    num_slots:  adapters that rows of one step may use
-    max_rank:   largest rank of an update
-    targets:    last words of the names of the modules that adapters may change
-    eviction:   lru or fifo
+    num_slots:  most adapters in one step
+    max_rank:   largest rank of an adapter
+    targets:    modules that adapters may change, by the last part of their names
     """
 
     num_slots: int
@@ -22,10 +21,10 @@ class LoRASlotConfig:
     targets: tuple[str, ...]
     eviction: Literal["lru", "fifo"] = "lru"
 
-    def in_our_words(self, module_words: Mapping[str, tuple[str, ...]]) -> LoRASlotConfig:
-        """Return the room with targets by our names.
+    def with_remora_names(self, module_words: Mapping[str, tuple[str, ...]]) -> LoRASlotConfig:
+        """Return the slots with remora's module names as targets.
 
-        module_words:  of ours that a checkpoint's words stand for; others are ours already
+        module_words:  checkpoint's name -> remora's names, where they differ
         """
         words = {ours for word in self.targets for ours in module_words.get(word, (word,))}
         return replace(self, targets=tuple(sorted(words)))

@@ -1,7 +1,7 @@
-"""What a model will take of the memory, and how many requests that serves: `remora plan`.
+"""Report a plan's memory use, and how many requests fit: `remora plan`.
 
-From the plan and the checkpoint's facts only; nothing is loaded. What a step needs is an estimate
-for torch and for GPUs, where it is measured at start-up, and exact for native kernels.
+Computed from plan and facts; nothing is loaded. The memory of a step is exact for native kernels
+and an estimate otherwise; a GPU engine measures it at start-up.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from remora.configs.planning.kv_budget import human_bytes
 from remora.configs.planning.plan import EnginePlan
 
 _FLOAT = 4
-_PANEL = 64  # columns that native products write together
-PROMPT_LOGPROB_ROWS = 64  # rows of logits that native steps have room for at least
+_PANEL = 64  # columns that native matrix products write together
+PROMPT_LOGPROB_ROWS = 64  # native steps allocate at least this many rows of logits
 _LENGTHS = (512, 2048, 8192, 32_768)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Bytes of one rank, of the one that holds most.
+    """Bytes of the rank with the most.
 
     kv_token_bytes:  of one token
-    concurrency:     sequences of a length, in tokens, that the KV cache holds at a time
+    concurrency:     (length in tokens, sequences of that length that fit the KV cache)
     """
 
     weight_bytes: int
@@ -37,16 +37,13 @@ class MemoryReport:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.weight_bytes + self.adapter_bytes + self.kv_bytes + self.step_bytes
 
 
 def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryReport:
-    """Return what a plan takes.
-
-    is_native:  whether native kernels of a CPU compute
-    """
-    # With windows: a token's part of what those layers share. One page is for padding.
+    """Return the memory use of a plan; `is_native`: with native CPU kernels."""
+    # With windows, their bytes are spread over all tokens. One page is for padding.
     token_bytes = max(1, plan.kv_bytes // (plan.kv_tokens + plan.page_size))
     lengths = sorted({*(n for n in _LENGTHS if n < plan.max_model_len), plan.max_model_len})
     return MemoryReport(
@@ -61,7 +58,7 @@ def report(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> MemoryRep
 
 
 def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
-    """Return what a step's activations, logits and tables take."""
+    """Return the bytes of a step's activations, logits and tables."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     attended = model.num_heads * model.head_dim
     widths = (model.hidden_size, model.hidden_size, heads, attended, model.intermediate_size)
@@ -73,24 +70,21 @@ def step_bytes(plan: EnginePlan, model: ModelFacts, *, is_native: bool) -> int:
         tokens = (stream + max(stream, made)) * _FLOAT + int(
             normal * normal_bytes + (context + gated + normal) * written_bytes
         )
-        if model.experts_per_token:  # what routers read; and rows for each expert, in and out
+        if model.experts_per_token:  # router inputs, and input and output rows of each expert
             of_expert = int(normal * normal_bytes) + stream * _FLOAT
             tokens += stream * _FLOAT + model.experts_per_token * of_expert
-        if model.kv_vectors == 1:  # queries of latents, values, and what both are made of
+        if model.kv_vectors == 1:  # latent queries, values, and the inputs of both
             tokens += int(context * normal_bytes) + (context + heads) * _FLOAT
         logits = _whole_panels(model.vocab_size) * _FLOAT + int(normal * normal_bytes)
         return plan.max_step_tokens * tokens + rows * logits + angles // 2
     item = 2 if plan.dtype in ("bfloat16", "float16") else _FLOAT
-    gates = 2 * model.intermediate_size  # gate and up, beside their product
+    gates = 2 * model.intermediate_size  # gate and up; their product is in `widths`
     tokens = (sum(widths) + gates) * item // plan.tp_size
     return plan.max_step_tokens * tokens + plan.max_running_requests * model.vocab_size * _FLOAT
 
 
 def lines(found: MemoryReport, plan: EnginePlan, sizes: Sequence[int] = ()) -> list[str]:
-    """Return the report as lines of text.
-
-    sizes:  memory of devices, in bytes, to say what would fit in them
-    """
+    """Return the report as text; `sizes`: device memories, in bytes, to report the fit of."""
     of_rank = f" on each of {found.num_ranks} ranks" if found.num_ranks > 1 else ""
     text = [
         f"model      {plan.served_model_name}, {plan.dtype}"
@@ -139,15 +133,15 @@ def _sequences(plan: EnginePlan, length: int) -> int:
     pages = -(-length // plan.page_size)
     room = plan.windows
     most = plan.num_pages // pages
-    if room is not None:  # a page more, since windows begin amid one
+    if room is not None:  # one more page, because a window may begin in the middle of one
         most = min(most, room.num_pages // min(pages, -(-room.window // plan.page_size) + 1))
     return min(most, plan.max_running_requests)
 
 
 def _operand_bytes(plan: EnginePlan) -> tuple[float, float]:
-    """Return the bytes of a value that products read, alone and where it is in floats first.
+    """Return the bytes per value of matrix operands, and of operands that are first in float32.
 
-    Quantised ones are int8 with a scale and a sum for each group.
+    Quantised operands are int8, with a scale and a sum for each group.
     """
     if plan.quantization != "none":
         grouped = 1 + 8 / {"int8": 64, "int4": 32}[plan.quantization]

@@ -1,7 +1,6 @@
-"""What will be run: ServeConfig + model facts + machine facts -> EnginePlan.
+"""Decide everything that depends on model or machine: ServeConfig + facts -> EnginePlan.
 
-Pure: it opens no file and asks no device. `machine.py` and the engine's loader gather the facts.
-Everything that depends on model or machine is decided here, once, and logged.
+Pure: opens no file and queries no device. `configs/facts.py` says where the facts come from.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import MachineFacts, ModelFacts
-from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, compiled_rows, plan_device
+from remora.configs.planning.device_plan import ONE_BY_ONE, DevicePlan, plan_device
 from remora.configs.planning.fallback import check_fallback
 from remora.configs.planning.kv_budget import max_replicas, ranks_on_machine
 from remora.configs.planning.loading import PLAIN_LOADING, Loading
@@ -34,7 +33,7 @@ from remora.configs.planning.window_plan import Budget, KVLimits, KVPools, Windo
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.pooling import Task
 
-# Keys of the section `engine` that need no deciding.
+# Keys of the section `engine` that a plan copies.
 _AS_WRITTEN = (
     "prefix_cache",
     "prefix_eviction",
@@ -45,39 +44,39 @@ _AS_WRITTEN = (
     "logit_processors",
 )
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-# Bytes of a quantised weight, scales included: (layers, head). See kernels/cpu/src/linear.h.
+# Bytes of a quantised weight, including scales: (layers, head). See kernels/cpu/src/linear.h.
 _QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """Everything the engine needs to know, decided.
+    """What the engine runs, and with which limits.
 
     num_threads:             of one rank
-    num_pages:               pages of the KV pool, the dump page 0 not counted
-    kv_bytes, weight_bytes:  of one rank; of the one that holds most
+    num_pages:               pages of the KV pool, not counting the dump page 0
+    kv_bytes, weight_bytes:  of the rank with the most
     max_model_len:           most tokens of one sequence, prompt and output
     max_running_requests:    rows of a batch
     max_step_tokens:         tokens of one step, decode rows and prefill chunks together
     prefill_chunk_tokens:    most prompt tokens of one sequence in one step
-    max_queued_requests:     waiting sequences beyond which requests are refused
-    max_queued_tokens:       tokens of waiting prompts beyond which requests are refused; None: any
-    conservativeness:        factor on the share of unproduced output that admission reserves
-    step_timeout_s:          watchdog: a step that runs longer fails the replica
-    random_seed:             base of the seeds drawn for requests that have none
-    low_priority_first:      whether a smaller `priority` value means sooner
+    max_queued_requests:     most waiting sequences
+    max_queued_tokens:       most prompt tokens of waiting sequences; None = no limit
+    conservativeness:        factor on the expected output that admission reserves
+    step_timeout_s:          a step that runs longer fails the replica
+    random_seed:             base of the seeds for requests without one
+    low_priority_first:      whether a lower `priority` value runs first
     priority_preemption_gap: a waiting request preempts a running one whose priority is lower by
                              more than this; None = never
-    tp_size, pp_size:        ranks that share each layer, and stages that share the layers
-    micro_batches:           parts that a step is cut into for the stages
-    adapters:                room for adapters; None = there is none
-    adapter_bytes:           memory of that room, of the rank that holds most
+    tp_size, pp_size:        ranks that share each layer, and pipeline stages
+    micro_batches:           parts that a step is split into for the stages
+    adapters:                adapter slots; None = no slots
+    adapter_bytes:           memory of the slots, of the rank with the most
     on_device:               how a step runs on its device
-    logit_processors:        import paths of the operator's, by the names that requests choose
+    logit_processors:        name in requests -> import path
     loading:                 how the checkpoint is read
-    scheduling:              order and pace of sequences, and what is reserved for them
-    windows:                 pages of layers with a sliding window; None = all layers share pages
-    task:                    what the model is for; only those that generate have a KV cache
+    scheduling:              order and pace of sequences, and reserved KV memory
+    windows:                 pages of sliding-window layers; None = all layers share pages
+    task:                    what the model does; only "generate" has a KV cache
     """
 
     model_path: Path
@@ -119,22 +118,22 @@ class EnginePlan:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks that run the model together."""
+        """Ranks of one replica."""
         return self.tp_size * self.pp_size
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV pool holds."""
+        """Capacity of the KV pool, in tokens."""
         return self.num_pages * self.page_size
 
     @property
     def max_open_sequences(self) -> int:
-        """Most sequences that are running or queued at a time."""
+        """Most sequences running or queued at once."""
         return self.max_running_requests + self.max_queued_requests
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Most tokens one sequence can have: the context, or the KV pool if that is smaller."""
+        """Most tokens of one sequence: the context length, or the KV pool if that is smaller."""
         if self.task != "generate":
             return self.max_model_len
         return min(self.max_model_len, self.kv_tokens)
@@ -147,12 +146,12 @@ def make_plan(
     model_path: Path,
     adapters: LoRASlotConfig | None = None,
 ) -> EnginePlan:
-    """Decide everything that depends on model or machine.
+    """Return the plan of a model that generates text.
 
-    adapters:  room for them that is needed beside the weights; targets may be the checkpoint's
-    The machine's memory is that of the device that the model will run on, before the weights are
-    loaded. Replicas are taken to share one machine, with as many ranks of each as a node has; a GPU
-    that was asked for is a rank's own. Raises ConfigError, with numbers and settings that work.
+    machine:   its memory is that of the model's device before the weights are loaded
+    adapters:  slots for adapters that are not merged; targets may be the checkpoint's names
+    Assumes that all replicas share this machine, with one node's ranks of each, and that with
+    engine.device cuda each rank has its own GPU. Raises ConfigError, with settings that would work.
     """
     engine, parallel = config.engine, config.parallel
     if model.implementation == "transformers":
@@ -162,11 +161,18 @@ def make_plan(
     _check_ranks(config, device)
     _check_new_weights(config, device)
     weight_bytes = _weight_bytes(config, model, dtype, device)
-    room = None if adapters is None else adapters.in_our_words(model.module_words)
-    adapter_bytes = _adapter_bytes(config, model, dtype, room)
+    slots = None if adapters is None else adapters.with_remora_names(model.module_words)
+    adapter_bytes = _adapter_bytes(config, model, dtype, slots)
     max_model_len = pick_context(config, model)
     max_running, max_step, chunk = plan_limits(config, max_model_len)
-    on_device = _plan_steps(config, model, device, machine.has_triton, max_running, bool(adapters))
+    on_device = plan_device(
+        config,
+        device,
+        machine.has_triton,
+        max_running,
+        bool(adapters),
+        is_capturable=model.implementation == "remora",
+    )
     budget = Budget(
         weight_bytes=weight_bytes + adapter_bytes,
         available_bytes=machine.available_bytes,
@@ -201,33 +207,13 @@ def make_plan(
         tp_size=parallel.tp_size,
         pp_size=parallel.pp_size,
         micro_batches=parallel.micro_batches or parallel.pp_size,
-        adapters=room,
+        adapters=slots,
         adapter_bytes=adapter_bytes,
         on_device=on_device,
         loading=Loading.of(config.model),
         scheduling=plan_scheduling(config),
         **{key: getattr(engine, key) for key in _AS_WRITTEN},
     )
-
-
-def _plan_steps(
-    config: ServeConfig,
-    model: ModelFacts,
-    device: str,
-    has_triton: bool,
-    max_running: int,
-    has_adapters: bool,
-) -> DevicePlan:
-    """Decide how a step runs on its device. Raises ConfigError."""
-    planned = plan_device(
-        config,
-        device,
-        has_triton,
-        max_running,
-        has_adapters,
-        is_recordable=model.implementation == "remora",
-    )
-    return replace(planned, compiled_rows=compiled_rows(config, max_running))
 
 
 def refit(
@@ -239,12 +225,12 @@ def refit(
     total_bytes: int,
     step_bytes: int,
 ) -> EnginePlan:
-    """Size the KV pool anew by what a device has told, once the weights are there.
+    """Resize the KV pool to the memory that is free on the device once the weights are loaded.
 
-    free_bytes:  beside the weights and the room for adapters
-    total_bytes: of the device, taken or not
-    step_bytes:  that the largest steps need beside weights and KV
-    Raises ConfigError, with the numbers and with settings that would work.
+    free_bytes:  free memory of the device, with weights and adapter slots allocated
+    total_bytes: total memory of the device
+    step_bytes:  memory of the largest steps, without weights and KV
+    Raises ConfigError, with settings that would work.
     """
     held_bytes = plan.weight_bytes + plan.adapter_bytes
     budget = Budget(
@@ -284,11 +270,11 @@ def _kv_limits(
     chunk_tokens: int,
     overlap: bool,
 ) -> KVLimits:
-    """Gather what KV is sized by; with `overlap` a step is planned before the last is done."""
+    """Return the limits that size the KV pool; with `overlap`, two steps are in flight."""
     tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
     token_bytes = kv_bytes_per_token(model, dtype, tp_size=tp_size, pp_size=pp_size)
     is_native = device == "cpu" and config.engine.cpu_kernels != "torch" and tp_size * pp_size == 1
-    if is_native and model.kv_vectors == 1:  # in the order of K and in that of V
+    if is_native and model.kv_vectors == 1:  # stored twice: in the layout of K and in that of V
         token_bytes *= 2
     return KVLimits(
         token_bytes=token_bytes // -(-model.num_layers // pp_size),
@@ -304,13 +290,13 @@ def _queued_tokens(config: ServeConfig, pools: KVPools) -> int:
 
 
 def kv_bytes_per_token(model: ModelFacts, dtype: str, *, tp_size: int = 1, pp_size: int = 1) -> int:
-    """Return the bytes of K and V of one token on the rank that holds most."""
+    """Return the bytes of K and V of one token on the rank with the most."""
     elements = kv_elements_per_token(model, tp_size=tp_size, pp_size=pp_size)
     return elements * _DTYPE_BYTES[dtype]
 
 
 def bytes_of(dtype: str) -> int:
-    """Return the bytes of a number."""
+    """Return the bytes per number."""
     return _DTYPE_BYTES[dtype]
 
 
@@ -325,26 +311,25 @@ def pick_dtype(config: ServeConfig, model: ModelFacts) -> str:
     dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
     if dtype not in _DTYPE_BYTES:
         raise ConfigError(
-            f"the checkpoint's number format is {dtype}; remora computes in "
-            f"{', '.join(_DTYPE_BYTES)}: set model.dtype to one of them"
+            f"the checkpoint's number format is {dtype}, and remora computes in "
+            f"{', '.join(_DTYPE_BYTES)}; set model.dtype to one of them"
         )
     return dtype
 
 
 def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: str) -> int:
-    """Return the bytes of one rank's weights, of the one that holds most.
+    """Return the bytes of the weights of the rank with the most.
 
-    On a CPU a tied head is packed apart, except by torch in float32; between stages, table and head
-    are on two ranks.
-    Raises ConfigError for a quantisation that the device does not have.
+    A tied head takes extra memory where kernels pack it (on a CPU, except torch in float32), and
+    where embedding and head are on different pipeline stages.
+    Raises ConfigError for a quantisation that the device does not support.
     """
     quantization, parallel = config.model.quantization, config.parallel
     each = float(_DTYPE_BYTES[dtype])
     if device != "cpu" and quantization != "none":
         raise ConfigError(
-            f"model.quantization = {quantization}: quantised weights are computed on a CPU "
-            f"only, and the device is {device}; set model.quantization to none, or "
-            "engine.device to cpu"
+            f"model.quantization = {quantization}: needs a CPU, and the device is {device}; set "
+            "model.quantization to none, or engine.device to cpu"
         )
     layer_bytes, head_bytes = _QUANTIZED_BYTES.get(quantization, (each, each))
     by_torch = config.engine.cpu_kernels == "torch" or parallel.num_ranks > 1
@@ -360,20 +345,18 @@ def _weight_bytes(config: ServeConfig, model: ModelFacts, dtype: str, device: st
 
 
 def _adapter_bytes(
-    config: ServeConfig, model: ModelFacts, dtype: str, room: LoRASlotConfig | None
+    config: ServeConfig, model: ModelFacts, dtype: str, slots: LoRASlotConfig | None
 ) -> int:
-    """Return the bytes of one rank's slots for adapters, of the one that holds most."""
-    if room is None:
+    """Return the bytes of the adapter slots of the rank with the most."""
+    if slots is None:
         return 0
-    parallel = config.parallel
-    elements = update_elements(
-        model, room.targets, tp_size=parallel.tp_size, pp_size=parallel.pp_size
-    )
-    return room.num_slots * room.max_rank * elements * _DTYPE_BYTES[dtype]
+    tp_size, pp_size = config.parallel.tp_size, config.parallel.pp_size
+    elements = update_elements(model, slots.targets, tp_size=tp_size, pp_size=pp_size)
+    return slots.num_slots * slots.max_rank * elements * _DTYPE_BYTES[dtype]
 
 
 def _check_ranks(config: ServeConfig, device: str) -> None:
-    """Raise ConfigError for what several ranks, or replicas, cannot do."""
+    """Raise ConfigError for keys that several ranks or replicas exclude."""
     num_ranks = config.parallel.num_ranks
     num_processes = num_ranks * max_replicas(config)
     if device == "cuda" and config.engine.device == "auto" and num_processes > 1:
@@ -390,8 +373,8 @@ def _check_ranks(config: ServeConfig, device: str) -> None:
     ):
         if value not in (plain, "auto"):
             raise ConfigError(
-                f"{key} = {value}: native CPU kernels run a model on one rank, and "
-                f"parallel.tp_size * pp_size is {num_ranks}; set {key} to {plain}"
+                f"{key} = {value}: native CPU kernels need one rank, and parallel.tp_size * "
+                f"pp_size is {num_ranks}; set {key} to {plain}"
             )
 
 
@@ -399,9 +382,9 @@ def _check_new_weights(config: ServeConfig, device: str) -> None:
     for key in ("weight_roots", "weight_loaders"):
         if device != "cpu" and getattr(config.model, key):
             raise ConfigError(
-                f"model.{key}: weights change while a model serves on a CPU only, and the device "
-                f"is {device}, where the KV cache has the memory that a second copy would take; "
-                "leave it out, or set engine.device to cpu"
+                f"model.{key}: needs a CPU, and the device is {device}, where the KV cache takes "
+                "the memory for a second copy of the weights; leave it out, or set engine.device "
+                "to cpu"
             )
 
 
@@ -412,7 +395,7 @@ def pick_device(config: ServeConfig, machine: MachineFacts) -> str:
         return "cuda" if "cuda" in kinds else "cpu"
     if config.engine.device not in kinds:
         raise ConfigError(
-            f"engine.device = {config.engine.device}: this machine offers "
+            f"engine.device = {config.engine.device}: this machine has "
             f"{', '.join(machine.devices)}; set engine.device to auto"
         )
     return config.engine.device
@@ -423,7 +406,7 @@ def pick_context(config: ServeConfig, model: ModelFacts) -> int:
     wanted = config.model.context_length
     if wanted is not None and wanted > model.max_position:
         raise ConfigError(
-            f"model.context_length = {wanted}: the model was made for at most "
-            f"{model.max_position} tokens; set it to {model.max_position} or less"
+            f"model.context_length = {wanted}: the model supports at most {model.max_position} "
+            f"tokens; set it to {model.max_position} or less"
         )
     return wanted or model.max_position

@@ -1,4 +1,4 @@
-"""What will be run for embeddings and scores: the counterpart of `make_plan`, without KV cache."""
+"""Plans for embeddings and scores: the counterpart of `make_plan`, without a KV cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from remora.configs.sections.pooling import Task
 
 MAX_ROWS = 1024
 MAX_QUEUED_ROWS = 8192  # one request is often hundreds of texts
-STEP_TOKENS_EACH = 1024  # of each thread: fewer, and whole rows no longer divide evenly
+STEP_TOKENS_EACH = 1024  # per thread; with fewer, whole rows do not divide evenly among threads
 DEVICE_STEP_TOKENS = 16_384
 
 
@@ -37,10 +37,10 @@ def make_pooling_plan(
     max_tokens: int | None,
     head_parameters: int,
 ) -> EnginePlan:
-    """Decide everything that depends on model or machine. Raises ConfigError.
+    """Return the plan of a model for embeddings or scores. Raises ConfigError.
 
-    max_tokens:       of a row, as the checkpoint wants it
-    head_parameters:  of the layers behind pooling, which are float32
+    max_tokens:       the checkpoint's limit for one text
+    head_parameters:  of the layers after pooling, which are float32
     """
     _check_alone(config, task)
     engine, written = config.engine, config.engine.model_fields_set
@@ -91,7 +91,7 @@ def make_pooling_plan(
 
 
 def with_queue(plan: EnginePlan, config: ServeConfig) -> EnginePlan:
-    """Return the plan with the limits of the queue that a configuration has."""
+    """Return the plan with the queue limits of a configuration."""
     engine = config.engine
     num_requests, num_tokens = engine.max_queued_requests, engine.max_queued_tokens
     if plan.task == "generate":
@@ -102,7 +102,7 @@ def with_queue(plan: EnginePlan, config: ServeConfig) -> EnginePlan:
 
 
 def _check_alone(config: ServeConfig, task: Task) -> None:
-    """Raise ConfigError for what has no meaning where no text is made, or is not done there."""
+    """Raise ConfigError for keys that models for embeddings or scores do not support."""
     for is_set, key, fix in (
         (config.parallel.num_ranks > 1, "parallel.tp_size * pp_size > 1", "set both to 1"),
         (config.model.quantization != "none", "model.quantization", "set it to none"),
@@ -114,6 +114,5 @@ def _check_alone(config: ServeConfig, task: Task) -> None:
     ):
         if is_set:
             raise ConfigError(
-                f"{key} is not available for models that give embeddings or scores (model.task is "
-                f"{task}): {fix}"
+                f"{key} is not available for embeddings and scores (model.task is {task}): {fix}"
             )

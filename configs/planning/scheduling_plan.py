@@ -1,7 +1,4 @@
-"""In which order and at which pace sequences are computed, and what is reserved for them.
-
-Pure, like `plan.py`, which it is a part of.
-"""
+"""The scheduling part of a plan: order and pace of sequences, reserved memory, step limits."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from remora.configs.sections.engine import SchedulePolicy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReservePlan:
-    """What admission reserves for output; see the keys of `scheduling.py`."""
+    """KV memory that admission reserves for outputs; see the keys in `sections/engine.py`."""
 
     full_usage: float | None = None
     expected_output_tokens: int | None = None
@@ -24,7 +21,7 @@ class ReservePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingPlan:
-    """Order and pace; see the keys of `scheduling.py`."""
+    """Order and pace; see the keys in `sections/engine.py`."""
 
     policy: SchedulePolicy = "fcfs"
     use_priorities: bool = True
@@ -42,7 +39,7 @@ BY_ARRIVAL = SchedulingPlan()
 
 
 def plan_scheduling(config: ServeConfig) -> SchedulingPlan:
-    """Gather the keys of order, pace and reserve."""
+    """Take the scheduling keys from the section `engine`."""
     engine = config.engine
     return SchedulingPlan(
         policy=engine.schedule_policy,
@@ -66,7 +63,7 @@ def plan_scheduling(config: ServeConfig) -> SchedulingPlan:
 def plan_limits(config: ServeConfig, max_model_len: int) -> tuple[int, int, int]:
     """Return (running requests, step tokens, chunk tokens); defaults give way to written values.
 
-    Raises ConfigError where prompts are not to be divided and a step cannot hold them.
+    Raises ConfigError if prompts may not be chunked and do not fit one step.
     """
     engine = config.engine
     max_step = engine.max_step_tokens
@@ -83,8 +80,8 @@ def plan_limits(config: ServeConfig, max_model_len: int) -> tuple[int, int, int]
         return running, max_step, min(engine.prefill_chunk_tokens, max_step)
     if max_step < max_model_len:
         raise ConfigError(
-            f"engine.chunked_prefill = false: a prompt of up to {max_model_len} tokens must fit "
-            f"one step, and engine.max_step_tokens is {max_step}; leave that out, or set it to at "
-            f"least {max_model_len}, or model.context_length to at most {max_step}"
+            f"engine.chunked_prefill = false: prompts of up to {max_model_len} tokens must fit one "
+            f"step, and engine.max_step_tokens is {max_step}; set that to at least {max_model_len} "
+            f"or leave it out, or set model.context_length to at most {max_step}"
         )
     return running, max_step, max_step

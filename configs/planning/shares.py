@@ -1,7 +1,7 @@
-"""How a model is divided between ranks. Pure arithmetic, for plans and for layers alike.
+"""Divide a model among ranks. Pure arithmetic, for plans and layers.
 
-Ranks that share a layer hold parts of each dimension that differ by one at most; stages hold
-layers likewise. Plans go by the rank that holds most.
+Tensor-parallel ranks hold parts of each dimension whose sizes differ by at most one, and so do
+stages of the layers. Plans use the rank with the most.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from remora.configs.facts import ModelFacts
 
 
 def share(size: int, index: int, parts: int) -> range:
-    """Return part `index` of range(size) cut into `parts`, whose sizes differ by one at most."""
+    """Return part `index` of range(size), split into `parts` whose sizes differ by at most one."""
     return range(index * size // parts, (index + 1) * size // parts)
 
 
 def kv_heads_of(num_kv_heads: int, tp_rank: int, tp_size: int) -> range:
-    """Return the KV heads of a rank: an equal part, or one that several hold when there are fewer.
+    """Return the KV heads of a rank: an equal part, or one that several ranks share.
 
-    One of the two numbers must divide the other.
+    One of num_kv_heads and tp_size must divide the other.
     """
     if num_kv_heads >= tp_size:
         return share(num_kv_heads, tp_rank, tp_size)
@@ -31,10 +31,9 @@ def kv_heads_of(num_kv_heads: int, tp_rank: int, tp_size: int) -> range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageParameters:
-    """Numbers of parameters that a rank of one pipeline stage holds, at most.
+    """Most parameters of a rank of one pipeline stage.
 
-    table, head:  rows of the vocabulary that are looked up, and those that logits are made with; a
-                  tied head counts in both
+    table, head:  of the embedding and the output head; a tied head counts in both
     """
 
     layers: int
@@ -43,8 +42,8 @@ class StageParameters:
 
 
 def stage_parameters(model: ModelFacts, *, tp_size: int, pp_size: int) -> list[StageParameters]:
-    """Return what a rank of each stage holds: of its ranks, the one that holds most."""
-    last_norm = model.hidden_size  # of which every rank has a copy
+    """Return the most parameters of a rank, for each stage."""
+    last_norm = model.hidden_size  # copied to every rank
     in_layers = _layer_parameters(model)
     if tp_size > 1:
         in_layers = [_rank_layer(model, layer, tp_size) for layer in in_layers]
@@ -69,10 +68,10 @@ def _layer_parameters(model: ModelFacts) -> list[int]:
 
 
 def _rank_layer(model: ModelFacts, layer: int, tp_size: int) -> int:
-    """Return how many of a layer's parameters a rank holds, at most.
+    """Return the most of a layer's parameters that a rank holds.
 
-    KV heads may be held several times, norms always are, and what cannot be divided evenly gives
-    some rank one row more of each of three products.
+    Norms are copied to every rank, and KV heads to several ranks if there are fewer heads than
+    ranks. Where a dimension does not divide evenly, a rank has one more row of three matrices.
     """
     kv_head = model.kv_vectors * model.head_dim * model.hidden_size
     copied = min(2 * model.hidden_size + model.copied_parameters, layer)
@@ -83,7 +82,7 @@ def _rank_layer(model: ModelFacts, layer: int, tp_size: int) -> int:
 
 
 def kv_elements_per_token(model: ModelFacts, *, tp_size: int = 1, pp_size: int = 1) -> int:
-    """Return the elements of K and V, or of latents, of one token that a rank holds, at most."""
+    """Return the most elements of K and V, or of latents, per token on a rank."""
     num_layers = -(-model.num_layers // pp_size)
     num_kv_heads = len(kv_heads_of(model.num_kv_heads, 0, tp_size))
     return model.kv_vectors * num_layers * num_kv_heads * model.head_dim
@@ -92,16 +91,16 @@ def kv_elements_per_token(model: ModelFacts, *, tp_size: int = 1, pp_size: int =
 def update_elements(
     model: ModelFacts, targets: Iterable[str], *, tp_size: int = 1, pp_size: int = 1
 ) -> int:
-    """Return the elements of A and B that a rank holds, at most, of updates of rank 1.
+    """Return the most elements of A and B on a rank, for an adapter of rank 1.
 
-    targets:  last words of the names of the modules that are updated
+    targets:  modules that adapters change, by the last part of their names
     """
     query = -(-model.num_heads // tp_size) * model.head_dim
     kv = len(kv_heads_of(model.num_kv_heads, 0, tp_size)) * model.head_dim
     inner = -(-model.intermediate_size // tp_size)
     hidden, wanted = model.hidden_size, set(targets)
     up = frozenset({"gate_proj", "up_proj"}) if model.gated else frozenset({"up_proj"})
-    # What is fused has room for all of its parts, or for none.
+    # A fused module has slots for all of its parts, or for none.
     of_layer = {
         frozenset({"q_proj", "k_proj", "v_proj"}): _blocks(query + 2 * kv) + 3 * hidden,
         frozenset({"o_proj"}): query + _blocks(hidden),
@@ -119,16 +118,16 @@ def update_elements(
 
 
 def _blocks(outputs: int) -> int:
-    """Round up to what B is padded to; see `kernels/lora.py`."""
+    """Round up to the padding of B; see `kernels/lora.py`."""
     return -(-outputs // 64) * 64
 
 
 def check_divisible(model: ModelFacts, *, tp_size: int, pp_size: int) -> None:
-    """Raise ConfigError if the model cannot be divided so, with the sizes that would work."""
+    """Raise ConfigError, with sizes that would work, if the model cannot be divided so."""
     if tp_size > 1 and model.indivisible:
         raise ConfigError(
-            f"parallel.tp_size = {tp_size}: {model.architecture} cannot be divided between ranks: "
-            f"{model.indivisible}; set it to 1"
+            f"parallel.tp_size = {tp_size}: {model.architecture} does not support tensor "
+            f"parallelism: {model.indivisible}; set it to 1"
         )
     heads, kv_heads = model.num_heads, model.num_kv_heads
     sizes = [
@@ -139,7 +138,7 @@ def check_divisible(model: ModelFacts, *, tp_size: int, pp_size: int) -> None:
     if tp_size not in sizes:
         raise ConfigError(
             f"parallel.tp_size = {tp_size}: the model's {heads} query heads and {kv_heads} KV "
-            f"heads cannot be divided between {tp_size} ranks; set it to one of "
+            f"heads cannot be divided among {tp_size} ranks; set it to one of "
             f"{', '.join(map(str, sizes))}"
         )
     if pp_size > model.num_layers:

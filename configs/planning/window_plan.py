@@ -1,13 +1,13 @@
-"""Pages of KV for layers with a sliding window: whether they are apart, and how many.
+"""Size the KV pools of models with sliding-window layers.
 
-Pure, like `plan.py`, which it is a part of. Layers without a window keep every token of a sequence;
-those with one need the last `window` tokens, and what a step computes. Apart, both kinds share the
-memory by a ratio. Together, every page has room for all layers.
+Full-attention layers keep every token of a sequence; sliding-window layers need the last `window`
+tokens and those of a step. Either both kinds have separate pools, which share the memory by a
+ratio, or every page stores all layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remora.configs.errors import ConfigError
 from remora.configs.facts import ModelFacts
@@ -15,20 +15,19 @@ from remora.configs.planning.kv_budget import pages_needed, size_kv_pool
 from remora.configs.planning.shares import share
 from remora.configs.schema import ServeConfig
 
-# So many tokens for layers with a window for each token of the others: sequences of twice the
-# window or more gain by it.
+# Tokens of window layers per token of the others. Sequences of two windows or more gain from it.
 DEFAULT_RATIO = 0.5
-MIN_WINDOWS = 2  # contexts of so many windows or fewer gain too little for short sequences to lose
+MIN_WINDOWS = 2  # in shorter contexts, the gain of long sequences does not offset the loss of short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRoom:
-    """Pages of the layers with a window.
+    """Pages of the sliding-window layers.
 
-    layers:     [num_layers] which have one
-    window:     tokens that the widest sees, the newest included
-    num_pages:  the dump page not counted
-    row_pages:  most that one sequence holds at a time
+    layers:     [num_layers] whether each has a window
+    window:     tokens in the widest window, including the newest
+    num_pages:  not counting the dump page
+    row_pages:  most pages of one sequence at a time
     """
 
     layers: tuple[bool, ...]
@@ -39,7 +38,7 @@ class WindowRoom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVPools:
-    """The memory for KV of one rank, of the one that holds most."""
+    """KV memory of the rank with the most."""
 
     num_pages: int
     kv_bytes: int
@@ -48,10 +47,10 @@ class KVPools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLimits:
-    """What is known of sequences before the pools are sized.
+    """Limits of sequences that size the pools.
 
-    token_bytes:   of one token in one layer, on the rank that holds most
-    ahead_tokens:  tokens of one sequence that may be computed ahead of what is known to be done
+    token_bytes:   of one token in one layer, on the rank with the most
+    ahead_tokens:  most tokens of one sequence in the steps in flight
     """
 
     token_bytes: int
@@ -72,7 +71,7 @@ class Budget:
 
 
 def size_pools(config: ServeConfig, model: ModelFacts, limits: KVLimits, budget: Budget) -> KVPools:
-    """Divide the memory for KV. Raises ConfigError, with the numbers and settings that work."""
+    """Return the KV pools. Raises ConfigError, with settings that would work."""
     ratio = _ratio(config, model, limits)
     if ratio is not None:
         pools = _apart(config, model, limits, budget, ratio)
@@ -83,7 +82,7 @@ def size_pools(config: ServeConfig, model: ModelFacts, limits: KVLimits, budget:
 
 
 def _written(config: ServeConfig) -> str | None:
-    """Return what insists on pages apart."""
+    """Return the written key that requires separate pools, or None."""
     for key in ("window_ratio", "window_saving"):
         value = getattr(config.engine, key)
         if value is not None:
@@ -92,7 +91,7 @@ def _written(config: ServeConfig) -> str | None:
 
 
 def _ratio(config: ServeConfig, model: ModelFacts, limits: KVLimits) -> float | None:
-    """Return the ratio; None where all layers share their pages."""
+    """Return the ratio of separate pools; None = all layers share pages."""
     engine, window, written = config.engine, max_window(model), _written(config)
     if window is None or limits.max_model_len <= window:
         if written is not None:
@@ -113,16 +112,16 @@ def _ratio(config: ServeConfig, model: ModelFacts, limits: KVLimits) -> float | 
     if engine.window_pages == "off" or least == 1:
         return None
     if None not in model.windows:
-        return least  # the others cost nothing
+        return least  # there are no other layers
     return max(DEFAULT_RATIO, least) if limits.max_model_len > MIN_WINDOWS * window else None
 
 
 def _apart(
     config: ServeConfig, model: ModelFacts, limits: KVLimits, budget: Budget, ratio: float
 ) -> KVPools | None:
-    """Size pools of both kinds; None if one sequence does not fit and nobody insists on it."""
+    """Size separate pools; None if one sequence does not fit and no key requires them."""
     window = max_window(model)
-    assert window is not None, "the caller has asked"
+    assert window is not None, "a ratio exists only for models with windows"
     windowed = tuple(each is not None for each in model.windows)
     layers = [
         (sum(not windowed[at] for at in held), sum(windowed[at] for at in held))
@@ -133,7 +132,7 @@ def _apart(
     room = WindowRoom(layers=windowed, window=window, num_pages=0, row_pages=row_pages)
     pools = _pools(config, limits, budget, layers, ratio, room)
     made = pools.windows
-    assert made is not None, "there is a room"
+    assert made is not None
     longest = min(pools.num_pages, pages_needed(limits.max_model_len, page_size))
     needed = min(row_pages, longest)
     if made.num_pages >= needed:
@@ -142,10 +141,10 @@ def _apart(
     if written is None:
         return None
     raise ConfigError(
-        f"{written}: that leaves {max(made.num_pages, 0) * page_size} tokens "
-        f"for the layers with a window, and one sequence needs {needed * page_size} (the window "
-        f"of {window}, and {limits.ahead_tokens} that are computed at a time); leave it out, make "
-        "engine.prefill_chunk_tokens smaller, or give the KV cache more memory"
+        f"{written}: leaves {max(made.num_pages, 0) * page_size} tokens for the sliding-window "
+        f"layers, and one sequence needs {needed * page_size} (a window of {window}, and "
+        f"{limits.ahead_tokens} computed at a time); leave it out, reduce "
+        "engine.prefill_chunk_tokens, or give the KV cache more memory"
     )
 
 
@@ -157,7 +156,7 @@ def _pools(
     ratio: float,
     room: WindowRoom | None,
 ) -> KVPools:
-    """Size pools for stages with so many layers without and with a window of their own pages."""
+    """Size the pools; `layers`: (shared or full-attention, separate window layers) per stage."""
     page_size = config.engine.page_size
     page_bytes = page_size * limits.token_bytes
     num_pages = size_kv_pool(
@@ -174,12 +173,7 @@ def _pools(
     )
     if room is not None:
         num_apart = int((num_pages + 1) * ratio) - 1
-        room = WindowRoom(
-            layers=room.layers,
-            window=room.window,
-            num_pages=num_apart,
-            row_pages=room.row_pages,
-        )
+        room = replace(room, num_pages=num_apart)
     apart_pages = 0 if room is None else room.num_pages + 1
     return KVPools(
         num_pages=num_pages,

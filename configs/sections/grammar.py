@@ -32,7 +32,7 @@ class GrammarSection(Section):
     """Most objects and lists in a schema; larger ones get HTTP 400."""
 
     compile_timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0
-    """CPU seconds to compile one constraint; those that need more get HTTP 400."""
+    """CPU seconds to compile one constraint; constraints that need more get HTTP 400."""
 
     compile_memory: Bytes = 512 * 2**20
     """Memory that compilation may use on top of the compiler's own, in bytes or as 512MiB."""

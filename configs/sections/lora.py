@@ -47,7 +47,7 @@ class LoraSection(Section):
 
     target_modules: list[Name] | None = Field(default=None, max_length=64)
     """Modules that adapters may change, by the last part of their names (q_proj, ...), in the
-    checkpoint's or Llama's naming. Default: those that `adapters` change, else all linear
+    checkpoint's or Llama's naming. Default: all that `adapters` change, else all linear
     layers."""
 
     max_loaded_loras: int = Field(default=32, ge=1, le=65_536)

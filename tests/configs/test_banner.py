@@ -105,5 +105,5 @@ def test_room_for_adapters_is_told_with_its_memory() -> None:
 
     text = banner(plan, MODEL, MACHINE, {}, version="9.9")
 
-    assert "adapters     4 at a time beside the weights, of rank 16 at most, 17.58 MiB" in text
+    assert "adapters     4 slots of rank 16, 17.58 MiB" in text
     assert "adapters" not in make_banner()

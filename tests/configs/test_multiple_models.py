@@ -91,12 +91,12 @@ def test_args_of_one_model_stay_as_they_are() -> None:
         (
             "      models: [{model: {path: x}, api: {api_key: env:K}}]\n",
             "4:41",
-            "write it beside models, under api",
+            "write it under api",
         ),
         (
             TWO + "      api: {batch_dir: /b}\n",
             "5:13",
-            "batches are served for one model alone",
+            "api.batch_dir: needs a single model",
         ),
         (
             TWO + "      routing: {gateway: off}\n",
@@ -123,5 +123,5 @@ def test_without_a_file_the_entry_is_named() -> None:
 def test_deployments_are_named_after_their_models() -> None:
     assert dict(deployment_names(["a"])) == {"a": "LLMServer"}
     assert dict(deployment_names(["a/b", "c"])) == {"a/b": "LLMServer-a-b", "c": "LLMServer-c"}
-    with pytest.raises(ConfigError, match="differ only in signs"):
+    with pytest.raises(ConfigError, match="a/b, a b"):
         deployment_names(["a/b", "a b"])

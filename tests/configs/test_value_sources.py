@@ -51,12 +51,9 @@ def test_values_are_read_as_yaml(tmp_path: Path) -> None:
     [
         ("engine.page_size=17", "--set engine.page_size: engine.page_size = 17: must be a power"),
         ("engine.page_sise=16", "--set engine.page_sise: engine.page_sise = 16: unknown key; did"),
-        (
-            "engin.page_size=16",
-            "--set engin.page_size = '16': engin is no section; did you mean",
-        ),
+        ("engin.page_size=16", "--set engin.page_size = '16': no section engin; did you mean"),
         ("engine.page_size", "--set engine.page_size: expected section.key=value"),
-        ("engine.page_size=[", "--set engine.page_size = '[': not readable as YAML"),
+        ("engine.page_size=[", "--set engine.page_size = '[': not valid YAML"),
     ],
 )
 def test_a_fault_names_the_option(tmp_path: Path, option: str, message: str) -> None:
@@ -70,13 +67,13 @@ def test_a_fault_names_the_variable(tmp_path: Path) -> None:
         load(tmp_path, "      model: {path: m}\n", [], {"REMORA_ENGINE__PAGE_SIZE": "x"})
 
 
-def test_other_variables_of_ours_are_let_alone() -> None:
+def test_other_variables_are_ignored() -> None:
     assert of_environment({"REMORA_CACHE": "/x", "REMORA_API_KEY": "k", "ENGINE__X": "1"}) == []
 
 
 def test_several_models_have_no_overrides(tmp_path: Path) -> None:
     body = "      models:\n        - model: {path: a}\n        - model: {path: b}\n"
-    with pytest.raises(ConfigError, match=r"changes one model, and .* serves several"):
+    with pytest.raises(ConfigError, match=r"^--set engine\.page_size: "):
         load(tmp_path, body, ["engine.page_size=32"], {})
 
 

@@ -235,20 +235,20 @@ FAULTS = [
     *(
         Wrong(args=("a.yaml", "--set", text), files={"a.yaml": GOOD}, says=says)
         for text, says in (
-            ("engine.page_size", ("--set engine.page_size: expected section.key=value, as",)),
+            ("engine.page_size", ("--set engine.page_size: expected section.key=value, such as",)),
             ("page_size=3", ("--set page_size = '3': expected section.key=value",)),
-            ("engin.page_size=3", ("--set engin.page_size = '3': engin is no section; did you mean engine?",)),
+            ("engin.page_size=3", ("--set engin.page_size = '3': no section engin; did you mean engine?",)),
             ("engine.page_siz=3", ("--set engine.page_siz: engine.page_siz = 3: unknown key; did you mean",)),
-            ("engine.page_size=[3", ("--set engine.page_size = '[3': not readable as YAML", "put it between")),
+            ("engine.page_size=[3", ("--set engine.page_size = '[3': not valid YAML", "put it in")),
             ("model.path=/no/where", ("--set model.path: model.path = '/no/where': no such",)),
         )
     ),
     *(
         Wrong(args=("a.yaml",), files={"a.yaml": GOOD}, env={name: text}, says=says)
         for name, text, says in (
-            ("REMORA_ENGIN__PAGE_SIZE", "3", ("REMORA_ENGIN__PAGE_SIZE = '3': engin is no section; did",)),
+            ("REMORA_ENGIN__PAGE_SIZE", "3", ("REMORA_ENGIN__PAGE_SIZE = '3': no section engin; did",)),
             ("REMORA_ENGINE__PAGE_SIZ", "3", ("REMORA_ENGINE__PAGE_SIZ: engine.page_siz = 3: unknown key; did",)),
-            ("REMORA_ENGINE__DEVICE", "{", ("REMORA_ENGINE__DEVICE = '{': not readable as YAML",)),
+            ("REMORA_ENGINE__DEVICE", "{", ("REMORA_ENGINE__DEVICE = '{': not valid YAML",)),
         )
     ),
 ]  # fmt: skip

@@ -88,7 +88,7 @@ def make_pool(path: Path, folders: list[Path]) -> tuple[PagedModel, CpuAdapterPo
         max_rank=max(need.max_rank for need in needs),
         targets=tuple(target for need in needs for target in need.targets),
     )
-    room = asked.in_our_words(read_model_facts(path).module_words)
+    room = asked.with_remora_names(read_model_facts(path).module_words)
     places = model.allocate_slots(room)
     rules = RenamingRules(model.config.rules)
     return PagedModel(model), CpuAdapterPool(room, {**places}, open_weights(path, "auto"), rules)
@@ -267,11 +267,11 @@ def test_words_of_a_checkpoint_stand_for_ours(tmp_path: Path) -> None:
     path, _ = make_family(tmp_path, "gpt2")
     asked = LoRASlotConfig(num_slots=1, max_rank=2, targets=("c_attn", "c_proj", "v_proj", "wte"))
 
-    made = asked.in_our_words(read_model_facts(path).module_words)
+    made = asked.with_remora_names(read_model_facts(path).module_words)
 
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "embed_tokens")
     assert made.targets == tuple(sorted(parts))
-    assert asked.in_our_words({}).targets == tuple(sorted(asked.targets))
+    assert asked.with_remora_names({}).targets == tuple(sorted(asked.targets))
 
 
 def test_a_head_of_unit_rows_is_not_updated(tmp_path: Path) -> None:

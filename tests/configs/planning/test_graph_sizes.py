@@ -1,4 +1,4 @@
-"""Sizes of recorded decode steps."""
+"""Sizes of captured decode steps."""
 
 from __future__ import annotations
 

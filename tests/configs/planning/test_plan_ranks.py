@@ -1,4 +1,4 @@
-"""What several ranks mean for a plan: shares of weights, KV memory, cores, and refusals."""
+"""Plans of several ranks: shares of weights, KV memory and cores, and refusals."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_only_several_ranks_have_is_refused_with_one(written: dict[str, Any
         {"autoscaling": {"max_replicas": 2}},
     ],
 )
-def test_a_gpu_that_nobody_asked_for_is_not_shared(several: dict[str, Any]) -> None:
+def test_a_gpu_found_by_auto_is_not_shared(several: dict[str, Any]) -> None:
     machine = make_machine(devices=("cpu", "cuda:0"))
 
     assert "set engine.device to cuda, so that Ray" in refusal(machine=machine, **several)
@@ -96,16 +96,14 @@ def test_kv_memory_is_that_of_the_whole_replica() -> None:
 
 @pytest.mark.parametrize("tp_size", [2, 4, 6, 18])
 def test_heads_that_cannot_be_divided_are_refused_with_the_sizes_that_work(tp_size: int) -> None:
-    assert refusal(parallel={"tp_size": tp_size}) == (
-        f"parallel.tp_size = {tp_size}: the model's 9 query heads and 3 KV heads cannot be divided "
-        f"between {tp_size} ranks; set it to one of 1, 3, 9"
-    )
+    message = refusal(parallel={"tp_size": tp_size})
+
+    assert message.startswith(f"parallel.tp_size = {tp_size}: ")
+    assert message.endswith("set it to one of 1, 3, 9")
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    assert "has 30 layers, and each stage needs one; set it to 30 or less" in refusal(
-        parallel={"pp_size": 31}
-    )
+    assert "set it to 30 or less" in refusal(parallel={"pp_size": 31})
 
 
 @pytest.mark.parametrize(
@@ -121,7 +119,7 @@ def test_what_several_ranks_on_cpus_cannot_do_is_refused_before_anything_is_load
     found = refusal(parallel={"pp_size": 2}, **sections)
 
     assert found.startswith(message)
-    assert "run a model on one rank, and parallel.tp_size * pp_size is 2" in found
+    assert "parallel.tp_size * pp_size is 2" in found
 
 
 def test_a_refusal_says_by_how_many_the_memory_was_divided() -> None:

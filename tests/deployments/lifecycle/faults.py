@@ -229,7 +229,7 @@ def try_user_config(server: Server) -> None:
     server.deploy(with_user_config(server.config, limits={"max_n": 2}))
     server.until(lambda: server.is_settled() and all_answer(400), 60)
     server.deploy(with_user_config(server.config, limits={"max_n": 9}, engine={"page_size": 8}))
-    server.until(lambda: "takes effect only when a replica starts" in refused(), 60)
+    server.until(lambda: "cannot change while a replica runs" in refused(), 60)
     server.until(lambda: server.is_settled() and all_answer(400), 60)
     server.deploy(with_user_config(server.config))
     server.until(lambda: server.is_settled() and all_answer(200), 60)

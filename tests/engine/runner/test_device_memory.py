@@ -160,8 +160,8 @@ def test_kv_that_does_not_fit_is_refused_with_what_would(llama: Path) -> None:
         fitted(llama, free=1.5, step=0.5, kv_memory="4GiB")
 
     message = str(caught.value)
-    assert "weights (2 GiB), what a step computes with (512 MiB) and KV cache (4 GiB)" in message
-    assert "need 6.5 GiB; available are 3.5 GiB, 3 GiB too few" in message
+    assert "weights (2 GiB), step buffers (512 MiB) and KV cache (4 GiB)" in message
+    assert "need 6.5 GiB; 3.5 GiB are available, 3 GiB too few" in message
     assert "engine.kv_memory up to 1024MiB" in message
     assert "a smaller engine.max_step_tokens or max_running_requests" in message
     assert fitted(llama, free=1.5, step=0.5, kv_memory="1024MiB").kv_bytes <= GIB
