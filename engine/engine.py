@@ -1,9 +1,8 @@
 """The engine, one step at a time: requests in, tokens out.
 
-Joins scheduler and runner. Where the runner's device works by itself, a step is planned and begun
-before the tokens of the one before are known: a pipeline of depth 1. Single-threaded: whoever calls
-`step` decides the thread (loop.py runs it in its own, llm.py in the caller's). Knows no text, no
-asyncio, no HTTP.
+Joins scheduler and runner. With `overlap`, a step is planned and begun before the tokens of the one
+before are known: a pipeline of depth 1. Single-threaded: the caller of `step` chooses the thread
+(loop.py runs it in its own, llm.py in the caller's). Knows no text, no asyncio, no HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from remora.configs.planning.plan import EnginePlan
 from remora.engine.kv.cache import KVCache
 from remora.engine.kv.radix import Listener
 from remora.engine.kv.window import WindowPages
-from remora.engine.protocols import OverlappingRunner, Runner
+from remora.engine.protocols import Runner
 from remora.engine.sampling.params import SamplingParams
 from remora.engine.sampling.sampler import check_token_ids
 from remora.engine.scheduler.adapter_slots import AdapterSlots
@@ -39,19 +38,19 @@ class Engine:
         plan: EnginePlan,
         runner: Runner,
         *,
-        overlapping: OverlappingRunner | None = None,
+        overlap: bool = False,
         eos_token_ids: Iterable[int],
         vocab_size: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin without requests.
 
-        overlapping:  the runner again, when it is to begin steps before the one before is known
+        overlap:  whether the runner begins a step before the result of the one before is known
         """
         self.plan = plan
         self._runner = runner
-        self._overlapping = overlapping
-        self._is_flying = False
+        self._overlap = overlap
+        self._is_in_flight = False
         self._watchers: list[Callable[[StepPlan, StepResult], object]] = []
         self._vocab_size = vocab_size
         self._clock = clock
@@ -90,7 +89,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        return self._scheduler.has_work or self._is_flying
+        return self._scheduler.has_work or self._is_in_flight
 
     def add(self, request: Request) -> None:
         """Queue a request's n sequences. Raises PromptTooLong or InvalidRequest, and adds none."""
@@ -122,7 +121,7 @@ class Engine:
                 arrived_s=arrived_s,
             )
             if self.plan.prefix_cache and len(prompt) > self.plan.page_size:
-                leader = sequences[0]  # the others borrow what it computes
+                leader = sequences[0]  # the others borrow its prompt pages
             if self._held is None:
                 self._scheduler.add(sequences[index])
             else:
@@ -139,12 +138,12 @@ class Engine:
         if name is not None and name not in known:
             raise InvalidSampling(
                 f"custom_logit_processor is {name!r}; "
-                + (f"there are {', '.join(known)}." if known else "this server has none of them."),
+                + (f"use one of {', '.join(known)}." if known else "this server has none."),
                 "custom_logit_processor",
             )
 
     def check(self, request: Request) -> None:
-        """Raise PromptTooLong or InvalidRequest if the request can never run. From any thread."""
+        """Raise PromptTooLong or InvalidRequest if the request can never run. Thread-safe."""
         check_fits(request, self.plan)
         check_token_ids(request, self._vocab_size)
         self._check_processor(request.sampling)
@@ -171,7 +170,7 @@ class Engine:
         return bool(sequences) and all(seq in waiting for seq in sequences.values())
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
-        """End a request, or one of its sequences; what has ended already is not ended again."""
+        """End a request, or one of its sequences, unless it has ended already."""
         sequences = self._open.get(request_id, {})
         chosen = [
             seq
@@ -187,12 +186,12 @@ class Engine:
         return outputs
 
     def hold(self) -> None:
-        """Let requests that come from now on wait until `go_on`; the others run to their ends."""
+        """Hold new requests back until `go_on`; open ones run to their ends."""
         if self._held is None:
             self._held = []
 
     def go_on(self) -> None:
-        """Run what was held, in the order in which it came."""
+        """Queue the held requests in the order of arrival."""
         held, self._held = self._held or (), None
         for seq in held:
             self._scheduler.add(seq)
@@ -202,18 +201,15 @@ class Engine:
         return [output for request_id in list(self._open) for output in self.abort(request_id)]
 
     def step(self) -> list[SequenceOutput]:
-        """Run one step. Raises what the runner raises; the engine is then not to be used again."""
+        """Run one step. Raises what the runner raises; the engine is unusable afterwards."""
         started = self._clock()
         is_due = self._pace.is_due(is_busy=bool(self._scheduler.running))
         plan = self._scheduler.schedule(admitting=is_due)
-        if plan is not None and plan.added:
-            self._scheduler.flights[-1].note_start(started)
-        if self._overlapping is not None:
-            outputs = self._overlap(plan, self._overlapping)
-        elif plan is None:
+        if plan is None and not self._is_in_flight:
             return []
-        else:
-            outputs = self._take(self._runner.execute(plan))
+        if plan is not None and plan.added:
+            self._scheduler.in_flight[-1].note_start(started)
+        outputs = self._run(plan)
         for output in outputs:
             if output.finish_reason is not None:
                 self._forget_finished(output.request_id)
@@ -222,48 +218,53 @@ class Engine:
         self._step_time_s += self._last_step_s
         return outputs
 
-    def _overlap(self, plan: StepPlan | None, runner: OverlappingRunner) -> list[SequenceOutput]:
-        """Begin a step, take in the result of the one before, and have the new one's tokens chosen.
+    def _run(self, plan: StepPlan | None) -> list[SequenceOutput]:
+        """Begin a step, take in the result of the one in flight, then sample the new one.
 
-        So the device has the next forward pass before the host looks at tokens, and whoever
-        chooses tokens knows all that came before them: counts, and what a grammar allows.
+        With overlap the device has the next forward pass before the host reads tokens, and
+        sampling knows all tokens before: counts, and what a grammar allows.
         """
+        outputs: list[SequenceOutput] = []
         if plan is not None:
-            runner.begin(plan)
-        outputs = self._take(runner.finish()) if self._is_flying else []
-        if plan is not None:
-            runner.sample(self._scheduler.flights[-1].ended_rows())
-        self._is_flying = plan is not None
+            self._runner.begin(plan)
+        if self._is_in_flight:
+            outputs = self._take(self._runner.finish())
+        self._is_in_flight = plan is not None and self._overlap
+        if self._is_in_flight:
+            self._runner.sample(self._scheduler.in_flight[-1].ended_rows())
+        elif plan is not None:
+            self._runner.sample()
+            outputs = self._take(self._runner.finish())
         return outputs
 
     def _take(self, result: StepResult) -> list[SequenceOutput]:
-        """Take in the result of the oldest step that is under way."""
+        """Take in the result of the oldest step in flight."""
         for watcher in self._watchers:
-            watcher(self._scheduler.flights[0].plan, result)
+            watcher(self._scheduler.in_flight[0].plan, result)
         return self._scheduler.apply(result)
 
     def watch(self, callback: Callable[[StepPlan, StepResult], object]) -> None:
-        """Show each step's plan and result to one more, before `step` returns its outputs."""
+        """Call back with each step's plan and result, before `step` returns its outputs."""
         self._watchers.append(callback)
 
     def watch_cache(self, listener: Listener) -> None:
-        """Tell somebody which pages the prefix cache takes in and gives up."""
+        """Report pages that the prefix cache stores and removes to `listener`."""
         self._kv.listen(listener)
 
     @property
     def adapters(self) -> AdapterSlots:
-        """Which adapter lies in which slot. No open request may ask for one that is forgotten."""
+        """Adapters by slot. An adapter may be forgotten only when no open request uses it."""
         return self._scheduler.adapters
 
     def flush_cache(self) -> bool:
-        """Drop the prefix cache; False, and nothing done, while sequences are open."""
+        """Drop the prefix cache; returns False, and keeps it, while sequences are open."""
         if self._scheduler.has_work:
             return False
         self._kv.flush()
         return True
 
     def page_hashes(self, limit: int) -> bytes:
-        """Return the hashes (kv/hashes.py) of up to `limit` cached pages, the latest used first."""
+        """Return the hashes (kv/hashes.py) of up to `limit` cached pages, latest used first."""
         return self._kv.newest_hashes(limit)
 
     def stats(self) -> EngineStats:

@@ -1,7 +1,7 @@
-"""From a configuration to a running engine: resolve, plan, load, allocate. Rank 0, and the others.
+"""Builds a running engine from a configuration: resolve, plan, load, allocate; rank 0 and others.
 
-The one place where config, weights, attention, sampler and runner are joined. Each phase is timed,
-so that start-up can be explained. Knows no Ray and no HTTP.
+Joins config, weights, attention, sampler and runner, and times each phase of start-up. Knows no Ray
+and no HTTP.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Time the block as (more of) phase `name`; phases within it count by themselves."""
+        """Add the block's time to phase `name`, without phases nested in it."""
         started, before = time.perf_counter(), sum(self.seconds.values())
         yield
         within = sum(self.seconds.values()) - before
@@ -86,17 +86,17 @@ class Phases:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """An engine that is ready to step, and what was learned on the way.
+    """An engine that is ready to step, and facts from its start-up.
 
     generation_defaults:  sampling values that the checkpoint recommends, by SamplingParams' names
     phases:               seconds per phase of start-up
-    kernels:              what computes, in words
+    kernels:              description of the forward pass
     step_weight_bytes:    bytes of weights that a step of one token reads
-    torch_threads:        threads that torch may use beside them
+    torch_threads:        threads for torch
     followers:            the other ranks
-    adapters:             this rank's copies of adapters; None = there is no room for any
-    inspection:           what looks into it
-    new_weights:          what gives it other weights; None = nothing may
+    adapters:             this rank's adapter pool; None = no slots
+    inspection:           watchers of the engine
+    new_weights:          replaces the engine's weights; None = not allowed
     """
 
     engine: Engine
@@ -130,10 +130,10 @@ def build_engine(
     team: Team | None = None,
     show_progress: bool = True,
 ) -> BuiltEngine:
-    """Load the model and allocate the KV memory. Raises ConfigError with what to change.
+    """Load the model and allocate the KV memory. Raises ConfigError, which says what to change.
 
-    adapting:  what is to be done about adapters
-    team:      the other ranks, when the configuration asks for several
+    adapting:  how the engine applies adapters
+    team:      the other ranks, if the configuration has several
     """
     others = _check_kind(config, team)
     phases = Phases()
@@ -150,7 +150,7 @@ def build_engine(
         with phases.timed("load weights"):
             model, fill = loading.enter_context(_open_share(plan, layout, adapting, show_progress))
             if plan.device != "cpu" or plan.num_ranks > 1:
-                fill(None)  # on one CPU each layer is loaded when it is packed
+                fill(None)  # on one CPU rank, each layer is loaded when it is packed
             pool = _make_pool(plan, model, adapting)
         fill = phases.timing("load weights", fill)
         if plan.device == "cuda" and plan.num_ranks == 1:
@@ -170,10 +170,16 @@ def build_engine(
         if config.model.delete_after_load:
             delete_weights(path, plan.load_format)
         torch.set_num_threads(forward.torch_threads)
-        sampler = _make_sampler(config, plan, facts, tokenizer, forward.choosing)
-        opened.pop_all()  # the runner's from now on
+        sampler = _make_sampler(config, plan, facts, tokenizer, forward.token_sampler)
+        opened.pop_all()  # the runner closes them from now on
     runner = LocalRunner(
-        forward.forward, sampler, table, followers, group, pool, newest=forward.newest
+        forward.forward,
+        sampler,
+        table,
+        followers,
+        group,
+        pool,
+        device_tokens=forward.device_tokens,
     )
     engine = _make_engine(plan, facts, tokenizer, runner)
     new_weights = _new_weights(config, plan, model, table, runner)
@@ -202,7 +208,7 @@ async def start_engine(
     team: Team | None = None,
     show_progress: bool = True,
 ) -> LaunchedEngine:
-    """Build the engine and start its thread; the client belongs to the running event loop."""
+    """Build the engine and start its thread; the client is bound to the running event loop."""
     task = await asyncio.to_thread(task_of, config)
     if task is not None:
         return await _start_pooling(config, task, show_progress)
@@ -231,7 +237,7 @@ async def _start_pooling(config: ServeConfig, task: Task, show_progress: bool) -
 
 
 def task_of(config: ServeConfig) -> Task | None:
-    """Return what the configured model is for; None = for making text. Raises ConfigError."""
+    """Return the configured model's pooling task; None = it generates text. Raises ConfigError."""
     path = resolve_model(config.model.path, cache_dir())
     return pooling_task(path, config.model.task, config.model.config_overrides)
 
@@ -239,10 +245,10 @@ def task_of(config: ServeConfig) -> Task | None:
 def build_follower(
     plan: EnginePlan, rank: int, meeting: Meeting, *, adapting: Adapting = NO_ADAPTERS
 ) -> Follower:
-    """Load the share of a rank other than 0, meet the others, and be ready to follow.
+    """Load the share of a rank other than 0 and join the other ranks.
 
-    plan:  rank 0's, but for the path of the model on this node
-    adapting:  as at rank 0, whose room for adapters is in the plan
+    plan:      rank 0's, except for the path of the model on this node
+    adapting:  as at rank 0, whose adapter slots are in the plan
     """
     layout = _layout(plan, rank)
     with _open_share(plan, layout, adapting, show_progress=False) as (model, fill):
@@ -284,13 +290,13 @@ def _dump_as_configured(model: DecoderModel | FallbackModel, config: ServeConfig
 def _check_kind(config: ServeConfig, team: Team | None) -> Team:
     if (task := task_of(config)) is not None:
         raise ConfigError(
-            f"{config.model.path} makes no text (model.task is {task}): `remora serve` serves it, "
-            "and remora.engine.pooling.embedder.Embedder runs it in a script"
+            f"{config.model.path} generates no text (model.task is {task}): serve it with `remora "
+            "serve`, or use remora.engine.pooling.embedder.Embedder in a script"
         )
     if team is None and config.parallel.num_ranks > 1:
         raise ConfigError(
-            f"parallel.tp_size * parallel.pp_size is {config.parallel.num_ranks}: several ranks "
-            "are placed by Ray, so only `remora serve` runs them; set both to 1 here"
+            f"parallel.tp_size * parallel.pp_size is {config.parallel.num_ranks}: only `remora "
+            "serve` runs several ranks, which Ray places; set both to 1 here"
         )
     return team or NoTeam()
 
@@ -300,7 +306,7 @@ def _make_sampler(
     plan: EnginePlan,
     facts: ModelFacts,
     tokenizer: Tokenizer,
-    choosing: TokenSampler,
+    token_sampler: TokenSampler,
 ) -> Sampler:
     spellings = Spellings(tokenizer.vocab_size, tokenizer.token_bytes, tokenizer.special_ids)
     if config.grammar.token_healing:
@@ -309,7 +315,7 @@ def _make_sampler(
         max_rows=plan.max_running_requests,
         vocab_size=facts.vocab_size,
         eos_token_ids=tokenizer.eos_token_ids,
-        choosing=choosing,
+        token_sampler=token_sampler,
         spellings=spellings,
         processors=load_processors(plan.logit_processors),
     )
@@ -323,7 +329,7 @@ def _make_engine(
         runner,
         eos_token_ids=tokenizer.eos_token_ids,
         vocab_size=facts.vocab_size,
-        overlapping=runner if plan.on_device.overlap else None,
+        overlap=plan.on_device.overlap,
     )
 
 
@@ -335,7 +341,7 @@ def _fit(
     meter: Meter,
     total_bytes: int,
 ) -> EnginePlan:
-    """Give the KV pool what the device has left beside what its largest steps need."""
+    """Give the KV pool the device memory that the largest steps leave free."""
     step_bytes = measure(model, plan, meter)
     return refit(
         plan,
@@ -374,7 +380,7 @@ def _open_share(
 def _make_pool(
     plan: EnginePlan, model: DecoderModel | FallbackModel, adapting: Adapting
 ) -> AdapterPool | None:
-    """Make room for adapters beside a loaded model, before its kernels are prepared."""
+    """Allocate adapter slots in a loaded model, before its kernels are prepared."""
     if plan.adapters is None or adapting.make_pool is None:
         return None
     assert isinstance(model, DecoderModel), "plans refuse adapters for others"
@@ -399,7 +405,7 @@ def _make_table(plan: EnginePlan) -> InputBatch:
 
 
 def read_machine(config: ServeConfig) -> MachineFacts:
-    """Ask this machine; its memory is that of the device the model will run on."""
+    """Return facts about this machine, with the memory of the device that the model runs on."""
     gpus = tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
     machine = read_machine_facts(devices=(*gpus, "cpu"))
     if not gpus or config.engine.device == "cpu":

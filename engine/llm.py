@@ -1,11 +1,11 @@
-"""Offline generation: a model in a plain script, with no Ray, no HTTP and no threads of ours.
+"""Offline generation: a model in a plain script, without Ray, HTTP or threads.
 
     llm = LLM(model="smollm2-135m-instruct")
     for answer in llm.generate(["The capital of France is"], SamplingParams(max_tokens=8)):
         show(answer.text)
 
-The engine steps in the caller's thread, so one LLM serves one thread. Only constraints on the
-outputs start something beside it: the process that compiles them, on first use.
+The engine steps in the caller's thread, so one LLM serves one thread. The first constraint on
+outputs starts a process that compiles grammars.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from remora.engine.types import (
 __all__ = ["LLM", "Completion", "Constraint", "ConstraintKind", "Generation", "SamplingParams"]
 
 Prompt = str | Sequence[int]
-PROGRESS_FROM_PROMPTS = 4  # fewer are over before a bar is read
+PROGRESS_FROM_PROMPTS = 4  # fewer end before a progress bar is useful
 
 
 @dataclass(slots=True)
@@ -60,11 +60,11 @@ class Completion:
 
 @dataclass(slots=True)
 class Generation:
-    """What was generated for one prompt. The properties speak of the first completion.
+    """The outputs of one prompt. The properties are those of the first completion.
 
-    prompt_logprobs:  one for each prompt token, the first None; when asked for
-    hidden_states:    [num_tokens - 1, hidden_size] float32, the final ones of prompt and output;
-                      when asked for
+    prompt_logprobs:  one for each prompt token, the first None; when requested
+    hidden_states:    [num_tokens - 1, hidden_size] float32, final states of prompt and output; when
+                      requested
     """
 
     prompt_token_ids: list[int]
@@ -85,7 +85,7 @@ class Generation:
 
     @property
     def logprobs(self) -> list[TokenLogprob] | None:
-        """One for each output token, when asked for."""
+        """One for each output token, when requested."""
         return self.completions[0].logprobs
 
     @property
@@ -98,8 +98,8 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...); `adapting` is what `remora.lora.from_config` makes of adapters.
-    Raises ConfigError. Use it from one thread.
+    `max_running_requests`, ...); `remora.lora.from_config` makes `adapting`. Raises ConfigError. Use it
+    from one thread.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class LLM:
     ) -> list[Generation]:
         """Generate for each prompt (text or token ids); results are in the prompts' order.
 
-        `params` and `adapter` hold for all prompts, or are one for each; None = the base model.
+        `params` and `adapter` are one for all prompts, or one for each; None = the base model.
         Every output that ends with `stop` matches `constraint` as a whole. Raises PromptTooLong or
-        another RequestError before anything is generated, if any prompt, parameter, adapter or the
-        constraint is at fault.
+        another RequestError for an invalid prompt, parameter, adapter or constraint, before
+        anything is generated.
         """
         batch = _as_batch(prompts)
         adapters = [adapter] * len(batch) if isinstance(adapter, str | None) else adapter
@@ -172,14 +172,14 @@ class LLM:
         return self.generate([prompt], params, constraint=constraint)[0]
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter beside the weights, in the place of one of that name if there is one.
+        """Load an adapter, replacing one of the same name.
 
-        Raises ConfigError if this model was made without room for adapters, InvalidAdapter if the
-        folder holds none that fits; nothing has changed then.
+        Raises ConfigError if this LLM has no adapter slots, InvalidAdapter if the folder holds no
+        adapter that fits; nothing has changed then.
         """
         if self._pool is None:
             raise ConfigError(
-                "this model has no room for adapters beside its weights: make it with adapting = "
+                "this LLM has no adapter slots: make it with adapting = "
                 "remora.lora.from_config.pooling(...)"
             )
         lora_id = next(self._lora_ids)
@@ -189,7 +189,7 @@ class LLM:
         self._adapters[name] = lora_id
 
     def unload_adapter(self, name: str) -> None:
-        """Forget an adapter. Raises RequestError if there is none of that name."""
+        """Unload an adapter. Raises RequestError for an unknown name."""
         lora_id = self._lora_id(name)
         del self._adapters[name]
         self._engine.adapters.forget(lora_id)
@@ -201,7 +201,7 @@ class LLM:
         return self._engine.stats()
 
     def close(self) -> None:
-        """Stop what was started; the memory goes with the object."""
+        """Stop processes and threads; memory is freed with the object."""
         self._grammars.close()
         self._engine.close()
 
@@ -216,7 +216,9 @@ class LLM:
             return 0
         if adapter not in self._adapters:
             known = ", ".join(self._adapters) or "none"
-            raise RequestError(f"No adapter is called {adapter!r}; there are: {known}.", "adapter")
+            raise RequestError(
+                f"Adapter {adapter!r} is not loaded; loaded are: {known}.", "adapter"
+            )
         return self._adapters[adapter]
 
     def _tokenise(self, prompt: Prompt) -> list[int]:
@@ -254,9 +256,9 @@ class LLM:
         texts: Mapping[str, OutputProcessor],
         results: Mapping[str, Generation],
     ) -> int:
-        """Take in one event; returns 1 if it ended its request."""
+        """Apply one event; returns 1 if it ended its request."""
         if event.error is not None:
-            raise EngineError(f"Prompt {event.request_id} failed: {event.error}.")
+            raise EngineError(f"Request {event.request_id} failed: {event.error}.")
         processor = texts[event.request_id]
         was_finished = processor.is_finished
         for output in processor.process([event]):
@@ -297,11 +299,11 @@ def _as_params(
 
 @contextmanager
 def _progress_bar(num_requests: int, shows: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar of ended requests; yields what advances it."""
+    """Show a progress bar of ended requests; yields the function that advances it."""
     if not shows:
         yield lambda _num_ended: None
         return
-    from rich.progress import Progress  # not at start-up: few scripts come here
+    from rich.progress import Progress  # slow to import, and rarely needed
 
     with Progress(transient=True) as progress:
         bar = progress.add_task("generating", total=num_requests)

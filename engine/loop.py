@@ -1,8 +1,8 @@
-"""The engine's own thread, and the watchdog beside it.
+"""The engine's thread and its watchdog thread.
 
-Others hand it commands; it runs them between steps, steps while there is work, sleeps otherwise,
-and passes on each step's outputs in one call. Knows no asyncio: `deliver` is called on the loop's
-thread and `on_failure` on any, and crossing over is the caller's business.
+The loop runs submitted commands between steps, steps while there is work, sleeps otherwise, and
+delivers each step's outputs in one call. Knows no asyncio: `deliver` is called on the loop's thread
+and `on_failure` on any thread; the caller switches threads itself.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WATCHDOG_PERIOD_S = 0.5
 
 
 class Stepping(Protocol):
-    """What a loop drives: an `Engine`, which says what is promised, or a `PoolingEngine`."""
+    """The engine that a loop runs: `Engine`, which documents these methods, or `PoolingEngine`."""
 
     plan: EnginePlan
 
     @property
     def adapters(self) -> AdapterSlots:
-        """Which adapter lies in which slot."""
+        """Adapters by slot."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class Stepping(Protocol):
         ...
 
     def check(self, request: Request) -> None:
-        """Raise RequestError if the request can never run. From any thread."""
+        """Raise RequestError if the request can never run. Thread-safe."""
         ...
 
     def add(self, request: Request) -> None:
@@ -52,7 +52,7 @@ class Stepping(Protocol):
         ...
 
     def is_waiting(self, request_id: str) -> bool:
-        """Return whether an open request waits, with all of its sequences."""
+        """Return whether all sequences of an open request are waiting."""
         ...
 
     def step(self) -> list[SequenceOutput]:
@@ -60,7 +60,7 @@ class Stepping(Protocol):
         ...
 
     def flush_cache(self) -> bool:
-        """Drop the prefix cache; False, and nothing done, while sequences are open."""
+        """Drop the prefix cache; returns False, and keeps it, while sequences are open."""
         ...
 
     def page_hashes(self, limit: int) -> bytes:
@@ -68,11 +68,11 @@ class Stepping(Protocol):
         ...
 
     def hold(self) -> None:
-        """Let requests that come from now on wait until `go_on`."""
+        """Hold new requests back until `go_on`."""
         ...
 
     def go_on(self) -> None:
-        """Run what was held."""
+        """Queue the held requests."""
         ...
 
     def stats(self) -> EngineStats:
@@ -80,7 +80,7 @@ class Stepping(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop threads and ranks."""
         ...
 
 
@@ -125,7 +125,7 @@ class EngineLoop:
         self._watchdog.start()
 
     def submit(self, command: Command, then: Callable[[], object] | None = None) -> None:
-        """Run `command` on the loop's thread, before the next step; `then`, once stats show it."""
+        """Run `command` on the loop's thread before the next step, then `then` with new stats."""
         with self._wake:
             self._commands.append((command, then))
             self._wake.notify()
@@ -144,7 +144,7 @@ class EngineLoop:
         self.fail(EngineError("The engine was closed."))
 
     def fail(self, error: EngineError) -> None:
-        """Stop for a reason, the first one counts; from any thread, also amid a step."""
+        """Stop because of an error; the first one counts. Thread-safe, also during a step."""
         with self._wake:
             if self.failure is not None:
                 return
@@ -165,7 +165,7 @@ class EngineLoop:
                     if self._engine.has_work and not self._closing.is_set():
                         self._step()
         except Exception as error:
-            logger.exception("the engine loop has failed")
+            logger.exception("engine loop: failed")
             self.fail(
                 error if isinstance(error, EngineError) else EngineError(f"A step failed: {error}")
             )

@@ -1,7 +1,4 @@
-"""The seams of the engine: what its parts promise each other.
-
-Implementations live in their own rooms; nothing here runs.
-"""
+"""Interfaces between the engine's parts. Implementations have modules of their own."""
 
 from __future__ import annotations
 
@@ -14,33 +11,32 @@ from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.types import EngineStats, IntArray, Output, Request, StepPlan, StepResult
 
-if TYPE_CHECKING:  # what only serves requests need not load torch
+if TYPE_CHECKING:  # HTTP handlers import this module without torch
     from torch import Tensor
 
     from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
     from remora.engine.runner.inputs import StepInputs
     from remora.kernels.lora import LowRankSlots, RowGroups
 
-PROMPT_LOGPROB_ROWS = 64  # most rows of logits that `ForwardPass.logits` is asked for at a time
+PROMPT_LOGPROB_ROWS = 64  # most rows of logits per call of `ForwardPass.logits`
 
 
 class AttentionBackend(Protocol):
-    """Attention over paged KV. Owns the KV tensors; knows nothing of who owns which page."""
+    """Attention over paged KV. Owns the KV tensors; knows nothing of page ownership."""
 
     def attend(
         self,
         layer: int,
         heads: Tensor,
-        turn: QKNormRope,
+        norm_rope: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionSpec,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """Turn queries and keys, store K and V of the batch's tokens, and attend.
+        """Apply QK norm and RoPE, store K and V of the batch's tokens, and attend.
 
         Each query attends to its own sequence.
-        heads:   [T, num_heads + 2 * num_kv_heads, head_dim], those of q, then of k, then of v, as
-                 they were projected; not changed
-        rule:    how queries look at keys; a layer hands in the same object at every step
+        heads:  [T, num_heads + 2 * num_kv_heads, head_dim]: projected q, k and v heads; not changed
+        spec:   the same object at every step of a layer
         Returns [T, num_heads, head_dim] in the dtype of `heads`.
         """
         ...
@@ -56,51 +52,51 @@ class WeightSource(Protocol):
         ...
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each of these tensors whole, file after file.
+        """Yield each of these tensors whole, file by file; unknown names are skipped.
 
-        None takes memory for longer than it is held. Names that are not there are passed over.
+        The source keeps no reference: a tensor's memory is free once the caller drops it.
         """
         ...
 
 
 class Renaming(Protocol):
-    """How a model's checkpoint calls tensors and lays them out, and what of ours they hold."""
+    """Maps a checkpoint's tensor names and layouts to the model's."""
 
     def names(self, theirs: str) -> tuple[str, ...]:
-        """Return the names of our tensors that one of the checkpoint holds; () = none."""
+        """Return the names of the model's tensors that a checkpoint tensor holds; () = none."""
         ...
 
     def parts(self, theirs: str, whole: Tensor) -> tuple[Tensor, ...]:
-        """Take a tensor of the checkpoint apart, into those of `names`.
+        """Split a checkpoint tensor into the tensors of `names`.
 
-        Raises RuntimeError or IndexError for shapes that cannot be taken apart.
+        Raises RuntimeError or IndexError for shapes that cannot be split.
         """
         ...
 
     def rows(self, theirs: str, rows: Tensor) -> tuple[Tensor, ...]:
-        """Divide what belongs to each output of a weight, [outputs, ...], among `names`.
+        """Split one value per output of a weight, [outputs, ...], among `names`.
 
-        There must be as many as the weight has, and nothing may bar it.
+        `rows` has as many outputs as the weight, and `bars_updates` must be empty.
         """
         ...
 
     def bars_updates(self, theirs: str) -> str:
-        """Return why what belongs to the outputs of a weight cannot be divided; empty = it can."""
+        """Return why values per output of a weight cannot be split; empty = they can."""
         ...
 
 
 WeightEdit = Callable[[WeightSource, Renaming], WeightSource]
-"""What stands between a checkpoint and the model: it may change tensors, not names or shapes.
+"""Changes tensors between checkpoint and model, but no names or shapes.
 
-The source has our names; the renaming is what it has them by.
+The source has the model's names; the renaming says how they were made.
 """
 
 Fill = Callable[[Collection[str] | None], None]
-"""Loads what a model has under these names, where that was not done; None = everything."""
+"""Loads the model's tensors of these names that are not loaded yet; None = all."""
 
 
 def nothing_left(names: Collection[str] | None = None) -> None:
-    """Be the `Fill` of a model whose weights are there."""
+    """`Fill` of a model whose weights are loaded."""
 
 
 MakePool = Callable[
@@ -110,13 +106,12 @@ MakePool = Callable[
 
 @dataclass(frozen=True, slots=True)
 class UpdatePlace:
-    """Where low-rank updates of one weight of the checkpoint belong.
+    """Where low-rank updates of one checkpoint weight are stored.
 
-    slots:            of the layer that computes with the weight
-    part:             which part of the layer the weight is
-    outputs, inputs:  the ranges of what the slots give and take that this rank holds: rows and
-                      columns of the weight
-    is_lookup:        rows of the weight are looked up: they are inputs, and its columns outputs
+    slots:            of the layer that uses the weight
+    part:             index of the weight among the layer's fused parts
+    outputs, inputs:  ranges of the weight's rows and columns that this rank holds
+    is_lookup:        an embedding: the weight's rows are inputs, its columns outputs
     """
 
     slots: LowRankSlots
@@ -128,10 +123,10 @@ class UpdatePlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFacts:
-    """What is known of an adapter that was prepared.
+    """Facts about a prepared adapter.
 
     num_bytes:  of this rank's share
-    digest:     which differs between adapters
+    digest:     of the adapter's contents
     """
 
     max_rank: int
@@ -140,31 +135,31 @@ class AdapterFacts:
 
 
 class AdapterPool(Protocol):
-    """A rank's copies of adapters, in the host's memory, and the slots that they are put into."""
+    """A rank's adapters in host memory, and the slots that they are copied into."""
 
     def prepare(self, lora_id: int, folder: Path) -> AdapterFacts:
-        """Read an adapter and check it, in any thread. Raises InvalidAdapter."""
+        """Read and check an adapter, in any thread. Raises InvalidAdapter."""
         ...
 
     def discard(self, lora_id: int) -> None:
-        """Forget an adapter that will not be installed any more; also one that is not there."""
+        """Forget an adapter that will not be installed again; unknown ids are ignored."""
         ...
 
     def install(self, slot: int, lora_id: int) -> None:
-        """Put an adapter into a slot, counted from 1, in the place of what is there."""
+        """Copy an adapter into a slot, counted from 1, replacing its contents."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Adapting:
-    """What an engine is to do about adapters.
+    """How an engine applies adapters.
 
-    edit:       changes the weights as they load: one adapter may be merged into them
-    room:       slots for adapters beside the weights; None = there are none
-    make_pool:  with a room: makes what fills the slots, from the room that rank 0 has planned, the
-                places of updates by the names of all weights that have one (None = on a stage
-                that is not this rank's), the base model's checkpoint and its renaming
-    instances:  of adapters that are there from the start, by name
+    edit:       changes the weights as they load, as to merge one adapter into them
+    room:       slots for unmerged adapters; None = no slots
+    make_pool:  with a room: makes the pool that fills the slots, from rank 0's slot configuration,
+                the update places by weight name (None = on another rank's stage), the base model's
+                checkpoint and its renaming
+    lora_ids:   of adapters known at start, by name
     """
 
     edit: WeightEdit | None = None
@@ -194,10 +189,10 @@ class Model(Protocol):
 
 
 class ForwardPass(Protocol):
-    """From a step's inputs to logits, by whatever means: torch operations, a step program, a graph.
+    """Computes logits from a step's inputs, by torch operations, a step program or a graph.
 
-    Logits live until the next call of either method. Of several ranks all make the same calls, and
-    those other than rank 0 get no rows.
+    Logits are valid until the next call. All ranks make the same calls; ranks other than 0 get no
+    rows.
     """
 
     def forward(self, inputs: StepInputs) -> Tensor:
@@ -211,8 +206,8 @@ class ForwardPass(Protocol):
     def hidden(self, first: int, last: int) -> Tensor:
         """Return the final hidden states [last - first, hidden_size] of tokens of the latest step.
 
-        After the last norm; any dtype, on any device; void after the next step. Of several ranks
-        rank 0 alone is asked; it has them if there is one stage.
+        After the last norm; any dtype, on any device; valid until the next step. Called on rank 0
+        only, which has them if there is one stage.
         """
         ...
 
@@ -221,11 +216,11 @@ class ForwardPass(Protocol):
         ...
 
 
-class TakesNewest(Protocol):
+class DeviceTokens(Protocol):
     """A forward pass that may begin with tokens which only the device knows."""
 
     def set_last_tokens(self, rows: IntArray, token_ids: Tensor) -> None:
-        """Keep each row's newest token; inputs that say IN_FLIGHT stand for it.
+        """Keep each row's newest token, which IN_FLIGHT in a step's inputs refers to.
 
         rows:  [R];  token_ids: [R] int64, on the device
         """
@@ -233,47 +228,39 @@ class TakesNewest(Protocol):
 
 
 class Runner(Protocol):
-    """Executes step plans on one rank (or, behind a channel, on a group of them)."""
+    """Executes step plans on one rank (or, behind a channel, on a group of them).
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass and sample. Raises whatever the device raises."""
-        ...
-
-    def close(self) -> None:
-        """Stop what the runner has started; its memory goes with the object."""
-        ...
-
-
-class OverlappingRunner(Runner, Protocol):
-    """A Runner whose device works on one step while the next is planned.
-
-    Of each step `begin`, then `sample`, then `finish` is called; a step may begin before the one
-    before it finishes, and not before it is sampled. The device does everything in this order.
+    Each step gets the calls `begin`, `sample`, `finish`, which raise whatever the device raises. A
+    step may begin once the one before is sampled, and the device works in this order.
     """
 
     def begin(self, plan: StepPlan) -> None:
-        """Take in what the plan says of rows, and start its forward pass."""
+        """Apply the plan's changes of rows, and start its forward pass."""
         ...
 
     def sample(self, ended: Collection[int] = ()) -> None:
-        """Start to choose tokens of the step that was begun last.
+        """Start to sample the step that was begun last.
 
-        ended:  rows that need none any more; what they get means nothing
+        ended:  rows that have ended since; their tokens are meaningless
         """
         ...
 
     def finish(self) -> StepResult:
-        """Wait for the oldest step that was sampled."""
+        """Wait for the oldest sampled step."""
+        ...
+
+    def close(self) -> None:
+        """Stop threads and ranks; memory is freed with the object."""
         ...
 
 
 class EngineClient(Protocol):
-    """The engine as request handlers see it; hides in which process or thread it runs."""
+    """The engine as request handlers see it, in whichever process or thread it runs."""
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
         """Submit on first iteration and yield Outputs until every index has finished.
 
-        Several steps' worth is merged into one Output per index when the consumer was busy.
+        When the consumer is slower than the engine, several steps merge into one Output per index.
         Closing the generator (client gone) aborts the request. Raises, before anything is
         yielded, PromptTooLong, InvalidRequest, QueueFull, Unavailable; EngineError at any time.
         """
@@ -284,22 +271,19 @@ class EngineClient(Protocol):
         ...
 
     async def is_waiting(self, request_id: str) -> bool:
-        """Return whether an open request waits for its turn, with all of its sequences."""
+        """Return whether all sequences of an open request are waiting."""
         ...
 
     async def flush_cache(self) -> bool:
-        """Drop the prefix cache; False, and nothing done, while requests are running."""
+        """Drop the prefix cache; returns False, and keeps it, while requests are running."""
         ...
 
     async def page_hashes(self, limit: int) -> bytes:
-        """Return the hashes (kv/hashes.py) of up to `limit` cached pages, the latest used first.
-
-        Answered between two steps.
-        """
+        """Return the hashes of up to `limit` cached pages, latest used first, between two steps."""
         ...
 
     def limit_queue(self, plan: EnginePlan) -> None:
-        """Refuse requests beyond this plan's limits of the queue from now on."""
+        """Refuse requests beyond this plan's queue limits from now on."""
         ...
 
     def stats(self) -> EngineStats:
@@ -313,7 +297,7 @@ class EngineClient(Protocol):
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones.
 
-        Those still open after `timeout_s` end with Unavailable, and the answer is False.
+        Returns False if requests were still open after `timeout_s`; they end with Unavailable.
         """
         ...
 

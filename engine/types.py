@@ -1,11 +1,11 @@
-"""The nouns of the engine, in the order in which data becomes them.
+"""The engine's data types, in the order of data flow.
 
     Request -> Sequence (scheduler/sequence.py) -> StepPlan -> ForwardBatch (runner/batch.py)
             -> StepResult -> SequenceOutput -> Output
 
-`StepPlan` and `StepResult` hold ints, numpy arrays and frozen values only: they are all that
-crosses from the scheduler to the ranks and back, and scheduler tests assert on them with no model
-loaded. Nothing here knows torch, Ray or HTTP.
+`StepPlan` and `StepResult` hold ints, numpy arrays and frozen values only. Nothing else crosses
+between the scheduler and the ranks, so scheduler tests need no model. Nothing here knows torch,
+Ray or HTTP.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ class FinishReason(StrEnum):
 
 
 class MatcherTooSlow(Exception):
-    """Following a grammar takes more time than its row may cost others."""
+    """A grammar takes more time than one row may cost the others."""
 
 
 class Matcher(Protocol):
-    """How far one sequence has come in its grammar. May raise MatcherTooSlow."""
+    """A sequence's position in its grammar. May raise MatcherTooSlow."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing but an end-of-sequence token may follow."""
+        """Whether only an end-of-sequence token may follow."""
         ...
 
     def fill(self, words: MaskWords) -> None:
-        """Write which tokens may come next: bit i of `words` [ceil(vocab_size / 32)] is token i."""
+        """Write the allowed tokens: bit i of `words` [ceil(vocab_size / 32)] is token i."""
         ...
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False, and nothing changed, if the grammar does not allow it."""
+        """Advance by one token; returns False, and changes nothing, if it is not allowed."""
         ...
 
 
 class Grammar(Protocol):
-    """A compiled constraint on output. Immutable, shared by the sequences that it guides."""
+    """A compiled constraint on output. Immutable; sequences may share it."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Size in memory."""
         ...
 
     def matcher(self) -> Matcher:
@@ -77,12 +77,12 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningBudget:
-    """The thought that an answer begins with. A grammar holds for what comes after it.
+    """The reasoning that an output begins with. A grammar applies to the answer after it.
 
-    end:      text that ends it
-    end_ids:  its tokens, which are forced when the budget is used up
-    budget:   most tokens of thought; None = no limit
-    exit_ids: tokens that may end the output within the thought, although a grammar waits
+    end:       text that ends it
+    end_ids:   tokens of `end`, which are forced when the budget is spent
+    budget:    most tokens of reasoning; None = no limit
+    exit_ids:  tokens that may end the output within the reasoning, even with a grammar
 
     Raises InvalidRequest.
     """
@@ -94,20 +94,20 @@ class ReasoningBudget:
 
     def __post_init__(self) -> None:
         if not self.end or not self.end_ids:
-            raise InvalidRequest("The end of thought has no text or no tokens.", "thinking")
+            raise InvalidRequest("The end of reasoning has no text or no tokens.", "thinking")
         if self.budget is not None and self.budget < 0:
             raise InvalidRequest(
-                f"The budget of thought is {self.budget} tokens; it must be 0 or more.",
+                f"The reasoning budget is {self.budget} tokens; it must be 0 or more.",
                 "thinking_token_budget",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """What is asked of a model that makes no text.
+    """Parameters of a request to a pooling model.
 
-    per_token:  the hidden states of all tokens, in the place of what the head makes of them
-    second:     where the second text of a pair begins; None = there is one text
+    per_token:  return the hidden states of all tokens instead of the head's output
+    second:     index of the second text's first token in a pair; None = one text
     """
 
     per_token: bool = False
@@ -116,19 +116,19 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One call from outside, tokenised: `sampling.n` sequences are made of it.
+    """One tokenised request, which becomes `sampling.n` sequences.
 
-    priority:    the higher, the sooner
+    priority:    higher starts sooner
     cache_salt:  prefix-cache entries are shared only between requests of the same salt
     lora_id:     id of one load of an adapter; 0 = the base model
-    grammar:     what the output must match, to its end
-    reasoning:   set when the output begins with reasoning
-    heal:        take the last prompt token back and let the output begin by writing its text anew,
+    grammar:     that the whole output must match
+    reasoning:   set if the output begins with reasoning
+    heal:        token healing: drop the last prompt token and let the output begin with its text,
                  perhaps as the beginning of a longer token; that text is not shown again. Not
                  together with `grammar`, `reasoning` or prompt log-probabilities.
-    resumption:  set when the output may have to go on elsewhere, or has begun elsewhere
-    kept_tokens: leading tokens of the prompt whose pages leave the prefix cache after all others
-    pooling:     of a model that makes no text; None = text is asked for
+    resumption:  set if the output may continue on another engine, or began on one
+    kept_tokens: leading tokens of the prompt whose pages are evicted after all others
+    pooling:     of a request to a pooling model; None = generate text
     """
 
     request_id: str
@@ -146,32 +146,32 @@ class Request:
 
     @property
     def given_ids(self) -> SequenceABC[int]:
-        """Output tokens that another engine has given; they are not computed anew, only read."""
+        """Output tokens of another engine, which are read like a prompt."""
         return () if self.resumption is None else self.resumption.given_ids
 
     @property
     def namespace(self) -> Namespace:
-        """Where in the prefix cache it may find and leave pages."""
+        """Namespace of its pages in the prefix cache."""
         return Namespace(lora_id=self.lora_id, salt=self.cache_salt)
 
     @property
     def healed_id(self) -> int | None:
-        """The prompt token that is taken back, if any; a prompt keeps at least one."""
+        """The prompt token that is dropped for healing, if any; one prompt token remains."""
         return self.prompt_ids[-1] if self.heal and len(self.prompt_ids) > 1 else None
 
     @property
     def kept_prompt_ids(self) -> SequenceABC[int]:
-        """The prompt as the model reads it: without a token that is healed."""
+        """The prompt without a token that is healed."""
         return self.prompt_ids if self.healed_id is None else self.prompt_ids[:-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """How the output of a request with one sequence goes on where another engine's has ended.
+    """Continues the output of another engine, for a request with one sequence.
 
-    given:  what that engine has given: the events that became each Output, in order. They become
-            the same Outputs again.
-    note:   called with the events of each further Output before it is given
+    given:  events of that engine, grouped by the Output that they became; they become the same
+            Outputs again
+    note:   called with the events of each further Output before it is delivered
     """
 
     given: tuple[tuple[SequenceOutput, ...], ...]
@@ -179,7 +179,7 @@ class Resumption:
 
     @property
     def given_ids(self) -> list[int]:
-        """All tokens given."""
+        """Tokens of all given events."""
         return [token for events in self.given for event in events for token in event.token_ids]
 
 
@@ -187,8 +187,8 @@ class Resumption:
 class Namespace:
     """Root key of the prefix cache: KV of two namespaces is never shared.
 
-    `lora_id` is an id drawn by us at each adapter load (0 = the base model), never a
-    caller's string, so no caller can name another's entries.
+    `lora_id` is assigned at each adapter load (0 = the base model) and is never a caller's string,
+    so no caller can name another's entries.
     """
 
     lora_id: int = 0
@@ -197,14 +197,14 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowInit:
-    """A row that starts (or starts again after preemption) with this step.
+    """A row that starts, or restarts after preemption, with this step.
 
     token_ids:          [num_tokens] all known tokens, prompt then output
-    num_prompt_tokens:  how many of them are prompt
-    seed:               of this row's random numbers; drawn on arrival when the caller gave none
-    prompt_logprobs:    how many most likely tokens to report beside each prompt token; None = the
-                        prompt is not scored (or has been)
-    hidden_states:      whether the final hidden states of what it computes are told
+    num_prompt_tokens:  length of the prompt
+    seed:               of this row's random numbers; drawn on arrival if the request has none
+    prompt_logprobs:    most likely tokens to report for each prompt token; None = the prompt is not
+                        scored, or was already
+    hidden_states:      whether to return the final hidden states of its tokens
     grammar, reasoning: as in Request
     healed_id:          token whose text the output must begin with
     adapter_slot:       of the adapter, counted from 1; 0 = none
@@ -225,7 +225,7 @@ class RowInit:
 
 @dataclass(frozen=True, slots=True)
 class SlotLoad:
-    """An adapter that is to be put into a slot."""
+    """An adapter to load into a slot."""
 
     slot: int
     lora_id: int
@@ -233,17 +233,17 @@ class SlotLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One forward pass, as deltas against what the ranks already know of each row.
+    """One forward pass, as deltas against the ranks' state of each row.
 
-    loads:       adapters to put into slots before anything else; who was there is void
-    added:       rows that start; their old state, if any, is void
+    loads:       adapters to load into slots first, replacing their contents
+    added:       rows that start, replacing their old state
     dropped:     rows that ended since the last plan
     page_rows:   [num_new_pages] row that each page of `page_ids` is appended to, in order
     page_ids:    [num_new_pages]
-    window_ids:  [num_new_pages] the page of window layers beside each, 0 = nobody will read one;
-                 empty where these layers have no pages of their own
+    window_ids:  [num_new_pages] the page of window layers for each, 0 = none needed; empty if these
+                 layers have no page pool of their own
     rows:        [num_rows] rows that compute in this step; rows with one token come first
-    starts:      [num_rows] tokens of the row whose KV is already there
+    starts:      [num_rows] tokens of the row whose KV is computed
     num_tokens:  [num_rows] tokens to compute, at least 1
     samples:     [num_rows] whether the row's last computed token yields a new token
     """
@@ -281,7 +281,7 @@ class LogprobRows:
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """Why a row cannot go on. `of_request`: its request is to blame, and not the engine."""
+    """Why a row cannot continue. `of_request`: its request is the cause, not the engine."""
 
     reason: str
     of_request: bool = False
@@ -295,17 +295,17 @@ NOT_FINITE = RowFault("the model's logits were not finite")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one forward pass gave.
+    """The result of one forward pass.
 
     rows:             [num_sampled] rows that got a token, in the plan's order
     token_ids:        [num_sampled]
     logprobs:         row -> one line; only rows that asked
-    prompt_logprobs:  row -> a line for each prompt token whose probability this step has computed
-    hidden_states:    row -> those [num, hidden_size] of the tokens that it computed, if it asked
-    bad_rows:         row -> why it has no token: its logits were not finite, nothing was left to
-                      choose, or its constraint failed
+    prompt_logprobs:  row -> a line for each prompt token that this step has scored
+    hidden_states:    row -> [num, hidden_size] of its tokens in this step, if it asked
+    bad_rows:         row -> why it has no token: its logits were not finite, no token was allowed,
+                      or its constraint failed
     completed:        rows whose grammar is complete with this token: they end here
-    forward_s, sample_s:  seconds spent; what a plan says of rows is taken in before both
+    forward_s, sample_s:  seconds spent, without applying the plan's changes of rows
     """
 
     step_id: int
@@ -322,17 +322,17 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceOutput:
-    """What a step means for one sequence; crosses from the engine loop to the caller's thread.
+    """A step's output for one sequence, passed from the engine loop to the caller's thread.
 
-    token_ids:        new tokens (none: a pure end, e.g. an abort)
-    logprobs:         a line for each new token, when asked for
+    token_ids:        new tokens; empty for a mere end such as an abort
+    logprobs:         a line for each new token, when requested
     prompt_logprobs:  parts that together hold a line for each prompt token but the first; with the
                       first token only
     hidden_states:    [num_tokens - 1, hidden_size] of prompt and output; with the last token only
-    pooled:           what a model that makes no text gives: [size], or [num_tokens, hidden_size]
-    stop_token_id:    the id that ended the sequence, when one did
-    error:            why the engine had to give the sequence up; its finish_reason is `abort`
-    queue_s:          seconds that it waited for its first step
+    pooled:           output of a pooling model: [size], or [num_tokens, hidden_size]
+    stop_token_id:    the id that ended the sequence, if one did
+    error:            why the sequence failed; its finish_reason is then `abort`
+    queue_s:          seconds until its first step
     """
 
     request_id: str
@@ -351,7 +351,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probability of one token, and of the most likely ones in its place."""
+    """Log-probability of one token, and of the most likely alternatives."""
 
     token_id: int
     logprob: float
@@ -361,20 +361,20 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What the caller sees: the newest piece of one of the request's `n` sequences.
+    """The newest output of one of a request's `n` sequences, as the caller gets it.
 
     index:            which of the n
     token_ids, text:  new since the last Output of this index; `text` may lag behind the ids while
                       an incomplete character or a possible stop string is held back
-    logprobs:         one for each of `token_ids`, when asked for
-    prompt_logprobs:  on the first Output of index 0, when asked for; entry 0 is None
+    logprobs:         one for each of `token_ids`, when requested
+    prompt_logprobs:  on the first Output of index 0, when requested; entry 0 is None
     hidden_states:    [num_tokens - 1, hidden_size] float32 of prompt and output; on the last Output
-                      when asked for
-    pooled:           what a model that makes no text gives, float32
-    finish_reason:    set on the last Output of this index, and only there
+                      when requested
+    pooled:           output of a pooling model, float32
+    finish_reason:    set on the last Output of this index only
     stop_reason:      the stop string or token id that ended it; None for the model's own end
     num_output_tokens, num_cached_tokens:  totals so far
-    queue_s:          seconds that the sequence waited for its first step
+    queue_s:          seconds until the sequence's first step
     """
 
     index: int
@@ -395,11 +395,11 @@ class Output:
 class EngineStats:
     """Counters and gauges at one moment. `*_total` only grow; times are in seconds.
 
-    num_queued_tokens:  tokens to compute before every open sequence decodes: of those that wait
-                        what the prefix cache lacked when they began to, of running ones what is
-                        left of the prompt. Output to come is not in it.
-    num_window_pages:   of layers with a sliding window, where they have pages of their own; those
-                        that are neither free nor held are cached
+    num_queued_tokens:  tokens to compute before every open sequence decodes: of waiting sequences
+                        those that the prefix cache lacked at arrival, of running ones the rest of
+                        the prompt. Future output is not included.
+    num_window_pages:   of window layers with a page pool of their own; pages that are neither free
+                        nor held are cached
     """
 
     num_running: int
@@ -426,10 +426,7 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """Part of the KV pages that cannot be had without preempting someone (0 to 1).
-
-        Where there are two kinds, of the one of which less is left.
-        """
+        """Share of the KV pages in use by sequences (0 to 1), of the fuller pool."""
         usage = self.num_held_pages / self.num_pages if self.num_pages else 0.0
         if self.num_window_pages:
             usage = max(usage, self.num_held_window_pages / self.num_window_pages)

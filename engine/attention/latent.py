@@ -1,8 +1,8 @@
-"""Attention over pages of latents: one vector for each token and layer, which is K and V of all
-heads (multi-head latent attention, arXiv:2405.04434).
+"""Attention over paged latents: one vector per token and layer serves as K and V of all heads
+(multi-head latent attention, arXiv:2405.04434).
 
-Computes on every device: `kernels/attention/mla.py` chooses torch or triton. Owns the pages, as
-`attention.py` does; knows nothing of who owns which page, nor how latents are made.
+Runs on every device: `kernels/attention/mla.py` chooses torch or triton. Owns the pages; knows
+nothing of page ownership or of how latents are made.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from remora.kernels.rope import apply_rope
 
 
 class PagedLatents:
-    """AttentionBackend of models whose K and V are made of latents.
+    """AttentionBackend of models whose K and V are projections of latents.
 
-    What it is given as heads are queries, then one latent: [T, num_heads + 1, C + P]. The last P
-    elements of all of them are rotated, in place; it returns [T, num_heads, C].
+    `attend` takes queries, then one latent, as heads: [T, num_heads + 1, C + P]. It rotates the
+    last P elements of all of them in place, and returns [T, num_heads, C].
 
-    pages:        [num_layers, num_pages + 1, page_size, C + P]; page 0 takes what padding writes
-                  and holds no sequence
+    pages:        [num_layers, num_pages + 1, page_size, C + P]; padding writes to page 0, which
+                  holds no sequence
     latent_size:  C
-    fixed_split:  whether a row that decodes must be the same bits whichever rows are beside it
     """
 
     def __init__(
@@ -38,25 +37,27 @@ class PagedLatents:
         latent_size: int,
         dtype: torch.dtype,
         device: str,
-        fixed_split: bool = False,
     ) -> None:
         shape = (num_layers, num_pages + 1, page_size, row_size)
-        on_cpu = device == "cpu"
-        self.pages = (
-            buffer(shape, dtype) if on_cpu else torch.zeros(shape, dtype=dtype, device=device)
-        )
+        if device == "cpu":
+            self.pages = buffer(shape, dtype)
+        else:
+            self.pages = torch.zeros(shape, dtype=dtype, device=device)
         self.latent_size = latent_size
-        self._fixed_split = fixed_split
 
     def attend(
-        self, layer: int, heads: Tensor, turn: QKNormRope, batch: ForwardBatch, rule: AttentionSpec
+        self,
+        layer: int,
+        heads: Tensor,
+        norm_rope: QKNormRope,
+        batch: ForwardBatch,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """Turn, store and attend; see `protocols.AttentionBackend`."""
+        """Apply RoPE, store and attend; see `protocols.AttentionBackend`."""
         pages, size = self.pages[layer], self.latent_size
-        apply_qk_norm_rope = heads[:, :, size:]
-        apply_qk_norm_rope.copy_(
-            apply_rope(apply_qk_norm_rope, turn.cos, turn.sin, interleaved=turn.interleaved)
-        )
+        rotary = heads[:, :, size:]
+        cos, sin = norm_rope.cos, norm_rope.sin
+        rotary.copy_(apply_rope(rotary, cos, sin, interleaved=norm_rope.interleaved))
         query, latents = heads[:, :-1], heads[:, -1]
         pages.view(-1, pages.shape[-1]).index_copy_(0, batch.slots, latents)
         out = heads.new_empty((*query.shape[:2], size))
@@ -68,8 +69,7 @@ class PagedLatents:
                 batch.tables[decodes],
                 batch.lengths[decodes],
                 latent_size=size,
-                scale=rule.scale,
-                fixed_split=self._fixed_split,
+                scale=spec.scale,
                 out=out[decodes],
             )
         if batch.num_decodes < len(query):
@@ -81,7 +81,7 @@ class PagedLatents:
                 batch.starts[extends],
                 batch.lengths[extends],
                 latent_size=size,
-                scale=rule.scale,
+                scale=spec.scale,
                 out=out,
             )
         return out

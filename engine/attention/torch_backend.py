@@ -1,6 +1,6 @@
-"""Attention backends: paged KV memory and the kernels that read and write it.
+"""Attention over paged KV memory by torch operations.
 
-Owns the KV tensors. Knows nothing of who owns which page, nor of requests.
+Owns the KV tensors. Knows nothing of page ownership or requests.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from remora.kernels.kv_store import store_kv
 from remora.kernels.norm import rms_norm
 from remora.kernels.rope import apply_rope
 
-# What decode rows gather at a time: a copy that stays in cache, and that the allocator serves from
-# memory it has. Unbounded, 32 rows of 256 tokens took three times as long in page faults alone.
+# KV bytes that decode rows gather at a time: the copy stays in cache, and the allocator reuses its
+# memory. Unbounded, 32 rows of 256 tokens took three times as long in page faults alone.
 GATHER_BYTES = 3 * 2**20
 NO_DECODES = DecodePlan(())
 
 
 class TorchAttention:
-    """AttentionBackend made of torch operations; runs on every device.
+    """AttentionBackend of torch operations; runs on every device.
 
-    kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; page 0 takes what
-               padding writes and holds no sequence. Zeroed: attention multiplies slots that nobody
-               has written by 0.
+    kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; padding writes to
+               page 0, which holds no sequence. Zeroed, because attention multiplies unwritten
+               slots by 0.
     """
 
     def __init__(
@@ -55,90 +55,91 @@ class TorchAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: QKNormRope,
+        norm_rope: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionSpec,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """Turn, store and attend; see `protocols.AttentionBackend`."""
+        """Apply QK norm and RoPE, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
         num_heads = heads.shape[1] - 2 * kv_pages.shape[3]
-        qk, value = apply_qk_norm_rope(heads, num_heads, turn)
+        qk, value = apply_qk_norm_rope(heads, num_heads, norm_rope)
         query = qk[:, :num_heads]
         store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
         num_decodes = batch.num_decodes
-        plan = self._plan(batch, rule) if num_decodes else NO_DECODES
+        plan = self._plan(batch, spec) if num_decodes else NO_DECODES
         if num_decodes == len(query):
-            return _decode(query, kv_pages, plan, rule)
+            return _decode(query, kv_pages, plan, spec)
 
         out = torch.empty_like(query)
         if num_decodes:
-            out[:num_decodes] = _decode(query[:num_decodes], kv_pages, plan, rule)
+            out[:num_decodes] = _decode(query[:num_decodes], kv_pages, plan, spec)
         for row, (start, stop) in enumerate(pairwise(batch.extend_starts)):
             out[start:stop] = attend_prefill(
                 query[start:stop],
                 kv_pages,
                 batch.tables[num_decodes + row],
                 context_len=batch.extend_lens[row],
-                scale=rule.scale,
-                window=rule.window,
-                chunked=rule.chunked,
-                soft_cap=rule.soft_cap,
-                sinks=rule.sinks,
-                slopes=rule.slopes,
+                scale=spec.scale,
+                window=spec.window,
+                chunked=spec.chunked,
+                soft_cap=spec.soft_cap,
+                sinks=spec.sinks,
+                slopes=spec.slopes,
             )
         return out
 
-    def _plan(self, batch: ForwardBatch, rule: AttentionSpec) -> DecodePlan:
-        """Plan the decode rows once per batch and window; every layer uses the same plan."""
+    def _plan(self, batch: ForwardBatch, spec: AttentionSpec) -> DecodePlan:
+        """Plan the decode rows once per batch and window; layers share the plan."""
         if batch is not self._planned_batch:
             self._planned_batch = batch
             self._plans.clear()
-        key = (rule.window, rule.chunked)
+        key = (spec.window, spec.chunked)
         plan = self._plans.get(key)
         if plan is None:
             plan = plan_decode(
                 batch.tables[: batch.num_decodes],
                 batch.lengths[: batch.num_decodes],
                 page_size=self.page_size,
-                window=rule.window,
-                chunked=rule.chunked,
+                window=spec.window,
+                chunked=spec.chunked,
                 max_slots=GATHER_BYTES // self._slot_bytes,
             )
             self._plans[key] = plan
         return plan
 
 
-def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, rule: AttentionSpec) -> Tensor:
+def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, spec: AttentionSpec) -> Tensor:
     return attend_decode(
         query,
         kv_pages,
         plan,
-        scale=rule.scale,
-        soft_cap=rule.soft_cap,
-        sinks=rule.sinks,
-        slopes=rule.slopes,
+        scale=spec.scale,
+        soft_cap=spec.soft_cap,
+        sinks=spec.sinks,
+        slopes=spec.slopes,
     )
 
 
-def apply_qk_norm_rope(heads: Tensor, num_heads: int, turn: QKNormRope) -> tuple[Tensor, Tensor]:
-    """Return queries and keys, normalised and rotated, and values as they are.
+def apply_qk_norm_rope(
+    heads: Tensor, num_heads: int, norm_rope: QKNormRope
+) -> tuple[Tensor, Tensor]:
+    """Return queries and keys, normalised and rotated together, and unchanged values.
 
     heads:  [T, num_heads + 2 * num_kv_heads, head_dim]
-    Rotation treats every head alike: q and k go through it together.
     """
     num_kv_heads = (heads.shape[1] - num_heads) // 2
     qk, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
-    if turn.norms is not None:
-        query_norm, key_norm = turn.norms
-        query = rms_norm(qk[:, :num_heads], query_norm, turn.eps)
-        qk = torch.cat((query, rms_norm(qk[:, num_heads:], key_norm, turn.eps)), dim=1)
-    return apply_rope(qk, turn.cos, turn.sin, interleaved=turn.interleaved), value
+    if norm_rope.norms is not None:
+        query_norm, key_norm = norm_rope.norms
+        query = rms_norm(qk[:, :num_heads], query_norm, norm_rope.eps)
+        qk = torch.cat((query, rms_norm(qk[:, num_heads:], key_norm, norm_rope.eps)), dim=1)
+    return apply_rope(qk, norm_rope.cos, norm_rope.sin, interleaved=norm_rope.interleaved), value
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Return zeros that cost no time and, on a CPU, no memory until they are written to.
+    """Return zeros that, on a CPU, take no time or memory until they are written.
 
-    torch.zeros writes to all of it: seconds for a few GiB. The operating system's pages are zero.
+    torch.zeros writes all of them: seconds for a few GiB. The operating system's pages are zero.
     """
     if device != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)

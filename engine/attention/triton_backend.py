@@ -1,8 +1,7 @@
-"""Attention by triton's kernels, on a GPU: what a layer does between its projections is three
-launches or four, none of which waits for the device.
+"""Attention by triton kernels on a GPU: three or four launches per layer, without waiting.
 
-Decode steps depend on the device's tensors alone, so they may be recorded. Owns the KV tensors, as
-`attention.py` does; knows nothing of who owns which page, nor of requests.
+Decode steps depend on the device's tensors only, so graphs can capture them. Owns the KV tensors;
+knows nothing of page ownership or requests.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from remora.kernels.rope_store import rotate_and_store
 
 
 class TritonAttention:
-    """AttentionBackend made of triton's kernels.
+    """AttentionBackend of triton kernels.
 
-    kv_pages:  [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; page 0 takes what
-               padding writes and holds no sequence
-    fixed_split:  whether a row that decodes must be the same bits whichever rows are beside it
-    max_splits, split_tokens:  how its keys are divided then, see `attend_decode_paged`
+    kv_pages:     [num_layers, 2, num_pages + 1, page_size, num_kv_heads, head_dim]; padding writes
+                  to page 0, which holds no sequence
+    fixed_split:  whether a decode row's bits must not depend on the other rows of its step
+    max_splits, split_tokens:  how keys are divided then, see `attend_decode_paged`
     """
 
     def __init__(
@@ -53,24 +52,24 @@ class TritonAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: QKNormRope,
+        norm_rope: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionSpec,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """Turn, store and attend; see `protocols.AttentionBackend`."""
+        """Apply QK norm and RoPE, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
         num_kv_heads = kv_pages.shape[3]
         query = rotate_and_store(
             heads[:, : -2 * num_kv_heads],
             heads[:, -2 * num_kv_heads : -num_kv_heads],
             heads[:, -num_kv_heads:],
-            turn.cos,
-            turn.sin,
+            norm_rope.cos,
+            norm_rope.sin,
             kv_pages,
             batch.slots,
-            norms=turn.norms,
-            eps=turn.eps,
-            interleaved=turn.interleaved,
+            norms=norm_rope.norms,
+            eps=norm_rope.eps,
+            interleaved=norm_rope.interleaved,
         )
         out = torch.empty_like(query)
         num_decodes = batch.num_decodes
@@ -80,10 +79,10 @@ class TritonAttention:
                 kv_pages,
                 batch.tables[:num_decodes],
                 batch.lengths[:num_decodes],
-                scale=rule.scale,
-                window=rule.window,
-                soft_cap=rule.soft_cap,
-                sinks=rule.sinks,
+                scale=spec.scale,
+                window=spec.window,
+                soft_cap=spec.soft_cap,
+                sinks=spec.sinks,
                 fixed_split=self._fixed_split,
                 max_splits=self._max_splits,
                 split_tokens=self._split_tokens,
@@ -96,10 +95,10 @@ class TritonAttention:
                 batch.tables[num_decodes:],
                 batch.starts[num_decodes:],
                 batch.lengths[num_decodes:],
-                scale=rule.scale,
-                window=rule.window,
-                soft_cap=rule.soft_cap,
-                sinks=rule.sinks,
+                scale=spec.scale,
+                window=spec.window,
+                soft_cap=spec.soft_cap,
+                sinks=spec.sinks,
                 out=out,
             )
         return out

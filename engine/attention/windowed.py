@@ -1,7 +1,7 @@
-"""Attention of a model whose layers with a window have pages of their own.
+"""Attention of a model whose window layers have a page pool of their own.
 
-Two backends, each over the KV of its layers; a layer goes to one of them with the tables of its
-kind. Knows nothing of how they attend, nor of who owns which page.
+Two backends, one for window layers and one for the others, each with its own tables. Knows nothing
+of how they attend or of page ownership.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
 
 class WindowedAttention:
-    """AttentionBackend out of two.
+    """AttentionBackend over two backends.
 
     windowed:  [num_layers] which layers have a window
-    make:      makes a backend for so many layers, with a window or without
+    make:      makes a backend for a number of layers, with a window or without
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class WindowedAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: QKNormRope,
+        norm_rope: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionSpec,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """Attend by the layer's backend; see `protocols.AttentionBackend`."""
+        """Attend with the layer's backend; see `protocols.AttentionBackend`."""
         is_windowed, place = self._places[layer]
         if not is_windowed:
-            return self.full.attend(place, heads, turn, batch, rule)
-        assert batch.windowed is not None, "the tables of layers with a window are missing"
-        return self.windowed.attend(place, heads, turn, batch.windowed, rule)
+            return self.full.attend(place, heads, norm_rope, batch, spec)
+        assert batch.windowed is not None, "tables of window layers are missing"
+        return self.windowed.attend(place, heads, norm_rope, batch.windowed, spec)

@@ -1,7 +1,7 @@
-"""Recording device work once, and running it again without a host that launches it.
+"""Captures device work once and replays it without launches by the host: CUDA graphs on a GPU.
 
-A seam: CUDA graphs on a GPU. What is recorded reads and writes memory that stays where it is, so
-whoever replays it has put new values there. Knows nothing of models.
+Captured work reads and writes memory at fixed addresses: the caller writes new values there before
+a replay. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Collect none amid the block: each time it looks at every object there is."""
+    """Disable garbage collection within the block: each run walks every object."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -29,38 +29,38 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 class GraphRunner(Protocol):
-    """Records work whose results stay in the same memory."""
+    """Captures work whose results stay in the same memory."""
 
-    def record(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Run something twice or more and record it; returns what runs it again.
+    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Call `run` at least twice and capture it; returns the replay.
 
-        What it returns is the same each time: memory that the next replay of any recording of this
-        recorder overwrites.
+        Each replay returns the same memory, which the next replay of any graph of this runner
+        overwrites.
         """
         ...
 
     def close(self) -> None:
-        """Forget all recordings; what they run must not be called any more."""
+        """Free all graphs; their replays must not be called again."""
         ...
 
 
 class CudaGraphRunner:
-    """Recorder of CUDA graphs, which share one pool of memory: only one runs at a time."""
+    """GraphRunner of CUDA graphs, which share one memory pool: only one runs at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all: memory that torch keeps for a stream serves no other.
+        # One stream for all graphs: torch caches memory per stream.
         self._side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._graphs: list[torch.cuda.CUDAGraph] = []
 
-    def record(self, run: Callable[[], T]) -> Callable[[], T]:
-        """Record a graph; the larger ones first, for the smaller find their memory in the pool."""
+    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
+        """Capture a graph. Capture larger graphs first: smaller ones reuse their memory."""
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
-            run()  # compiles kernels and lets libraries allocate, which no graph may hold
+            run()  # compiles kernels and lets libraries allocate, which a capture must not do
         torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
-        # What other threads of the process ask of the driver meanwhile does no harm.
+        # Driver calls of other threads do not disturb the capture.
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
         ):

@@ -1,8 +1,8 @@
-"""The forward pass on a device that works by itself: nothing here waits for it.
+"""The forward pass on an asynchronous device: nothing here waits for it.
 
-Page tables and each row's newest token live on the device; a step brings what has changed, in one
-copy. Decode steps run as recorded graphs where there is one of their size, padded with rows that
-read and write the dump page; all other steps launch their kernels one by one.
+Page tables and each row's newest token live on the device; a step uploads changes in one copy.
+Decode steps replay a captured graph of their size, padded with rows that read and write the dump
+page; all other steps launch their kernels one by one.
 
 Legend: T tokens of the step, S rows, R rows of logits, D rows of a decode step, B rows of a graph.
 """
@@ -25,7 +25,7 @@ from remora.engine.graphs.staging import Shape, Staging, room_for
 from remora.engine.kv.pages import DUMP_PAGE
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.batch import ForwardBatch
-from remora.engine.runner.inputs import Int32Array, StepInputs, on_dump_page
+from remora.engine.runner.inputs import Int32Array, StepInputs, dummy_step
 from remora.engine.types import IntArray
 from remora.kernels.dispatch import by_triton
 from remora.kernels.lora import NO_GROUPS, RowGroups
@@ -34,15 +34,15 @@ from remora.kernels.row_tiles import RowTiles, cut_tiles, tile_size
 
 Arrays = list[npt.NDArray[Any]]
 DUMP_SLOT = 0  # of the dump page
-MAX_GROWN = 2**14  # entries of page tables that are brought at a time
+MAX_GROWN = 2**14  # entries of page tables per upload
 INT64, INT32 = np.dtype(np.int64), np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Of a step: most rows, tokens, and pages of a row.
+class StepLimits:
+    """Most rows and tokens of a step, and most pages of a row.
 
-    windowed:  whether layers with a window have pages of their own
+    windowed:  whether window layers have a page pool of their own
     """
 
     max_rows: int
@@ -52,21 +52,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a pass has made: final hidden states [T, hidden_size], and logits [R, vocab_size]."""
+class PassOutput:
+    """Final hidden states [T, hidden_size] and logits [R, vocab_size]."""
 
     hidden: Tensor
     logits: Tensor
 
 
 class DeviceForward:
-    """ForwardPass, and TakesNewest, over a model on one device.
+    """ForwardPass and DeviceTokens over a model on one device.
 
-    Lines of its tables are rows; one more stands for the rows that a graph is padded with.
+    The last line of its tables belongs to padding rows of graphs; the others are rows.
     """
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, limits: Limits, device: torch.device
+        self, model: Model, attention: AttentionBackend, limits: StepLimits, device: torch.device
     ) -> None:
         self._model = model
         self._attention = attention
@@ -78,10 +78,10 @@ class DeviceForward:
         )
         self._window_tables = torch.full_like(self._tables, DUMP_PAGE) if limits.windowed else None
         self._newest = torch.zeros(num_lines, dtype=torch.int64, device=device)
-        self._staging = Staging(device, room_for(_largest_step(limits)))
+        self._staging = Staging(device, room_for(_largest_arrays(limits)))
         self._grown = Staging(device, room_for([Shape((4, MAX_GROWN), INT32)]))
         self._noted = Staging(device, room_for([Shape((num_lines,), INT32)]))
-        self._graphs: dict[tuple[int, bool], Callable[[], Made]] = {}
+        self._graphs: dict[tuple[int, bool], Callable[[], PassOutput]] = {}
         self._sizes: tuple[int, ...] = ()
         self._is_padded = True
         self._max_tokens: int | None = None
@@ -90,7 +90,7 @@ class DeviceForward:
         self._adapters: Int32Array = np.empty(0, dtype=np.int32)
 
     @torch.inference_mode()
-    def record(
+    def capture(
         self,
         graph_runner: GraphRunner,
         sizes: Sequence[int],
@@ -100,25 +100,21 @@ class DeviceForward:
         max_tokens: int | None = None,
         on_each: Callable[[], object] = lambda: None,
     ) -> None:
-        """Record decode steps of these sizes, ascending; with `adapters` a second one of each.
+        """Capture decode steps of these sizes, ascending; with `adapters` a second one of each.
 
-        padded:      whether steps of fewer rows run as a recorded one
-        max_tokens:  of the longest sequence that does; None = any
+        padded:      whether steps of fewer rows are padded to a captured size
+        max_tokens:  longest sequence for which graphs replay; None = any
         """
         kinds = (False, True) if adapters and by_triton(self._device) else (False,)
-        results: Made | None = None
+        results: PassOutput | None = None
         for size in reversed(sizes):
-            nobody = on_dump_page(
-                np.ones(size, dtype=np.int64),
-                self._limits.max_pages,
-                windowed=self._limits.windowed,
-            )
+            step = dummy_step(size, size, self._limits.max_pages, windowed=self._limits.windowed)
             for adapted in kinds:
-                self._staging.upload(_padded(nobody, size, adapted, line=self._limits.max_rows))
+                self._staging.upload(_padded(step, size, adapted, line=self._limits.max_rows))
                 if results is None:
                     results = self._run_decode(size, adapted)
                 run = partial(self._decode_into, results, size, adapted)
-                self._graphs[size, adapted] = graph_runner.record(run)
+                self._graphs[size, adapted] = graph_runner.capture(run)
             on_each()
         self._sizes, self._graph_runner = tuple(sizes), graph_runner
         self._is_padded, self._max_tokens = padded, max_tokens
@@ -151,15 +147,15 @@ class DeviceForward:
         return self._hidden[first:last]
 
     def close(self) -> None:
-        """Forget what was recorded."""
+        """Free the graphs."""
         self._graphs.clear()
         if self._graph_runner is not None:
             self._graph_runner.close()
 
     def _grow(self, grown: Int32Array) -> None:
         for first in range(0, grown.shape[1], MAX_GROWN):
-            (there,) = self._grown.upload([grown[:, first : first + MAX_GROWN]])
-            lines, columns, pages, window_pages = there
+            (entries,) = self._grown.upload([grown[:, first : first + MAX_GROWN]])
+            lines, columns, pages, window_pages = entries
             at = lines.long(), columns.long()
             self._tables.index_put_(at, pages)
             if self._window_tables is not None:
@@ -167,7 +163,7 @@ class DeviceForward:
 
     # -- one by one --------------------------------------------------------------------------
 
-    def _launch(self, inputs: StepInputs) -> Made:
+    def _launch(self, inputs: StepInputs) -> PassOutput:
         num_decodes = inputs.num_decodes
         arrays: Arrays = [
             inputs.token_ids,
@@ -180,15 +176,15 @@ class DeviceForward:
         ]
         if inputs.windows is not None:
             arrays.append(inputs.windows.slots)
-        there = self._staging.upload(arrays)
-        token_ids, positions, slots, lines, logit_index, starts, lengths, *window_slots = there
+        uploaded = self._staging.upload(arrays)
+        token_ids, positions, slots, lines, logit_index, starts, lengths, *window_slots = uploaded
         firsts = self._known(token_ids[:num_decodes], lines[:num_decodes])
         batch = ForwardBatch(
             token_ids=torch.cat((firsts, token_ids[num_decodes:])),
             positions=positions,
             slots=slots,
             num_decodes=num_decodes,
-            tables=self._tables.index_select(0, lines),  # of one width, for which kernels exist
+            tables=self._tables.index_select(0, lines),  # full width: kernels compile per width
             starts=starts,
             lengths=lengths,
             extend_starts=tuple(inputs.starts[num_decodes:].tolist()),
@@ -199,14 +195,14 @@ class DeviceForward:
         batch = self._with_windows(batch, lines, window_slots)
         hidden = self._model.forward(batch, self._attention)
         wanted = RowGroups.of(inputs.adapters[inputs.logit_index], self._device)
-        return Made(hidden, self._model.logits(hidden[logit_index], wanted))
+        return PassOutput(hidden, self._model.logits(hidden[logit_index], wanted))
 
     def _with_windows(
         self, batch: ForwardBatch, lines: Tensor, window_slots: Sequence[Tensor]
     ) -> ForwardBatch:
-        """Return the batch with what is different for layers that have pages of their own.
+        """Return the batch with tables and slots of window layers that have their own pool.
 
-        window_slots:  one tensor; none where there are no such layers
+        window_slots:  one tensor; empty if there are no such layers
         """
         if self._window_tables is None:
             return batch
@@ -214,13 +210,13 @@ class DeviceForward:
         return replace(batch, windowed=replace(batch, slots=window_slots[0], tables=tables))
 
     def _known(self, token_ids: Tensor, lines: Tensor) -> Tensor:
-        """Put the newest tokens of rows in the place of those that the host does not know."""
+        """Replace IN_FLIGHT by the rows' newest tokens."""
         return torch.where(token_ids < 0, self._newest[lines], token_ids)
 
-    # -- recorded ----------------------------------------------------------------------------
+    # -- captured ----------------------------------------------------------------------------
 
-    def _replay(self, inputs: StepInputs) -> Made | None:
-        """Run a decode step that was recorded; None when there is none for it."""
+    def _replay(self, inputs: StepInputs) -> PassOutput | None:
+        """Run a decode step as a captured graph; None when no graph fits."""
         num_rows = len(inputs.rows)
         size = size_for(num_rows, self._sizes) if inputs.num_decodes == num_rows else None
         if size is None or (size > num_rows and not self._is_padded):
@@ -234,20 +230,20 @@ class DeviceForward:
         self._staging.upload(_padded(inputs, size, adapted, line=self._limits.max_rows))
         made = replay()
         if len(inputs.logit_index) == num_rows:
-            return Made(made.hidden, made.logits[:num_rows])
+            return PassOutput(made.hidden, made.logits[:num_rows])
         index = to_device(inputs.logit_index, self._device)
-        return Made(made.hidden, made.logits[index])
+        return PassOutput(made.hidden, made.logits[index])
 
-    def _decode_into(self, results: Made, size: int, adapted: bool) -> Made:
-        """Leave what a step makes where all do: what each kept would be gigabytes of logits."""
+    def _decode_into(self, results: PassOutput, size: int, adapted: bool) -> PassOutput:
+        """Write a step's output to buffers that all graphs share; one each would take gigabytes."""
         made = self._run_decode(size, adapted)
         hidden, logits = results.hidden[:size], results.logits[:size]
         hidden.copy_(made.hidden)
         logits.copy_(made.logits)
-        return Made(hidden, logits)
+        return PassOutput(hidden, logits)
 
-    def _run_decode(self, size: int, adapted: bool) -> Made:
-        """Run a step of padded rows, whose arrays have been uploaded."""
+    def _run_decode(self, size: int, adapted: bool) -> PassOutput:
+        """Run a step of padded rows whose arrays are uploaded."""
         windowed = self._limits.windowed
         views = self._staging.views(_shapes_of(size, adapted, windowed))
         token_ids, positions, slots, lines, starts, lengths, *others = views
@@ -266,18 +262,18 @@ class DeviceForward:
             lengths=lengths,
             extend_starts=(size,),
             extend_lens=(),
-            logit_index=lines,  # all: not looked at
+            logit_index=lines,  # unused: every row has logits
             adapters=groups,
         )
         batch = self._with_windows(batch, lines, window_slots)
         hidden = self._model.forward(batch, self._attention)
-        return Made(hidden, self._model.logits(hidden, groups))
+        return PassOutput(hidden, self._model.logits(hidden, groups))
 
 
 def _padded(inputs: StepInputs, size: int, adapted: bool, *, line: int) -> Arrays:
-    """Return a decode step's arrays for `size` rows; those that are added read the dump page.
+    """Return a decode step's arrays padded to `size` rows.
 
-    line:  of the tables, where only the dump page is
+    line:  of the tables, holding the dump page only, which padding rows read
     """
     rest = size - len(inputs.rows)
 
@@ -302,7 +298,7 @@ def _padded(inputs: StepInputs, size: int, adapted: bool, *, line: int) -> Array
 
 
 def _shapes_of(size: int, adapted: bool, windowed: bool) -> list[Shape]:
-    """Return the shapes of what `_padded` returns."""
+    """Return the shapes of `_padded`'s arrays."""
     shapes = [
         *(Shape((size,), INT64) for _ in range(4)),
         Shape((size + 1,), INT32),
@@ -314,8 +310,8 @@ def _shapes_of(size: int, adapted: bool, windowed: bool) -> list[Shape]:
     return shapes
 
 
-def _largest_step(limits: Limits) -> list[Shape]:
-    """Return what the arrays of any step fit into."""
+def _largest_arrays(limits: StepLimits) -> list[Shape]:
+    """Return shapes that the arrays of any step fit into."""
     rows, tokens = limits.max_rows + 1, limits.max_tokens
     return [
         *(Shape((tokens,), INT64) for _ in range(4)),

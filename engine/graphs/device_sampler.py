@@ -1,6 +1,6 @@
-"""Choosing tokens on a device that works by itself: the host hears of them when it asks.
+"""Samples tokens on an asynchronous device; the host waits only when it reads them.
 
-Knows neither rows nor requests. `kernels/sampling.py` says what is chosen.
+Knows neither rows nor requests. `kernels/sampling.py` defines which token is chosen.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from remora.engine.sampling.token_sampler import (
     NO_TOKEN_LEFT,
     Draws,
     SampledLogprobs,
+    SampledTokens,
     SamplingKernels,
-    TokenBatch,
 )
 from remora.engine.types import NOT_FINITE, LogprobRows, RowFault, TokenArray
 from remora.kernels import sampling as sampling_kernels
@@ -30,7 +30,7 @@ Fetch = Callable[[], list[npt.NDArray[Any]]]
 
 
 class DeviceTokenSampler:
-    """Choosing for steps of at most `max_rows` lines."""
+    """TokenSampler for steps of at most `max_rows` lines."""
 
     kernels: SamplingKernels = sampling_kernels
 
@@ -40,29 +40,29 @@ class DeviceTokenSampler:
         self._lines = Staging(device, room_for([Shape((max_rows,), np.dtype(np.int64))]))
 
     @torch.inference_mode()
-    def choose(self, logits: Tensor, draws: Draws | None) -> TokenBatch:
-        """Launch what chooses; see `TokenSampler`."""
+    def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
+        """Launch the kernels; see `TokenSampler`."""
         is_empty = logits.amax(1).isneginf()
         arrays = self._draws.upload(_arrays(draws, len(logits)))
         temperature, uniforms, top_k, top_p, min_p = arrays
         token_ids, is_good = choose_on_device(
             logits, temperature, uniforms, top_k=top_k, top_p=top_p, min_p=min_p
         )
-        return _OnDevice(token_ids, fetching([token_ids, is_good, is_empty]))
+        return _DeviceTokens(token_ids, fetching([token_ids, is_good, is_empty]))
 
     @torch.inference_mode()
     def describe(
-        self, raw: Tensor, lines: TokenArray, chosen: TokenBatch, num_top: int
+        self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
     ) -> SampledLogprobs:
-        """Launch what describes; see `TokenSampler`."""
-        (there,) = self._lines.upload([lines.astype(np.int64)])
-        token_ids = chosen.token_ids.index_select(0, there)
+        """Launch the kernels; see `TokenSampler`."""
+        (index,) = self._lines.upload([lines.astype(np.int64)])
+        token_ids = chosen.token_ids.index_select(0, index)
         made = token_logprobs_on_device(raw, token_ids, num_top)
-        return _OnItsWay(fetching([token_ids, *made]))
+        return _DeviceLogprobs(fetching([token_ids, *made]))
 
 
 def fetching(tensors: Sequence[Tensor]) -> Fetch:
-    """Begin to copy tensors to the host; returns what waits for them."""
+    """Start to copy tensors to the host; returns a function that waits for the copies."""
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return lambda: [tensor.numpy() for tensor in tensors]
     here = [torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors]
@@ -79,7 +79,7 @@ def fetching(tensors: Sequence[Tensor]) -> Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnDevice:
+class _DeviceTokens:
     token_ids: Tensor
     fetch: Fetch
 
@@ -92,7 +92,7 @@ class _OnDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnItsWay:
+class _DeviceLogprobs:
     fetch: Fetch
 
     def take(self) -> LogprobRows:
@@ -107,7 +107,7 @@ class _OnItsWay:
 
 
 def _arrays(draws: Draws | None, num_lines: int) -> list[npt.NDArray[Any]]:
-    """Return what is uploaded: without draws, the greatest logit of every line."""
+    """Return the arrays to upload; without draws, those that choose the greatest logits."""
     if draws is None:
         return [
             np.zeros(num_lines, np.float32),

@@ -244,12 +244,12 @@ class StepProgramBuilder:
             place,
             self._attended.written.values,
             num_heads=num_heads,
-            scale=attention.rule.scale,
-            window=attention.rule.window,
-            chunked=attention.rule.chunked,
-            soft_cap=attention.rule.soft_cap,
-            sinks=attention.rule.sinks,
-            slopes=attention.rule.slopes,
+            scale=attention.spec.scale,
+            window=attention.spec.window,
+            chunked=attention.spec.chunked,
+            soft_cap=attention.spec.soft_cap,
+            sinks=attention.spec.sinks,
+            slopes=attention.spec.slopes,
         )
         return self._attended
 

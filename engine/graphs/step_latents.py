@@ -136,8 +136,8 @@ class LatentSteps:
             place,
             self._attended.values,
             num_heads=num_heads,
-            scale=attention.rule.scale,
-            window=attention.rule.window,
+            scale=attention.spec.scale,
+            window=attention.spec.window,
         )
         multiply_heads(program, self._attended, self._row, make_values, self._values, to_values)
         joined, size = self._joined, latent.value_size

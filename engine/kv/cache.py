@@ -1,10 +1,10 @@
-"""Pages of sequences: the one place where they are taken, shared and given back.
+"""Allocates, shares and frees the pages of sequences.
 
 Joins the free list (pages.py) and the prefix cache (radix.py). A page is free, cached, or held by
 exactly one sequence: free + cached + held == num_pages after every public call. Layers with a
-sliding window may have pages of their own (window.py), one beside each that is computed. Block
-tables only grow, so the ranks are told of new pages and nothing else: what is let go behind a
-window stays in their tables, and is not read. Knows no tensors, requests or time.
+sliding window may have a second pool (window.py), with one page for each computed page. Block
+tables only grow, so the ranks receive new pages and nothing else: pages freed behind a window stay
+in their tables and are not read. Knows no tensors, requests or time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from remora.configs.errors import InvariantViolated
-from remora.engine.kv.newest import newest_hashes
 from remora.engine.kv.pages import PagePool, pages_needed
 from remora.engine.kv.radix import Listener, PrefixMatch, RadixCache, RadixNode
 from remora.engine.kv.window import NO_PAGE, WindowPages
@@ -26,14 +25,13 @@ class PageTable:
     """The pages of one sequence.
 
     pages:          block table, in order
-    owned:          those of `pages` that are the sequence's alone; the others are borrowed from the
-                    prefix cache
+    owned:          pages that only this sequence holds; the others belong to the prefix cache
     node:           deepest prefix-cache node that the sequence has locked
     num_matched:    leading pages found in the cache rather than computed
     num_published:  leading pages that belong to the cache: `node` ends there
-    windows:        [len(pages)] the page of window layers beside each of `pages`, NO_PAGE where it
-                    was let go or never there; empty where there are none
-    first_window:   leading pages without one; all others have one
+    windows:        [len(pages)] the page of window layers for each of `pages`, NO_PAGE if freed or
+                    never allocated; empty without a window pool
+    first_window:   leading pages without a window page; all others have one
     """
 
     pages: list[int] = field(default_factory=list)
@@ -48,7 +46,7 @@ class PageTable:
 class KVCache:
     """All KV pages of one engine.
 
-    windows:  those of layers with a sliding window, where they are apart
+    windows:  pool of layers with a sliding window, if they have one
     """
 
     def __init__(
@@ -71,12 +69,12 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
-        """Pages nobody uses."""
+        """Pages that hold nothing."""
         return self._pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Pages kept for reuse, to be had by evicting."""
+        """Pages kept for reuse, which eviction can free."""
         return self._radix.num_pages - self._radix.num_locked_pages
 
     @property
@@ -91,30 +89,30 @@ class KVCache:
 
     @property
     def usage(self) -> float:
-        """Part of the pages, of those of which there are fewer left, that sequences use."""
+        """Share of the pages that sequences use, of the fuller pool."""
         usage = self.num_held / self.num_pages
         return usage if self.windows is None else max(usage, _usage(self.windows))
 
     def listen(self, listener: Listener) -> None:
-        """Tell somebody which pages can be reused, and which no longer, from now on."""
+        """Report pages that become reusable, and those that no longer are."""
         self._radix.listen(listener)
 
     def newest_hashes(self, limit: int) -> bytes:
-        """Return HASH_BYTES for each of up to `limit` reusable pages, the latest used first."""
-        return newest_hashes(self._radix, limit)
+        """Return HASH_BYTES for each of up to `limit` reusable pages, latest used first."""
+        return self._radix.newest_hashes(limit)
 
     def count_cached(self, namespace: Namespace, tokens: Sequence[int]) -> int:
-        """Return how many tokens `attach_prefix` would find now; borrows nothing."""
+        """Return how many tokens `attach_prefix` would find now."""
         if not self.prefix_cache:
             return 0
         return len(self._match(namespace, tokens).pages) * self.page_size
 
     def cached_end(self, namespace: Namespace, tokens: Sequence[int]) -> RadixNode:
-        """Return the node at which the longest cached prefix of `tokens` ends; borrows nothing."""
+        """Return the node at which the longest cached prefix of `tokens` ends."""
         return self._radix.match(namespace, tokens).node
 
     def _match(self, namespace: Namespace, tokens: Sequence[int]) -> PrefixMatch:
-        """Find the longest cached prefix that a sequence can go on from."""
+        """Find the longest cached prefix that a sequence can continue."""
         match = self._radix.match(namespace, tokens)
         if self.windows is None:
             return match
@@ -139,19 +137,19 @@ class KVCache:
         return count * self.page_size
 
     def note_hit(self, table: PageTable) -> None:
-        """Count that a sequence has started with the prefix that is attached to its table."""
+        """Count one use of the prefix that is attached to a started sequence's table."""
         if table.node is not None:
             self._radix.note_hit(table.node)
 
     def keep(self, namespace: Namespace, tokens: Sequence[int]) -> None:
-        """Let the cached prefix of `tokens` leave after all others."""
+        """Evict the cached prefix of `tokens` only after all others."""
         if self.prefix_cache:
             self._radix.keep(self._radix.match(namespace, tokens).node)
 
     def try_grow(self, table: PageTable, num_tokens: int) -> list[int] | None:
         """Give the table room for `num_tokens` tokens, evicting cached pages if need be.
 
-        Returns the new pages; None, and nothing changed, when they are not to be had.
+        Returns the new pages; None, and nothing changed, when there are too few.
         """
         count = pages_needed(num_tokens, self.page_size) - len(table.pages)
         if count <= 0:
@@ -167,7 +165,7 @@ class KVCache:
             self._free(evicted)
         pages = self._pool.try_allocate(count)
         if pages is None:
-            raise InvariantViolated("evicting gave fewer pages than the cache had counted")
+            raise InvariantViolated("eviction freed fewer pages than the cache had counted")
         table.pages += pages
         table.owned.update(pages)
         self.num_owned += count
@@ -176,7 +174,7 @@ class KVCache:
         return pages
 
     def slide(self, table: PageTable, num_computed: int) -> None:
-        """Let go what tokens from `num_computed` on do not see of the pages of window layers."""
+        """Free the window pages that tokens from `num_computed` on do not see."""
         if self.windows is None:
             return
         first = self.windows.first_needed(num_computed)
@@ -189,11 +187,11 @@ class KVCache:
     def publish(
         self, table: PageTable, namespace: Namespace, tokens: Sequence[int], num_computed: int
     ) -> None:
-        """Let others borrow the full pages of the first `num_computed` tokens from now on.
+        """Add the full pages of the first `num_computed` tokens to the prefix cache.
 
-        The sequence keeps using them; its table does not change. Nothing happens if somebody else's
-        pages of the same tokens are cached already: locking those beside its own copies would make
-        the sequence hold more than it needs, and more than admission has counted.
+        The sequence keeps using them; its table does not change. Nothing happens if other pages of
+        the same tokens are cached already: locking those too would make the sequence hold more than
+        it needs, and more than admission has counted.
         """
         count = num_computed // self.page_size
         if not self.prefix_cache or count <= table.num_published:
@@ -219,7 +217,7 @@ class KVCache:
     def retire(
         self, table: PageTable, namespace: Namespace, tokens: Sequence[int], num_computed: int
     ) -> None:
-        """Release the table, but keep cached what of its computed pages the cache lacks."""
+        """Release the table; its computed pages that the cache lacks stay cached."""
         start, count = table.num_published, num_computed // self.page_size
         if self.prefix_cache and count > start:
             adopted = self._radix.insert(
@@ -232,7 +230,7 @@ class KVCache:
         self.release(table)
 
     def release(self, table: PageTable) -> None:
-        """Take back everything the table holds and empty it. Never fails on a live table."""
+        """Free everything that the table holds, and empty it. Never fails on a live table."""
         self._pool.release(table.owned)
         self.num_owned -= len(table.owned)
         if table.node is not None:
@@ -246,9 +244,9 @@ class KVCache:
     def _keep_windows(
         self, table: PageTable, namespace: Namespace, tokens: Sequence[int], count: int
     ) -> None:
-        """Cache the table's pages of windows beside what the cache has of its first pages.
+        """Cache the table's window pages for the cached pages of its first `count` pages.
 
-        A cached prefix whose own were evicted can be continued again.
+        A cached prefix whose own window pages were evicted can then be continued again.
         """
         if self.windows is None:
             return
@@ -257,7 +255,7 @@ class KVCache:
         self.windows.keep(cached[start:], table.windows[start : len(cached)])
 
     def _free(self, pages: Sequence[int]) -> None:
-        """Take back pages that the prefix cache has given up."""
+        """Free pages that the prefix cache has evicted."""
         if self.windows is not None:
             self.windows.forget(pages)
         self._pool.release(pages)
@@ -267,7 +265,7 @@ class KVCache:
         self.num_owned -= len(pages)
 
     def flush(self) -> int:
-        """Forget all cached pages that nobody borrows; returns how many."""
+        """Drop all cached pages that no sequence uses; returns how many."""
         pages = self._radix.clear()
         self._free(pages)
         return len(pages)

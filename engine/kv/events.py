@@ -1,8 +1,8 @@
-"""Events of the prefix cache: which pages it has taken in and given up, by their hashes.
+"""Events of the prefix cache: pages stored and removed, by their hashes.
 
-A page's hash is the one of hashes.py, as a number: it stands for all tokens up to the page's end,
-and for adapter and salt. Whoever hears all events knows what is cached; one that is missed is seen
-by its number in the stream.
+A page's hash is that of hashes.py, as a number: it covers all tokens up to the page's end, the
+adapter and the salt. A subscriber of all events knows what is cached; the message number shows
+whether one was missed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remora.engine.kv.hashes import HASH_BYTES, chain, root_hash
+from remora.engine.kv.hashes import HASH_BYTES
 from remora.engine.kv.radix import RadixNode
-from remora.engine.types import Namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagesStored:
-    """Pages that can be found from now on.
+    """Pages that are cached from now on.
 
     parent:   hash of the page before them; None = they begin a prompt
     tokens:   page_size ids for each of `hashes`
@@ -33,23 +32,23 @@ class PagesStored:
 
 @dataclass(frozen=True, slots=True)
 class PagesRemoved:
-    """Pages that are gone."""
+    """Pages that are no longer cached."""
 
     hashes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AllCleared:
-    """Nothing is cached any more."""
+    """No page is cached any more."""
 
 
 KVEvent = PagesStored | PagesRemoved | AllCleared
 
 
 class CacheEvents:
-    """Makes events of what happens to the tree; called by it (`RadixCache.listen`).
+    """Converts changes of the tree to events; a Listener for `RadixCache.listen`.
 
-    emit:  takes each event, at once
+    emit:  receives each event
     """
 
     def __init__(self, emit: Callable[[KVEvent], object], page_size: int) -> None:
@@ -57,47 +56,29 @@ class CacheEvents:
         self._page_size = page_size
 
     def stored(self, node: RadixNode, first: int) -> None:
-        """A node has pages from its `first` on that are new."""
-        before, namespace = self._above(node)
-        hashes = self._hashes(node)
-        if first:
-            before = hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES]
+        """Emit the pages of a node from its `first` on as stored."""
+        hashes, parent = node.page_hashes(self._page_size), node.parent
+        before = hashes[(first - 1) * HASH_BYTES : first * HASH_BYTES] if first else b""
+        if not first and parent is not None:
+            before = parent.page_hashes(self._page_size)[-HASH_BYTES:]
         self._emit(
             PagesStored(
                 hashes=_numbers(hashes[first * HASH_BYTES :]),
                 parent=int.from_bytes(before) if before else None,
                 tokens=tuple(node.tokens[first * self._page_size :]),
                 page_size=self._page_size,
-                lora_id=namespace.lora_id,
+                lora_id=node.root_namespace.lora_id,
             )
         )
 
     def removed(self, node: RadixNode, first: int) -> None:
-        """A node is about to lose its pages from its `first` on."""
-        self._emit(PagesRemoved(_numbers(self._hashes(node)[first * HASH_BYTES :])))
+        """Emit the pages of a node from its `first` on as removed."""
+        hashes = node.page_hashes(self._page_size)
+        self._emit(PagesRemoved(_numbers(hashes[first * HASH_BYTES :])))
 
     def cleared(self) -> None:
-        """The tree has become empty."""
+        """Emit that no page is cached."""
         self._emit(AllCleared())
-
-    def _above(self, node: RadixNode) -> tuple[bytes, Namespace]:
-        """Return the hash of the page before a node, if there is one, and its namespace."""
-        parent = node.parent
-        before = b""
-        if parent is not None and parent.parent is not None:
-            before = self._hashes(parent)[-HASH_BYTES:]
-        while parent is not None and parent.parent is not None:
-            parent = parent.parent
-        return before, (parent and parent.namespace) or Namespace()
-
-    def _hashes(self, node: RadixNode) -> bytes:
-        """Return the hashes of all pages of a node, kept with it."""
-        done = len(node.hashes) // HASH_BYTES
-        if done < len(node.pages):
-            above, namespace = self._above(node)
-            before = node.hashes[-HASH_BYTES:] or above or root_hash(namespace)
-            node.hashes += chain(before, node.tokens[done * self._page_size :], self._page_size)
-        return node.hashes
 
 
 def _numbers(hashes: bytes) -> tuple[int, ...]:

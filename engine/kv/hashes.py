@@ -1,9 +1,9 @@
-"""Names of cached pages that mean the same in every process: a chained hash for each full page.
+"""Chained hashes of full pages, equal in every process.
 
 A page's hash covers its tokens, all tokens before it and the namespace, so equal hashes mean equal
-prefixes. Whoever chooses between replicas compares hashes of a prompt with those that replicas
-report; no KV is ever shared by a hash, so a collision costs a poor choice and nothing else. Knows
-tokens and namespaces, no pages. Hashes compare between machines of one byte order.
+prefixes. Routers compare the hashes of a prompt with those that replicas report; KV is never shared
+by hash, so a collision costs a poor routing decision only. Knows tokens and namespaces, no pages.
+Hashes are comparable between machines of one byte order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def page_hashes(namespace: Namespace, token_ids: Sequence[int], page_size: int) 
 
 
 def root_hash(namespace: Namespace) -> bytes:
-    """Return what the first page of a namespace is chained to."""
+    """Return the hash that the first page of a namespace is chained to."""
     name = f"{namespace.lora_id}:{namespace.salt}"
     return blake2b(name.encode(errors="surrogatepass"), digest_size=HASH_BYTES).digest()
 

@@ -1,8 +1,8 @@
-"""Which pages of KV memory are free.
+"""The free list of KV pages.
 
 Knows page ids. Knows nothing of tensors, sequences, prefixes or time. A page that is not free has
-exactly one owner outside: a sequence that holds it, or the prefix cache. Page 0 is the dump page
-that padding writes to; it is never handed out.
+exactly one owner: a sequence or the prefix cache. Page 0 is the dump page that padding writes to;
+it is never allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def pages_needed(num_tokens: int, page_size: int) -> int:
 class PagePool:
     """Free list over the pages 1 .. num_pages.
 
-    The page released last is handed out first: it is the likeliest to be in the CPU's caches.
+    The page released last is allocated first: it is the likeliest to be in the CPU's caches.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -32,11 +32,11 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be taken now."""
+        """Pages that can be allocated now."""
         return len(self._free)
 
     def try_allocate(self, count: int) -> list[int] | None:
-        """Take `count` pages; None, and nothing taken, when there are not enough."""
+        """Allocate `count` pages; None, and nothing changed, when there are too few."""
         if count > len(self._free):
             return None
         if count == 0:
@@ -48,10 +48,10 @@ class PagePool:
         return taken
 
     def release(self, pages: Iterable[int]) -> None:
-        """Give pages back. Raises InvariantViolated for a page that is free already."""
+        """Free pages. Raises InvariantViolated for a page that is free already."""
         for page in pages:
             if not 0 < page <= self.num_pages or self._is_free[page]:
-                raise InvariantViolated(f"page {page} was released twice, or never handed out")
+                raise InvariantViolated(f"page {page} was released twice, or never allocated")
             self._is_free[page] = 1
             self._free.append(page)
 

@@ -1,9 +1,8 @@
-"""Events of the prefix cache for other processes, over ZeroMQ.
+"""Publishes events of the prefix cache over ZeroMQ.
 
-A message has three parts, as subscribers of vLLM's and SGLang's events expect them: the topic, the
-number of the message (8 bytes, the highest first), and a MessagePack list of the time, the events
-and the data-parallel rank; an event is a list that begins with its kind. A thread packs and sends,
-so the engine only puts events into a queue.
+A message has three parts, as in vLLM's and SGLang's events: the topic, the message number (8 bytes,
+big-endian), and a MessagePack list of the time, the events and the data-parallel rank; an event is
+a list that begins with its kind. A thread packs and sends; the engine only queues events.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _KEY = "engine.kv_events_endpoint"
 
 
 class Publisher:
-    """Sends what it is given until closed. Raises ConfigError for an address that cannot be had."""
+    """Publishes events until closed. Raises ConfigError for an address that cannot be used."""
 
     def __init__(self, endpoint: str, topic: str, clock: Callable[[], float] = time.time) -> None:
         try:
@@ -55,15 +54,15 @@ class Publisher:
 
     @property
     def address(self) -> str:
-        """Where it is bound or connected to."""
+        """The address that it is bound or connected to."""
         return str(self._socket.last_endpoint.decode())
 
     def emit(self, event: KVEvent) -> None:
-        """Send an event soon. From any thread."""
+        """Queue an event. Thread-safe."""
         self._queue.put(event)
 
     def close(self) -> None:
-        """Send what is left, and no more."""
+        """Send the queued events and stop."""
         self._queue.put(None)
         self._thread.join()
 
@@ -79,7 +78,7 @@ class Publisher:
         self._socket.close()
 
     def _next(self) -> tuple[list[KVEvent], bool]:
-        """Wait for an event; return it with those that have come too, and whether to go on."""
+        """Wait for an event; return all that are queued, and whether the publisher is open."""
         events: list[KVEvent] = []
         event = self._queue.get()
         while event is not None:

@@ -1,10 +1,10 @@
-"""Prefix cache: which pages hold the KV of which token prefixes.
+"""Prefix cache: maps token prefixes to the pages that hold their KV.
 
 A radix tree per namespace. An edge carries whole pages of tokens, so a node's length is a multiple
 of the page size and children are told apart by their first page of tokens. A page belongs to
 exactly one node; sequences borrow it by locking the deepest node they use, which locks the path to
-the root. Only unlocked leaves are evicted, the least recently used or the least often found first,
-from their tail.
+the root. Only unlocked leaves are evicted, from their tail; the least recently used or the least
+often found leaf first.
 
 Knows page ids and token ids. Knows nothing of tensors, sequences or wall time ("recent" is a
 counter). After every public call: `num_pages` is the sum over nodes, `num_locked_pages` the sum
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from remora.configs.errors import InvariantViolated
-from remora.engine.kv.hashes import HASH_BYTES
+from remora.engine.kv.hashes import HASH_BYTES, chain, root_hash
 from remora.engine.types import Namespace
 
 PageKey = bytes
@@ -31,10 +31,10 @@ Rank = tuple[bool, int, int]
 class RadixNode:
     """A run of pages below `parent`.
 
+    tokens:    page_size ids for each of `pages`
     num_hits:  how often a sequence started with its pages
-    is_kept:   whether it leaves after all that are not
-    tokens:  page_size ids for each of `pages`
-    hashes:  HASH_BYTES for each of the first of `pages`, as far as newest.py has made them
+    is_kept:   whether it is evicted only after all others
+    hashes:    HASH_BYTES for each of the first of `pages`, as far as `page_hashes` made them
     """
 
     parent: RadixNode | None
@@ -45,32 +45,53 @@ class RadixNode:
     last_used: int = 0
     num_hits: int = 0
     is_kept: bool = False
-    is_offered: bool = False  # stands on the eviction heap
+    is_offered: bool = False  # is on the eviction heap
     namespace: Namespace | None = None  # of a root
     hashes: bytes = b""
+
+    @property
+    def root_namespace(self) -> Namespace:
+        """The namespace of its root."""
+        node: RadixNode | None = self
+        while node is not None and node.namespace is None:
+            node = node.parent
+        assert node is not None
+        assert node.namespace is not None
+        return node.namespace
+
+    def page_hashes(self, page_size: int) -> bytes:
+        """Return the hashes of all its pages, computed on first use and kept."""
+        done = len(self.hashes) // HASH_BYTES
+        if done < len(self.pages):
+            before = self.hashes[-HASH_BYTES:]
+            if not before and self.parent is not None:
+                before = self.parent.page_hashes(page_size)[-HASH_BYTES:]
+            tokens = self.tokens[done * page_size :]
+            self.hashes += chain(before or root_hash(self.root_namespace), tokens, page_size)
+        return self.hashes
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixMatch:
-    """Cached pages of a prompt's start, and the node to lock while they are in use."""
+    """Cached pages of a prompt's start, and the node to lock while using them."""
 
     node: RadixNode
     pages: list[int]
 
 
 class Listener(Protocol):
-    """Who is told what happens to pages of the tree."""
+    """Receives changes of the tree's pages."""
 
     def stored(self, node: RadixNode, first: int) -> None:
-        """A node has pages from its `first` on that are new."""
+        """Receive a node whose pages from `first` on are new."""
         ...
 
     def removed(self, node: RadixNode, first: int) -> None:
-        """A node is about to lose its pages from its `first` on."""
+        """Receive a node that is about to lose its pages from `first` on."""
         ...
 
     def cleared(self) -> None:
-        """The tree has become empty, all at once."""
+        """Receive that the whole tree was dropped at once."""
         ...
 
 
@@ -90,7 +111,7 @@ class RadixCache:
     # -- lookup ------------------------------------------------------------------------------
 
     def root(self, namespace: Namespace) -> RadixNode:
-        """Return the root of a namespace; nothing is kept of it until it has pages."""
+        """Return the root of a namespace, which enters the tree with its first pages."""
         root = self._roots.get(namespace)
         return root or RadixNode(parent=None, tokens=array("q"), pages=[], namespace=namespace)
 
@@ -100,14 +121,29 @@ class RadixCache:
         path = [ancestor.pages for ancestor in self._path(node)]
         return PrefixMatch(node, [page for pages in reversed(path) for page in pages])
 
-    def roots(self) -> Iterator[RadixNode]:
-        """Yield the roots below which there are pages."""
-        yield from self._roots.values()
+    def newest_hashes(self, limit: int) -> bytes:
+        """Return HASH_BYTES for each of up to `limit` pages, the most recently used first.
+
+        A node is used no later than its parent, so a page follows all pages of its prefix. Costs
+        one hash per new page and a walk over the nodes returned.
+        """
+        hashes: list[bytes] = []
+        room = limit * HASH_BYTES
+        heap = [(-root.last_used, id(root), root) for root in self._roots.values()]
+        heapq.heapify(heap)
+        while heap and room > 0:
+            _, _, node = heapq.heappop(heap)
+            own = node.page_hashes(self.page_size)
+            hashes.append(own[:room])
+            room -= len(own)
+            for child in node.children.values():
+                heapq.heappush(heap, (-child.last_used, id(child), child))
+        return b"".join(hashes)
 
     # -- borrowing ---------------------------------------------------------------------------
 
     def lock(self, node: RadixNode) -> None:
-        """Keep `node` and its ancestors from being evicted until `unlock`."""
+        """Protect `node` and its ancestors from eviction until `unlock`."""
         self._clock += 1
         for ancestor in self._path(node):
             ancestor.last_used = self._clock
@@ -116,7 +152,7 @@ class RadixCache:
                 self.num_locked_pages += len(ancestor.pages)
 
     def unlock(self, node: RadixNode) -> None:
-        """Undo one `lock`. The pages stay cached; the most recent use is now."""
+        """Undo one `lock`, which counts as a use. The pages stay cached."""
         self._clock += 1
         for ancestor in self._path(node):
             if ancestor.num_locks == 0:
@@ -129,12 +165,12 @@ class RadixCache:
                 self._drop_if_bare(ancestor)
 
     def note_hit(self, node: RadixNode) -> None:
-        """Count that a sequence has started with the pages up to `node`, which it has locked."""
+        """Count a sequence that started with the pages up to `node`, which it has locked."""
         for ancestor in self._path(node):
             ancestor.num_hits += 1
 
     def keep(self, node: RadixNode) -> None:
-        """Let the pages up to `node` leave only when there are no others."""
+        """Evict the pages up to `node` only after all others."""
         for ancestor in self._path(node):
             ancestor.is_kept = True
 
@@ -146,8 +182,8 @@ class RadixCache:
         """Adopt pages that follow `node`, which the caller has locked once or is a fresh root.
 
         tokens:  page_size ids for each of `pages`
-        Returns the node that now ends with them; None, and nothing changed, if the tree has other
-        pages for these tokens already.
+        Returns the node that now ends with them; None, and nothing changed, if other pages of these
+        tokens are cached already.
         """
         node, key = self._rooted(node), array("q", tokens)
         if self._first_page(key, 0) in node.children:
@@ -164,9 +200,9 @@ class RadixCache:
         return self._add_leaf(node, key, list(pages))
 
     def insert(self, node: RadixNode, tokens: Sequence[int], pages: Sequence[int]) -> list[int]:
-        """Adopt those of the pages that follow `node` whose tokens the tree does not have yet.
+        """Adopt the pages that follow `node` whose tokens are not cached yet.
 
-        Arguments as in `extend`. Returns the pages adopted; the others stay the caller's.
+        Arguments as in `extend`. Returns the adopted pages; the others stay the caller's.
         """
         key = array("q", tokens)
         node, position = self._descend(self._rooted(node), key)
@@ -176,7 +212,7 @@ class RadixCache:
         return adopted
 
     def evict(self, count: int) -> list[int]:
-        """Forget up to `count` pages, least used first; returns those given up."""
+        """Evict up to `count` pages, least used first; returns them."""
         freed: list[int] = []
         while len(freed) < count and self._leaves:
             rank, _, node = heapq.heappop(self._leaves)
@@ -200,7 +236,7 @@ class RadixCache:
         return freed
 
     def clear(self) -> list[int]:
-        """Forget every page that is not locked."""
+        """Evict every page that is not locked; returns them."""
         if self._listener is None or self.num_locked_pages:
             return self.evict(self.num_pages)
         listener, self._listener = self._listener, None
@@ -210,7 +246,7 @@ class RadixCache:
         return freed
 
     def listen(self, listener: Listener) -> None:
-        """Tell somebody what happens from now on."""
+        """Report changes from now on."""
         self._listener = listener
 
     # -- checks ------------------------------------------------------------------------------
@@ -231,13 +267,11 @@ class RadixCache:
             pages = set(node.pages)
             parent = node.parent
             if not pages or len(pages) != len(node.pages) or pages & seen:
-                raise InvariantViolated(
-                    "a page stands in the prefix cache twice, or a node is empty"
-                )
+                raise InvariantViolated("a page is in the prefix cache twice, or a node is empty")
             if len(node.tokens) != len(node.pages) * self.page_size:
                 raise InvariantViolated("a node's tokens and pages disagree")
             if parent is None or parent.children.get(self._first_page(node.tokens, 0)) is not node:
-                raise InvariantViolated("a node is not where its tokens say")
+                raise InvariantViolated("a node is not its parent's child by its tokens")
             if parent.num_locks < node.num_locks:
                 raise InvariantViolated("a node is locked more often than its parent")
             if parent.last_used < node.last_used or len(node.hashes) > len(pages) * HASH_BYTES:
@@ -245,14 +279,14 @@ class RadixCache:
             seen |= pages
             locked += len(node.pages) if node.num_locks else 0
         if len(seen) != self.num_pages or locked != self.num_locked_pages:
-            raise InvariantViolated("the prefix cache has lost count of its pages")
+            raise InvariantViolated("the prefix cache's page counts are wrong")
 
     # -- inside ------------------------------------------------------------------------------
 
     def _rooted(self, node: RadixNode) -> RadixNode:
-        """Return `node`; for a root, the one in the table, which it may enter only now.
+        """Return `node`; for a root, the tree's root of its namespace, which `node` may become.
 
-        Namespaces hold callers' salts: a root without pages must not stay behind.
+        Namespaces contain callers' salts: roots without pages must not accumulate.
         """
         if node.namespace is None:
             return node
@@ -271,7 +305,7 @@ class RadixCache:
         return leaf
 
     def _descend(self, node: RadixNode, key: array[int]) -> tuple[RadixNode, int]:
-        """Follow `key` in whole pages; returns the last node on the way and its end in `key`."""
+        """Follow `key` in whole pages; returns the last node and its end in `key`."""
         position = 0
         while child := node.children.get(self._first_page(key, position)):
             shared = self._shared_pages(child, key, position)
@@ -302,8 +336,8 @@ class RadixCache:
     def _split(self, node: RadixNode, num_pages: int) -> RadixNode:
         """Cut `node` after `num_pages` pages; returns the new upper half.
 
-        upper [0, cut)  takes the node's place below its parent, with the same locks
-        node  [cut, n)  hangs below upper; whoever locked `node` still holds the whole path
+        upper [0, cut)  replaces the node below its parent, with the same locks
+        node  [cut, n)  becomes its child; locks on `node` still cover the whole path
         """
         cut = num_pages * self.page_size
         parent = node.parent
@@ -334,7 +368,7 @@ class RadixCache:
         self._drop_if_bare(parent)
 
     def _drop_if_bare(self, node: RadixNode) -> None:
-        """Forget a root below which nothing is left."""
+        """Drop a root without children and locks."""
         if node.namespace is None or node.children or node.num_locks:
             return
         if self._roots.get(node.namespace) is node:
@@ -352,11 +386,11 @@ class RadixCache:
         return node.parent is not None and not node.children and node.num_locks == 0
 
     def _offer(self, node: RadixNode) -> None:
-        """Put a leaf that may be evicted on the heap; stale entries are skipped when popped."""
+        """Push a leaf that may be evicted on the heap; stale entries are skipped when popped."""
         if self._is_evictable(node) and not node.is_offered:
             node.is_offered = True
             heapq.heappush(self._leaves, (self._rank(node), id(node), node))
 
     def _rank(self, node: RadixNode) -> Rank:
-        """Return by what leaves are evicted, the smallest first."""
+        """Return the sort key of eviction, smallest first."""
         return (node.is_kept, node.num_hits if self._by_hits else 0, node.last_used)

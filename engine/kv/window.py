@@ -1,13 +1,13 @@
-"""Pages of layers with a sliding window: a pool of their own, given back behind the window.
+"""The page pool of layers with a sliding window, freed behind the window.
 
-A page of tokens that is computed has a page here beside its page for the other layers. Once no
-token to come can see it, a sequence lets it go: it is free, or stays cached as long as its tokens
-do and nobody needs the memory. Of a cached prefix the early pages may therefore be gone; it can be
-continued where the last `window` tokens are still there.
+Each computed page of the other layers ("full page") has a window page here. Once no future token
+can see it, its sequence releases it: it becomes free, or stays cached as long as its full page is
+cached and the memory is not needed. Early window pages of a cached prefix may therefore be gone;
+the prefix can be continued where the last `window` tokens still have theirs.
 
-A page is free, cached (beside a page of the prefix cache, in use by nobody) or held by those who
-need it: free + cached + held == num_pages. "Full page" is the one that it stands beside. Knows page
-ids; no tokens, tensors or time (of cached pages the one that was left first goes first).
+A page is free, cached (for a page of the prefix cache, without users) or held by its users:
+free + cached + held == num_pages. Cached pages are evicted in the order of their release. Knows
+page ids; no tokens, tensors or time.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from collections.abc import Iterable, Mapping, Sequence
 from remora.configs.errors import InvariantViolated
 from remora.engine.kv.pages import DUMP_PAGE, PagePool, pages_needed
 
-NO_PAGE = DUMP_PAGE  # in place of a page that was let go: nobody reads it
+NO_PAGE = DUMP_PAGE  # in place of a released page, which is not read
 
 
 class WindowPages:
-    """Pages of the layers with a window.
+    """Pages of the window layers.
 
-    window:     tokens that the widest of these windows sees, the newest included
-    row_pages:  most that a sequence holds while its prompt is computed; `most_decoding`: after it
+    window:     tokens that the widest window sees, the newest included
+    row_pages:  most pages of a sequence while its prompt is computed; `most_decoding`: afterwards
     """
 
     def __init__(self, num_pages: int, *, window: int, page_size: int, row_pages: int) -> None:
         self.num_pages = num_pages
-        self.num_locked = 0  # cached pages that somebody needs
+        self.num_locked = 0  # pages of cached full pages that have users
         self.num_evicted = 0
         self.most_decoding = pages_needed(window, page_size) + 1
         self.most_extending = row_pages
         self._window = window
         self._page_size = page_size
         self._pool = PagePool(num_pages)
-        self._beside: dict[int, int] = {}  # full page of the prefix cache -> page
+        self._by_full: dict[int, int] = {}  # full page of the prefix cache -> page
         self._full = [NO_PAGE] * (num_pages + 1)  # page -> full page of the prefix cache
         self._users = [0] * (num_pages + 1)
-        self._idle: dict[int, None] = {}  # cached pages, in the order in which they were left
+        self._idle: dict[int, None] = {}  # cached pages without users, in the order of release
 
     @property
     def num_free(self) -> int:
-        """Pages nobody uses."""
+        """Pages that hold nothing."""
         return self._pool.num_free
 
     @property
     def num_cached(self) -> int:
-        """Pages kept for reuse, to be had by evicting."""
+        """Pages kept for reuse, which eviction can free."""
         return len(self._idle)
 
     @property
     def num_held(self) -> int:
-        """Pages that sequences need."""
+        """Pages in use by sequences."""
         return self.num_pages - self.num_free - self.num_cached
 
     def first_needed(self, num_computed: int) -> int:
@@ -61,17 +61,17 @@ class WindowPages:
         return max(0, num_computed - self._window + 1) // self._page_size
 
     def usable(self, full_pages: Sequence[int]) -> int:
-        """Return how many leading pages of a cached prefix can be continued after."""
+        """Return after how many leading pages a cached prefix can be continued."""
         end = index = len(full_pages)
         while index > self.first_needed(end * self._page_size):
             index -= 1
-            if full_pages[index] not in self._beside:
+            if full_pages[index] not in self._by_full:
                 end = index
         return end
 
     def borrow(self, full_pages: Iterable[int]) -> list[int]:
-        """Return the pages beside pages of the prefix cache, which stay until `leave`."""
-        pages = [self._beside[full] for full in full_pages]
+        """Return the window pages of cached full pages, in use until `leave`."""
+        pages = [self._by_full[full] for full in full_pages]
         for page in pages:
             if self._users[page] == 0:
                 del self._idle[page]
@@ -80,24 +80,24 @@ class WindowPages:
         return pages
 
     def has(self, count: int) -> bool:
-        """Return whether `take` could give so many."""
+        """Return whether `take` could return `count` pages."""
         return count <= self.num_free + self.num_cached
 
     def take(self, count: int) -> list[int]:
-        """Return new pages, evicting cached ones if need be. The caller has asked `has`."""
+        """Return new pages, evicting cached ones if need be. Check `has` first."""
         while self._pool.num_free < count and self._idle:
             page = next(iter(self._idle))
-            self._part(page)
+            self._detach(page)
             self.num_evicted += 1
         pages = self._pool.try_allocate(count)
         if pages is None:
-            raise InvariantViolated("more pages of windows were taken than there are")
+            raise InvariantViolated("more window pages were taken than there are")
         for page in pages:
             self._users[page] = 1
         return pages
 
     def leave(self, pages: Iterable[int]) -> None:
-        """One sequence does not need these pages any more."""
+        """Release pages of one sequence."""
         for page in pages:
             self._users[page] -= 1
             if self._users[page] > 0:
@@ -109,25 +109,25 @@ class WindowPages:
                 self.num_locked -= 1
 
     def keep(self, full_pages: Sequence[int], pages: Sequence[int]) -> None:
-        """Cache held pages beside pages of the prefix cache, where those have none.
+        """Cache held pages for cached full pages that have none.
 
-        pages:  [len(full_pages)], NO_PAGE where there is none
+        pages:  [len(full_pages)], NO_PAGE = none
         """
         for full, page in zip(full_pages, pages, strict=True):
-            if page != NO_PAGE and self._full[page] == NO_PAGE and full not in self._beside:
-                self._beside[full], self._full[page] = page, full
+            if page != NO_PAGE and self._full[page] == NO_PAGE and full not in self._by_full:
+                self._by_full[full], self._full[page] = page, full
                 self.num_locked += 1
 
     def forget(self, full_pages: Iterable[int]) -> None:
-        """The prefix cache gives these pages up."""
+        """Drop the window pages of full pages that the prefix cache evicts."""
         for full in full_pages:
-            page = self._beside.get(full)
+            page = self._by_full.get(full)
             if page is not None:
-                self._part(page)
+                self._detach(page)
 
-    def _part(self, page: int) -> None:
-        """Take a page from beside its full page; it is free if nobody needs it."""
-        del self._beside[self._full[page]]
+    def _detach(self, page: int) -> None:
+        """Separate a page from its full page; it becomes free if it has no users."""
+        del self._by_full[self._full[page]]
         self._full[page] = NO_PAGE
         if self._users[page] > 0:
             self.num_locked -= 1
@@ -136,9 +136,9 @@ class WindowPages:
             self._pool.release([page])
 
     def check_users(self, users: Mapping[int, int]) -> None:
-        """Raise InvariantViolated unless sequences need just these pages, so many each."""
+        """Raise InvariantViolated unless each page has this number of users."""
         if any(count != users.get(page, 0) for page, count in enumerate(self._users)):
-            raise InvariantViolated("a page of windows is held by nobody, or by nobody known")
+            raise InvariantViolated("a window page's count of users is wrong")
 
     def check_integrity(self) -> None:
         """Raise InvariantViolated unless every page is accounted for exactly once."""
@@ -146,11 +146,11 @@ class WindowPages:
         held = [page for page in range(1, self.num_pages + 1) if self._users[page] > 0]
         if len(held) != self.num_held or any(self._users[page] for page in self._idle):
             raise InvariantViolated(
-                f"pages of windows: {self.num_free} free + {self.num_cached} cached + {len(held)}"
-                f" held is not {self.num_pages}"
+                f"window pages: {self.num_free} free + {self.num_cached} cached + {len(held)} held"
+                f" is not {self.num_pages}"
             )
-        if any(self._full[page] != full for full, page in self._beside.items()):
-            raise InvariantViolated("a page of windows stands beside two others")
+        if any(self._full[page] != full for full, page in self._by_full.items()):
+            raise InvariantViolated("a window page belongs to two full pages")
         locked = [page for page in held if self._full[page] != NO_PAGE]
-        if len(locked) != self.num_locked or len(self._beside) != len(locked) + len(self._idle):
-            raise InvariantViolated("the pages of windows beside cached ones were miscounted")
+        if len(locked) != self.num_locked or len(self._by_full) != len(locked) + len(self._idle):
+            raise InvariantViolated("the counts of cached window pages are wrong")

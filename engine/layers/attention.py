@@ -65,10 +65,10 @@ class SelfAttention:
         self._rotates = config.layers[layer].rope.kind != "none"
         growth = shape.growth
         self.growth = None if growth and growth.unrotated_only and self._rotates else growth
-        self.rule = self._make_rule(config, layer, device)
+        self.spec = self._make_spec(config, layer, device)
         self._make_norms(config, layout, dtype, device)
 
-    def _make_rule(self, config: DecoderConfig, layer: int, device: str) -> AttentionSpec:
+    def _make_spec(self, config: DecoderConfig, layer: int, device: str) -> AttentionSpec:
         shape, held = config.attention, self._heads.held
         sinks = torch.empty(len(held), dtype=torch.float32, device=device) if shape.sinks else None
         slopes = None
@@ -131,14 +131,14 @@ class SelfAttention:
         if self.other_norms is not None:
             heads = self._normalize(heads, self.other_norms, group)
         if self.head_norms is None:
-            turn = QKNormRope(cos=cos, sin=sin, interleaved=self.interleaved)
+            norm_rope = QKNormRope(cos=cos, sin=sin, interleaved=self.interleaved)
         else:
             query_norm, key_norm = self.head_norms
             norms = query_norm.weight, key_norm.weight
-            turn = QKNormRope(
+            norm_rope = QKNormRope(
                 cos=cos, sin=sin, interleaved=self.interleaved, norms=norms, eps=query_norm.eps
             )
-        attended = attention.attend(self.layer, heads, turn, batch, self.rule)
+        attended = attention.attend(self.layer, heads, norm_rope, batch, self.spec)
         return self.o_proj(attended.flatten(1), batch.adapters)
 
     def _normalize(self, heads: Tensor, norms: tuple[HeadsNorm, HeadsNorm], group: Group) -> Tensor:
@@ -164,8 +164,8 @@ class SelfAttention:
             if norms is not None and self.norm_names is not None:
                 yield from norms[0].tensors(f"{prefix}{self.norm_names[0]}")
                 yield from norms[1].tensors(f"{prefix}{self.norm_names[1]}")
-        if self.rule.sinks is not None:
-            yield f"{prefix}sinks", Shard(memory=self.rule.sinks, axes=(self._heads,))
+        if self.spec.sinks is not None:
+            yield f"{prefix}sinks", Shard(memory=self.spec.sinks, axes=(self._heads,))
 
 
 def growth_factors(growth: QueryGrowth, positions: Tensor) -> Tensor:

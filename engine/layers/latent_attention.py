@@ -52,7 +52,7 @@ class LatentAttention:
         self.layer = layer - layout.layers(config.num_layers).start
         self.config = latent
         self.interleaved = config.layers[layer].rope.interleaved
-        self.rule = AttentionSpec(scale=shape.scale)
+        self.spec = AttentionSpec(scale=shape.scale)
         self._heads = Axis(shape.num_heads, layout.share(shape.num_heads))
         self.num_heads = len(self._heads.held)
         outer = Axis.whole(config.hidden_size)
@@ -109,8 +109,8 @@ class LatentAttention:
         heads[:, :-1, latent.size :] = query[:, :, latent.key_size :]
         heads[:, -1, : latent.size] = self.latent_norm(row[:, : latent.size])
         heads[:, -1, latent.size :] = row[:, latent.size :]
-        turn = QKNormRope(cos=cos, sin=sin, interleaved=self.interleaved)
-        attended = attention.attend(self.layer, heads, turn, batch, self.rule)
+        norm_rope = QKNormRope(cos=cos, sin=sin, interleaved=self.interleaved)
+        attended = attention.attend(self.layer, heads, norm_rope, batch, self.spec)
         values = torch.bmm(attended.transpose(0, 1), make_values.transpose(1, 2))
         return self.o_proj(values.transpose(0, 1).flatten(1), batch.adapters)
 

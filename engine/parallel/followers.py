@@ -37,7 +37,7 @@ class Followers(Protocol):
         """Tell them that `ForwardPass.logits` is called next."""
         ...
 
-    def blame(self, error: Exception) -> Exception:
+    def cause_of(self, error: Exception) -> Exception:
         """Return what is behind an error of the forward pass: a follower's, if one has failed."""
         ...
 
@@ -59,7 +59,7 @@ class NoFollowers:
     def logits(self, first: int, last: int) -> None:
         """Nobody to tell."""
 
-    def blame(self, error: Exception) -> Exception:
+    def cause_of(self, error: Exception) -> Exception:
         """Return `error`."""
         return error
 
@@ -103,7 +103,7 @@ class ChannelFollowers:
         """Send the question. Raises EngineError when a follower is gone."""
         self._send(encode_logits(first, last))
 
-    def blame(self, error: Exception) -> Exception:
+    def cause_of(self, error: Exception) -> Exception:
         """Return the failure of a follower, which may be heard of a moment later, or `error`."""
         if isinstance(error, EngineError):  # somebody is missed
             self._failed.wait(BLAME_WAIT_S)
@@ -127,7 +127,9 @@ class ChannelFollowers:
             try:
                 connection.sendall(frame)
             except OSError as error:
-                raise self.blame(EngineError(f"Rank {rank} cannot be reached: {error}.")) from error
+                raise self.cause_of(
+                    EngineError(f"Rank {rank} cannot be reached: {error}.")
+                ) from error
 
     # -- the watching thread -----------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class Host:
         try:
             return followers, self._join_group(followers, layout, device)
         except Exception as error:
-            blamed = followers.blame(error)
+            blamed = followers.cause_of(error)
             followers.close()
             raise blamed from error
 

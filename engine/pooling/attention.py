@@ -22,13 +22,13 @@ class RowsAttention:
         self,
         layer: int,
         heads: Tensor,
-        turn: QKNormRope,
+        norm_rope: QKNormRope,
         batch: ForwardBatch,
-        rule: AttentionSpec,
+        spec: AttentionSpec,
     ) -> Tensor:
         """Turn and attend; see `protocols.AttentionBackend`."""
-        turned_heads, value = apply_qk_norm_rope(heads, self._num_heads, turn)
-        query, key = turned_heads[:, : self._num_heads], turned_heads[:, self._num_heads :]
+        heads, value = apply_qk_norm_rope(heads, self._num_heads, norm_rope)
+        query, key = heads[:, : self._num_heads], heads[:, self._num_heads :]
         out = torch.empty_like(query)
         for start, count, length in self._rows.groups:
             part = slice(start, start + count * length)
@@ -36,41 +36,41 @@ class RowsAttention:
                 each[part].view(count, length, *each.shape[1:]).transpose(1, 2)
                 for each in (query, key, value)
             )
-            attended = _attend(q, k, v, rule)
+            attended = _attend(q, k, v, spec)
             out[part].view(count, length, *out.shape[1:]).transpose(1, 2).copy_(attended)
         return out
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, rule: AttentionSpec) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
     """Attend within rows: [rows, heads, length, head_dim]."""
     length = query.shape[2]
-    is_near = rule.window is None or rule.window >= length
-    is_plain = rule.soft_cap is None and rule.sinks is None and rule.slopes is None
+    is_near = spec.window is None or spec.window >= length
+    is_plain = spec.soft_cap is None and spec.sinks is None and spec.slopes is None
     if is_plain and is_near:
         return F.scaled_dot_product_attention(
-            query, key, value, is_causal=not rule.both_ways, scale=rule.scale, enable_gqa=True
+            query, key, value, is_causal=not spec.both_ways, scale=spec.scale, enable_gqa=True
         )
     at = torch.arange(length, device=query.device)
     distance = at.unsqueeze(1) - at
-    near = distance.abs() if rule.both_ways else distance
-    sees = (near >= 0) & (near < (length if rule.window is None else rule.window))
-    if rule.chunked and rule.window is not None:
-        chunk = at // rule.window
+    near = distance.abs() if spec.both_ways else distance
+    sees = (near >= 0) & (near < (length if spec.window is None else spec.window))
+    if spec.chunked and spec.window is not None:
+        chunk = at // spec.window
         sees &= chunk.unsqueeze(1) == chunk
     if is_plain:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=sees, scale=rule.scale, enable_gqa=True
+            query, key, value, attn_mask=sees, scale=spec.scale, enable_gqa=True
         )
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = (query @ key.transpose(2, 3)).float() * rule.scale
-    if rule.soft_cap is not None:
-        scores = rule.soft_cap * torch.tanh(scores / rule.soft_cap)
-    if rule.slopes is not None:
-        scores = scores - rule.slopes.view(-1, 1, 1) * distance
+    scores = (query @ key.transpose(2, 3)).float() * spec.scale
+    if spec.soft_cap is not None:
+        scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+    if spec.slopes is not None:
+        scores = scores - spec.slopes.view(-1, 1, 1) * distance
     scores = scores.masked_fill(~sees, -torch.inf)
-    if rule.sinks is not None:
-        sinks = rule.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    if spec.sinks is not None:
+        sinks = spec.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sinks), dim=3)
     shares = scores.softmax(3)[..., :length]
     return shares.to(value.dtype) @ value

@@ -1,8 +1,7 @@
-"""What one forward pass runs on: device tensors, laid out flat.
+"""The inputs of one forward pass, as flat tensors on the device.
 
-Legend: T tokens of the step, S rows, of which the first D decode (one token each) and E extend, R
-rows of logits, P pages of the longest table. Tokens come row after row. Knows nothing of requests
-or of how rows were chosen.
+Legend: T tokens of the step, row by row; S rows, of which the first D decode (one token each) and E
+extend; R rows of logits; P pages of the longest table. Knows nothing of requests or scheduling.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from remora.kernels.lora import NO_GROUPS, RowGroups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QKNormRope:
-    """What happens to heads of queries and keys before they attend: perhaps a norm, then rotation.
+    """QK norm, if any, and RoPE, applied to Q and K heads before attention.
 
     cos, sin:     [T, pairs] in the dtype of the heads, as in `kernels/rope.py`
-    interleaved:  which elements are pairs, as there
+    interleaved:  which elements form a pair, as in `kernels/rope.py`
     norms:        weights [head_dim] of the norms of each query and each key head; None = no norms
     eps:          of the norms
     """
@@ -33,17 +32,17 @@ class QKNormRope:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionSpec:
-    """How a layer's queries look at keys.
+    """Scores and mask of a layer's attention.
 
     scale:     factor on q.k before softmax
     window:    a query sees the last `window` positions, its own included; None = all
-    both_ways: it sees positions that come later too, and of these as many; without KV cache only
-    chunked:   of these only those since the last multiple of `window`
-    soft_cap:  c, if scores s are to be c * tanh(s / c); after the scale, before anything else
-    sinks:     [num_heads] float32, a score of each head beside those of its keys, which takes part
-               in softmax and brings no value; None = there is none
-    slopes:    [num_heads] float32, what each head's scores fall by with every position that a key
-               is away; None = they do not
+    both_ways: a query also sees as many later positions; without KV cache only
+    chunked:   a query sees no position before the last multiple of `window`
+    soft_cap:  c: scores s become c * tanh(s / c), right after the scale; None = unchanged
+    sinks:     [num_heads] float32, one extra score per head in the softmax, without a value; None =
+               no sinks
+    slopes:    [num_heads] float32, decrease of each head's scores per position of distance (ALiBi);
+               None = no ALiBi
     """
 
     scale: float
@@ -61,17 +60,17 @@ class ForwardBatch:
 
     token_ids:      [T] int64
     positions:      [T] int64, counted from the start of each sequence
-    slots:          [T] int64, where each token's K and V go: page_id * page_size + offset
+    slots:          [T] int64, of each token's K and V: page_id * page_size + offset
     num_decodes:    D
     tables:         [S, P] int32; entries past a row's last page are the dump page 0
     starts:         [S + 1] int32, each row's first token, then T
-    lengths:        [S] int32, tokens of context at the end of the step, its own included
+    lengths:        [S] int32, tokens of context, this step's included
     extend_starts:  E + 1 ints: `starts` of the extend rows, then T, on the host
     extend_lens:    E ints: `lengths` of the extend rows, on the host
-    logit_index:    [R] int64, tokens of this batch whose logits are wanted
-    adapters:       which of the T tokens belong to which adapter
-    windowed:       the batch with `slots` and `tables` of layers with a window, where these have
-                    pages of their own
+    logit_index:    [R] int64, tokens of this batch that need logits
+    adapters:       tokens grouped by adapter
+    windowed:       the batch with `slots` and `tables` of window layers, if these have a page pool
+                    of their own
     """
 
     token_ids: Tensor

@@ -1,9 +1,9 @@
-"""A model whose decode steps run through torch.compile: norms, activations and sums become kernels.
+"""A model whose decode steps run through torch.compile, which fuses norms, activations and sums.
 
-One graph of the whole pass serves every number of rows. Attention is an operation in it that torch
-does not look into: it runs the backend as it is, with pages and lengths of which the graph knows
-nothing. What a step may differ in is thus its rows alone, so the compiled code is not guarded: it
-is never compiled again while requests wait, and never left for the slower way unseen.
+One graph of the whole pass serves every number of rows. Attention is an opaque operation in it that
+runs the backend with the step's own pages and lengths. Steps therefore differ in their number of
+rows only, and the code is compiled without guards: it never recompiles while requests wait, and
+never falls back to eager execution silently.
 
 Prompts, larger steps and rows with adapters run uncompiled. Knows nothing of requests or devices.
 """
@@ -25,31 +25,31 @@ from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 from remora.kernels.lora import NO_GROUPS, RowGroups
 
-TRACED_ROWS = 4  # any number would do, but for 0 and 1
+TRACED_ROWS = 4  # any number above 1, which torch specialises on
 _NUMBERS = itertools.count()
-_RUNNING: weakref.WeakValueDictionary[int, _Attending] = weakref.WeakValueDictionary()
+_RUNNING: weakref.WeakValueDictionary[int, _CompiledAttention] = weakref.WeakValueDictionary()
 
 
 class CompiledModel:
     """Model: decode steps of up to `max_rows` rows are compiled, others run as they are."""
 
     def __init__(self, model: Model, attention: AttentionBackend, max_rows: int) -> None:
-        """Take over a model and what it attends with; `compile` comes next."""
+        """Wrap a model and its attention backend; call `compile` next."""
         self.vocab_size = model.vocab_size
         self._model = model
         self._max_rows = max_rows
-        self._attending = _Attending(attention)
+        self._compiled_attention = _CompiledAttention(attention)
         self._pass: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @torch.inference_mode()
     def compile(self, batch: ForwardBatch) -> None:
         """Compile; takes seconds to minutes.
 
-        batch:  a decode step of at least two rows, which is run
-        Raises ConfigError where the model or the machine does not allow it.
+        batch:  a decode step of at least two rows, which runs
+        Raises ConfigError if torch cannot compile the model on this machine.
         """
-        self._model.forward(batch, _Noting(self._attending))
-        self._attending.batch = batch
+        self._model.forward(batch, _SpecRecorder(self._compiled_attention))
+        self._compiled_attention.batch = batch
         compiled = torch.compile(
             MethodType(_own(cast("FunctionType", CompiledModel._run)), self),
             fullgraph=True,
@@ -61,12 +61,12 @@ class CompiledModel:
             torch._dynamo.decorators.mark_unbacked(tensor, 0, strict=True)
         try:
             compiled(*tokens)
-        except Exception as error:  # of many kinds, all of torch's own
+        except Exception as error:  # torch raises many kinds
             said = str(getattr(error, "inner_exception", error)).strip().partition("\n\n")[0]
             raise ConfigError(
-                "engine.compile = true: torch.compile has failed. It does not take models with "
-                "experts or latent attention, and on a CPU it needs a C++ compiler (CXX names it). "
-                f"Leave engine.compile out to serve without. It said: {said}"
+                f"engine.compile = true: torch.compile failed: {said}. It supports no experts or "
+                "latent attention, and needs a C++ compiler on a CPU (set CXX). Remove "
+                "engine.compile to serve without it."
             ) from error
         self._pass = compiled
 
@@ -80,29 +80,29 @@ class CompiledModel:
             or batch.adapters.tiles is not None
         ):
             return self._model.forward(batch, attention)
-        self._attending.batch = batch
+        self._compiled_attention.batch = batch
         return self._pass(batch.token_ids, batch.positions)
 
     def logits(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
-        """Project hidden states to logits, uncompiled: it is one product."""
+        """Project hidden states to logits, uncompiled: one matrix product."""
         return self._model.logits(hidden, adapters)
 
     def _run(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         tokens = _Tokens(token_ids, positions, NO_GROUPS)
-        return self._model.forward(tokens, self._attending)  # type: ignore[arg-type]
+        return self._model.forward(tokens, self._compiled_attention)  # type: ignore[arg-type]
 
 
 def _own(function: FunctionType) -> FunctionType:
-    """Return a function of the same code, but not of the same code object.
+    """Return a copy of a function with a code object of its own.
 
-    torch keeps what it compiles by code object: without guards one model would run another's.
+    torch caches compiled code by code object: without guards one model would run another's.
     """
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """What a model may know of a batch while it is compiled."""
+    """The part of a batch that a compiled model may read."""
 
     token_ids: Tensor
     positions: Tensor
@@ -110,53 +110,65 @@ class _Tokens:
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
-    """What is the same in every step of a layer: how it attends, and the shape of its results."""
+class _LayerSpec:
+    """A layer's constants: QK norm, attention spec and the shape of its results."""
 
-    turn: QKNormRope
-    rule: AttentionSpec
+    norm_rope: QKNormRope
+    spec: AttentionSpec
     shape: tuple[int, ...]
 
 
-class _Attending:
-    """What attends in compiled code: an operation that finds its way back here by `number`."""
+class _CompiledAttention:
+    """Attention of compiled code: a custom operation that finds this object by `number`."""
 
     def __init__(self, attention: AttentionBackend) -> None:
         self.attention = attention
-        self.notes: dict[int, _Note] = {}
+        self.layers: dict[int, _LayerSpec] = {}
         self.batch: ForwardBatch | None = None
         self.number = next(_NUMBERS)
         _RUNNING[self.number] = self
 
     def attend(
-        self, layer: int, heads: Tensor, turn: QKNormRope, batch: ForwardBatch, rule: AttentionSpec
+        self,
+        layer: int,
+        heads: Tensor,
+        norm_rope: QKNormRope,
+        batch: ForwardBatch,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """Stand for the backend while the model is compiled."""
-        result: Tensor = torch.ops.remora.attend(self.number, layer, heads, turn.cos, turn.sin)
+        """Call the custom operation in place of the backend, while the model is compiled."""
+        result: Tensor = torch.ops.remora.attend(
+            self.number, layer, heads, norm_rope.cos, norm_rope.sin
+        )
         return result
 
     def run(self, layer: int, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend in the step that runs."""
-        note, batch = self.notes[layer], self.batch
+        """Attend with the current step's batch."""
+        fixed, batch = self.layers[layer], self.batch
         assert batch is not None, "no step runs"
-        turn = replace(note.turn, cos=cos, sin=sin)
-        return self.attention.attend(layer, heads, turn, batch, note.rule)
+        norm_rope = replace(fixed.norm_rope, cos=cos, sin=sin)
+        return self.attention.attend(layer, heads, norm_rope, batch, fixed.spec)
 
 
-class _Noting:
-    """AttentionBackend that takes notes of a step."""
+class _SpecRecorder:
+    """AttentionBackend that records each layer's constants."""
 
-    def __init__(self, attending: _Attending) -> None:
-        self._attending = attending
+    def __init__(self, compiled_attention: _CompiledAttention) -> None:
+        self._compiled_attention = compiled_attention
 
     def attend(
-        self, layer: int, heads: Tensor, turn: QKNormRope, batch: ForwardBatch, rule: AttentionSpec
+        self,
+        layer: int,
+        heads: Tensor,
+        norm_rope: QKNormRope,
+        batch: ForwardBatch,
+        spec: AttentionSpec,
     ) -> Tensor:
-        """Attend, and note how."""
-        out = self._attending.attention.attend(layer, heads, turn, batch, rule)
+        """Attend, and record the layer's constants."""
+        out = self._compiled_attention.attention.attend(layer, heads, norm_rope, batch, spec)
         nothing = heads.new_empty(0)
-        kept = replace(turn, cos=nothing, sin=nothing)
-        self._attending.notes[layer] = _Note(kept, rule, tuple(out.shape[1:]))
+        kept = replace(norm_rope, cos=nothing, sin=nothing)
+        self._compiled_attention.layers[layer] = _LayerSpec(kept, spec, tuple(out.shape[1:]))
         return out
 
 
@@ -167,4 +179,4 @@ def _attend(number: int, layer: int, heads: Tensor, cos: Tensor, sin: Tensor) ->
 
 @_attend.register_fake
 def _(number: int, layer: int, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return heads.new_empty(heads.shape[0], *_RUNNING[number].notes[layer].shape)
+    return heads.new_empty(heads.shape[0], *_RUNNING[number].layers[layer].shape)

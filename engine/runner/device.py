@@ -1,6 +1,6 @@
-"""A model of one rank on a GPU: what attends and chooses, what is recorded, how much fits.
+"""Builds the attention backend, token sampler, graphs and memory measurement of a plan's device.
 
-`forward.py` does the same for CPUs and for ranks that share a model.
+`forward.py` chooses the forward pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.attention.windowed import WindowedAttention
 from remora.engine.fallback.model import FallbackModel
 from remora.engine.graphs.cuda_graphs import GraphRunner, no_garbage_collection
-from remora.engine.graphs.device_forward import DeviceForward, Limits
+from remora.engine.graphs.device_forward import DeviceForward, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.config import DecoderConfig
@@ -33,12 +33,12 @@ from remora.engine.observe.progress import progress_bar
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.device_memory import Meter, largest_step, measure_steps
 from remora.engine.runner.eager import make_batch
-from remora.engine.runner.inputs import on_dump_page
+from remora.engine.runner.inputs import dummy_step
 from remora.engine.sampling.token_sampler import HostTokenSampler, TokenSampler
 from remora.kernels import sampling as sampling_kernels
 from remora.kernels.attention.decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
 
-MIN_SPLIT_TOKENS = 128  # what is worth a program of its own
+MIN_SPLIT_TOKENS = 128  # fewer keys are not worth a split
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ def make_attention(
     num_pages: int,
     num_window_pages: int | None = None,
 ) -> AttentionBackend:
-    """Make the plan's attention backend over KV pools of its own.
+    """Make the plan's attention backend and its KV pools.
 
-    num_window_pages:  of layers with a window, where they have their own; None = the plan's
+    num_window_pages:  of window layers with a pool of their own; None = the plan's
     """
     latent = model.config.attention.latent if isinstance(model, DecoderModel) else None
     if latent is not None:
@@ -67,7 +67,7 @@ def make_attention(
     backend: Callable[..., AttentionBackend] = TorchAttention
     if plan.on_device.attention_backend == "triton":
         if isinstance(model, DecoderModel):
-            _check_triton_knows(model.config)
+            _check_triton_supports(model.config)
         backend = partial(TritonAttention, **split_options(plan.on_device))
 
     def make(num_layers: int, pages: int) -> AttentionBackend:
@@ -84,14 +84,14 @@ def make_attention(
     room = plan.windows
     if room is None:
         return make(len(model.layers), num_pages)
-    apart = room.num_pages if num_window_pages is None else num_window_pages
+    window_pages = room.num_pages if num_window_pages is None else num_window_pages
     return WindowedAttention(
         [room.layers[layer] for layer in model.layers],
-        lambda num_layers, windowed: make(num_layers, apart if windowed else num_pages),
+        lambda num_layers, windowed: make(num_layers, window_pages if windowed else num_pages),
     )
 
 
-def _check_triton_knows(config: DecoderConfig) -> None:
+def _check_triton_supports(config: DecoderConfig) -> None:
     unknown = None
     if config.attention.alibi is not None:
         unknown = "ALiBi"
@@ -99,13 +99,13 @@ def _check_triton_knows(config: DecoderConfig) -> None:
         unknown = "chunks"
     if unknown is not None:
         raise ConfigError(
-            f"triton's kernels of attention do not know {unknown}, which {config.architecture} has;"
-            " set engine.attention_backend to torch"
+            f"{config.architecture} uses {unknown}, which the triton attention kernels do not "
+            "support; set engine.attention_backend to torch"
         )
 
 
 def split_options(how: DevicePlan) -> dict[str, Any]:
-    """Return how the keys of rows that decode are divided, in the words of the kernels."""
+    """Return the decode kernel's split parameters."""
     if how.splits is None and how.split_tokens is None:
         return {"fixed_split": how.deterministic}
     split_tokens = FIXED_SPLIT_TOKENS if how.splits is None else MIN_SPLIT_TOKENS
@@ -116,8 +116,8 @@ def split_options(how: DevicePlan) -> dict[str, Any]:
     }
 
 
-def make_choosing(plan: EnginePlan) -> TokenSampler:
-    """Make what chooses tokens from the logits of the plan's device."""
+def make_token_sampler(plan: EnginePlan) -> TokenSampler:
+    """Make the token sampler for logits of the plan's device."""
     if plan.on_device.attention_backend == "torch":
         return HostTokenSampler(sampling_kernels)
     return DeviceTokenSampler(torch.device(plan.device), plan.max_running_requests)
@@ -126,15 +126,14 @@ def make_choosing(plan: EnginePlan) -> TokenSampler:
 def compile_model(
     model: Model, attention: AttentionBackend, plan: EnginePlan, *, show_progress: bool
 ) -> Model:
-    """Have the plan's decode steps of a model compiled; takes seconds to minutes."""
+    """Compile the plan's decode steps of a model; takes seconds to minutes."""
     from remora.engine.runner.compiled import TRACED_ROWS, CompiledModel  # loads much of torch
 
-    counts = np.ones(TRACED_ROWS, dtype=np.int64)
     max_pages = pages_needed(plan.max_sequence_tokens, plan.page_size)
-    nobody = on_dump_page(counts, max_pages, windowed=plan.windows is not None)
-    batch = make_batch(nobody, page_size=plan.page_size, device=torch.device(plan.device))
+    step = dummy_step(TRACED_ROWS, TRACED_ROWS, max_pages, windowed=plan.windows is not None)
+    batch = make_batch(step, page_size=plan.page_size, device=torch.device(plan.device))
     compiled = CompiledModel(model, attention, plan.on_device.compiled_rows)
-    logger.info("compiling decode steps; torch takes seconds to minutes for it, once")
+    logger.info("compiling decode steps; this takes seconds to minutes, once")
     started = time.perf_counter()
     with progress_bar("Compiling decode steps", 1, show_progress) as advance:
         compiled.compile(batch)
@@ -144,7 +143,7 @@ def compile_model(
 
 
 def describe_compiled(plan: EnginePlan) -> str:
-    """Say for people which steps are compiled."""
+    """Return a human-readable description of which steps are compiled."""
     return f"decode steps of up to {plan.on_device.compiled_rows} rows compiled"
 
 
@@ -156,12 +155,12 @@ def make_forward(
     *,
     compiling: bool = False,
 ) -> DeviceForward:
-    """Make the forward pass over KV pools of so many pages; nothing is recorded yet.
+    """Make the forward pass over KV pools of these sizes, without captured graphs.
 
     num_window_pages:  as in `make_attention`
-    compiling:         whether what the plan says of compiling is done
+    compiling:         whether to compile the decode steps that the plan compiles
     """
-    limits = Limits(
+    limits = StepLimits(
         max_rows=plan.max_running_requests,
         max_tokens=plan.max_step_tokens,
         max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
@@ -177,16 +176,16 @@ def make_forward(
 
 
 def measure(model: DecoderModel | FallbackModel, plan: EnginePlan, meter: Meter) -> int:
-    """Return the bytes that the plan's largest steps need beside weights and KV."""
-    choosing = make_choosing(plan)
+    """Return the bytes that the plan's largest steps need besides weights and KV."""
+    token_sampler = make_token_sampler(plan)
     forward = make_forward(model, plan, 1, 1)
-    needed = measure_steps(plan, model.vocab_size, forward, choosing, meter)
-    logger.info("the largest steps need %.2f GiB beside weights and KV", needed / 2**30)
+    needed = measure_steps(plan, model.vocab_size, forward, token_sampler, meter)
+    logger.info("memory: the largest steps need %.2f GiB, excluding weights and KV", needed / 2**30)
     return needed
 
 
 def warm_up(forward: DeviceForward, plan: EnginePlan) -> None:
-    """Run steps of few and of many rows, so that no request waits for a kernel to be compiled."""
+    """Run steps of few and of many rows, so that no request waits for a kernel's compilation."""
     rows = 1
     while rows <= plan.max_running_requests:
         for num_tokens in (rows, rows + 1, 2 * rows):  # decode, both, extend
@@ -195,8 +194,8 @@ def warm_up(forward: DeviceForward, plan: EnginePlan) -> None:
         rows = 4 * rows + 1
 
 
-def warm_up_choosing(choosing: TokenSampler, vocab_size: int, device: torch.device) -> None:
-    """Do everything that a request may ask of its logits, for the same reason."""
+def warm_up_sampling(token_sampler: TokenSampler, vocab_size: int, device: torch.device) -> None:
+    """Run every sampling operation, so that no request waits for a kernel's compilation."""
     logits = torch.zeros(1, vocab_size, device=device)
     line, words = np.zeros(1, np.int64), np.full((1, -(-vocab_size // 32)), -1, np.int32)
     place, value = torch.zeros(1, dtype=torch.int64, device=device), logits.new_ones(1)
@@ -204,21 +203,21 @@ def warm_up_choosing(choosing: TokenSampler, vocab_size: int, device: torch.devi
     sampling_kernels.penalize(
         logits, place, place, value, repetition=value, presence=value, frequency=value
     )
-    choosing.kernels.mask_tokens(logits, line, words)
-    choosing.describe(logits, line, choosing.choose(logits, None), 1).take()
+    token_sampler.kernels.mask_tokens(logits, line, words)
+    token_sampler.describe(logits, line, token_sampler.choose(logits, None), 1).take()
 
 
-def record(
+def capture(
     forward: DeviceForward, plan: EnginePlan, graph_runner: GraphRunner, *, show_progress: bool
 ) -> None:
-    """Record decode steps of the plan's sizes, the largest first."""
+    """Capture decode steps of the plan's sizes, the largest first."""
     how = plan.on_device
     collecting = nullcontext() if how.graph_gc else no_garbage_collection()
     with (
         collecting,
-        progress_bar("Recording decode steps", len(how.graph_sizes), show_progress) as advance,
+        progress_bar("Capturing decode graphs", len(how.graph_sizes), show_progress) as advance,
     ):
-        forward.record(
+        forward.capture(
             graph_runner,
             how.graph_sizes,
             adapters=plan.adapters is not None,

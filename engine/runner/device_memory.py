@@ -1,7 +1,7 @@
-"""What a device's memory is needed for beside weights and KV: measured, before KV takes the rest.
+"""Measures the memory that steps need on a device, before the KV pool takes the rest.
 
-The largest steps that the plan allows run once on a KV pool of a single page, which all rows read
-and write. Knows nothing of how the rest is divided.
+The plan's largest steps run once on a KV pool of a single page, which all rows read and write.
+Knows nothing of how the rest is divided.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.kv.pages import pages_needed
 from remora.engine.protocols import ForwardPass
-from remora.engine.runner.inputs import StepInputs, on_dump_page
+from remora.engine.runner.inputs import StepInputs, dummy_step
 from remora.engine.sampling.token_sampler import Draws, TokenSampler
 
-GRAPH_BYTES = 8 * 2**20  # of a recorded graph, beside the memory that all of them share
-LOGIT_BYTES = 4  # what all of them leave their logits in
+GRAPH_BYTES = 8 * 2**20  # of one captured graph, on top of the pool that all share
+LOGIT_BYTES = 4  # float32, in the buffer that all graphs share
 
 
 class Meter(Protocol):
     """Memory of a device."""
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Run something; return by how much more memory was held amid it than before."""
+        """Call `run`; return the peak of allocated bytes meanwhile, minus those before."""
         ...
 
     def free_bytes(self) -> int:
-        """Return what could be taken now."""
+        """Return the bytes that can be allocated now."""
         ...
 
 
@@ -38,7 +38,7 @@ class CudaMeter:
     """Memory of the current GPU."""
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Run, wait for the device, and ask torch's allocator."""
+        """Call `run`, wait for the device, and read torch's allocator statistics."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -47,16 +47,20 @@ class CudaMeter:
         return torch.cuda.max_memory_allocated() - before
 
     def free_bytes(self) -> int:
-        """Ask the driver, once torch has given back what it does not use."""
+        """Empty torch's cache, then ask the driver."""
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info()[0])
 
 
 @torch.inference_mode()
 def measure_steps(
-    plan: EnginePlan, vocab_size: int, forward: ForwardPass, choosing: TokenSampler, meter: Meter
+    plan: EnginePlan,
+    vocab_size: int,
+    forward: ForwardPass,
+    token_sampler: TokenSampler,
+    meter: Meter,
 ) -> int:
-    """Return the bytes that the largest steps need, and graphs of decode steps beside them.
+    """Return the bytes that the largest steps and the graphs of decode steps need.
 
     forward:  of the plan's limits, on a KV pool of one page
     """
@@ -70,7 +74,7 @@ def measure_steps(
             top_p=np.full(num_rows, 0.9),
             min_p=np.zeros(num_rows, np.float32),
         )
-        choosing.choose(forward.forward(inputs), draws).take()
+        token_sampler.choose(forward.forward(inputs), draws).take()
 
     largest = largest_step(plan, plan.max_step_tokens)
     run(largest_step(plan, 1))  # compiles kernels, and lets libraries allocate for good
@@ -83,10 +87,8 @@ def measure_steps(
 
 
 def largest_step(plan: EnginePlan, num_tokens: int, *, max_rows: int | None = None) -> StepInputs:
-    """Return a step of as many tokens in as many rows as may be, all on the dump page."""
+    """Return a dummy step with the most rows and tokens that the plan allows, up to these."""
     num_rows = min(plan.max_running_requests, num_tokens, max_rows or num_tokens)
-    counts = np.full(num_rows, num_tokens // num_rows, dtype=np.int64)
-    counts[num_rows - num_tokens % num_rows :] += 1
-    counts = np.minimum(counts, plan.max_sequence_tokens)
+    num_tokens = min(num_tokens, num_rows * plan.max_sequence_tokens)
     max_pages = pages_needed(plan.max_sequence_tokens, plan.page_size)
-    return on_dump_page(counts, max_pages, windowed=plan.windows is not None)
+    return dummy_step(num_tokens, num_rows, max_pages, windowed=plan.windows is not None)

@@ -1,48 +1,80 @@
-"""The forward pass as torch operations, one by one: the reference, which runs on every device."""
+"""The forward pass as torch operations, one by one: the reference, which runs on every device.
+
+Several ranks make the same calls with the same inputs. Each computes its share of its stage's
+layers; hidden states go from stage to stage, the last stage's ranks make logits, and rank 0 gathers
+them.
+
+Legend: T tokens of the step, R rows of logits.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from remora.engine.kv.pages import pages_needed
+from remora.engine.parallel.group import ALONE, Group
+from remora.engine.parallel.micro_batches import split_inputs
 from remora.engine.protocols import AttentionBackend, Model
 from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.inputs import Int32Array, Int64Array, StepInputs
 from remora.kernels.lora import RowGroups
 
+if TYPE_CHECKING:
+    from remora.engine.models.decoder import DecoderModel
+
 
 class EagerForward:
-    """ForwardPass over a torch model and an attention backend."""
+    """ForwardPass over a torch model, or one rank's share of it, and an attention backend.
+
+    group:          of the rank, which the pass uses and does not close
+    micro_batches:  parts of a step, on which pipeline stages work at the same time
+    """
 
     def __init__(
-        self, model: Model, attention: AttentionBackend, *, page_size: int, device: str = "cpu"
+        self,
+        model: Model,
+        attention: AttentionBackend,
+        *,
+        page_size: int,
+        device: str = "cpu",
+        group: Group = ALONE,
+        micro_batches: int = 1,
     ) -> None:
         self._model = model
         self._attention = attention
+        self._group = group
+        self._layout = group.layout
         self._page_size = page_size
         self._device = torch.device(device)
+        self._micro_batches = micro_batches
         self._hidden: Tensor | None = None
         self._adapters: Int32Array = np.empty(0, dtype=np.int32)
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
-        """Run the step; returns float32 logits [R, vocab_size]."""
-        batch = make_batch(inputs, page_size=self._page_size, device=self._device)
-        self._hidden = self._model.forward(batch, self._attention)
+        """Run the step; returns float32 logits [R, vocab_size] on rank 0, [0, vocab_size] else."""
+        parts = split_inputs(inputs, self._micro_batches)
+        made = [self._run_stage(part) for part in parts]
+        if self._layout.is_last_stage:
+            # All parts share one head: its weight is read once, and no rank waits for another to
+            # take logits while that one waits for the next part.
+            self._hidden = made[0] if len(made) == 1 else torch.cat(made)
         self._adapters = inputs.adapters
-        wanted = RowGroups.of(inputs.adapters[inputs.logit_index], self._device)
-        return self._model.logits(self._hidden[batch.logit_index], wanted)
+        index = torch.from_numpy(inputs.logit_index).to(self._device)
+        return self._project(index, inputs.adapters[inputs.logit_index])
 
     @torch.inference_mode()
     def logits(self, first: int, last: int) -> Tensor:
-        """Return float32 logits [last - first, vocab_size] of tokens of the latest step."""
-        assert self._hidden is not None, "no step has run"
-        wanted = RowGroups.of(self._adapters[first:last], self._device)
-        return self._model.logits(self._hidden[first:last], wanted)
+        """Return float32 logits of tokens of the latest step.
+
+        [last - first, vocab_size] on rank 0, [0, vocab_size] elsewhere.
+        """
+        return self._project(slice(first, last), self._adapters[first:last])
 
     def hidden(self, first: int, last: int) -> Tensor:
         """Return final hidden states [last - first, hidden_size] of tokens of the latest step."""
@@ -50,7 +82,55 @@ class EagerForward:
         return self._hidden[first:last]
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no thread runs, and the group has its own owner."""
+
+    def _run_stage(self, inputs: StepInputs) -> Tensor:
+        """Run this rank's layers on a part of the step; returns their output.
+
+        Receives the part from the stage before, and sends the output to the next.
+        """
+        layout, group = self._layout, self._group
+        batch = make_batch(inputs, page_size=self._page_size, device=self._device)
+        if layout.num_ranks == 1:
+            return self._model.forward(batch, self._attention)
+        model = cast("DecoderModel", self._model)  # or FallbackModel, which has the same methods
+        stream: Tensor | None = None
+        if not layout.is_first_stage:
+            shape = (inputs.num_tokens, model.config.hidden_size)
+            stream = torch.empty(shape, dtype=model.dtype, device=self._device)
+            group.receive(stream, layout.rank - layout.tp_size)
+        made = model.forward(batch, self._attention, group=group, stream=stream)
+        if not layout.is_last_stage:
+            group.send(made, layout.rank + layout.tp_size)
+        return made
+
+    def _project(self, index: Tensor | slice, adapters: Int32Array) -> Tensor:
+        """Project tokens of the latest step to logits and gather these on rank 0.
+
+        index:     [R] of the tokens
+        adapters:  [R] slot of each row's adapter
+        """
+        vocab_size, layout, num_rows = self._model.vocab_size, self._layout, len(adapters)
+        own: Tensor | None = None
+        if layout.num_ranks == 1 or (layout.is_last_stage and num_rows > 0):
+            assert self._hidden is not None, "no step has run"
+            groups = RowGroups.of(adapters, self._device)
+            own = self._model.logits(self._hidden[index], groups)
+            if layout.num_ranks == 1:
+                return own
+        if layout.rank != 0 or num_rows == 0:
+            if own is not None:
+                self._group.send(own, 0)
+            return torch.empty((0, vocab_size), device=self._device)
+        logits = torch.empty((num_rows, vocab_size), device=self._device)
+        for rank in layout.last_stage:
+            held = layout.at(rank).share(vocab_size)
+            part = logits[:, held.start : held.stop]
+            if rank != 0:
+                self._group.receive(part, rank)
+            elif own is not None:
+                part.copy_(own)
+        return logits
 
 
 def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> ForwardBatch:
@@ -76,8 +156,8 @@ def make_batch(inputs: StepInputs, *, page_size: int, device: torch.device) -> F
         logit_index=tensor(inputs.logit_index),
         adapters=RowGroups.of(inputs.adapters, device),
     )
-    apart = inputs.windows
-    if apart is None:
+    windows = inputs.windows
+    if windows is None:
         return batch
-    tables = torch.from_numpy(apart.tables[inputs.rows, :widest]).to(device)
-    return replace(batch, windowed=replace(batch, slots=tensor(apart.slots), tables=tables))
+    tables = torch.from_numpy(windows.tables[inputs.rows, :widest]).to(device)
+    return replace(batch, windowed=replace(batch, slots=tensor(windows.slots), tables=tables))

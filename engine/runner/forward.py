@@ -1,6 +1,6 @@
-"""Which forward pass a plan gets: a native step program, or torch operations one by one.
+"""Chooses and builds a plan's forward pass: a native step program, torch operations, or a device's.
 
-Everything that stands against the native one is known here, and said.
+Knows every reason why a model cannot run natively, and names it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from remora.engine.graphs.step_builder import StepProgramBuilder, StepShape
 from remora.engine.layers.experts import Experts
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.parallel.forward import RankForward
 from remora.engine.parallel.group import ALONE, Group
-from remora.engine.protocols import Fill, ForwardPass, TakesNewest, nothing_left
+from remora.engine.protocols import DeviceTokens, Fill, ForwardPass, nothing_left
 from remora.engine.runner import device
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
@@ -38,21 +37,21 @@ QUANTIZED_FORMATS = {"int8": (Format.Q8, Format.Q8), "int4": (Format.Q4, Format.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltForward:
-    """A forward pass, and what it is.
+    """A forward pass and facts about it.
 
-    choosing:           what chooses tokens from its logits
-    description:        for people
+    token_sampler:      samples from its logits
+    description:        for logs and /server_info
     step_weight_bytes:  bytes of weights that a step of one token reads
-    torch_threads:      threads that torch may use; a step program's own threads need the cores
-    newest:             the pass again, where it may begin with tokens that the host does not know
+    torch_threads:      threads for torch; a step program's own threads need the cores
+    device_tokens:      the pass again, if it may begin with tokens that only the device knows
     """
 
     forward: ForwardPass
-    choosing: TokenSampler
+    token_sampler: TokenSampler
     description: str
     step_weight_bytes: int
     torch_threads: int
-    newest: TakesNewest | None = None
+    device_tokens: DeviceTokens | None = None
 
 
 def build_forward(
@@ -65,12 +64,12 @@ def build_forward(
     fill: Fill = nothing_left,
     show_progress: bool = False,
 ) -> BuiltForward:
-    """Build the plan's forward pass from a model, which belongs to it from now on.
+    """Build the plan's forward pass from a model, which it takes over.
 
-    cache_dir:  where compiled kernels are kept
+    cache_dir:  of compiled kernels
     group:      of the rank whose share the model is; the pass uses it and does not close it
-    fill:       loads the model's weights, unless they are there
-    Raises ConfigError when the configuration insists on what this machine or model cannot do.
+    fill:       loads the model's weights, unless they are loaded
+    Raises ConfigError when the configuration demands what this machine or model cannot do.
     """
     if plan.device != "cpu" and group.layout.num_ranks == 1:
         fill(None)
@@ -102,7 +101,7 @@ def build_forward(
 
 
 def check_covered(config: DecoderConfig, plan: EnginePlan, num_ranks: int) -> None:
-    """Raise NativeUnavailable if step programs do not cover what is asked for."""
+    """Raise NativeUnavailable if step programs do not cover the model and plan."""
     gaps = not_covered(config)
     is_scaled = config.embedding.scale != config.block.residual_scale
     room = plan.adapters
@@ -160,7 +159,7 @@ def _native(
     ).build(fill)
     return BuiltForward(
         forward=program,
-        choosing=HostTokenSampler(NativeSampling(team)),
+        token_sampler=HostTokenSampler(NativeSampling(team)),
         description=f"native step program ({library.instructions}{already_compiled})",
         step_weight_bytes=program.weight_bytes,
         torch_threads=1,
@@ -173,35 +172,35 @@ def _on_device(
     weight_bytes = step_weight_bytes(model)
     forward = device.make_forward(model, plan, plan.num_pages, compiling=True)
     device.warm_up(forward, plan)
-    choosing = device.make_choosing(plan)
-    device.warm_up_choosing(choosing, model.vocab_size, torch.device(plan.device))
+    token_sampler = device.make_token_sampler(plan)
+    device.warm_up_sampling(token_sampler, model.vocab_size, torch.device(plan.device))
     steps = "launched one by one"
     if plan.on_device.graph_sizes:
-        device.record(forward, plan, CudaGraphRunner(), show_progress=show_progress)
-        steps = f"recorded for up to {plan.on_device.graph_sizes[-1]} rows"
+        device.capture(forward, plan, CudaGraphRunner(), show_progress=show_progress)
+        steps = f"captured in graphs of up to {plan.on_device.graph_sizes[-1]} rows"
     if plan.on_device.compiled_rows:
         steps += f", {device.describe_compiled(plan)}"
     return BuiltForward(
         forward=forward,
-        choosing=choosing,
+        token_sampler=token_sampler,
         description=f"{plan.on_device.attention_backend} on {plan.device}, decode steps {steps}",
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
-        newest=forward,
+        device_tokens=forward,
     )
 
 
 def _compiled(
     model: DecoderModel, plan: EnginePlan, fill: Fill, *, show_progress: bool
 ) -> BuiltForward:
-    """Build torch's pass with compiled decode steps; weights stay unpacked for it."""
+    """Build the eager pass with compiled decode steps, which need unpacked weights."""
     fill(None)
     weight_bytes = step_weight_bytes(model)
     attention = device.make_attention(model, plan, plan.num_pages)
     compiled = device.compile_model(model, attention, plan, show_progress=show_progress)
     return BuiltForward(
         forward=EagerForward(compiled, attention, page_size=plan.page_size, device=plan.device),
-        choosing=HostTokenSampler(sampling_kernels),
+        token_sampler=HostTokenSampler(sampling_kernels),
         description=f"torch, {device.describe_compiled(plan)} (as engine.compile says)",
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,
@@ -209,7 +208,7 @@ def _compiled(
 
 
 def step_weight_bytes(model: DecoderModel | FallbackModel, num_tokens: int = 1) -> int:
-    """Return the bytes of weights that a step of so many tokens reads, before they are packed."""
+    """Return the bytes of weights that a step of `num_tokens` reads, before packing."""
     if isinstance(model, FallbackModel):
         return model.step_weight_bytes()
     weight_bytes = sum(shard.memory.nbytes for shard in model.tensors().values())
@@ -229,21 +228,17 @@ def _eager(
     if isinstance(model, DecoderModel):
         model.pack(fill)
     attention = device.make_attention(model, plan, plan.num_pages)
-    forward: ForwardPass
-    if group.layout.num_ranks == 1:
-        forward = EagerForward(model, attention, page_size=plan.page_size, device=plan.device)
-    else:
-        forward = RankForward(
-            model,
-            attention,
-            group,
-            page_size=plan.page_size,
-            device=plan.device,
-            micro_batches=plan.micro_batches,
-        )
+    forward = EagerForward(
+        model,
+        attention,
+        page_size=plan.page_size,
+        device=plan.device,
+        group=group,
+        micro_batches=plan.micro_batches if group.layout.num_ranks > 1 else 1,
+    )
     return BuiltForward(
         forward=forward,
-        choosing=HostTokenSampler(sampling_kernels),
+        token_sampler=HostTokenSampler(sampling_kernels),
         description=description,
         step_weight_bytes=weight_bytes,
         torch_threads=plan.num_threads,

@@ -1,9 +1,9 @@
-"""Rows between steps, and what one step computes on: plain arrays, laid out flat.
+"""The rows of the engine between steps, and one step's inputs, as flat arrays.
 
-`InputBatch` keeps each row's tokens and pages by the deltas of the plans, so a plan never repeats a
-prompt or a block table. Knows nothing of devices, models, requests or of how rows were chosen.
+`InputBatch` applies the plans' deltas to each row's tokens and pages, so a plan never repeats a
+prompt or a block table. Knows nothing of devices, models, requests or scheduling.
 
-Legend: T tokens of the step, S rows that take part, R rows of logits.
+Legend: T tokens of the step, S its rows, R rows of logits.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Int32Array = npt.NDArray[np.int32]
 
 NOTHING_GROWN: Int32Array = np.empty((4, 0), dtype=np.int32)
 NO_IDS: Int32Array = np.empty(0, dtype=np.int32)
-IN_FLIGHT = -1  # in place of a token that a step under way will give
+IN_FLIGHT = -1  # placeholder of a token that a step in flight will sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowInputs:
-    """What is different for layers with a window that have pages of their own.
+    """What differs for window layers with a page pool of their own.
 
     slots:   as in StepInputs
     tables:  as in StepInputs; entries of pages behind the window are stale, or the dump page
@@ -38,22 +38,22 @@ class WindowInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """One step's tokens: those of rows with one token first, then row after row.
+    """One step's tokens, row by row; rows with one token first.
 
-    token_ids:    [T], IN_FLIGHT where the row's newest token is not known here yet
+    token_ids:    [T], IN_FLIGHT where the host does not know the row's newest token yet
     positions:    [T], counted from the start of each sequence
     slots:        [T], where each token's K and V go: page_id * page_size + offset
     starts:       [S + 1] first token of each row, then T
     lengths:      [S] tokens of context, this step's included
     rows:         [S] each row's line in `tables`
-    tables:       [max_rows, max_pages] page ids, the table's own memory: valid until the next plan;
-                  entries past a row's last page are the dump page
+    tables:       [max_rows, max_pages] page ids, a view that is valid until the next plan; entries
+                  past a row's last page are the dump page
     num_decodes:  rows with one token
     logit_index:  [R] tokens whose logits are wanted
     adapters:     [T] slot of each token's adapter, counted from 1; 0 = none
     grown:        [4, N] entries of `tables` that are new with this step: line, column, page, and
                   the page of window layers
-    windows:      for layers with pages of their own; None = there are none
+    windows:      for window layers with a page pool of their own; None = there are none
     """
 
     token_ids: Int64Array
@@ -79,7 +79,7 @@ class InputBatch:
     """Tokens and pages of every row.
 
     tables:         [max_rows, max_pages] int32
-    window_tables:  the same for layers that have pages of their own; None = there are none
+    window_tables:  the same for window layers with a page pool of their own; None = there are none
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class InputBatch:
         self._grown: list[tuple[int, int, int, int]] = []
 
     def start(self, init: RowInit) -> None:
-        """Begin a row; what it held before is void."""
+        """Start a row, replacing its previous contents."""
         row, count = init.row, len(init.token_ids)
         self._token_ids[row, :count] = init.token_ids
         self._token_ids[row, count] = IN_FLIGHT
@@ -108,10 +108,11 @@ class InputBatch:
         self._adapters[row] = init.adapter_slot
 
     def add_pages(self, rows: IntArray, page_ids: IntArray, window_ids: IntArray = NO_IDS) -> None:
-        """Append each page to its row's table, in order, and the one of window layers beside it."""
-        scoped_task = window_ids if self.window_tables is not None else np.zeros_like(page_ids)
+        """Append each page, and its page of window layers, to its row's table, in order."""
+        if self.window_tables is None:
+            window_ids = np.zeros_like(page_ids)
         for row, page, window_page in zip(
-            rows.tolist(), page_ids.tolist(), scoped_task.tolist(), strict=True
+            rows.tolist(), page_ids.tolist(), window_ids.tolist(), strict=True
         ):
             column = int(self._num_pages[row])
             self.tables[row, column] = page
@@ -128,7 +129,7 @@ class InputBatch:
         self._num_tokens[rows] += 1
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """Lay out what the plan computes."""
+        """Lay out the plan's tokens."""
         counts = plan.num_tokens.astype(np.int64)
         first = plan.starts.astype(np.int64)
         rows = plan.rows.astype(np.int64)
@@ -150,7 +151,7 @@ class InputBatch:
         def slots(tables: Int32Array) -> Int64Array:
             return tables[token_rows, columns] * np.int64(self._page_size) + offsets
 
-        apart = self.window_tables
+        windowed = self.window_tables
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions],
             positions=positions,
@@ -163,18 +164,22 @@ class InputBatch:
             logit_index=(starts[1:] - 1)[plan.samples],
             adapters=self._adapters[token_rows],
             grown=grown,
-            windows=None if apart is None else WindowInputs(slots=slots(apart), tables=apart),
+            windows=windowed
+            if windowed is None
+            else WindowInputs(slots=slots(windowed), tables=windowed),
         )
 
 
-def on_dump_page(counts: Int64Array, max_pages: int, *, windowed: bool = False) -> StepInputs:
-    """Return a step of rows of nobody from their beginning, all on the dump page.
+def dummy_step(
+    num_tokens: int, num_rows: int, max_pages: int, *, windowed: bool = False
+) -> StepInputs:
+    """Return a step without requests: tokens spread evenly over rows, all on the dump page.
 
-    counts:    [S] tokens of each row, ascending
-    windowed:  whether there are layers with pages of their own
+    windowed:  whether window layers have a page pool of their own
     """
+    counts = np.full(num_rows, num_tokens // num_rows, dtype=np.int64)
+    counts[num_rows - num_tokens % num_rows :] += 1
     starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
-    num_tokens, num_rows = int(starts[-1]), len(counts)
     slots = np.zeros(num_tokens, dtype=np.int64)
     tables = np.full((num_rows, max_pages), DUMP_PAGE, dtype=np.int32)
     return StepInputs(

@@ -1,7 +1,6 @@
-"""Runs step plans on rank 0: keeps the rows, tells the other ranks, runs the forward pass, samples.
+"""Runs step plans on rank 0: keeps the rows, forwards the plans, runs the forward pass, samples.
 
-Knows nothing of requests, queues or why a row is in the step, nor of how a forward pass is made
-or the other ranks are reached.
+Knows nothing of requests, queues, how a forward pass computes or how other ranks are reached.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from torch import Tensor
 
 from remora.engine.parallel.followers import Followers, NoFollowers
 from remora.engine.parallel.group import Alone, Group
-from remora.engine.protocols import PROMPT_LOGPROB_ROWS, AdapterPool, ForwardPass, TakesNewest
+from remora.engine.protocols import PROMPT_LOGPROB_ROWS, AdapterPool, DeviceTokens, ForwardPass
 from remora.engine.runner.inputs import InputBatch, StepInputs
 from remora.engine.sampling.logprobs import concat_logprobs
-from remora.engine.sampling.sampler import Choice, SampledTokens, Sampler, prompt_logprobs
-from remora.engine.sampling.token_sampler import TokenSampler
+from remora.engine.sampling.sampler import PendingSample, Sampler, SampleResult
+from remora.engine.sampling.token_sampler import TokenSampler, describe
 from remora.engine.types import (
     FloatArray,
     IntArray,
@@ -34,15 +33,15 @@ from remora.engine.types import (
 )
 
 NO_TOKENS: TokenArray = np.empty(0, dtype=np.int64)
-NOTHING_SAMPLED = SampledTokens(token_ids=NO_TOKENS)
-NOBODY: IntArray = np.empty(0, dtype=np.int32)
+NOTHING_SAMPLED = SampleResult(token_ids=NO_TOKENS)
+NO_ROWS: IntArray = np.empty(0, dtype=np.int32)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Step:
-    """A step between its beginning and its end.
+    """A step between `begin` and `finish`.
 
-    gone:  rows that were dropped or started anew by a later step
+    gone:  rows that a later step has dropped or restarted
     """
 
     plan: StepPlan
@@ -50,7 +49,7 @@ class _Step:
     rows: IntArray
     logits: Tensor
     forward_s: float
-    choice: Choice | None = None
+    pending: PendingSample | None = None
     prompt_logprobs: dict[int, LogprobRows] = field(default_factory=dict)
     hidden_states: dict[int, FloatArray] = field(default_factory=dict)
     sample_s: float = 0.0
@@ -58,7 +57,7 @@ class _Step:
 
 
 class LocalRunner:
-    """Rank 0, in this process. Steps overlap only where the forward pass takes newest tokens."""
+    """Rank 0, in this process. Steps may overlap if the forward pass is given `device_tokens`."""
 
     def __init__(
         self,
@@ -69,11 +68,11 @@ class LocalRunner:
         group: Group | None = None,
         adapters: AdapterPool | None = None,
         *,
-        newest: TakesNewest | None = None,
+        device_tokens: DeviceTokens | None = None,
     ) -> None:
         """Join the parts; the runner closes them, but for the adapters.
 
-        newest:  who must be told of chosen tokens before the host knows them
+        device_tokens:  receives sampled tokens before the host knows them
         """
         self._forward = forward
         self._sampler = sampler
@@ -81,36 +80,57 @@ class LocalRunner:
         self._followers = followers or NoFollowers()
         self._group = group or Alone()
         self._adapters = adapters
-        self._newest = newest
+        self._device_tokens = device_tokens
         self._steps: deque[_Step] = deque()
-        self._sampled = (NOBODY, NO_TOKENS)
+        self._sampled = (NO_ROWS, NO_TOKENS)
         self._prompts: dict[int, RowInit] = {}
-        self._shown: set[int] = set()  # rows whose hidden states are told
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one forward pass and sample the rows that the plan asks for."""
-        with self._blaming():
-            self._begin(plan)
-            self._sample(self._steps[-1], ())
-            return self.finish()
+        self._shown: set[int] = set()  # rows that asked for hidden states
 
     def begin(self, plan: StepPlan) -> None:
-        """Take in what the plan says of rows, and start its forward pass."""
-        with self._blaming():
+        """Apply the plan's changes of rows, and start its forward pass."""
+        with self._step_errors():
             self._begin(plan)
 
     def sample(self, ended: Collection[int] = ()) -> None:
-        """Start to choose tokens of the step that was begun last; see `OverlappingRunner`."""
-        with self._blaming():
+        """Start to sample the step that was begun last; see `Runner`."""
+        with self._step_errors():
             self._sample(self._steps[-1], ended)
 
     def finish(self) -> StepResult:
-        """Wait for the oldest step, whose tokens are chosen or being so."""
-        step = self._steps.popleft()
+        """Wait for the oldest sampled step."""
+        with self._step_errors():
+            return self._finish(self._steps.popleft())
+
+    def exchange(self, forward: ForwardPass, token_sampler: TokenSampler) -> None:
+        """Replace the forward pass and close the old one. Only while there are no rows."""
+        self._forward.close()
+        self._forward = forward
+        self._sampler.token_sampler = token_sampler
+
+    def close(self) -> None:
+        """Stop the followers, the sampler, the forward pass and the group."""
+        self._followers.close()
+        self._sampler.close()
+        self._forward.close()
+        self._group.close()
+
+    @contextmanager
+    def _step_errors(self) -> Iterator[None]:
+        """Run a part of a step; an error that another rank caused is raised as that rank's."""
+        try:
+            with torch.inference_mode():
+                yield
+        except Exception as error:
+            cause = self._followers.cause_of(error)
+            if cause is error:
+                raise
+            raise cause from error
+
+    def _finish(self, step: _Step) -> StepResult:
         started = time.perf_counter()
         sampled = NOTHING_SAMPLED
-        if step.choice is not None:
-            sampled = self._sampler.finish(step.choice, step.gone)
+        if step.pending is not None:
+            sampled = self._sampler.finish(step.pending, step.gone)
             rows, token_ids = step.rows, sampled.token_ids
             if step.gone:
                 stays = ~np.isin(rows, list(step.gone))
@@ -130,38 +150,13 @@ class LocalRunner:
             sample_s=step.sample_s + time.perf_counter() - started,
         )
 
-    def exchange(self, forward: ForwardPass, choosing: TokenSampler) -> None:
-        """Take another forward pass in the place of this one, which ends. Only while no row is."""
-        self._forward.close()
-        self._forward = forward
-        self._sampler.choosing = choosing
-
-    def close(self) -> None:
-        """Stop what forward pass and sampler have started; their memory goes with the object."""
-        self._followers.close()
-        self._sampler.close()
-        self._forward.close()
-        self._group.close()
-
-    @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        """Run a part of a step; what fails because another rank has failed says so."""
-        try:
-            with torch.inference_mode():
-                yield
-        except Exception as error:
-            blamed = self._followers.blame(error)
-            if blamed is error:
-                raise
-            raise blamed from error
-
     def _begin(self, plan: StepPlan) -> None:
-        self._followers.step(plan, *self._sampled)  # first: they have as much to do as we
+        self._followers.step(plan, *self._sampled)  # first: they have as much to do as rank 0
         self._update_rows(plan)
         inputs = self._table.inputs(plan)
         rows = plan.rows[plan.samples]
         started = time.perf_counter()
-        if not self._steps:  # else what may come next is not known yet
+        if not self._steps:  # with a step in flight, the constraints lack its tokens
             self._sampler.begin(rows)
         logits = self._forward.forward(inputs)
         forward_s = time.perf_counter() - started
@@ -175,12 +170,12 @@ class LocalRunner:
             self._sampler.drop_row(row)
             self._prompts.pop(row, None)
         if len(step.rows):
-            step.choice = self._sampler.choose(step.logits, step.rows)
-            if self._newest is not None:
-                self._newest.set_last_tokens(step.rows, step.choice.chosen.token_ids)
+            step.pending = self._sampler.choose(step.logits, step.rows)
+            if self._device_tokens is not None:
+                self._device_tokens.set_last_tokens(step.rows, step.pending.sampled.token_ids)
         if self._shown:
             step.hidden_states = self._hidden_states(step.plan, step.inputs)
-        # After sampling: these logits take the place of those.
+        # After sampling: these logits overwrite the step's.
         step.prompt_logprobs = self._prompt_logprobs(step.plan, step.inputs)
         step.sample_s = time.perf_counter() - started
 
@@ -205,7 +200,7 @@ class LocalRunner:
             self._table.add_pages(plan.page_rows, plan.page_ids, plan.window_ids)
 
     def _hidden_states(self, plan: StepPlan, inputs: StepInputs) -> dict[int, FloatArray]:
-        """Copy the hidden states of what this step computed, for rows that asked."""
+        """Copy the hidden states of this step's tokens, for rows that asked."""
         found: dict[int, FloatArray] = {}
         for place, row in enumerate(plan.rows.tolist()):
             if row in self._shown:
@@ -238,5 +233,5 @@ class LocalRunner:
             part = targets[at : at + PROMPT_LOGPROB_ROWS]
             self._followers.logits(first + at, first + at + len(part))
             logits = self._forward.logits(first + at, first + at + len(part))
-            parts.append(prompt_logprobs(logits, part, top, self._sampler.choosing.kernels))
+            parts.append(describe(logits, part, top, self._sampler.token_sampler.kernels))
         return concat_logprobs(parts)

@@ -1,9 +1,9 @@
-"""What may come next in one row, as far as it depends on what the row has written.
+"""Which tokens one row's constraint allows next.
 
-An output goes through phases: the end of the prompt written anew (token healing), thought, answer.
-Thought is free until its budget is used up, then its end is forced. An answer is free or follows a
-grammar. A guide hears of each token, so a row that starts again after preemption tells it the
-tokens of old and has it where it was. Knows masks and bytes; no logits, no other rows.
+An output has phases: the rewritten end of the prompt (token healing), reasoning, answer. Reasoning
+is free until its budget is spent; then its end is forced. An answer is free or follows a grammar. A
+constraint reads every token, so a row that restarts after preemption replays its output into it.
+Knows masks and bytes; no logits, no other rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def mask_words(token_ids: Iterable[int], vocab_size: int) -> MaskWords:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def needs_guide(init: RowInit) -> bool:
-    """Whether a row asks for anything that a guide does."""
+def is_constrained(init: RowInit) -> bool:
+    """Return whether a row needs a RowConstraint."""
     return bool(
         init.grammar is not None
         or init.reasoning is not None
@@ -36,9 +36,9 @@ def needs_guide(init: RowInit) -> bool:
 
 
 class RowConstraint:
-    """One row's way through the phases of its output.
+    """The constraint of one row, and the phase that its output is in.
 
-    is_complete:  its grammar has come to its end; nothing may follow
+    is_complete:  the grammar is complete; nothing may follow
     Raises ConstraintFailed, as `accept` does.
     """
 
@@ -60,11 +60,11 @@ class RowConstraint:
         for token_id in init.token_ids[init.num_prompt_tokens :].tolist():
             has_moved = self._take(token_id)
         if has_moved:
-            self._see_whether_complete()
+            self._update_complete()
 
     @property
     def restricts(self) -> bool:
-        """Whether not every token may come next."""
+        """Whether some token is not allowed next."""
         if self._allowed is not None or self._first is not None or self._healing is not None:
             return True
         if self._reasoning is not None:
@@ -73,18 +73,18 @@ class RowConstraint:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it will never restrict anything again."""
+        """Whether it never restricts a token again."""
         return not self.restricts and self._reasoning is None
 
     @property
     def overrules_bans(self) -> bool:
-        """Whether what may come next does so even if it is banned otherwise: there is no choice."""
+        """Whether the next token is forced, even if it is banned otherwise."""
         if self._reasoning is not None:
             return self._reasoning.forced_id is not None
         return self._matcher is not None and self._matcher.is_complete
 
     def fill(self, words: MaskWords) -> None:
-        """Write which tokens may come next into `words` [ceil(vocab_size / 32)]."""
+        """Write the mask of allowed tokens into `words` [ceil(vocab_size / 32)]."""
         forced_id = None if self._reasoning is None else self._reasoning.forced_id
         if forced_id is not None:
             words[:] = mask_words([forced_id], self._vocab_size)
@@ -92,7 +92,7 @@ class RowConstraint:
         if self._healing is not None:
             words[:] = mask_words(self._healing.next_ids(), self._vocab_size)
         elif self._reasoning is not None and self._matcher is not None:
-            # An answer has to follow, or what may stand in its place.
+            # An answer must follow, so the output cannot stop here except by `exit_ids`.
             words[:] = ~mask_words(self._stop_ids - self._reasoning.exit_ids, self._vocab_size)
         elif self._reasoning is None and self._matcher is not None:
             self._matcher.fill(words)
@@ -103,15 +103,15 @@ class RowConstraint:
                 words &= mask
 
     def accept(self, token_id: int) -> None:
-        """Take note of the next token. Raises ConstraintFailed if the row cannot go on after it."""
+        """Advance by the next token. Raises ConstraintFailed if the row cannot go on after it."""
         if self._take(token_id):
-            self._see_whether_complete()
+            self._update_complete()
 
     def _take(self, token_id: int) -> bool:
-        """Take note of the next token; returns whether the grammar has gone on by it."""
+        """Advance by the next token; returns whether the grammar has advanced."""
         self._first = None
         if self._healing is not None:
-            if not self._healing.goes_on(token_id):
+            if not self._healing.accept(token_id):
                 self._healing = None
         elif self._reasoning is not None:
             rest = self._reasoning.accept(token_id, self._spellings.token_bytes(token_id))
@@ -119,14 +119,14 @@ class RowConstraint:
                 self._reasoning = None
                 return self._begin_answer(rest)
         elif self._matcher is not None:
-            return self._go_on(self._matcher, token_id)
+            return self._advance(self._matcher, token_id)
         return False
 
-    def _see_whether_complete(self) -> None:
-        # Of the newest token only: a backend may have to work out a whole mask to tell.
+    def _update_complete(self) -> None:
+        # After the newest token only: a backend may have to compute a whole mask for this.
         self.is_complete = self._matcher is not None and self._matcher.is_complete
 
-    def _go_on(self, matcher: Matcher, token_id: int) -> bool:
+    def _advance(self, matcher: Matcher, token_id: int) -> bool:
         if token_id in self._eos_ids:
             self.is_complete = True
         elif matcher.accept(token_id):
@@ -136,14 +136,14 @@ class RowConstraint:
         return False
 
     def _begin_answer(self, rest: bytes) -> bool:
-        """Tell the grammar what the token that ended the thought holds after the end."""
+        """Advance the grammar by the text after the end of reasoning in the same token."""
         text = rest.lstrip()
         if self._matcher is None or not text:
             return False
         token_ids = self._spellings.spell(text)
         if token_ids is None or not all(map(self._matcher.accept, token_ids)):
             raise ConstraintFailed(
-                "the token that ended its thought also began an answer that its constraint does "
+                "the token that ended its reasoning also began an answer that its constraint does "
                 "not allow"
             )
         return True
@@ -153,7 +153,7 @@ class RowConstraint:
 
 
 class _Healing:
-    """The part of the prompt's last token that has not been written anew yet."""
+    """The part of the prompt's last token that the output has not rewritten yet."""
 
     def __init__(self, healed_id: int, spellings: Spellings) -> None:
         self._healed_id = healed_id
@@ -165,14 +165,14 @@ class _Healing:
             return [self._healed_id]
         return self._spellings.starting(self._missing)
 
-    def goes_on(self, token_id: int) -> bool:
-        """Take the next token; return whether something is still missing."""
+    def accept(self, token_id: int) -> bool:
+        """Advance by the next token; return whether some text is still missing."""
         self._missing = self._missing[len(self._spellings.token_bytes(token_id)) :]
         return bool(self._missing)
 
 
 class _Reasoning:
-    """A thought that has not ended yet."""
+    """Reasoning that has not ended yet."""
 
     def __init__(self, budget: ReasoningBudget) -> None:
         self._end = budget.end.encode()
@@ -184,11 +184,11 @@ class _Reasoning:
 
     @property
     def forced_id(self) -> int | None:
-        """The token that must come next, once the budget is used up."""
+        """The token that must come next, once the budget is spent."""
         return self._end_ids[self._num_forced] if self._left == 0 else None
 
     def accept(self, token_id: int, data: bytes) -> bytes | None:
-        """Take the next token; once the thought is over, return what comes after its end."""
+        """Advance by the next token; once reasoning has ended, return the text after its end."""
         if self._left == 0:
             self._num_forced += 1
         elif self._left is not None:
@@ -197,6 +197,6 @@ class _Reasoning:
         before, end, rest = text.partition(self._end)
         if end:
             return rest
-        # The end's beginning may be there already.
+        # The tail may be the beginning of the end text.
         self._tail = before[-(len(self._end) - 1) :] if len(self._end) > 1 else b""
         return b"" if self._num_forced == len(self._end_ids) else None

@@ -1,8 +1,8 @@
-"""Masks of the rows that are guided, filled while the forward pass runs.
+"""Token masks of constrained rows, filled while the forward pass runs.
 
-A thread of its own fills them: the pass lets go of the interpreter, and so do compiled grammars. A
-guide that fails, or takes too long, costs its own row and no other. Where no row is guided there is
-no thread, no memory and no work. Knows no logits.
+A thread fills them: the forward pass and compiled grammars release the interpreter lock. A
+constraint that fails or takes too long costs its own row and no other. Without constrained rows
+there is no thread, no memory and no work. Knows no logits.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from functools import partial
 import numpy as np
 
 from remora.engine.sampling.constraint_thread import ConstraintThread, Work, fault_of
-from remora.engine.sampling.constraints import RowConstraint, needs_guide
+from remora.engine.sampling.constraints import RowConstraint, is_constrained
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.types import IntArray, MaskWords, RowFault, RowInit, TokenArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMasks:
-    """What may come next in the guided rows of one step.
+    """Allowed tokens of the constrained rows of one step.
 
     lines:      [G] lines of logits that are restricted
     words:      [G, ceil(vocab_size / 32)] bit i of a line is token i; overwritten by the next step
-    overruling: lines whose tokens are without alternative: no ban holds for them
+    overruling: lines whose tokens are forced, so that no ban applies
     """
 
     lines: TokenArray
@@ -35,22 +35,22 @@ class StepMasks:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedEnds:
-    """Rows that end by what their guides say of their newest tokens.
+    """Rows that their constraints end with the newest token.
 
-    completed:  their grammar is complete
-    failed:     row -> why it cannot go on
+    completed:  rows whose grammar is complete
+    failed:     row -> why its constraint failed
     """
 
     completed: frozenset[int] = frozenset()
     failed: dict[int, RowFault] = field(default_factory=dict)
 
 
-NOBODY_ENDS = ConstrainedEnds()
+NO_ENDS = ConstrainedEnds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Filling:
-    """Masks on their way: the lines [G] that are restricted, their rows, and who overrules bans."""
+    """Masks being filled: the restricted lines [G], their rows, and lines that overrule bans."""
 
     lines: list[int]
     rows: list[int]
@@ -60,7 +60,7 @@ class _Filling:
 
 
 class RowMasks:
-    """The guides of the rows, and the masks that they fill."""
+    """The constraints of all rows and their masks."""
 
     def __init__(
         self,
@@ -74,32 +74,32 @@ class RowMasks:
         self._eos_token_ids = tuple(eos_token_ids)
         self._spellings = spellings
         self._max_rows = max_rows
-        self._guides: dict[int, RowConstraint] = {}
+        self._constraints: dict[int, RowConstraint] = {}
         self._failed: dict[int, RowFault] = {}
         self._words: MaskWords | None = None
         self._thread = ConstraintThread()
         self._begun: _Filling | None = None
 
     def add_row(self, init: RowInit) -> None:
-        """Start a row, or resume one whose `token_ids` already hold output."""
+        """Start a row, or resume one whose `token_ids` hold output already."""
         self.drop_row(init.row)
-        if needs_guide(init):
-            fault = fault_of(partial(self._guide, init), init.row)
+        if is_constrained(init):
+            fault = fault_of(partial(self._add, init), init.row)
             if fault is not None:
                 self._failed[init.row] = fault
 
     def drop_row(self, row: int) -> None:
         """Forget a row; dropping an unknown one is harmless."""
-        self._guides.pop(row, None)
+        self._constraints.pop(row, None)
         self._failed.pop(row, None)
 
     def begin(self, rows: IntArray) -> None:
-        """Begin to fill the masks of rows [R] that will be sampled; `take` must follow."""
-        self._begun = self._fill(rows) if self._guides or self._failed else None
+        """Begin to fill the masks of rows [R] to be sampled; `take` must follow."""
+        self._begun = self._fill(rows) if self._constraints or self._failed else None
 
     def take(self, rows: IntArray) -> StepMasks | None:
-        """Return the masks of these rows, as begun; None when none of them is restricted."""
-        if not (self._guides or self._failed):
+        """Return the masks of these rows, as begun; None if no row is restricted."""
+        if not (self._constraints or self._failed):
             return None
         filling, self._begun = self._begun or self._fill(rows), None
         self._finish(filling.work)
@@ -117,23 +117,26 @@ class RowMasks:
     def accept(
         self, rows: IntArray, token_ids: TokenArray, *, unsampled: Collection[int] = ()
     ) -> ConstrainedEnds:
-        """Tell the guides of rows [R] their new tokens [R]; those of `unsampled` mean nothing."""
-        if not (self._guides or self._failed):
-            return NOBODY_ENDS
-        told = {
-            row: (guide, token_id)
+        """Advance the constraints of rows [R] by their tokens [R], except rows in `unsampled`."""
+        if not (self._constraints or self._failed):
+            return NO_ENDS
+        advanced = {
+            row: (constraint, token_id)
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True)
-            if row not in unsampled and (guide := self._guides.get(row)) is not None
+            if row not in unsampled and (constraint := self._constraints.get(row)) is not None
         }
-        steps = [(row, partial(guide.accept, token)) for row, (guide, token) in told.items()]
+        steps = [
+            (row, partial(constraint.accept, token))
+            for row, (constraint, token) in advanced.items()
+        ]
         if steps:
             self._finish(self._thread.begin(steps))
         completed = set()
-        for row, (guide, _) in told.items():
-            if guide.is_complete:
+        for row, (constraint, _) in advanced.items():
+            if constraint.is_complete:
                 completed.add(row)
-            elif guide.is_spent:
-                self._guides.pop(row, None)
+            elif constraint.is_spent:
+                self._constraints.pop(row, None)
         failed = {row: self._failed[row] for row in rows.tolist() if row in self._failed}
         return ConstrainedEnds(frozenset(completed) - failed.keys(), failed)
 
@@ -141,8 +144,8 @@ class RowMasks:
         """End the thread."""
         self._thread.close()
 
-    def _guide(self, init: RowInit) -> None:
-        self._guides[init.row] = RowConstraint(
+    def _add(self, init: RowInit) -> None:
+        self._constraints[init.row] = RowConstraint(
             init, self._eos_token_ids, self._vocab_size, self._spellings
         )
 
@@ -155,11 +158,11 @@ class RowMasks:
         overruling: set[int] = set()
         steps: list[tuple[int, partial[None]]] = []
         for line, row in enumerate(rows.tolist()):
-            guide = self._guides.get(row)
-            if row not in self._failed and (guide is None or not guide.restricts):
+            constraint = self._constraints.get(row)
+            if row not in self._failed and (constraint is None or not constraint.restricts):
                 continue
-            if guide is not None:
-                fill = partial(_fill_line, guide, self._words[len(lines)], line, overruling)
+            if constraint is not None:
+                fill = partial(_fill_line, constraint, self._words[len(lines)], line, overruling)
                 steps.append((row, fill))
             lines.append(line)
             restricted.append(row)
@@ -172,16 +175,18 @@ class RowMasks:
         )
 
     def _finish(self, work: Work) -> None:
-        """Wait for the guides, and take leave of those that have failed."""
+        """Wait for the constraints, and drop those that have failed."""
         faults, is_left = self._thread.finish(work)
         for row, fault in faults.items():
             self._failed[row] = fault
-            self._guides.pop(row, None)
+            self._constraints.pop(row, None)
         if is_left:
             self._words = None  # a thread that was left may still write there
 
 
-def _fill_line(guide: RowConstraint, words: MaskWords, line: int, overruling: set[int]) -> None:
-    if guide.overrules_bans:
+def _fill_line(
+    constraint: RowConstraint, words: MaskWords, line: int, overruling: set[int]
+) -> None:
+    if constraint.overrules_bans:
         overruling.add(line)
-    guide.fill(words)
+    constraint.fill(words)

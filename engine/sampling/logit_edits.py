@@ -1,10 +1,8 @@
 """Changes to single logits of a row: bias, penalties, bans.
 
-Banned are end-of-sequence and stop ids while min_tokens is not reached, and the token that would
-complete a run of bad words.
-
-Kept per row as short lists of token ids, so a step touches the few logits that change and not the
-vocabulary. Most rows have none of it. Knows nothing of temperature, seeds or drawing.
+Bans cover end-of-sequence and stop ids until min_tokens is reached, and the token that would
+complete a run of bad words. Edits are short lists of token ids per row, so a step touches the few
+logits that change and not the vocabulary. Knows nothing of temperature, seeds or drawing.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from remora.engine.types import FloatArray, RowInit, TokenArray
 from remora.kernels import sampling as kernels
 from remora.kernels.memory import to_device
 
-# Beyond these, float32 would overflow further on while the outcome no longer changes.
+# Beyond these, float32 overflows later on, while the outcome no longer changes.
 MAX_BIAS, MIN_REPETITION = 1e9, 1e-6
 
 
@@ -56,7 +54,7 @@ class TokenCounts:
 
 
 class BadWords:
-    """Runs of tokens that one row must not complete, and the output that they are compared with."""
+    """Runs of tokens that one row must not complete, and its latest output."""
 
     def __init__(self, runs: Sequence[tuple[int, ...]], output_ids: TokenArray) -> None:
         self._always = [run[0] for run in runs if len(run) == 1]
@@ -70,7 +68,7 @@ class BadWords:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        """Take note of a new output token."""
+        """Append an output token."""
         self._recent = [*self._recent, token_id][-self._longest :] if self._longest else []
 
     def next_ids(self) -> list[int]:
@@ -86,7 +84,7 @@ class BadWords:
 
 
 class RowEdits:
-    """The edits of one row; built from its known tokens, told of each new one."""
+    """The edits of one row, built from its known tokens and updated with each new one."""
 
     def __init__(self, init: RowInit, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         sampling = init.sampling
@@ -111,7 +109,7 @@ class RowEdits:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the row's logits are to be changed, in this step or a later one."""
+        """Whether this step or a later one changes the row's logits."""
         return (
             len(self.bias_ids) > 0
             or self.num_missing > 0
@@ -121,14 +119,14 @@ class RowEdits:
 
     @property
     def banned_ids(self) -> TokenArray:
-        """Tokens that must not come next, each once."""
+        """Tokens that are banned next, each once."""
         stops = self.stop_ids if self.num_missing > 0 else self.stop_ids[:0]
         if self.bad_words is None:
             return stops
         return np.union1d(stops, np.array(self.bad_words.next_ids(), np.int64))
 
     def add_token(self, token_id: int) -> None:
-        """Take note of a new output token."""
+        """Append an output token."""
         self.num_missing -= 1
         if self.counts is not None:
             self.counts.add(token_id)
@@ -144,7 +142,7 @@ def apply_edits(
 ) -> None:
     """Apply, in place and in this order, bias, penalties and bans to lines of logits [R, V].
 
-    unbanned:  lines for which no ban holds
+    unbanned:  lines to which no ban applies
     """
     biased = [(line, edits) for line, edits in edited if len(edits.bias_ids)]
     if biased:

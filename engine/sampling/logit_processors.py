@@ -1,12 +1,11 @@
-"""Processors of logits: functions of the operator's that a request may ask for by name.
+"""Custom logit processors: the operator's functions, which a request selects by name.
 
     def no_digits(logits, token_ids, params):
         logits[params["ids"]] = -float("inf")
 
-gets the logits [V] float32 of one row, after masks, bias, penalties and bans, to change in place;
-the prompt's and the output's tokens so far; and what the request gives as `custom_params`. It may
-also be a class, of which one object is made for each row. Code comes from the operator's import
-paths only.
+receives the logits [V] float32 of one row, after masks, bias, penalties and bans, to change in
+place; the tokens of prompt and output so far; and the request's `custom_params`. A class is
+instantiated once for each row. Code is imported from the operator's configuration only.
 """
 
 from __future__ import annotations
@@ -24,19 +23,18 @@ LogitProcessor = Callable[..., Any]  # (logits, token_ids, params), or a class o
 
 
 def load_processors(paths: Mapping[str, str]) -> dict[str, LogitProcessor]:
-    """Import what `module:attribute` names. Raises ConfigError for what cannot be had.
+    """Import processors from `module:attribute`. Raises ConfigError.
 
-    paths:  by the names that requests choose
+    paths:  by the names that requests use
     """
-    return {name: _load(name, path) for name, path in paths.items()}
-
-
-def _load(name: str, path: str) -> LogitProcessor:
-    return import_callable(f"engine.logit_processors: {name} = {path}", path)
+    return {
+        name: import_callable(f"engine.logit_processors: {name} = {path}", path)
+        for name, path in paths.items()
+    }
 
 
 class RowProcessor:
-    """The processor of one row, with the tokens that it is told of."""
+    """The processor of one row, and the row's tokens."""
 
     def __init__(self, name: str, processor: LogitProcessor, init: RowInit) -> None:
         self._name = name
@@ -45,11 +43,11 @@ class RowProcessor:
         self._token_ids: list[int] = init.token_ids.tolist()
 
     def add_token(self, token_id: int) -> None:
-        """Take note of a new output token."""
+        """Append an output token."""
         self._token_ids.append(token_id)
 
     def run(self, logits: Tensor) -> RowFault | None:
-        """Change the row's logits [V] in place; return what went wrong."""
+        """Change the row's logits [V] in place; returns a fault if the processor failed."""
         try:
             self._process(logits, self._token_ids, self._params)
         except Exception as error:  # the operator's code may raise anything

@@ -1,4 +1,4 @@
-"""Rows of log-probabilities: joined, and turned into what a caller sees. Arrays only, no torch."""
+"""Joins rows of log-probabilities, and converts them to a caller's objects. Arrays, no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remora.engine.types import LogprobRows, TokenLogprob
 
 
 def concat_logprobs(parts: Sequence[LogprobRows]) -> LogprobRows:
-    """Join the lines of several rows-of-one-sequence, in order; all must hold the same `k`."""
+    """Join the lines of one sequence's parts, in order; all must hold the same `k`."""
     if len(parts) == 1:
         return parts[0]
     return LogprobRows(

@@ -1,4 +1,4 @@
-"""How the tokens of one request are chosen: every field, its limits, and what is wrong with it."""
+"""Sampling parameters of one request: every field, its limits and their checks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MAX_N = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen. Immutable and validated on construction.
+    """How the tokens of one request are sampled. Immutable and validated on construction.
 
     max_tokens:       most output tokens; None = as many as context and KV memory allow
-    min_tokens:       end-of-sequence and stop ids are masked, stop strings not looked for, before;
-                      a grammar that is complete ends the output all the same
+    min_tokens:       until then, end-of-sequence and stop ids are masked and stop strings ignored;
+                      a complete grammar ends the output all the same
     temperature:      0 = greedy
     top_k:            0 = off
     logit_bias:       token id -> number added to its logit
@@ -32,19 +32,19 @@ class SamplingParams:
     allowed_token_ids:  only these are sampled; empty = all
     first_token_ids:  only these are sampled as the first output token; empty = all
     stop:             output ends before (`include_stop_in_output`: after) the first of these texts
-    stop_regex:       likewise, the first text that one of these expressions matches; their syntax
-                      is RE2's, without anchors, and no match may be longer than 256 characters
-    ignore_eos:       end-of-sequence ids do not end the output, unless a grammar says that they do
-    shown_special_ids: control tokens that the text holds even where `skip_special_tokens` leaves
-                      the others out: the marks by which tool calls and thought are told apart
+    stop_regex:       likewise, the first match of one of these RE2 expressions, without anchors;
+                      no match may be longer than 256 characters
+    ignore_eos:       end-of-sequence ids do not end the output, unless they complete a grammar
+    shown_special_ids: control tokens that remain in the text despite `skip_special_tokens`: the
+                      marks of tool calls and reasoning
     seed:             same seed, same tokens, whatever else is in the batch; None = drawn on arrival
     custom_logit_processor:  name of the operator's function that changes the logits after bans
-    custom_params:    what it is given
+    custom_params:    its arguments
     logprobs:         None = none; k = the chosen token's and the k most likely ones', of the raw
                       distribution (before masks, bias, penalties and temperature)
-    hidden_states:    whether the final hidden states of all tokens but the last are told; switches
-                      prefix reuse off for the request, whose n is 1
-    prompt_logprobs:  likewise for each prompt token; switches prefix reuse off for the request
+    hidden_states:    whether to return the final hidden states of all tokens but the last; disables
+                      prefix reuse for the request, whose n is 1
+    prompt_logprobs:  as `logprobs`, for each prompt token; disables prefix reuse for the request
 
     Raises InvalidSampling, which names the field.
     """
@@ -89,7 +89,7 @@ class SamplingParams:
             self._check_hidden()
         if self.custom_params and self.custom_logit_processor is None:
             raise InvalidSampling(
-                "custom_params are for a custom_logit_processor, and none is named.",
+                "custom_params needs custom_logit_processor, which is not set.",
                 "custom_params",
             )
         if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
@@ -105,10 +105,10 @@ class SamplingParams:
 
     def _check_hidden(self) -> None:
         if self.n > 1:
-            raise InvalidSampling("Hidden states are told of one output: n must be 1.", "n")
+            raise InvalidSampling(f"n is {self.n}; it must be 1 with hidden states.", "n")
         for name in ("stop", "stop_regex"):  # the engine does not know where such an output ends
             if getattr(self, name):
-                raise InvalidSampling(f"Hidden states are not told of an output with {name}.", name)
+                raise InvalidSampling(f"{name} must be empty with hidden states.", name)
 
     def _check_numbers(self) -> None:
         for name, value, low, high in (

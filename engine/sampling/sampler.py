@@ -1,13 +1,13 @@
-"""The logit pipeline of a batch: what each row asks for, kept between steps, and its application.
+"""The logit pipeline of a batch: each row's parameters, kept between steps, and their application.
 
 Order, for every row: mask, bias, penalties, bans, custom processor, temperature, top-k, top-p,
-min-p, draw. Greedy rows take the greatest logit as the temperature finds it. Log-probabilities are
-of the raw logits.
+min-p, draw. Greedy rows take the greatest logit before temperature. Log-probabilities are of the
+raw logits.
 
 A row's token depends on its own logits, parameters, seed and position (number of output tokens so
-far), never on its batch mates: the filters are batch-invariant (`kernels/sampling.py`) and the
-random number is a function of (seed, position), so a row that was preempted, moved or verified
-speculatively goes on exactly as an undisturbed one would. Knows nothing of pages or requests.
+far), never on other rows: the filters are batch-invariant (`kernels/sampling.py`) and the random
+number is a function of (seed, position), so a row that was preempted or moved continues exactly as
+an undisturbed one would. Knows nothing of pages or requests.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from remora.engine.sampling.token_sampler import (
     Draws,
     HostTokenSampler,
     SampledLogprobs,
-    SamplingKernels,
-    TokenBatch,
+    SampledTokens,
     TokenSampler,
-    describe,
 )
 from remora.engine.tokens.token_text import Spellings
 from remora.engine.types import (
@@ -53,13 +51,13 @@ MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampledTokens:
-    """One new token for each row that was asked for.
+class SampleResult:
+    """One new token for each sampled row.
 
     token_ids:  [R] in the order of the `rows` argument
     logprobs:   row -> one line; only rows that asked
-    bad_rows:   row -> why it has no token: its logits held a NaN or an infinity, nothing was left
-                to choose, or its constraint failed. Its token and log-probabilities mean nothing;
+    bad_rows:   row -> why it has no token: its logits held a NaN or an infinity, no token was
+                allowed, or its constraint failed. Its token and log-probabilities are meaningless;
                 the engine ends these requests, and only these, with an error.
     completed:  rows whose grammar is complete with this token
     """
@@ -71,16 +69,16 @@ class SampledTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Tokens on their way to rows [R].
+class PendingSample:
+    """Tokens of rows [R], perhaps still on a device.
 
-    described:  with the lines that asked for log-probabilities
-    failed:     rows whose processor failed
+    logprobs:  (lines that asked for log-probabilities, these)
+    failed:    rows whose processor failed
     """
 
     rows: IntArray
-    chosen: TokenBatch
-    described: tuple[tuple[TokenArray, SampledLogprobs], ...] = ()
+    sampled: SampledTokens
+    logprobs: tuple[tuple[TokenArray, SampledLogprobs], ...] = ()
     failed: Mapping[int, RowFault] = field(default_factory=dict)
 
 
@@ -97,16 +95,6 @@ def uniforms(seeds: SeedArray, positions: SeedArray) -> DoubleArray:
     fractions: DoubleArray = (bits >> np.uint64(11)).astype(np.float64)
     fractions *= 2.0**-53
     return fractions
-
-
-def prompt_logprobs(
-    logits: Tensor,
-    target_ids: TokenArray,
-    num_top: int,
-    kernels: SamplingKernels = torch_kernels,
-) -> LogprobRows:
-    """Describe the tokens [n] that follow each of the raw logits [n, V] in the prompt."""
-    return describe(logits, target_ids, num_top, kernels)
 
 
 def check_token_ids(request: Request, vocab_size: int) -> None:
@@ -128,11 +116,11 @@ def check_token_ids(request: Request, vocab_size: int) -> None:
 
 
 class Sampler:
-    """Chooses the next token of rows, whose parameters and output counts it keeps.
+    """Samples the next token of rows, whose parameters and output counts it keeps.
 
-    choosing:   by which tokens are chosen and described
-    spellings:  what tokens stand for; None = no thought is watched and no prompt healed
-    processors: what `custom_logit_processor` may name
+    token_sampler:  where tokens are chosen: on the host or on the device
+    spellings:      bytes of each token; None = neither reasoning nor token healing
+    processors:     that `custom_logit_processor` may name
     """
 
     def __init__(
@@ -141,11 +129,11 @@ class Sampler:
         max_rows: int,
         vocab_size: int,
         eos_token_ids: Sequence[int],
-        choosing: TokenSampler | None = None,
+        token_sampler: TokenSampler | None = None,
         spellings: Spellings | None = None,
         processors: Mapping[str, LogitProcessor] = MappingProxyType({}),
     ) -> None:
-        self.choosing = choosing or HostTokenSampler(torch_kernels)
+        self.token_sampler = token_sampler or HostTokenSampler(torch_kernels)
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._temperature = np.zeros(max_rows, np.float32)
@@ -166,10 +154,7 @@ class Sampler:
         )
 
     def add_row(self, init: RowInit) -> None:
-        """Start a row, or resume one whose `token_ids` already hold output.
-
-        What was known of the row before is forgotten.
-        """
+        """Start a row, or resume one whose `token_ids` hold output; replaces its old state."""
         row, sampling = init.row, init.sampling
         self.drop_row(row)
         if sampling.is_greedy:
@@ -199,29 +184,29 @@ class Sampler:
         self._masks.drop_row(row)
 
     def begin(self, rows: IntArray) -> None:
-        """Do beforehand, in another thread, what `sample` of these rows needs no logits for."""
+        """Start work of `choose` that needs no logits, in another thread."""
         self._masks.begin(rows)
 
     def close(self) -> None:
         """End the thread, if there is one."""
         self._masks.close()
 
-    def sample(self, logits: Tensor, rows: IntArray) -> SampledTokens:
-        """Choose one token for each of `rows` [R], and advance each row's position by one.
+    def sample(self, logits: Tensor, rows: IntArray) -> SampleResult:
+        """Sample one token for each of `rows` [R], and advance each row's position by one.
 
         logits: [R, V] float32, raw; overwritten
         """
         return self.finish(self.choose(logits, rows))
 
-    def choose(self, logits: Tensor, rows: IntArray) -> Choice:
-        """Begin to choose; `finish` must come before these rows' next choice.
+    def choose(self, logits: Tensor, rows: IntArray) -> PendingSample:
+        """Start to sample; `finish` must follow before these rows are sampled again.
 
         logits: [R, V] float32, raw; overwritten
         """
         raw = self._raw_logits(logits, rows)
         masks = self._masks.take(rows)
         if masks is not None:
-            self.choosing.kernels.mask_tokens(logits, masks.lines, masks.words)
+            self.token_sampler.kernels.mask_tokens(logits, masks.lines, masks.words)
         if self._edits:
             apply_edits(
                 logits,
@@ -233,38 +218,38 @@ class Sampler:
                 unbanned=frozenset() if masks is None else masks.overruling,
             )
         failed = self._process(logits, rows) if self._processed else {}
-        chosen = self.choosing.choose(logits, self._draws(rows))
-        return Choice(
+        chosen = self.token_sampler.choose(logits, self._draws(rows))
+        return PendingSample(
             rows=rows,
-            chosen=chosen,
-            described=tuple(
-                (lines, self.choosing.describe(copied, lines, chosen, num_top))
+            sampled=chosen,
+            logprobs=tuple(
+                (lines, self.token_sampler.describe(copied, lines, chosen, num_top))
                 for num_top, (lines, copied) in raw.items()
             ),
             failed=failed,
         )
 
-    def finish(self, choice: Choice, gone: Collection[int] = ()) -> SampledTokens:
-        """Wait for the tokens, and take note of them.
+    def finish(self, pending: PendingSample, gone: Collection[int] = ()) -> SampleResult:
+        """Wait for the tokens, and update the rows.
 
-        gone:  rows that were dropped or started anew since; what they get means nothing
+        gone:  rows that were dropped or restarted since; their tokens are meaningless
         """
-        rows = choice.rows
-        token_ids, faults = choice.chosen.take()
+        rows = pending.rows
+        token_ids, faults = pending.sampled.take()
         row_list = rows.tolist()
         bad_rows = {row_list[line]: fault for line, fault in faults.items()}
-        bad_rows |= choice.failed
+        bad_rows |= pending.failed
         ends = self._masks.accept(rows, token_ids, unsampled={*bad_rows, *gone})
         self._advance(rows, token_ids, gone)
-        return SampledTokens(
+        return SampleResult(
             token_ids=token_ids,
-            logprobs=_by_row(choice),
+            logprobs=_by_row(pending),
             bad_rows=bad_rows | ends.failed,
             completed=ends.completed - bad_rows.keys(),
         )
 
     def _process(self, logits: Tensor, rows: IntArray) -> dict[int, RowFault]:
-        """Run the processors of `rows` over their logits; return the rows whose one failed."""
+        """Run the processors of `rows` over their logits; return the rows that failed."""
         faults = {
             row: self._processed[row].run(logits[line])
             for line, row in enumerate(rows.tolist())
@@ -273,7 +258,7 @@ class Sampler:
         return {row: fault for row, fault in faults.items() if fault is not None}
 
     def _draws(self, rows: IntArray) -> Draws | None:
-        """Return how tokens of rows [R] are drawn; None when none is."""
+        """Return the draw parameters of rows [R]; None when all are greedy."""
         temperature = self._temperature[rows]
         if not temperature.any():
             return None
@@ -287,7 +272,7 @@ class Sampler:
         )
 
     def _raw_logits(self, logits: Tensor, rows: IntArray) -> dict[int, tuple[TokenArray, Tensor]]:
-        """Copy the logits whose log-probabilities are wanted: number of top tokens -> lines."""
+        """Copy the logits whose log-probabilities are requested, by number of top tokens."""
         wanted: dict[int, list[int]] = {}
         if self._num_logprobs:
             for line, row in enumerate(rows.tolist()):
@@ -303,24 +288,22 @@ class Sampler:
             stays = ~np.isin(rows, list(gone))
             rows, token_ids = rows[stays], token_ids[stays]
         self._num_outputs[rows] += 1
-        if self._edits:
-            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-                if row in self._edits:
-                    self._edits[row].add_token(token_id)
-        if self._processed:
-            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-                if row in self._processed:
-                    self._processed[row].add_token(token_id)
+        readers: tuple[Mapping[int, RowEdits | RowProcessor], ...] = (self._edits, self._processed)
+        for by_row in readers:
+            if by_row:
+                for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                    if row in by_row:
+                        by_row[row].add_token(token_id)
 
 
-def _by_row(choice: Choice) -> dict[int, LogprobRows]:
-    """Log-probabilities of the chosen tokens: row -> one line."""
+def _by_row(pending: PendingSample) -> dict[int, LogprobRows]:
+    """Log-probabilities of the sampled tokens: row -> one line."""
     described = {}
-    for lines, lazily in choice.described:
-        together = lazily.take()
+    for lines, logprobs in pending.logprobs:
+        together = logprobs.take()
         for place, line in enumerate(lines.tolist()):
             here = slice(place, place + 1)
-            described[int(choice.rows[line])] = LogprobRows(
+            described[int(pending.rows[line])] = LogprobRows(
                 token_ids=together.token_ids[here],
                 logprobs=together.logprobs[here],
                 ranks=together.ranks[here],

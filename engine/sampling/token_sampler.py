@@ -1,10 +1,10 @@
-"""Choosing tokens, and finding out later which: results that are perhaps still on a device.
+"""Samples tokens from logits, with results that may still be on a device.
 
-A forward pass of the next step may begin with tokens that the host does not know yet, so what is
-chosen is told in two ways: as a tensor, at once, and on the host, to whoever waits. Knows neither
-rows nor requests; a line is a row of logits.
+The next forward pass may begin with tokens that the host does not know yet, so sampled tokens are
+available as a tensor at once, and on the host after `take`. Knows neither rows nor requests; a line
+is a row of logits.
 
-Legend: R lines, n lines that are described, V vocabulary.
+Legend: R lines, n lines with log-probabilities, V vocabulary.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from remora.engine.types import (
 
 DoubleArray = npt.NDArray[np.float64]
 
-NO_TOKEN_LEFT = RowFault("no token is left that may come next", of_request=True)
+NO_TOKEN_LEFT = RowFault("no token is allowed next", of_request=True)
 
 
 class SamplingKernels(Protocol):
-    """The arithmetic of sampling; `kernels/sampling.py` says what each function means."""
+    """The arithmetic of sampling; `kernels/sampling.py` documents each function."""
 
     def greedy(self, logits: Tensor) -> tuple[TokenArray, BoolArray]:
-        """Choose each row's greatest logit [R], and say which rows are good [R]."""
+        """Choose each row's greatest logit [R]; also returns which rows are good [R]."""
         ...
 
     def choose(
@@ -50,23 +50,23 @@ class SamplingKernels(Protocol):
         top_p: DoubleArray,
         min_p: FloatArray,
     ) -> tuple[TokenArray, BoolArray]:
-        """Choose one id per row [R], and say which rows are good [R]; may overwrite the logits."""
+        """Choose one id per row [R]; also returns which are good [R]. May change the logits."""
         ...
 
     def mask_tokens(self, logits: Tensor, lines: TokenArray, words: MaskWords) -> None:
-        """Take -inf from logits of lines [G], in place, where their words' bits are 0."""
+        """Set logits of lines [G] to -inf, in place, where their words' bits are 0."""
         ...
 
     def token_logprobs(
         self, logits: Tensor, token_ids: TokenArray, num_top: int
     ) -> tuple[FloatArray, IntArray, TokenArray, FloatArray]:
-        """Return log-probabilities [R] and ranks [R] of tokens, ids and those of the likeliest."""
+        """Return log-probabilities [R] and ranks [R] of tokens, then top ids and their logprobs."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """How a token is chosen in each line; arrays [R] as in `SamplingKernels.choose`.
+    """Draw parameters of each line; arrays [R] as in `SamplingKernels.choose`.
 
     uniforms:  [R] in [0, 1)
     """
@@ -78,16 +78,16 @@ class Draws:
     min_p: FloatArray
 
 
-class TokenBatch(Protocol):
+class SampledTokens(Protocol):
     """One token for each line."""
 
     @property
     def token_ids(self) -> Tensor:
-        """The tokens [R] int64, where the logits are."""
+        """The tokens [R] int64, on the device of the logits."""
         ...
 
     def take(self) -> tuple[TokenArray, dict[int, RowFault]]:
-        """Wait for them; returns the tokens [R], and the lines that have none, with the reason."""
+        """Wait; returns the tokens [R], and the faults of lines that have none."""
         ...
 
 
@@ -95,43 +95,43 @@ class SampledLogprobs(Protocol):
     """Log-probabilities of n tokens."""
 
     def take(self) -> LogprobRows:
-        """Wait for them."""
+        """Wait, and return them."""
         ...
 
 
 class TokenSampler(Protocol):
-    """What chooses and describes tokens.
+    """Samples tokens and computes their log-probabilities.
 
-    kernels:  by which it does, and by which prompts are described
+    kernels:  the arithmetic, also for prompt log-probabilities
     """
 
     kernels: SamplingKernels
 
-    def choose(self, logits: Tensor, draws: Draws | None) -> TokenBatch:
+    def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
         """Choose one token for each line of logits [R, V], which may be overwritten.
 
-        draws:  None = the greatest of each
+        draws:  None = the greatest logit of each line
         """
         ...
 
     def describe(
-        self, raw: Tensor, lines: TokenArray, chosen: TokenBatch, num_top: int
+        self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
     ) -> SampledLogprobs:
-        """Describe what was chosen in some lines [n], and the likeliest tokens there.
+        """Return log-probabilities of the tokens chosen in lines [n], and of the likeliest.
 
-        raw:  [n, V] logits of these lines as they were; not to be changed until it is taken
+        raw:  [n, V] unedited logits of these lines, which must not change before `take`
         """
         ...
 
 
 class HostTokenSampler:
-    """Choosing that is done when it returns."""
+    """TokenSampler on the host, which waits for its results."""
 
     def __init__(self, kernels: SamplingKernels) -> None:
         self.kernels = kernels
 
-    def choose(self, logits: Tensor, draws: Draws | None) -> TokenBatch:
-        """Choose now; see `TokenSampler`."""
+    def choose(self, logits: Tensor, draws: Draws | None) -> SampledTokens:
+        """Choose at once; see `TokenSampler`."""
         if draws is None:
             token_ids, is_good = self.kernels.greedy(logits)
         else:
@@ -144,19 +144,19 @@ class HostTokenSampler:
                 min_p=draws.min_p,
             )
         faults = {} if is_good.all() else _faults(logits, is_good)
-        return _Known(token_ids, faults)
+        return _HostTokens(token_ids, faults)
 
     def describe(
-        self, raw: Tensor, lines: TokenArray, chosen: TokenBatch, num_top: int
+        self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
     ) -> SampledLogprobs:
-        """Describe when it is taken; see `TokenSampler`."""
-        return _PendingLogprobs(raw, chosen.take()[0][lines], num_top, self.kernels)
+        """Compute when taken; see `TokenSampler`."""
+        return _HostLogprobs(raw, chosen.take()[0][lines], num_top, self.kernels)
 
 
 def describe(
     logits: Tensor, token_ids: TokenArray, num_top: int, kernels: SamplingKernels
 ) -> LogprobRows:
-    """Describe tokens [n] by their raw logits [n, V]."""
+    """Return the log-probabilities of tokens [n] from their raw logits [n, V]."""
     chosen, ranks, top_ids, top = kernels.token_logprobs(logits, token_ids, num_top)
     return LogprobRows(
         token_ids=token_ids, logprobs=chosen, ranks=ranks, top_ids=top_ids, top_logprobs=top
@@ -164,7 +164,7 @@ def describe(
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _HostTokens:
     known: TokenArray
     faults: dict[int, RowFault]
 
@@ -177,7 +177,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingLogprobs:
+class _HostLogprobs:
     raw: Tensor
     token_ids: TokenArray
     num_top: int
@@ -188,7 +188,7 @@ class _PendingLogprobs:
 
 
 def _faults(logits: Tensor, is_good: BoolArray) -> dict[int, RowFault]:
-    """Say why lines have no token; logits [R, V] as they were when one was to be chosen."""
+    """Return why lines have no token, from the logits [R, V] that were sampled."""
     return {
         line: NO_TOKEN_LEFT if bool((logits[line] == -torch.inf).all()) else NOT_FINITE
         for line in (~is_good).nonzero()[0].tolist()

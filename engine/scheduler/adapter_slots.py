@@ -1,9 +1,8 @@
-"""Which adapter lies in which slot of the model's memory, and which may be put out for another.
+"""Assigns adapters to the slots of the model's memory, and evicts them.
 
-Adapters are known by the id of their instance: a name that is loaded anew is another instance. A
-slot that a running sequence uses is never given to another, nor one whose adapter is pinned; of the
-others the least recently used one is, or the one filled first. Pure book-keeping: knows no tensors,
-names or files.
+An adapter is identified by its lora_id: reloading a name makes a new id. Slots that running
+sequences use and slots of pinned adapters are never evicted; of the others the least recently used
+one is, or the one filled first. Pure book-keeping: knows no tensors, names or files.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ class AdapterSlots:
         self.num_evicted = 0
         self._by_use = eviction == "lru"
         self._free = list(range(num_slots, 0, -1))
-        self._slots: dict[int, int] = {}  # instance -> slot; who is put out first stands first
-        self._users: dict[int, int] = {}  # instance -> sequences that run with it
+        self._slots: dict[int, int] = {}  # lora_id -> slot, in the order of eviction
+        self._users: dict[int, int] = {}  # lora_id -> running sequences
         self._pinned: set[int] = set()
 
     @property
     def by_lora_id(self) -> dict[int, int]:
-        """Which slot each instance lies in that lies in one."""
+        """The slot of each adapter that has one."""
         return dict(self._slots)
 
     def has_room(self, lora_id: int) -> bool:
-        """Return whether `acquire` would find a slot."""
+        """Return whether `acquire` would succeed."""
         return lora_id in self._slots or bool(self._free) or self._victim() is not None
 
     def acquire(self, lora_id: int) -> tuple[int, bool]:
-        """Take a slot for one more sequence; returns it, and whether it must be filled first."""
+        """Take a slot for one more sequence; returns it and whether it must be filled first."""
         is_new = lora_id not in self._slots
         slot = self._take() if is_new else self._slots[lora_id]
         if is_new or self._by_use:
@@ -48,7 +47,7 @@ class AdapterSlots:
         return slot, is_new
 
     def release(self, lora_id: int) -> None:
-        """One sequence less runs with it; it stays in its slot."""
+        """Count one sequence less; the adapter keeps its slot."""
         if self._users.get(lora_id, 0) < 1:
             raise InvariantViolated(f"adapter {lora_id} was released more often than acquired")
         self._users[lora_id] -= 1
@@ -56,14 +55,14 @@ class AdapterSlots:
             del self._users[lora_id]
 
     def pin(self, lora_id: int, *, pinned: bool) -> None:
-        """Let an adapter stay in its slot once it lies in one, or not; not all may be pinned."""
+        """Keep an adapter in its slot, or stop to; at least one slot must stay unpinned."""
         if pinned:
             self._pinned.add(lora_id)
         else:
             self._pinned.discard(lora_id)
 
     def forget(self, lora_id: int) -> None:
-        """Empty the slot of an adapter that nobody uses, and forget that it was pinned."""
+        """Free the slot of an unused adapter, and unpin it."""
         if lora_id in self._users:
             raise InvariantViolated(f"adapter {lora_id} is in use and cannot be forgotten")
         self._pinned.discard(lora_id)
@@ -74,13 +73,13 @@ class AdapterSlots:
     def check_integrity(self, users: dict[int, int]) -> None:
         """Raise InvariantViolated unless slots are consistent.
 
-        users:  sequences that run, by instance
+        users:  running sequences by lora_id
         """
         taken = [*self._slots.values(), *self._free]
         if sorted(taken) != list(range(1, len(taken) + 1)):
             raise InvariantViolated(f"a slot is both free and taken, or neither: {taken}")
         if users != self._users:
-            raise InvariantViolated(f"adapters are used by {users}, counted are {self._users}")
+            raise InvariantViolated(f"adapter users are {users}, but {self._users} were counted")
         if not users.keys() <= self._slots.keys():
             raise InvariantViolated("a sequence runs with an adapter that has no slot")
 
@@ -89,7 +88,7 @@ class AdapterSlots:
             return self._free.pop()
         victim = self._victim()
         if victim is None:
-            raise InvariantViolated("there is no slot to acquire")
+            raise InvariantViolated("no adapter slot can be freed")
         self.num_evicted += 1
         return self._slots.pop(victim)
 

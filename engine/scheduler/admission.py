@@ -1,12 +1,12 @@
-"""Who may start: the peak estimate, and what can never fit.
+"""Whether a sequence may start: the estimate of peak memory, and requests that can never fit.
 
-The estimate follows LightLLM's router: give each request `held` tokens now and `growth` tokens to
-come; when a request ends, all with more growth are alive and have grown as much, so the peak is
+The estimate follows LightLLM's router: each request holds `held` tokens and will add `growth`
+tokens; when a request ends, all with more growth are alive and have grown as much, so the peak is
 
     max over i of  sum(held[0..i]) + (i + 1) * growth[i],   requests by growth, largest first.
 
-The share of unproduced output that is reserved adapts as in SGLang: it decays while all goes well
-and jumps after a preemption. Knows sequences and how many pages they hold; no tensors, no time.
+The reserved share of future output adapts as in SGLang: it decays while nothing is preempted and
+jumps after a preemption. Knows sequences and how many pages they hold; no tensors, no time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ ADAPTIVE = ReservePlan()
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Tokens of KV that one request holds, and how many more are reserved for it."""
+    """KV tokens that one request holds, and those reserved for its output."""
 
     held: int
     growth: int
 
 
 def peak_tokens(demands: Iterable[Demand]) -> int:
-    """Return the most KV tokens that the requests will hold together at any time."""
+    """Return the estimated peak of KV tokens that the requests hold together."""
     peak = held = 0
     for rank, demand in enumerate(sorted(demands, key=lambda d: -d.growth), start=1):
         held += demand.held
@@ -47,9 +47,9 @@ def peak_tokens(demands: Iterable[Demand]) -> int:
 
 
 class ReserveRatio:
-    """The share of unproduced output tokens that admission reserves, between 0 and 1.
+    """The share of future output tokens that admission reserves, between 0 and 1.
 
-    rules:  what is reserved in place of that share, or at least
+    rules:  reserves that replace the share or bound it
     """
 
     START = 0.7
@@ -63,15 +63,15 @@ class ReserveRatio:
         self.value = self._start
 
     def on_step(self) -> None:
-        """Relax a little."""
+        """Decay towards the floor."""
         self.value = max(self._floor, self.value - (self._start - self._floor) / self.DECAY_STEPS)
 
     def on_idle(self) -> None:
-        """Start over: nothing learned from the last load holds for the next."""
+        """Start over: the next load may differ from the last."""
         self.value = self._start
 
     def on_preemption(self, num_produced: int, num_allowed: int, num_rows: int) -> None:
-        """Learn from the rows still running: `num_produced` of `num_allowed` output tokens."""
+        """Raise the share to that of the running rows: `num_produced` of `num_allowed` tokens."""
         observed = (num_produced + 20 * num_rows) / max(1, num_allowed)
         self.value = max(self.value, min(1.0, observed))
 
@@ -87,11 +87,11 @@ class ReserveRatio:
         return max(growth, min(remaining, self.rules.min_tokens))
 
     def capacity(self, num_tokens: int) -> int:
-        """Return how many of the tokens that the KV cache holds may be given away."""
+        """Return how many of the KV cache's tokens admission may use."""
         return int(num_tokens * (1 - self.rules.free_fraction))
 
     def is_full(self, kv: KVCache) -> bool:
-        """Return whether so much is in use that all output is reserved."""
+        """Return whether KV usage is so high that all output is reserved."""
         full_usage = self.rules.full_usage
         return full_usage is not None and kv.usage >= full_usage
 
@@ -99,12 +99,12 @@ class ReserveRatio:
 def can_start(
     candidate: Sequence, running: Iterable[Sequence], kv: KVCache, reserve: ReserveRatio
 ) -> bool:
-    """Estimate whether `candidate`, its cached prefix attached, fits beside the running ones."""
+    """Estimate whether `candidate`, with its cached prefix attached, fits with the running ones."""
     demands = []
     num_published = 0
     is_full = reserve.is_full(kv)
-    everyone = (*running, candidate)
-    for seq in everyone:
+    sequences = (*running, candidate)
+    for seq in sequences:
         table = seq.table
         num_pages = max(len(table.pages), pages_needed(seq.num_tokens, kv.page_size))
         certain = (
@@ -120,13 +120,13 @@ def can_start(
                 ),
             )
         )
-        # Pages that it computed and published are in `held` already, though the cache has them.
+        # Pages that the sequence computed and published are counted in `held` already.
         num_published += table.num_published - table.num_matched
     num_borrowed = max(0, kv.num_locked - num_published)
     capacity = reserve.capacity(kv.num_pages * kv.page_size)
     if peak_tokens(demands) > capacity - num_borrowed * kv.page_size:
         return False
-    return kv.windows is None or _windows_fit(everyone, demands, kv.windows, kv.page_size, reserve)
+    return kv.windows is None or _windows_fit(sequences, demands, kv.windows, kv.page_size, reserve)
 
 
 def _windows_fit(
@@ -136,11 +136,11 @@ def _windows_fit(
     page_size: int,
     reserve: ReserveRatio,
 ) -> bool:
-    """Estimate the same for pages of window layers.
+    """Estimate whether the pages of window layers fit.
 
     demands:  of these sequences, in tokens that all layers keep
-    A sequence longer than the window has so many pages that it holds no more later: those count in
-    full, beside the peak of the shorter ones.
+    A sequence longer than the window holds a constant number of pages, which is added to the peak
+    of the shorter ones.
     """
     shorter = []
     num_pages = num_published = 0
@@ -158,17 +158,17 @@ def _windows_fit(
 
 
 def uncached_tokens(seq: Sequence, kv: KVCache) -> int:
-    """Return how many tokens of a sequence would be computed if it could start now."""
+    """Return how many tokens of a sequence the next step would have to compute."""
     if seq.computes_prompt:
         return seq.num_tokens
     if seq.leader is not None and not seq.leader.is_finished:
-        return seq.num_tokens % kv.page_size + 1  # the rest it borrows from its leader
+        return seq.num_tokens % kv.page_size + 1  # it borrows the rest from its leader
     known = seq.token_ids[: seq.num_tokens - 1]
     return seq.num_tokens - kv.count_cached(seq.namespace, known)
 
 
 def check_fits(request: Request, plan: EnginePlan) -> None:
-    """Raise unless the request could run on an empty engine: the message says by how much not."""
+    """Raise PromptTooLong or InvalidRequest unless the request fits an empty engine."""
     num_prompt = len(request.prompt_ids)
     limit = plan.max_sequence_tokens
     if num_prompt == 0:

@@ -1,8 +1,8 @@
-"""Who of those that wait starts first, by the policies that depend on more than arrival.
+"""Admission order for cache- and length-aware policies.
 
-Urgent ones come before others under every policy, then those that gave way before, then those that
-were passed over too often. What depends on the prefix cache is looked up for a round of admission
-and for no more than MAX_LOOKUPS sequences; with more, arrival decides.
+Under every policy, higher priority starts first, then preempted sequences, then sequences that were
+passed over too often. Policies that look prefixes up do so once per round of admission, for at most
+MAX_LOOKUPS sequences; with more waiting, arrival decides.
 
 Knows sequences and the prefix cache; nothing of rows, budgets or time.
 """
@@ -27,7 +27,7 @@ Ranking = Callable[[list[Sequence], KVCache], dict[Sequence, int]]
 
 
 class WaitingOrder:
-    """Arranges the waiting queue, which is kept by priority and arrival."""
+    """Sorts the waiting queue, which is kept by priority and arrival."""
 
     def __init__(self, policy: SchedulePolicy, *, seed: int = 0) -> None:
         self._is_by_arrival = policy == "fcfs"
@@ -43,7 +43,7 @@ class WaitingOrder:
         self._rank = rankings[policy]
 
     def arrange(self, waiting: list[Sequence], kv: KVCache) -> list[Sequence]:
-        """Return the sequences in the order in which they are to start."""
+        """Return the sequences in the order of admission."""
         if self._is_by_arrival or len(waiting) < 2:
             return list(waiting)
         if self._is_looked_up and len(waiting) > MAX_LOOKUPS:
@@ -57,7 +57,7 @@ class WaitingOrder:
         return sorted(waiting, key=key)
 
     def on_start(self, seq: Sequence, waiting: Iterable[Sequence]) -> None:
-        """Note that a sequence has started before those that wait on."""
+        """Count the sequences that `seq` has passed."""
         if not self._is_by_arrival:
             for other in waiting:
                 other.num_passed += waiting_key(other) < waiting_key(seq)
@@ -80,9 +80,9 @@ def _by_prefix(waiting: list[Sequence], kv: KVCache) -> dict[Sequence, int]:
 
 
 def _by_shared_prefixes(waiting: list[Sequence], kv: KVCache) -> dict[Sequence, int]:
-    """Rank by a walk over the cached prefixes, below each node the one most asked for first.
+    """Rank by a depth-first walk of the cached prefixes, into the most requested child first.
 
-    So those that share a prefix come one after the other, the longest shared prefixes first.
+    Sequences that share a prefix start one after the other, the longest shared prefixes first.
     """
     ends = {seq: kv.cached_end(seq.namespace, seq.token_ids) for seq in waiting}
     paths = {seq: _path(node) for seq, node in ends.items()}
@@ -104,7 +104,7 @@ def _by_shared_prefixes(waiting: list[Sequence], kv: KVCache) -> dict[Sequence, 
 def _children_first(
     children: Callable[[RadixNode | None], list[RadixNode]],
 ) -> Iterator[RadixNode]:
-    """Yield each node after those below it; of several children the last one first."""
+    """Yield each node after its descendants; of several children the last one first."""
     stack, opened = children(None), set[RadixNode]()
     while stack:
         node = stack[-1]
@@ -116,7 +116,7 @@ def _children_first(
 
 
 def _path(node: RadixNode) -> list[RadixNode]:
-    """Return a node's ancestors from the root on, and itself."""
+    """Return the path from the root to a node."""
     path = [node]
     while path[-1].parent is not None:
         path.append(path[-1].parent)

@@ -1,7 +1,4 @@
-"""Who goes first, and who gives way.
-
-Pure functions of a sequence: the waiting queue's order, and the choice of whom to preempt.
-"""
+"""The order of the waiting queue, and the choice of sequences to preempt. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from remora.engine.scheduler.sequence import Sequence
 
 
 def waiting_key(seq: Sequence) -> tuple[int, int]:
-    """Order of the waiting queue: urgent first, then by arrival.
+    """Return the sort key of the waiting queue: highest priority first, then by arrival.
 
     A preempted sequence keeps its arrival, so it returns to the front of its priority.
     """
@@ -19,10 +16,10 @@ def waiting_key(seq: Sequence) -> tuple[int, int]:
 
 
 def preemption_victim(running: Iterable[Sequence]) -> Sequence:
-    """Choose who gives up its pages: the least urgent; of these, who loses least work.
+    """Return the sequence to preempt: the lowest priority, then the fewest output tokens.
 
-    Fewest output tokens first; among equals the longest, whose pages help most, and the youngest.
-    So, of equal priority, whoever is furthest along goes on and ends.
+    Among equals the longest, whose pages help most, then the youngest. So, of equal priority, the
+    sequence with most output continues to its end.
     """
     return min(
         running, key=lambda seq: (seq.priority, seq.num_output_tokens, -seq.num_tokens, -seq.order)
@@ -30,6 +27,6 @@ def preemption_victim(running: Iterable[Sequence]) -> Sequence:
 
 
 def lower_priority(running: Iterable[Sequence], than: Sequence, gap: int) -> list[Sequence]:
-    """Return those that `than` may preempt, the first to go first."""
+    """Return the sequences that `than` may preempt, in the order of preemption."""
     weaker = [seq for seq in running if than.priority - seq.priority > gap]
     return sorted(weaker, key=lambda seq: (seq.priority, seq.num_output_tokens, -seq.order))

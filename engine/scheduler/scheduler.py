@@ -2,13 +2,13 @@
 
 One rule: every sequence has `num_computed` tokens behind it and some pending; a step hands out
 tokens under a budget until computed catches up. Decode, chunked prefill, prefix hits and recompute
-after preemption are all this rule. Decode rows come first, then prompts under way, then new ones,
-admitted by the peak estimate. When pages run out on the way, someone is preempted and queued again.
+after preemption are all this rule. Decode rows come first, then started prompts, then new ones,
+admitted by the peak estimate. When pages run out, a sequence is preempted and queued again.
 
-A step may be planned while the one before is still under way: its tokens are *flying*, the outputs
-that it will give are *coming*. Lengths are planned with them, results come later, in order, and
-what has ended or been preempted meanwhile takes none. Pages and rows change hands at once: steps
-run one after the other, so that whoever has them next comes after whoever had them before.
+A step may be planned while the one before is still in flight: its tokens are *in flight*, the
+outputs that it will sample are *pending*. Lengths are planned with both. Results arrive later, in
+order; a sequence that ended or was preempted meanwhile ignores them. Pages and rows are reused at
+once: steps run one after the other, so the new owner's step follows the old owner's.
 
 Knows sequences and page counts. Knows nothing of tensors, threads, text or time.
 """
@@ -38,27 +38,27 @@ from remora.engine.types import (
     StepResult,
 )
 
-# So many may be started before one that waits for a slot of its adapter; then all wait with it,
-# until those that run have left one.
-MAX_OVERTAKEN = 32
+# Sequences that may start before one that waits for an adapter slot; then all wait until a running
+# sequence frees a slot.
+MAX_SKIPPED = 32
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightStep:
-    """A step under way: its plan, and the sequence behind each row with its start."""
+    """A step in flight: its plan, and each row's sequence and `num_starts`."""
 
     plan: StepPlan
     rows: Mapping[int, tuple[Sequence, int]]
 
     def note_start(self, now_s: float) -> None:
-        """Note of sequences that run for the first time how long they waited."""
+        """Record the queue time of sequences that run for the first time."""
         for init in self.plan.added:
             seq, _ = self.rows[init.row]
             if seq.queue_s is None:
                 seq.queue_s = now_s - seq.arrived_s
 
     def ended_rows(self) -> frozenset[int]:
-        """Rows whose sequence has left them since."""
+        """Return the rows that their sequences have left since."""
         return frozenset(row for row, (seq, start) in self.rows.items() if not _holds(seq, start))
 
 
@@ -98,11 +98,11 @@ class Scheduler:
         self._preemption_gap = priority_preemption_gap
         self._free_rows = list(range(max_running - 1, -1, -1))
         self._dropped_rows: list[int] = []
-        self.flights: deque[InFlightStep] = deque()
+        self.in_flight: deque[InFlightStep] = deque()
         self._num_steps = 0
         self._num_waiting_tokens = 0
 
-    # -- from outside ------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
@@ -111,7 +111,7 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens to compute before every open sequence decodes, by what was cached on arrival."""
+        """Tokens to compute before every open sequence decodes, given the cache at arrival."""
         return self._num_waiting_tokens + sum(
             seq.num_pending
             for seq in self.running
@@ -119,13 +119,13 @@ class Scheduler:
         )
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence. The caller has checked that it can fit an empty engine."""
+        """Queue a sequence that fits an empty engine."""
         insort(self.waiting, seq, key=waiting_key)
         seq.num_queued_tokens = uncached_tokens(seq, self.kv)
         self._num_waiting_tokens += seq.num_queued_tokens
 
     def abort(self, seq: Sequence) -> SequenceOutput:
-        """End a waiting or running sequence now and give its pages back. Only between steps."""
+        """End a waiting or running sequence and free its pages. Only between steps."""
         self.num_aborted += 1
         self._end(seq, FinishReason.ABORT)
         return self._output(seq)
@@ -133,9 +133,9 @@ class Scheduler:
     # -- before a step -----------------------------------------------------------------------
 
     def schedule(self, *, admitting: bool = True) -> StepPlan | None:
-        """Plan the next step; None when there is nothing to do before a result comes.
+        """Plan the next step; None when there is nothing to do before a result arrives.
 
-        admitting:  whether to look at those that wait; must be so when nothing runs
+        admitting:  whether waiting sequences may start; must be true when nothing runs
         """
         rules = self._rules
         draft = StepDraft(
@@ -144,29 +144,29 @@ class Scheduler:
             max_prompts=rules.max_prefill_requests,
         )
         preemptions_before = self.num_preemptions
-        decoding, extending = self._going_on()
+        decoding, extending = self._running_rows()
         if rules.mixed_steps:
             for seq in decoding:
                 self._decode(seq, draft)
         for seq in extending:
             self._extend(seq, draft)
         if admitting and self.num_preemptions == preemptions_before:
-            self._admit(draft)  # not after preemptions: the victim would be back at once
+            self._admit(draft)  # not after preemptions: the victim would return at once
         if not rules.mixed_steps and not draft.has_tokens:
             for seq in decoding:
                 self._decode(seq, draft)
         if not draft.has_tokens:
-            if self.has_work and not self.flights:
+            if self.has_work and not self.in_flight:
                 raise InvariantViolated("sequences are waiting, and no step can be planned")
             return None
         self._num_steps += 1
         plan, by_row = draft.finish(self._num_steps, self._dropped_rows)
         self._dropped_rows = []
-        self._take_off(plan, by_row)
+        self._launch(plan, by_row)
         return plan
 
-    def _going_on(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Return running sequences that have one token to compute, and those that have more."""
+    def _running_rows(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Return running sequences with one token to compute, and those with more."""
         decoding: list[Sequence] = []
         extending: list[Sequence] = []
         for seq in self.running:
@@ -176,14 +176,14 @@ class Scheduler:
                 decoding.append(seq)
         return decoding, extending
 
-    def _take_off(self, plan: StepPlan, by_row: Mapping[int, Sequence]) -> None:
+    def _launch(self, plan: StepPlan, by_row: Mapping[int, Sequence]) -> None:
         for seq, count, samples in zip(
             by_row.values(), plan.num_tokens.tolist(), plan.samples.tolist(), strict=True
         ):
             seq.num_in_flight_tokens += count
             seq.num_pending_outputs += samples
         rows = {row: (seq, seq.num_starts) for row, seq in by_row.items()}
-        self.flights.append(InFlightStep(plan, rows))
+        self.in_flight.append(InFlightStep(plan, rows))
 
     def _decode(self, seq: Sequence, draft: StepDraft) -> None:
         if seq.row is not None and draft.budget > 0:
@@ -195,7 +195,7 @@ class Scheduler:
             self._plan_tokens(seq, count, draft, of_prompt=True)
 
     def _plan_tokens(self, seq: Sequence, count: int, draft: StepDraft, *, of_prompt: bool) -> None:
-        """Give a running sequence its share of the step; preempts until its pages are there."""
+        """Give a running sequence its share of the step; preempts until it has its pages."""
         while (pages := self.kv.try_grow(seq.table, seq.num_planned + count)) is None:
             victim = preemption_victim(self.running)
             self._evict(victim, draft)
@@ -206,8 +206,8 @@ class Scheduler:
     def _admit(self, draft: StepDraft) -> None:
         """Start waiting sequences, in order, while rows, budget and the peak estimate allow.
 
-        The first that does not fit stops the round: overtaking it could starve it. One that lacks
-        no more than a slot for its adapter may be overtaken, but not for ever.
+        The first that does not fit ends the round: passing it could starve it. A sequence that
+        lacks only an adapter slot may be skipped MAX_SKIPPED times.
         """
         skipped: list[Sequence] = []
         if not self.waiting or draft.prompt_room() == 0:
@@ -220,7 +220,7 @@ class Scheduler:
             if seq.leader is not None and not _is_ready(seq.leader):
                 continue
             if seq.request.lora_id and not self.adapters.has_room(seq.request.lora_id):
-                if seq.num_overtaken >= MAX_OVERTAKEN:
+                if seq.num_skipped >= MAX_SKIPPED:
                     return
                 skipped.append(seq)
                 continue
@@ -229,13 +229,13 @@ class Scheduler:
             if not self._try_admit(seq, draft) and not self._preempt_for(seq, draft):
                 return
             for other in skipped:
-                other.num_overtaken += 1
+                other.num_skipped += 1
 
     def _try_admit(self, seq: Sequence, draft: StepDraft) -> bool:
         if not self._free_rows:
             return False
         if not seq.computes_prompt:
-            known = seq.token_ids[: seq.num_tokens - 1]  # one token at least must give logits
+            known = seq.token_ids[: seq.num_tokens - 1]  # at least one token must be computed
             seq.num_computed = self.kv.attach_prefix(seq.table, seq.namespace, known)
         room = draft.prompt_room(whole=not self._rules.chunked_prefill)
         count = min(seq.num_pending, self._chunk_tokens, room)
@@ -266,10 +266,10 @@ class Scheduler:
             if is_new:
                 draft.load(seq.adapter_slot, lora_id)
 
-    # -- giving way --------------------------------------------------------------------------
+    # -- preemption --------------------------------------------------------------------------
 
     def _preempt_for(self, seq: Sequence, draft: StepDraft) -> bool:
-        """Make room for a more urgent sequence, if that is allowed and enough."""
+        """Preempt for a sequence of higher priority, if that is allowed and makes enough room."""
         if self._preemption_gap is None:
             return False
         weaker = lower_priority(self.running, seq, self._preemption_gap)
@@ -283,7 +283,7 @@ class Scheduler:
         return False
 
     def _evict(self, seq: Sequence, draft: StepDraft) -> None:
-        """Preempt because memory is short; admission learns from it."""
+        """Preempt because memory is short, and raise the reserve."""
         seq.num_evictions += 1
         self._preempt(seq, draft)
         self.reserve.on_preemption(
@@ -293,7 +293,7 @@ class Scheduler:
         )
 
     def _preempt(self, seq: Sequence, draft: StepDraft) -> None:
-        """Take a sequence's pages and row; it is queued again and computed anew later."""
+        """Take a sequence's pages and row, and queue it again."""
         self.num_preemptions += 1
         draft.cancel(seq)
         self._leave_row(seq)
@@ -312,7 +312,7 @@ class Scheduler:
 
     def _leave_row(self, seq: Sequence) -> None:
         if seq.row is None:
-            raise InvariantViolated(f"{seq.request.request_id} has no row to leave")
+            raise InvariantViolated(f"{seq.request.request_id} has no row to free")
         self.running.remove(seq)
         self._free_rows.append(seq.row)
         self._dropped_rows.append(seq.row)
@@ -339,16 +339,16 @@ class Scheduler:
     # -- after a step ------------------------------------------------------------------------
 
     def apply(self, result: StepResult) -> list[SequenceOutput]:
-        """Take in what the oldest step has given; returns what it means for each sequence."""
-        flight = self.flights.popleft()
-        plan = flight.plan
+        """Apply the oldest step's result; returns an output for each sequence that has news."""
+        step = self.in_flight.popleft()
+        plan = step.plan
         if result.step_id != plan.step_id:
             raise InvariantViolated(f"step {plan.step_id} was answered as {result.step_id}")
         self.reserve.on_step()
         sampled = dict(zip(result.rows.tolist(), result.token_ids.tolist(), strict=True))
         outputs = []
         for row, count in zip(plan.rows.tolist(), plan.num_tokens.tolist(), strict=True):
-            seq, start = flight.rows[row]
+            seq, start = step.rows[row]
             if not _holds(seq, start):
                 continue
             if row in result.hidden_states:
@@ -387,7 +387,7 @@ class Scheduler:
     def _accept(
         self, seq: Sequence, token: int, logprobs: LogprobRows | None, *, is_complete: bool
     ) -> SequenceOutput:
-        """Append a sampled token and end the sequence if that is its last."""
+        """Append a sampled token, and end the sequence if it is the last."""
         sampling = seq.request.sampling
         is_first = seq.num_output_tokens == 0
         seq.token_ids.append(token)
@@ -445,7 +445,7 @@ class Scheduler:
         if any(seq.row is not None or seq.table.pages for seq in self.waiting):
             raise InvariantViolated("a waiting sequence holds a row or pages")
         if self._num_waiting_tokens != sum(seq.num_queued_tokens for seq in self.waiting):
-            raise InvariantViolated("the scheduler has lost count of its waiting tokens")
+            raise InvariantViolated("the count of waiting tokens is wrong")
         owned = [page for seq in self.running for page in seq.table.owned]
         if len(set(owned)) != len(owned) or len(owned) != self.kv.num_owned:
             raise InvariantViolated("a page is owned by two sequences, or by none")
@@ -466,5 +466,5 @@ def _is_ready(leader: Sequence) -> bool:
 
 
 def _holds(seq: Sequence, start: int) -> bool:
-    """Return whether a sequence still has the row that it got with this start."""
+    """Return whether a sequence still has the row of this start."""
     return seq.row is not None and seq.num_starts == start

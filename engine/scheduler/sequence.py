@@ -16,27 +16,27 @@ from remora.engine.types import FinishReason, FloatArray, LogprobRows, Namespace
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Sequence:
-    """A prompt and what has been generated for it.
+    """A prompt and its output so far.
 
     index:                 which of the request's n
-    order:                 place in the order of arrival; kept across preemption
-    priority:              the higher, the sooner
+    order:                 position in the order of arrival; kept across preemption
+    priority:              higher starts sooner
     max_tokens:            most output tokens, resolved
     num_computed:          leading tokens whose KV is known to be in the pages
     num_in_flight_tokens:  tokens after these, in steps whose results are not known yet
-    num_pending_outputs:   output tokens that such steps give
-    num_starts:            how often it was given a row: a result of an earlier start is stale
-    num_cached_tokens:     of these, found in the prefix cache at the first admission
-    num_queued_tokens:     while it waits: those that the cache did not have when it began to
+    num_pending_outputs:   output tokens that such steps will sample
+    num_starts:            how often it was given a row: results of earlier starts are stale
+    num_cached_tokens:     tokens found in the prefix cache at the first admission
+    num_queued_tokens:     while it waits: tokens that the cache lacked when it was queued
     row:                   its row at the ranks while it runs
-    adapter_slot:          where its adapter lies while it runs; 0 = it has none
-    num_overtaken:         how often others were started before it because it waits for a slot
-    num_passed:            how often one that came later was started before it, by a policy
-    num_evictions:         how often memory was short and it had to give its pages up
+    adapter_slot:          of its adapter while it runs; 0 = no adapter
+    num_skipped:           how often others started before it because it waits for an adapter slot
+    num_passed:            how often a later arrival started before it, by the policy
+    num_evictions:         how often it was preempted because memory was short
     leader:                sibling whose prompt must be computed first, so that this one can borrow
     arrived_s:             by the engine's clock
-    queue_s:               seconds until its first step; None while that has not come
-    prompt_logprob_parts:  gathered chunk by chunk, when asked for
+    queue_s:               seconds until its first step; None before it
+    prompt_logprob_parts:  of each chunk, when requested
     """
 
     request: Request
@@ -58,7 +58,7 @@ class Sequence:
     num_queued_tokens: int = 0
     row: int | None = None
     adapter_slot: int = 0
-    num_overtaken: int = 0
+    num_skipped: int = 0
     num_passed: int = 0
     num_evictions: int = 0
     arrived_s: float = 0.0
@@ -79,12 +79,12 @@ class Sequence:
 
     @property
     def num_planned(self) -> int:
-        """Leading tokens whose KV is in the pages, or on its way there."""
+        """Leading tokens whose KV is computed or in flight."""
         return self.num_computed + self.num_in_flight_tokens
 
     @property
     def num_pending(self) -> int:
-        """Tokens, those that are coming too, that no step computes yet; 1 in steady decode."""
+        """Tokens, pending outputs included, that no step computes yet; 1 in steady decode."""
         return (
             len(self.token_ids)
             + self.num_pending_outputs
@@ -99,42 +99,42 @@ class Sequence:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its last output token is coming, so that there is nothing more to compute."""
+        """Whether its last output token is pending, so that nothing is left to compute."""
         return self.num_pending_outputs > 0 and self.num_pending_outputs >= self.num_remaining
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """Whether it has ended."""
         return self.finish_reason is not None
 
     @property
     def prompt_is_computed(self) -> bool:
-        """Whether siblings need not wait any longer for what they can borrow of the prompt."""
+        """Whether the prompt's KV is complete, so that siblings can borrow it."""
         return self.num_computed >= self.num_prompt_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether it must still score the prompt: asked for, of the first of n, not complete."""
+        """Whether prompt logprobs are requested and incomplete; only the first of n has them."""
         if self.request.sampling.prompt_logprobs is None or self.index != 0:
             return False
         return sum(len(p.token_ids) for p in self.prompt_logprob_parts) < self.num_prompt_tokens - 1
 
     @property
     def num_hidden(self) -> int:
-        """Leading tokens whose hidden states are there."""
+        """Leading tokens whose hidden states are kept."""
         return sum(map(len, self.hidden_parts))
 
     @property
     def hidden_states(self) -> FloatArray | None:
-        """Those of its leading tokens [num_hidden, hidden_size]; None if it did not ask."""
+        """Hidden states of its leading tokens [num_hidden, hidden_size]; None if not requested."""
         return np.concatenate(self.hidden_parts) if self.hidden_parts else None
 
     @property
     def computes_prompt(self) -> bool:
-        """Whether it may not borrow the KV of other prompts: what it wants of them is not in it."""
+        """Whether it must compute its whole prompt, because cached KV holds no logits or states."""
         wants_hidden = self.request.sampling.hidden_states and self.num_hidden < self.num_tokens - 1
         return self.wants_prompt_logprobs or wants_hidden
 
     def take_hidden(self, start: int, states: FloatArray) -> None:
-        """Keep the hidden states of tokens from `start` on, beside those that are there."""
+        """Append the hidden states of tokens from `start` on."""
         self.hidden_parts.append(states[self.num_hidden - start :])

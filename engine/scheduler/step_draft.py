@@ -1,7 +1,7 @@
-"""A step while it is being planned: who gets how many tokens, and what the ranks must be told.
+"""A step while it is planned: the tokens of each sequence, and the changes for the ranks.
 
-Exists because a sequence already planned can still be preempted before the step is complete.
-Knows nothing of why a sequence was chosen.
+A planned sequence can still be preempted before the step is complete. Knows nothing of scheduling
+policy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from remora.engine.types import IntArray, RowInit, SlotLoad, StepPlan
 class StepDraft:
     """Collects a StepPlan under a budget of tokens.
 
-    max_prompt_tokens, max_prompts:  bounds of what computes prompts; None = the budget alone counts
+    max_prompt_tokens, max_prompts:  of prompts in the step; None = only the budget counts
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StepDraft:
         return bool(self._counts)
 
     def prompt_room(self, *, whole: bool = False) -> int:
-        """Return the tokens that one more prompt may have; if only `whole`, the first has all."""
+        """Return the tokens left for one more prompt; with `whole`, the first may take all."""
         if len(self._prompts) >= self._max_prompts:
             return 0
         if whole and not self._prompts:
@@ -51,13 +51,13 @@ class StepDraft:
         return min(self.budget, self._prompt_budget)
 
     def start(self, seq: Sequence, borrowed: list[int]) -> None:
-        """A sequence got a row; its table begins with `borrowed` pages."""
+        """Start a sequence, whose table begins with `borrowed` pages."""
         self._started[seq] = borrowed
 
     def plan(
         self, seq: Sequence, count: int, new_pages: list[int], *, of_prompt: bool = False
     ) -> None:
-        """A sequence computes its next `count` tokens, for which it got `new_pages`."""
+        """Plan a sequence's next `count` tokens, for which it has `new_pages`."""
         self._counts[seq] = count
         if of_prompt:
             self._prompts.add(seq)
@@ -66,11 +66,11 @@ class StepDraft:
         self.budget -= count
 
     def load(self, slot: int, lora_id: int) -> None:
-        """An adapter is to be put into a slot; also if nobody runs with it in the end."""
+        """Load an adapter into a slot, even if its sequence is cancelled later."""
         self._loads[slot] = lora_id
 
     def cancel(self, seq: Sequence) -> None:
-        """Forget a sequence that was preempted. Does nothing if it had not been planned."""
+        """Remove a preempted sequence. Does nothing if it was not planned."""
         count = self._counts.pop(seq, 0)
         self.budget += count
         if seq in self._prompts:
@@ -80,7 +80,7 @@ class StepDraft:
         self._started.pop(seq, None)
 
     def finish(self, step_id: int, dropped: Iterable[int]) -> tuple[StepPlan, dict[int, Sequence]]:
-        """Make the plan, one-token rows first; returns it with the sequence behind each row."""
+        """Return the plan, one-token rows first, and the sequence of each row."""
         order = sorted(self._counts, key=lambda seq: self._counts[seq] > 1)
         counts = [self._counts[seq] for seq in order]
         grown = [

@@ -75,7 +75,7 @@ class NewWeights:
         else:
             model = self._read(source, load_format or "auto")
         built = build_forward(model, self._plan, self._table, cache_dir() / "kernels")
-        return partial(self._runner.exchange, built.forward, built.choosing)
+        return partial(self._runner.exchange, built.forward, built.token_sampler)
 
     def _check_memory(self, num_bytes: int) -> None:
         needed, free = int(num_bytes * SLACK), self._free_bytes()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,16 @@ TREE_TOKENS, NUM_WAITING, ENOUGH = 100_000, 1000, 100
 class InstantRunner:
     """Answers every row with the same token."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        rows = plan.rows[plan.samples]
+    def begin(self, plan: StepPlan) -> None:
+        self.plan = plan
+
+    def sample(self, ended: Collection[int] = ()) -> None:
+        pass
+
+    def finish(self) -> StepResult:
+        rows = self.plan.rows[self.plan.samples]
         return StepResult(
-            step_id=plan.step_id, rows=rows, token_ids=np.full(len(rows), 7, np.int64)
+            step_id=self.plan.step_id, rows=rows, token_ids=np.full(len(rows), 7, np.int64)
         )
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ def make_sampler(kernels: SamplingKernels) -> MakeSampler:
             max_rows=max_rows,
             vocab_size=vocab_size,
             eos_token_ids=[END_OF_SEQUENCE if vocab_size == VOCAB else EOS],
-            choosing=HostTokenSampler(kernels),
+            token_sampler=HostTokenSampler(kernels),
         )
 
     return make

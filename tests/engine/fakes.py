@@ -57,7 +57,8 @@ def make_logprobs(token_ids: TokenArray) -> LogprobRows:
 class FakeRunner:
     """Executes plans as a rank would, reading every context token back through the page table.
 
-    window:  of layers that have pages of their own: what a token sees of them is read back too
+    All work is put off until `finish`, as a device that lags behind would.
+    window:  of layers with a page pool of their own: their window is read back too
     """
 
     def __init__(self, page_size: int, window: int | None = None) -> None:
@@ -66,7 +67,7 @@ class FakeRunner:
         self.window_memory: dict[int, tuple[int, int]] = {}
         self.window_tables: dict[int, list[int]] = {}
         self.memory: dict[int, tuple[int, int]] = {}  # token and adapter that it was computed by
-        self.adapters = {0: 0}  # slot -> instance
+        self.adapters = {0: 0}  # slot -> lora_id
         self.tables: dict[int, list[int]] = {}
         self.rows: dict[int, RowInit] = {}
         self.tokens: dict[int, list[int]] = {}
@@ -74,14 +75,30 @@ class FakeRunner:
         self.bad_rows: set[int] = set()
         self.fault: RowFault = NOT_FINITE
         self.error: Exception | None = None
+        self.begun: StepPlan | None = None
+        self.work: deque[Callable[[], StepResult | None]] = deque()
+        self.num_ended = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> None:
         if self.error is not None:
             raise self.error
+        assert self.begun is None, "a step was begun before the one before was sampled"
+        self.begun = plan
         self.plans.append(plan)
-        self.take_in(plan)
-        self.forward(plan)
-        return self.choose(plan)
+        self.work.append(partial(self.take_in, plan))
+        self.work.append(partial(self.forward, plan))
+
+    def sample(self, ended: Collection[int] = ()) -> None:
+        assert self.begun is not None
+        assert set(ended) <= set(self.begun.rows.tolist())
+        self.num_ended += len(ended)
+        self.work.append(partial(self.choose, self.begun, frozenset(ended)))
+        self.begun = None
+
+    def finish(self) -> StepResult:
+        while (done := self.work.popleft()()) is None:
+            pass
+        return done
 
     def take_in(self, plan: StepPlan) -> None:
         for row in plan.dropped.tolist():
@@ -158,38 +175,6 @@ class FakeRunner:
 
     def close(self) -> None:
         pass
-
-
-class FakeDevice(FakeRunner):
-    """An OverlappingRunner that puts all work off until somebody waits for it."""
-
-    def __init__(self, page_size: int, window: int | None = None) -> None:
-        super().__init__(page_size, window)
-        self.begun: StepPlan | None = None
-        self.work: deque[Callable[[], StepResult | None]] = deque()
-        self.num_ended = 0
-
-    def begin(self, plan: StepPlan) -> None:
-        assert self.begun is None, "a step was begun before the one before was sampled"
-        self.begun = plan
-        self.plans.append(plan)
-        self.work.append(partial(self.take_in, plan))
-        self.work.append(partial(self.forward, plan))
-
-    def sample(self, ended: Collection[int] = ()) -> None:
-        assert self.begun is not None
-        assert set(ended) <= set(self.begun.rows.tolist())
-        self.num_ended += len(ended)
-        self.work.append(partial(self.choose, self.begun, frozenset(ended)))
-        self.begun = None
-
-    def finish(self) -> StepResult:
-        while (done := self.work.popleft()()) is None:
-            pass
-        return done
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        raise AssertionError("steps of this runner overlap")
 
 
 def make_plan(**changes: object) -> EnginePlan:

@@ -28,7 +28,6 @@ from remora.engine.types import (
     RowFault,
     SamplingParams,
     StepPlan,
-    StepResult,
 )
 from tests.engine.fakes import VOCAB, FakeRunner, expected_output, make_plan
 from tests.moments import cancelled, nothing_left
@@ -103,10 +102,10 @@ class GatedRunner(FakeRunner):
         self.gate = threading.Semaphore(0)
         self.num_asked = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> None:
         self.num_asked += 1
         assert self.gate.acquire(timeout=30)
-        return super().execute(plan)
+        super().begin(plan)
 
 
 async def test_an_abort_reaches_the_engine_within_two_steps() -> None:

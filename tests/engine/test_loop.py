@@ -53,9 +53,9 @@ class StuckRunner(FakeRunner):
         super().__init__(page_size)
         self.release = threading.Event()
 
-    def execute(self, plan: StepPlan) -> object:  # type: ignore[override]
+    def begin(self, plan: StepPlan) -> None:
         self.release.wait(WAIT_S)
-        return super().execute(plan)
+        super().begin(plan)
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class Built:
     plan: EnginePlan
     model: DecoderModel
     forward: DeviceForward
-    choosing: TokenSampler
+    token_sampler: TokenSampler
     kv_bytes: int
 
     def decode_bytes(self, rows: int, context: float) -> float:
@@ -95,15 +95,15 @@ class Built:
             max_rows=rows,
             vocab_size=self.model.vocab_size,
             eos_token_ids=(),
-            choosing=self.choosing,
+            token_sampler=self.token_sampler,
         )
-        runner = LocalRunner(self.forward, sampler, table, newest=self.forward)
+        runner = LocalRunner(self.forward, sampler, table, device_tokens=self.forward)
         return Engine(
             self.plan,
             runner,
             eos_token_ids=(),
             vocab_size=self.model.vocab_size,
-            overlapping=runner if self.plan.on_device.overlap else None,
+            overlap=self.plan.on_device.overlap,
         )
 
 
@@ -173,13 +173,13 @@ def build(path: Path, *, tiny: bool) -> Built:
     forward = gpu.make_forward(model, plan, plan.num_pages)
     if plan.on_device.graph_sizes:
         started = time.perf_counter()
-        gpu.record(forward, plan, CudaGraphRunner(), show_progress=False)
+        gpu.capture(forward, plan, CudaGraphRunner(), show_progress=False)
         sys.stderr.write(f"recorded in {time.perf_counter() - started:.1f} s\n")
     return Built(
         plan=plan,
         model=model,
         forward=forward,
-        choosing=gpu.make_choosing(plan),
+        token_sampler=gpu.make_token_sampler(plan),
         kv_bytes=kv_bytes_per_token(facts, plan.dtype),
     )
 
@@ -231,7 +231,7 @@ def launched(built: Built, steps: list[StepInputs]) -> float:
             if is_cuda:
                 torch.cuda.synchronize()
             started = time.perf_counter()
-        chosen = built.choosing.choose(built.forward.forward(inputs), None)
+        chosen = built.token_sampler.choose(built.forward.forward(inputs), None)
         built.forward.set_last_tokens(inputs.rows.astype(np.int32), chosen.token_ids)
         before.append(chosen)
         if at > 0:

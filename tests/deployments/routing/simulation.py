@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -43,11 +43,17 @@ class _Runner:
     def __init__(self) -> None:
         self.cost_s = 0.0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def begin(self, plan: StepPlan) -> None:
+        self.plan = plan
         self.cost_s = STEP_S + TOKEN_S * int(plan.num_tokens.sum())
-        rows = plan.rows[plan.samples]
+
+    def sample(self, ended: Collection[int] = ()) -> None:
+        pass
+
+    def finish(self) -> StepResult:
+        rows = self.plan.rows[self.plan.samples]
         ids = np.full(len(rows), TOKEN, np.int64)
-        return StepResult(step_id=plan.step_id, rows=rows, token_ids=ids)
+        return StepResult(step_id=self.plan.step_id, rows=rows, token_ids=ids)
 
     def close(self) -> None:
         pass

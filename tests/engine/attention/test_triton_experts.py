@@ -42,7 +42,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     quicken(monkeypatch)
     few = latent_kernels.LatentLaunch(queries=32, keys=32, num_warps=4, num_stages=2, programs=4)
     monkeypatch.setattr(latent_kernels, "launch_of", lambda *shape: few)
-    for module in ("moe", "moe_routing", "attention_mla"):
+    for module in ("moe", "moe_routing", "attention.mla"):
         monkeypatch.setattr(f"remora.kernels.{module}.by_triton", lambda device: True)
     with np.errstate(all="ignore"):
         yield monkeypatch

@@ -18,13 +18,13 @@ from remora.engine.attention.torch_backend import TorchAttention
 from remora.engine.attention.windowed import WindowedAttention
 from remora.engine.engine import Engine
 from remora.engine.graphs.cuda_graphs import GraphRunner
-from remora.engine.graphs.device_forward import DeviceForward, Limits, Made
+from remora.engine.graphs.device_forward import DeviceForward, PassOutput, StepLimits
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.registry import load_model
 from remora.engine.protocols import AttentionBackend
-from remora.engine.runner.device import record
+from remora.engine.runner.device import capture
 from remora.engine.runner.eager import EagerForward
 from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
@@ -44,15 +44,15 @@ class Rerun:
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
         self.num_recorded += 1
         made = run()
-        assert isinstance(made, Made)
+        assert isinstance(made, PassOutput)
 
         def replay() -> T:
             self.num_replayed += 1
             again = run()
-            assert isinstance(again, Made)
+            assert isinstance(again, PassOutput)
             assert again.hidden.data_ptr() == made.hidden.data_ptr()
             assert again.logits.data_ptr() == made.logits.data_ptr()
             return again
@@ -139,15 +139,15 @@ def run(
         page_size=plan.page_size,
         windowed=plan.windows is not None,
     )
-    choosing = DeviceTokenSampler(device, rows) if forward == "device" else None
+    token_sampler = DeviceTokenSampler(device, rows) if forward == "device" else None
     sampler = Sampler(
-        max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), choosing=choosing
+        max_rows=rows, vocab_size=model.vocab_size, eos_token_ids=(), token_sampler=token_sampler
     )
     if forward == "eager":
         eager = EagerForward(model, attention, page_size=plan.page_size)
         runner = LocalRunner(eager, sampler, table, adapters=pool)
     else:
-        limits = Limits(
+        limits = StepLimits(
             max_rows=rows,
             max_tokens=plan.max_step_tokens,
             max_pages=pages_needed(plan.max_sequence_tokens, plan.page_size),
@@ -155,14 +155,14 @@ def run(
         )
         by_itself = DeviceForward(model, attention, limits, device)
         if graph_runner is not None:
-            record(by_itself, plan, graph_runner, show_progress=False)
-        runner = LocalRunner(by_itself, sampler, table, adapters=pool, newest=by_itself)
+            capture(by_itself, plan, graph_runner, show_progress=False)
+        runner = LocalRunner(by_itself, sampler, table, adapters=pool, device_tokens=by_itself)
     engine = Engine(
         plan,
         runner,
         eos_token_ids=(),
         vocab_size=model.vocab_size,
-        overlapping=runner if overlap else None,
+        overlap=overlap,
     )
     with amid or nullcontext():
         made = _answers(engine, requests, adapters or {}, aborts or {})

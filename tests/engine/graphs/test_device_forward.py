@@ -140,7 +140,7 @@ def test_steps_of_all_sizes_leave_their_results_in_the_same_memory(llama: Path) 
     )
     plan = make_plan(max_running_requests=4)
     forward = make_forward(model, plan, plan.num_pages)
-    forward.record(Rerun(), (1, 2, 4), adapters=False)
+    forward.capture(Rerun(), (1, 2, 4), adapters=False)
 
     made = [forward.forward(largest_step(plan, rows)) for rows in (4, 1, 3)]
 

@@ -93,9 +93,9 @@ class Watching(Rerun):
 
     could_collect: bool | None = None
 
-    def record(self, run: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, run: Callable[[], T]) -> Callable[[], T]:
         self.could_collect = gc.isenabled()
-        return super().record(run)
+        return super().capture(run)
 
 
 @pytest.mark.observes("engine.graph_gc")

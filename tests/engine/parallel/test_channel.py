@@ -155,13 +155,13 @@ def test_what_rank_0_has_lost_is_blamed_on_the_follower(ranks: Ranks) -> None:
     lost = EngineError("connection closed by peer")
     threading.Timer(0.05, lambda: ranks.channels[2].fail(Failed("boom"))).start()
 
-    assert "Rank 2 has failed: boom" in str(ranks.followers.blame(lost))
+    assert "Rank 2 has failed: boom" in str(ranks.followers.cause_of(lost))
 
 
 def test_errors_of_rank_0_itself_are_its_own(ranks: Ranks) -> None:
     own = ZeroDivisionError()
 
-    assert ranks.followers.blame(own) is own
+    assert ranks.followers.cause_of(own) is own
 
 
 def test_no_failure_is_reported_when_rank_0_hangs_up(ranks: Ranks) -> None:

@@ -105,7 +105,7 @@ def make_ranks() -> Iterator[Ranks]:
         max_rows=PLAN.max_running_requests,
         vocab_size=VOCAB,
         eos_token_ids=(0,),
-        choosing=HostTokenSampler(sampling_kernels),
+        token_sampler=HostTokenSampler(sampling_kernels),
     )
     runner = LocalRunner(rank_0, sampler, make_table(), followers)
     engine = Engine(PLAN, runner, eos_token_ids=(0,), vocab_size=VOCAB)

@@ -84,7 +84,7 @@ def test_a_step_is_cut_into_as_many_parts_as_is_written(
         cuts.append(num_parts)
         return split_inputs(inputs, num_parts)
 
-    monkeypatch.setattr("remora.engine.parallel.forward.split_inputs", noted)
+    monkeypatch.setattr("remora.engine.runner.eager.split_inputs", noted)
     config = make_config(tiny_checkpoints("llama"), pp_size=2, **written)
     team = ThreadTeam()
 

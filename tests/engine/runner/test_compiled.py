@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,7 +24,7 @@ from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.compiled import CompiledModel
 from remora.engine.runner.eager import make_batch
 from remora.engine.runner.forward import build_forward
-from remora.engine.runner.inputs import on_dump_page
+from remora.engine.runner.inputs import dummy_step
 from remora.kernels.lora import RowGroups
 from tests.conftest import TinyCheckpoints
 from tests.engine.configured import MACHINE
@@ -66,13 +65,13 @@ def compiling(path: Path) -> Iterator[LLM]:
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Rows of each layer that runs in compiled code."""
     seen: list[int] = []
-    run = compiled._Attending.run
+    run = compiled._CompiledAttention.run
 
     def counting(self: Any, layer: int, heads: torch.Tensor, *angles: torch.Tensor) -> torch.Tensor:
         seen.append(len(heads))
         return run(self, layer, heads, *angles)
 
-    monkeypatch.setattr(compiled._Attending, "run", counting)
+    monkeypatch.setattr(compiled._CompiledAttention, "run", counting)
     return seen
 
 
@@ -120,7 +119,7 @@ class Branching:
 
 @pytest.fixture
 def batch() -> ForwardBatch:
-    inputs = on_dump_page(np.ones(2, dtype=np.int64), 1)
+    inputs = dummy_step(2, 2, 1)
     return make_batch(inputs, page_size=16, device=torch.device("cpu"))
 
 
@@ -162,7 +161,7 @@ def test_without_a_compiler_the_start_says_what_is_missing(
 
     with (
         torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
-        pytest.raises(ConfigError, match=r"It said: No working C\+\+ compiler"),
+        pytest.raises(ConfigError, match=r"No working C\+\+ compiler"),
     ):
         model.compile(batch)
 
@@ -171,9 +170,7 @@ def test_rows_with_adapters_and_large_steps_run_uncompiled(batch: ForwardBatch) 
     model = CompiledModel(Branching(), None, 2)  # type: ignore[arg-type]
     model._pass = lambda token_ids, positions: torch.zeros(len(token_ids), 2)
     adapted = replace(batch, adapters=RowGroups(((0, torch.tensor([1])),)))
-    large = make_batch(
-        on_dump_page(np.ones(3, dtype=np.int64), 1), page_size=16, device=torch.device("cpu")
-    )
+    large = make_batch(dummy_step(3, 3, 1), page_size=16, device=torch.device("cpu"))
 
     is_compiled = [
         not model.forward(step, None).any()  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from remora.configs.planning.plan import EnginePlan, refit
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.models.facts import read_model_facts
 from remora.engine.models.registry import load_model
-from remora.engine.runner.device import make_forward, measure, warm_up, warm_up_choosing
+from remora.engine.runner.device import make_forward, measure, warm_up, warm_up_sampling
 from remora.engine.runner.device_memory import GRAPH_BYTES, LOGIT_BYTES, largest_step
 from remora.engine.runner.inputs import StepInputs
 from remora.kernels import sampling
@@ -108,15 +108,15 @@ def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
 
 def test_whatever_a_request_may_ask_of_its_logits_is_warmed_up() -> None:
     names = ["add_at", "penalize", "mask_tokens"]
-    choosing = DeviceTokenSampler(torch.device("cpu"), 1)
+    token_sampler = DeviceTokenSampler(torch.device("cpu"), 1)
 
     with ExitStack() as opened:
         places: list[tuple[Any, str]] = [(sampling, name) for name in names]
         spies = [
             opened.enter_context(patch.object(place, name, wraps=getattr(place, name)))
-            for place, name in [*places, (choosing, "describe")]
+            for place, name in [*places, (token_sampler, "describe")]
         ]
-        warm_up_choosing(choosing, 100, torch.device("cpu"))
+        warm_up_sampling(token_sampler, 100, torch.device("cpu"))
 
     assert [each.call_count for each in spies] == [1, 1, 1, 1]
 

@@ -68,5 +68,5 @@ def test_who_did_not_ask_gets_none_and_the_same_tokens(llama: Path) -> None:
 
 @pytest.mark.parametrize("field", [{"n": 2}, {"stop": ("a",)}, {"stop_regex": ("ab",)}])
 def test_what_they_are_not_told_with_is_refused(field: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSampling, match="idden states are"):
+    with pytest.raises(InvalidSampling, match="with hidden states"):
         SamplingParams(hidden_states=True, **field)

@@ -45,7 +45,7 @@ def test_a_row_that_stops_runs_one_wasted_step_whose_token_is_dropped() -> None:
     assert harness.tokens["a", 0] == output
     assert harness.ends["a", 0] is FinishReason.STOP
     assert steps_of(harness) == [(0, 3), (3, 1), (4, 1), (5, 1), (6, 1)]
-    assert harness.runner.num_ended == 1  # type: ignore[attr-defined]
+    assert harness.runner.num_ended == 1
 
 
 def test_a_row_whose_length_is_known_runs_no_wasted_step() -> None:

@@ -1,4 +1,4 @@
-"""The sampler of rows with a guide: masks among the other steps, and whose fault it is."""
+"""The sampler of rows with a constraint: masks among the other steps, and whose fault it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remora.engine.types import ReasoningBudget, RowFault
+from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT
+from remora.engine.types import ReasoningBudget
 from tests.engine.sampling.constrained import EOS as END_OF_SEQUENCE
 from tests.engine.sampling.constrained import VOCAB, BrokenGrammar, ToyGrammar, ids
 from tests.engine.sampling.sampled import (
@@ -30,9 +31,7 @@ def test_a_request_that_bans_all_that_its_grammar_allows_is_to_blame_itself(
     grammar = ToyGrammar(("a",))
     sampler.add_row(make_row(0, [1], grammar=grammar, min_tokens=2, stop_token_ids=stops))
 
-    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
-        0: RowFault("no token is left that may come next", of_request=True)
-    }
+    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {0: NO_TOKEN_LEFT}
 
 
 WORD = ToyGrammar(("ab", "cd", "ef"))
@@ -40,7 +39,7 @@ WORD = ToyGrammar(("ab", "cd", "ef"))
 
 GUIDES: list[dict[str, Any]] = [
     {"grammar": WORD},
-    {"thinking": ReasoningBudget(end="x", end_ids=(40,), budget=2)},
+    {"reasoning": ReasoningBudget(end="x", end_ids=(40,), budget=2)},
     {"allowed_token_ids": (20, 30), "bad_words_ids": ((20, 20), (30,))},
     {"first_token_ids": (7,)},
 ]
@@ -48,7 +47,7 @@ GUIDES: list[dict[str, Any]] = [
 
 @settings(max_examples=40)
 @given(params=st.lists(PARAMS, min_size=1, max_size=4), data=st.data())
-def test_rows_without_a_guide_get_bit_for_bit_what_they_get_without_guided_company(
+def test_rows_without_a_constraint_get_bit_for_bit_what_they_get_without_guided_company(
     make_sampler: MakeSampler, params: list[dict[str, Any]], data: st.DataObject
 ) -> None:
     num_free, num_rows = len(params), len(params) + len(GUIDES)
@@ -57,8 +56,8 @@ def test_rows_without_a_guide_get_bit_for_bit_what_they_get_without_guided_compa
     for row, row_params in enumerate(in_vocab):
         mixed.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
         free.add_row(make_row(row, [1, 3, row], seed=row, **row_params))
-    for row, guide in enumerate(GUIDES, num_free):
-        mixed.add_row(make_row(row, [1], seed=row, **guide))
+    for row, constraint in enumerate(GUIDES, num_free):
+        mixed.add_row(make_row(row, [1], seed=row, **constraint))
 
     for step in range(3):
         logits = make_logits(step, num_rows, VOCAB)

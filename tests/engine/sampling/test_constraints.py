@@ -1,4 +1,4 @@
-"""Phases of an output: where a thought ends, what a guide restricts, and when it is done."""
+"""Phases of an output: where a thought ends, what a constraint restricts, and when it is done."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from remora.configs.errors import InvalidRequest
 from remora.engine.sampling.constraint_thread import ConstraintFailed
-from remora.engine.sampling.constraints import RowConstraint, mask_words, needs_guide
+from remora.engine.sampling.constraints import RowConstraint, is_constrained, mask_words
 from remora.engine.types import ReasoningBudget, RowInit, SamplingParams
 from tests.engine.sampling.constrained import EOS, MARK, SPELLINGS, VOCAB, ToyGrammar, ids
 
@@ -29,7 +29,7 @@ def make_init(outputs: list[int] | None = None, **fields: Any) -> RowInit:
     )
 
 
-def make_guide(outputs: list[int] | None = None, **fields: Any) -> RowConstraint:
+def make_constraint(outputs: list[int] | None = None, **fields: Any) -> RowConstraint:
     return RowConstraint(make_init(outputs, **fields), [EOS], VOCAB, SPELLINGS)
 
 
@@ -37,9 +37,9 @@ def think(budget: int | None = None) -> ReasoningBudget:
     return ReasoningBudget(end="<end>", end_ids=tuple(ids("<e", "nd>")), budget=budget)
 
 
-def allowed(guide: RowConstraint) -> set[int]:
+def allowed(constraint: RowConstraint) -> set[int]:
     words = np.empty(-(-VOCAB // 32), np.int32)
-    guide.fill(words)
+    constraint.fill(words)
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return set(bits[:VOCAB].nonzero()[0].tolist())
 
@@ -52,131 +52,135 @@ def test_mask_words_hold_one_bit_per_token() -> None:
 
 
 def test_rows_that_ask_for_nothing_need_no_guide() -> None:
-    assert not needs_guide(make_init(min_tokens=3, bad_words_ids=((1,),)))
+    assert not is_constrained(make_init(min_tokens=3, bad_words_ids=((1,),)))
 
 
 @pytest.mark.parametrize(
     "fields",
     [
         {"grammar": WORD},
-        {"thinking": think()},
+        {"reasoning": think()},
         {"healed_id": 10},
         {"allowed_token_ids": (1,)},
         {"first_token_ids": (1,)},
     ],
 )
 def test_rows_that_ask_for_something_need_one(fields: dict[str, Any]) -> None:
-    assert needs_guide(make_init(**fields))
+    assert is_constrained(make_init(**fields))
 
 
 @pytest.mark.parametrize(
     "end", [["<end>"], ["<e", "nd>"], ["<", "end", ">"], ["<", "e", "n", "d>"], ["<e", "nd>\n"]]
 )
 def test_the_end_of_thought_is_found_however_it_is_cut(end: list[str]) -> None:
-    guide = make_guide(grammar=WORD, reasoning=think())
+    constraint = make_constraint(grammar=WORD, reasoning=think())
     for token_id in ids("q", "<", *end[:-1]):
-        guide.accept(token_id)
-    thought = allowed(guide)
+        constraint.accept(token_id)
+    thought = allowed(constraint)
 
-    guide.accept(ids(end[-1])[0])
+    constraint.accept(ids(end[-1])[0])
 
     assert thought == set(range(VOCAB)) - {EOS}
-    assert allowed(guide) == set(ids("a", "b", "ab", "abc")) - set(ids("zz"))
+    assert allowed(constraint) == set(ids("a", "b", "ab", "abc")) - set(ids("zz"))
 
 
 def test_what_a_token_holds_beyond_the_end_of_thought_is_told_to_the_grammar() -> None:
-    guide = make_guide(ids("<e"), grammar=ToyGrammar(("a", "b", "c", "x")), reasoning=think())
+    constraint = make_constraint(
+        ids("<e"), grammar=ToyGrammar(("a", "b", "c", "x")), reasoning=think()
+    )
 
-    guide.accept(ids("nd>abc")[0])
+    constraint.accept(ids("nd>abc")[0])
 
-    assert allowed(guide) == set(ids("x"))
-    assert not guide.is_complete
+    assert allowed(constraint) == set(ids("x"))
+    assert not constraint.is_complete
 
 
 def test_a_grammar_that_is_complete_with_the_token_that_ends_the_thought_ends_the_row() -> None:
-    guide = make_guide(ids("<e"), grammar=WORD, reasoning=think())
+    constraint = make_constraint(ids("<e"), grammar=WORD, reasoning=think())
 
-    guide.accept(ids("nd>abc")[0])
+    constraint.accept(ids("nd>abc")[0])
 
-    assert guide.is_complete
+    assert constraint.is_complete
 
 
 def test_an_answer_that_begins_wrongly_within_that_token_fails() -> None:
-    guide = make_guide(ids("<e"), grammar=WORD, reasoning=think())
+    constraint = make_constraint(ids("<e"), grammar=WORD, reasoning=think())
 
     with pytest.raises(ConstraintFailed, match="began an answer"):
-        guide.accept(ids("nd>?")[0])
+        constraint.accept(ids("nd>?")[0])
 
 
 def test_the_end_is_forced_when_the_budget_is_used_up_and_overrules_bans() -> None:
-    guide = make_guide(reasoning=think(budget=2))
+    constraint = make_constraint(reasoning=think(budget=2))
     seen = []
     for token_id in [*ids("q", "q"), *ids("<e", "nd>")]:
-        seen.append((guide.restricts, guide.overrules_bans))
-        guide.accept(token_id)
+        seen.append((constraint.restricts, constraint.overrules_bans))
+        constraint.accept(token_id)
 
     assert seen == [(False, False), (False, False), (True, True), (True, True)]
-    assert guide.is_spent
+    assert constraint.is_spent
 
 
 def test_a_thought_that_ends_by_itself_is_not_ended_again() -> None:
-    guide = make_guide(ids("q", "<end>"), reasoning=think(budget=2))
+    constraint = make_constraint(ids("q", "<end>"), reasoning=think(budget=2))
 
-    assert guide.is_spent
+    assert constraint.is_spent
 
 
 def test_forced_tokens_win_over_first_and_allowed_ones() -> None:
-    guide = make_guide(reasoning=think(budget=0), first_token_ids=(12,), allowed_token_ids=(13,))
+    constraint = make_constraint(
+        reasoning=think(budget=0), first_token_ids=(12,), allowed_token_ids=(13,)
+    )
 
-    assert allowed(guide) == set(ids("<e"))
+    assert allowed(constraint) == set(ids("<e"))
 
 
 def test_control_tokens_may_come_in_a_thought_but_none_that_ends_the_output() -> None:
-    guide = make_guide(grammar=WORD, reasoning=think(), stop_token_ids=(15,))
+    constraint = make_constraint(grammar=WORD, reasoning=think(), stop_token_ids=(15,))
 
-    assert allowed(guide) == set(range(VOCAB)) - {EOS, 15}
-    assert MARK in allowed(guide)
+    assert allowed(constraint) == set(range(VOCAB)) - {EOS, 15}
+    assert MARK in allowed(constraint)
 
 
 def test_a_thought_may_be_left_by_what_ends_a_call_within_it() -> None:
     thinking = ReasoningBudget(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
 
-    assert allowed(make_guide(grammar=WORD, reasoning=thinking, stop_token_ids=(15,))) == (
+    assert allowed(make_constraint(grammar=WORD, reasoning=thinking, stop_token_ids=(15,))) == (
         set(range(VOCAB)) - {15}
     )
 
 
 def test_first_tokens_are_forgotten_after_the_first_token() -> None:
-    assert allowed(make_guide(first_token_ids=(12,))) == {12}
-    assert make_guide([12], first_token_ids=(12,)).is_spent
+    assert allowed(make_constraint(first_token_ids=(12,))) == {12}
+    assert make_constraint([12], first_token_ids=(12,)).is_spent
 
 
 def test_a_stop_id_of_the_caller_ends_the_row_without_the_grammar() -> None:
-    guide = make_guide(ids("a"), grammar=WORD, stop_token_ids=(MARK,))
+    constraint = make_constraint(ids("a"), grammar=WORD, stop_token_ids=(MARK,))
 
-    guide.accept(MARK)
+    constraint.accept(MARK)
 
-    assert not guide.is_complete
+    assert not constraint.is_complete
 
 
 def test_a_token_that_the_grammar_refuses_fails() -> None:
-    guide = make_guide(grammar=WORD)
+    constraint = make_constraint(grammar=WORD)
 
     with pytest.raises(ConstraintFailed, match="refuses token"):
-        guide.accept(ids("c")[0])
+        constraint.accept(ids("c")[0])
 
 
 def test_what_is_healed_is_written_in_one_token_or_in_several() -> None:
-    guide = make_guide(healed_id=ids("the")[0])
-    at_first = allowed(guide)
+    constraint = make_constraint(healed_id=ids("the")[0])
+    at_first = allowed(constraint)
 
-    guide.accept(ids("th")[0])
-    then = allowed(guide)
-    guide.accept(ids("e")[0])
+    constraint.accept(ids("th")[0])
+    then = allowed(constraint)
+    constraint.accept(ids("e")[0])
 
     assert at_first == set(ids("t", "th", "the", "then", "there"))
     assert then == set(ids("e", "end"))
-    assert guide.is_spent
+    assert constraint.is_spent
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remora.engine.sampling import constraint_thread as guide_thread
+from remora.engine.sampling import constraint_thread
 from remora.engine.sampling.constraint_thread import ConstraintThread
 from remora.engine.sampling.grammar_masks import RowMasks
 from remora.engine.types import MaskWords, RowFault, RowInit, SamplingParams
@@ -73,7 +73,7 @@ def test_masks_are_filled_in_another_thread_while_the_caller_goes_on() -> None:
     taken = masks.take(ROWS[:1])
     masks.close()
 
-    assert matcher.threads == ["remora-guides"]
+    assert matcher.threads == ["remora-constraints"]
     assert taken is not None
     assert taken.words.tolist() == [[1] * len(taken.words[0])]
 
@@ -166,7 +166,7 @@ class HangingMatcher(SlowMatcher):
 def test_a_row_that_takes_too_long_is_left_and_the_others_go_on(
     place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    monkeypatch.setattr(constraint_thread, "MAX_STEP_S", 0.05)
     let_go, quick = threading.Event(), threading.Event()
     quick.set()
     matchers: list[SlowMatcher] = [SlowMatcher(quick) for _ in range(3)]
@@ -195,8 +195,8 @@ def test_a_row_that_takes_too_long_is_left_and_the_others_go_on(
 
 
 def test_many_rows_that_hang_have_less_time_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.2)
-    monkeypatch.setattr(guide_thread, "MAX_TOTAL_S", 0.3)
+    monkeypatch.setattr(constraint_thread, "MAX_STEP_S", 0.2)
+    monkeypatch.setattr(constraint_thread, "MAX_TOTAL_S", 0.3)
     let_go = threading.Event()
     work = ConstraintThread().begin([(row, partial(spin, let_go)) for row in range(4)])
     spent = []
@@ -222,7 +222,7 @@ def test_many_rows_that_hang_have_less_time_each(monkeypatch: pytest.MonkeyPatch
 def test_a_thread_that_is_left_has_only_what_others_leave(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    monkeypatch.setattr(constraint_thread, "MAX_STEP_S", 0.05)
     let_go = threading.Event()
     ids_of_threads: list[int] = []
 
@@ -236,12 +236,12 @@ def test_a_thread_that_is_left_has_only_what_others_leave(
     let_go.set()
 
     assert is_left
-    assert niceness == guide_thread.LEFT_NICENESS
+    assert niceness == constraint_thread.ABANDONED_NICENESS
     assert os.getpriority(os.PRIO_PROCESS, 0) < niceness
 
 
 def test_a_token_that_takes_too_long_ends_its_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guide_thread, "MAX_STEP_S", 0.05)
+    monkeypatch.setattr(constraint_thread, "MAX_STEP_S", 0.05)
     let_go = threading.Event()
 
     class Hanging(ToyGrammar):

@@ -147,7 +147,7 @@ def test_an_engine_runs_them_by_the_names_of_its_configuration(
     )
     (output,) = llm.generate([[1, 2, 3]], wanted)
     assert output.token_ids == [300] * 4
-    with pytest.raises(InvalidSampling, match="custom_logit_processor is 'other'; there are only"):
+    with pytest.raises(InvalidSampling, match="custom_logit_processor is 'other'; use one of only"):
         llm.generate([[1]], SamplingParams(custom_logit_processor="other"))
     broken = SamplingParams(custom_logit_processor="only", custom_params={})
     with pytest.raises(EngineError, match="the logit processor only failed: KeyError"):

@@ -14,11 +14,9 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from remora.configs.errors import InvalidSampling
 from remora.engine.sampling.sampler import (
     check_token_ids,
-    prompt_logprobs,
     uniforms,
 )
-from remora.engine.sampling.token_sampler import SamplingKernels
-from remora.engine.types import RowFault
+from remora.engine.sampling.token_sampler import NO_TOKEN_LEFT, SamplingKernels, describe
 from tests.engine.sampling.sampled import (
     EOS,
     PARAMS,
@@ -287,9 +285,7 @@ def test_a_row_with_every_token_banned_is_reported(make_sampler: MakeSampler) ->
     sampler = make_sampler()
     sampler.add_row(make_row(0, [1], min_tokens=1, stop_token_ids=tuple(range(VOCAB_SIZE))))
 
-    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {
-        0: RowFault("no token is left that may come next", of_request=True)
-    }
+    assert sampler.sample(make_logits(0), rows(0)).bad_rows == {0: NO_TOKEN_LEFT}
 
 
 def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked(
@@ -319,7 +315,7 @@ def test_prompt_logprobs_describe_the_tokens_that_follow(kernels: SamplingKernel
     logits = make_logits(1, 4)
     target_ids = np.array([3, 1, 4, 1])
 
-    lines = prompt_logprobs(logits, target_ids, 2, kernels)
+    lines = describe(logits, target_ids, 2, kernels)
 
     expected = logits.log_softmax(1)
     assert lines.token_ids.tolist() == [3, 1, 4, 1]

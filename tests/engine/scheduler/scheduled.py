@@ -14,7 +14,7 @@ from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan
 from remora.engine.engine import Engine
 from remora.engine.types import FinishReason, Request, SamplingParams, SequenceOutput
-from tests.engine.fakes import VOCAB, FakeDevice, FakeRunner, make_plan
+from tests.engine.fakes import VOCAB, FakeRunner, make_plan
 
 TWO_SLOTS = LoRASlotConfig(num_slots=2, max_rank=1, targets=())
 
@@ -56,14 +56,13 @@ class Harness:
         self.plan = made or make_plan(**plan)
         room = self.plan.windows
         shape = self.plan.page_size, None if room is None else room.window
-        device = FakeDevice(*shape)
-        self.runner = device if overlap else FakeRunner(*shape)
+        self.runner = FakeRunner(*shape)
         self.engine = Engine(
             self.plan,
             self.runner,
             eos_token_ids=[0],
             vocab_size=VOCAB,
-            overlapping=device if overlap else None,
+            overlap=overlap,
         )
         self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[str, int], FinishReason] = {}

@@ -8,7 +8,7 @@ import pytest
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.engine.scheduler.scheduler import MAX_OVERTAKEN
+from remora.engine.scheduler.scheduler import MAX_SKIPPED
 from tests.engine.fakes import VOCAB, expected_output
 from tests.engine.scheduler.scheduled import Harness, make_request
 
@@ -171,4 +171,4 @@ def test_a_rare_adapter_is_overtaken_only_so_often() -> None:
     started = [init.token_ids[0] for plan in harness.runner.plans for init in plan.added]
     first = 8  # they came before it
     rows = harness.plan.max_running_requests
-    assert MAX_OVERTAKEN <= started.index(2) <= first + MAX_OVERTAKEN + rows
+    assert MAX_SKIPPED <= started.index(2) <= first + MAX_SKIPPED + rows
