@@ -1,4 +1,4 @@
-"""Which models the native step program computes: those whose every part it has an operation for."""
+"""Which models the native step program supports: those with an operation for every part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from remora.engine.models.config import DecoderConfig, ExpertsConfig
 
 
 def not_covered(config: DecoderConfig) -> list[str]:
-    """Return what of a model step programs have no operation for; [] = they can run it."""
+    """Return the parts of a model without an operation; [] = step programs can run it."""
     return list(_gaps(config))
 
 
@@ -16,7 +16,7 @@ def _gaps(config: DecoderConfig) -> Iterator[str]:
     block = config.block
     reads_stream = block.attention_norm is None or (block.mlp_norm is None and not block.parallel)
     if block.residual_scale != 1.0 and (reads_stream or config.embedding.num_positions):
-        yield "factors on what blocks add, where something reads or makes the stream without a norm"
+        yield "residual scales with parts that read or write the stream without a norm"
     experts = [layer.mlp for layer in config.layers if isinstance(layer.mlp, ExpertsConfig)]
     if experts and (block.parallel or block.mlp_norm is None or block.mlp_out_norm is not None):
-        yield "experts beside attention, or without a norm before them alone"
+        yield "experts parallel to attention, or without a norm of their own before them"

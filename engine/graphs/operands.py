@@ -1,4 +1,4 @@
-"""Memory that the operations of a step program hand over to each other."""
+"""Buffers that the operations of a step program pass to each other."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from remora.kernels.memory import buffer
 class Operand:
     """Rows that one operation writes and a product reads.
 
-    written:    `size` values a row, or more
-    rows:       what is read: the same rows, or quantised ones
-    on_logits:  they are rows of logits, not of tokens
+    written:    at least `size` values per row
+    rows:       as read: the same rows, or quantised ones
+    on_logits:  rows of logits, not of tokens
     """
 
     written: Rows
@@ -38,8 +38,8 @@ class Operand:
     ) -> Operand:
         """Allocate rows.
 
-        format:     in which they are read
-        in_floats:  they are not written in groups, even if that is how they are read
+        format:     of the rows as read
+        in_floats:  written as float32, even if read in groups
         """
 
         def rows(format: Format) -> Rows:
@@ -56,5 +56,5 @@ def allocate_floats(num_rows: int, size: int) -> Tensor:
 
 
 def whole_panels(size: int) -> int:
-    """Return the columns of whole panels."""
+    """Round a number of columns up to whole panels."""
     return -(-size // PANEL) * PANEL

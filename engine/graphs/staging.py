@@ -1,9 +1,9 @@
-"""A step's arrays on their way to the device: one copy, from memory that nobody touches meanwhile.
+"""Uploads a step's arrays to the device in one asynchronous copy.
 
-The host may be ahead of the device by a step. So what is copied lies in one of several pinned
-buffers in turn, and a buffer is written again only when its copy is known to be done. On the device
-there is one buffer: copies and kernels go one after the other. Arrays of the same shapes always lie
-in the same place there, as captured graphs need it. Knows nothing of what the arrays mean.
+The host may be a step ahead of the device, so it rotates between pinned buffers and reuses one only
+after its copy is done. The device has one buffer: copies and kernels run in order. Arrays of the
+same shapes always have the same device addresses, as captured graphs need. Knows nothing of what
+the arrays mean.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an array will be."""
+    """Shape and dtype of an array."""
 
     dims: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> Shape:
-        """Return an array's."""
+        """Return those of an array."""
         return cls(array.shape, array.dtype)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that it takes, without a gap behind it."""
+        """Size in bytes, without alignment."""
         return math.prod(self.dims) * self.dtype.itemsize
 
 
@@ -52,36 +52,38 @@ class Staging:
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self._is_cuda = device.type == "cuda"
-        self._there = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-        self._here = [
+        self._on_device = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._pinned = [
             torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda)
             for _ in range(NUM_BUFFERS)
         ]
-        self._copied = [_event() for _ in self._here] if self._is_cuda else []
-        self._turn = 0
+        self._copied = [_event() for _ in self._pinned] if self._is_cuda else []
+        self._next = 0
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        """Copy arrays to the device, in the stream; returns them there, until the next upload."""
+        """Copy arrays to the device in stream order; returns them, valid until the next upload."""
         shapes = [Shape.of(array) for array in arrays]
-        turn, self._turn = self._turn, (self._turn + 1) % NUM_BUFFERS
+        number, self._next = self._next, (self._next + 1) % NUM_BUFFERS
         if self._is_cuda:
-            self._copied[turn].synchronize()
-        here = self._here[turn]
+            self._copied[number].synchronize()
+        here = self._pinned[number]
         whole = here.numpy()
         end = 0
         for array, (start, stop) in zip(arrays, _places(shapes, len(whole)), strict=True):
             whole[start:stop].view(array.dtype)[:] = array.ravel()
             end = stop
-        self._there[:end].copy_(here[:end], non_blocking=True)
+        self._on_device[:end].copy_(here[:end], non_blocking=True)
         if self._is_cuda:
-            self._copied[turn].record()
+            self._copied[number].record()
         return self.views(shapes)
 
     def views(self, shapes: Sequence[Shape]) -> list[Tensor]:
-        """Return where arrays of these shapes lie on the device after they were uploaded."""
+        """Return the device tensors of uploaded arrays of these shapes."""
         return [
-            self._there[start:stop].view(_DTYPES[shape.dtype]).view(shape.dims)
-            for shape, (start, stop) in zip(shapes, _places(shapes, len(self._there)), strict=True)
+            self._on_device[start:stop].view(_DTYPES[shape.dtype]).view(shape.dims)
+            for shape, (start, stop) in zip(
+                shapes, _places(shapes, len(self._on_device)), strict=True
+            )
         ]
 
 
@@ -91,12 +93,12 @@ def _event() -> torch.cuda.Event:
 
 
 def room_for(shapes: Sequence[Shape]) -> int:
-    """Return the bytes that arrays of these shapes take together."""
+    """Return the bytes that arrays of these shapes take together, aligned."""
     return sum(-(-shape.num_bytes // ALIGNMENT) * ALIGNMENT for shape in shapes)
 
 
 def _places(shapes: Sequence[Shape], num_bytes: int) -> list[tuple[int, int]]:
-    """Return where each array begins and ends. Raises ValueError when they do not fit."""
+    """Return the byte range of each array. Raises ValueError when they do not fit."""
     if room_for(shapes) > num_bytes:
         raise ValueError(f"{room_for(shapes)} bytes do not fit into a buffer of {num_bytes}")
     places = []

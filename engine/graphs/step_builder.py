@@ -1,9 +1,8 @@
 """Builds native step programs (`step_program.py`) from decoders.
 
-Built once from a decoder; layers whose weights are not loaded yet are loaded when they are packed.
-The residual stream is float32; what products read is rounded to the program's format. Which models
-it covers is said in `coverage.py`; what a layer does stands in `StepProgramBuilder._layer`, part by
-part.
+Layers whose weights are not loaded yet are loaded when they are packed. The residual stream is
+float32; inputs of products are rounded to the program's format. `coverage.py` lists unsupported
+models; `StepProgramBuilder._layer` shows a layer, part by part.
 
 Legend: T tokens of a step, R rows of logits.
 """
@@ -51,11 +50,11 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """The most that one step holds.
+    """Limits of one step.
 
-    num_pages:      of the KV pool, the dump page 0 not counted
+    num_pages:      of the KV pool, without the dump page 0
     max_positions:  tokens of the longest sequence
-    windows:        pages of layers with a window, where these have their own
+    windows:        page pool of window layers, if they have their own
     """
 
     max_tokens: int
@@ -67,10 +66,10 @@ class StepShape:
 
 
 class StepProgramBuilder:
-    """Goes through a model once, packing weights and adding operations.
+    """Packs a model's weights and adds its operations.
 
-    Layers that have adapters by then keep their slots: what is written there later counts at once.
-    The model's weights are given up: it cannot run by itself after `build`.
+    Layers with adapter slots keep them: adapters that are loaded later apply at once. The packed
+    weights replace the model's: it cannot run by itself after `build`.
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class StepProgramBuilder:
         self._growth = None if growth is None else growth_factors(growth, positions)
 
     def _allocate(self) -> list[tuple[PagedCache, int]]:
-        """Allocate KV memory; returns each layer's cache and which layer of it that is."""
+        """Allocate KV memory; returns each layer's cache and its index in it."""
         config, shape = self._config, self._shape
 
         def allocate(num_layers: int, num_pages: int, *, is_windowed: bool = False) -> PagedCache:
@@ -131,20 +130,20 @@ class StepProgramBuilder:
         if shape.windows is None:
             cache = allocate(config.num_layers, shape.num_pages)
             return [(cache, layer) for layer in range(config.num_layers)]
-        apart = shape.windows.layers
+        windowed = shape.windows.layers
         caches = (
-            allocate(len(apart) - sum(apart), shape.num_pages),
-            allocate(sum(apart), shape.windows.num_pages, is_windowed=True),
+            allocate(len(windowed) - sum(windowed), shape.num_pages),
+            allocate(sum(windowed), shape.windows.num_pages, is_windowed=True),
         )
         return [
-            (caches[is_apart], sum(other == is_apart for other in apart[:layer]))
-            for layer, is_apart in enumerate(apart)
+            (caches[is_windowed], sum(other == is_windowed for other in windowed[:layer]))
+            for layer, is_windowed in enumerate(windowed)
         ]
 
     def build(self, fill: Fill = nothing_left) -> StepProgram:
-        """Pack everything; call it once.
+        """Pack the model; call it once.
 
-        fill:  loads the model's weights, a block when it is packed, unless they are there
+        fill:  loads the model's weights, block by block, unless they are loaded
         """
         model, program, config = self._model, self._program, self._config
         fill(model.outer_tensors().keys())
@@ -155,7 +154,7 @@ class StepProgramBuilder:
         self._normal = self._operand(config.hidden_size, in_floats=False)
         self._normal_in_floats = self._operand(config.hidden_size)
         heads = config.num_heads + 2 * config.num_kv_heads
-        # One after the other: q, k and v, and what parts make, where it is not added as it is.
+        # Used in turn for q, k and v, and for outputs that pass a norm before they are added.
         self._made = self._floats(max(heads * config.head_dim, config.hidden_size))
         self._attended = self._operand(config.num_heads * config.head_dim)
         self._gated = self._operand(_dense_size(config))
@@ -170,7 +169,7 @@ class StepProgramBuilder:
             self._layer(layer, block)
         head_start = len(program)
         logits = self._head(head)
-        # After the head, which may be packed from the same weight.
+        # After the head is packed, possibly from the same weight.
         scale = model.embedding_scale / config.block.residual_scale
         if scale != 1.0:
             model.embedding.weight.mul_(scale)
@@ -202,12 +201,12 @@ class StepProgramBuilder:
         if not shares_norm:
             hidden = self._enter(block.mlp_norm, mlp.gate_up_proj)
         gated = self._feed_forward(self._config.layers[layer].mlp, mlp, hidden)
-        if is_parallel:  # only now has nothing more to read what the block got
+        if is_parallel:  # only now is the block's input no longer read
             self._leave(attended, o_proj, None)
         self._leave(gated, mlp.down_proj, block.mlp_out_norm)
 
     def _enter(self, norm: Norm | None, *linears: Linear) -> Operand:
-        """Add a norm of the stream, if there is one; returns what `linears` read."""
+        """Add a norm of the stream, if any; returns the input of `linears`."""
         if norm is None:
             stream, size = Rows.of(self._stream), self._config.hidden_size
             return Operand(written=stream, rows=self._normal.rows, size=size, on_logits=False)
@@ -217,7 +216,7 @@ class StepProgramBuilder:
         return normal
 
     def _attend(self, layer: int, block: DecoderBlock, hidden: Operand) -> Operand:
-        """Add what attention does before its last product; returns what that reads."""
+        """Add attention up to its last product; returns the input of that product."""
         program, num_heads, attention = self._program, self._config.num_heads, block.attention
         cache, place = self._places[layer]
         cosines, sines = self._angles[block.rotary]
@@ -267,7 +266,7 @@ class StepProgramBuilder:
     def _feed_forward(
         self, config: MLPConfig | ExpertsConfig, mlp: MLP, hidden: Operand
     ) -> Operand:
-        """Add what a feed-forward layer does before its last product; returns what that reads."""
+        """Add a feed-forward layer up to its last product; returns the input of that product."""
         assert isinstance(config, MLPConfig)
         self._multiply(
             hidden,
@@ -276,10 +275,10 @@ class StepProgramBuilder:
             Epilogue.GATED if config.gated else Epilogue.STORE,
             activation=ACTIVATIONS[config.activation],
         )
-        return replace(self._gated, size=config.size)  # what else is there is a wider layer's
+        return replace(self._gated, size=config.size)  # the buffer fits the widest layer
 
     def _through_experts(self, norm: Norm | None, experts: Experts) -> None:
-        """Add a layer of experts and what is beside them, with its norm, to the stream."""
+        """Add a layer of experts and shared experts, with its norm, to the stream."""
         assert norm is not None
         program, config, hidden = self._program, experts.config, self._normal.rows
         steps = self._steps_of(config)
@@ -315,7 +314,7 @@ class StepProgramBuilder:
         return self._expert_steps[config]
 
     def _leave(self, x: Operand, linear: Linear, norm: Norm | None) -> None:
-        """Add a part's last product and its norm, if there is one, to the stream."""
+        """Add a part's last product, normalised if it has a norm, to the stream."""
         if norm is None:
             self._multiply(x, linear, self._stream, Epilogue.ADD)
             return
@@ -324,7 +323,7 @@ class StepProgramBuilder:
         self._program.norm(self._made, weights, Rows.of(self._stream), adds=True)
 
     def _head(self, weight: PackedWeight) -> Tensor:
-        """Add the last norm and the head; returns where the logits will be."""
+        """Add the last norm and the head; returns the buffer of logits."""
         adapters, config = self._model.head.linear.adapters, self._config
         in_floats = adapters is not None
         normal = self._operand(config.hidden_size, in_floats=in_floats, on_logits=True)
@@ -339,9 +338,9 @@ class StepProgramBuilder:
         return logits
 
     def _norm_weights(self, norm: Norm, *, factor: float = 1.0) -> NormWeights:
-        """Return a norm of the stream as it is kept: divided by the residual scale.
+        """Return a norm of the stored stream, which is divided by the residual scale.
 
-        What blocks add needs no factor then.
+        So the outputs of blocks need no factor.
         """
         scale = self._config.block.residual_scale
         return step_norms.of_rows(norm, residual_scale=scale, factor=factor)
@@ -355,7 +354,7 @@ class StepProgramBuilder:
         *,
         activation: Activation = Activation.LINEAR,
     ) -> None:
-        """Add the product with a layer's weight and, where it has them, its adapters."""
+        """Add the product with a layer's weight and its adapters, if any."""
         weight = self._pack(linear, x.rows.format, gated=epilogue is Epilogue.GATED)
         self._add_product(x, weight, linear.adapters, out, epilogue, activation=activation)
 
@@ -427,7 +426,7 @@ class StepProgramBuilder:
 
 
 def _dense_size(config: DecoderConfig) -> int:
-    """Return the largest inner size of what all tokens go through; 1 where there is nothing."""
+    """Return the largest inner size of dense MLPs and shared experts; 1 if there are none."""
     mlps = (layer.mlp for layer in config.layers)
     dense = (mlp.shared if isinstance(mlp, ExpertsConfig) else mlp for mlp in mlps)
     return max((mlp.size for mlp in dense if mlp is not None), default=1)

@@ -1,6 +1,6 @@
 """Layers of experts as operations of a step program.
 
-Knows how tokens are chosen for, gathered, multiplied and added up; not what is around such a layer.
+Knows routing, gathering, products and the weighted sum; nothing of the surrounding layer.
 
 Legend: T tokens of a step, E experts, k of them for each token, H hidden size, I inner size.
 """
@@ -24,7 +24,7 @@ class ExpertSteps:
     """Adds the operations of layers of one shape, which share their memory.
 
     exact:  [T, H] float32, the layer's input as the router reads it
-    share:  [T, >= 1] float32, room for how much counts of what is beside the experts
+    share:  [T, >= 1] float32, buffer for the gate of shared experts
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ExpertSteps:
         """See `add`.
 
         format:  of the experts' weights
-        arena:   where packed weights lie
+        arena:   memory of packed weights
         """
         self._program, self._config = program, config
         self._format, self._arena = format, arena
@@ -59,11 +59,11 @@ class ExpertSteps:
         self._hidden_size = hidden_size
 
     def add(self, experts: Experts, hidden: Rows, out: Rows) -> int:
-        """Add what a layer's experts give; those beside them not counted.
+        """Add a layer's experts, without shared ones.
 
-        hidden:  [T, >= H] what experts read; what the router reads is in `exact`
-        out:     [T, >= H] float32, to be added to
-        The layer's weights are packed and given up. Returns the bytes that one token reads of them.
+        hidden:  [T, >= H] input of the experts; the router reads `exact`
+        out:     [T, >= H] float32, to which the output is added
+        The layer's weights are packed and released. Returns the bytes that one token reads of them.
         """
         program, choices, gated = self._program, self._choices, self._gated
         router = self.pack(*experts.router.release(), Format.F32)
@@ -96,12 +96,12 @@ class ExpertSteps:
     def pack(
         self, weight: Tensor, bias: Tensor | None, format: Format, *, gated: bool = False
     ) -> PackedWeight:
-        """Pack a weight that nobody else reads."""
+        """Pack a weight that has no other reader."""
         team = self._program.team
         return pack(team, weight, bias, format, self._arena, gated=gated, spent=True)
 
     def _pack_experts(self, experts: Experts) -> tuple[list[PackedWeight], list[PackedWeight]]:
-        """Return gates and ups of each expert, and what each projects down with."""
+        """Return the packed gate-up and down projections of each expert."""
         of_inner, of_all = experts.biases
         gate_up, down = experts.release()
         return (

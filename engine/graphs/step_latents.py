@@ -1,6 +1,7 @@
 """Attention over latents as operations of a step program.
 
-Knows how queries and latents are made, turned, kept and attended over; not what is around that.
+Knows how queries and latents are made, rotated, stored and attended; nothing of the surrounding
+layer.
 
 Legend: T tokens of a step, N heads, C elements of a latent, P elements that are rotated, D elements
 of a head that are not, V elements of a head's value.
@@ -30,8 +31,8 @@ Multiply = Callable[[Operand, Linear, Tensor], None]
 class LatentSteps:
     """Adds the attention of layers, which share its memory.
 
-    What is kept of a token lies in the cache twice, as K and as V: each of attention's two products
-    reads it in an order of its own.
+    The cache holds each token's latent twice, as K and as V, because attention's two products read
+    it in different orders.
     """
 
     def __init__(
@@ -47,8 +48,8 @@ class LatentSteps:
     ) -> None:
         """See `add`.
 
-        format:    in which the layers' products read
-        is_bf16:   whether what each head is multiplied with is bfloat16, not float32
+        format:    of the inputs of the layers' products
+        is_bf16:   whether per-head weights are bfloat16, not float32
         multiply:  adds a product with a layer
         """
         latent = config.attention.latent
@@ -86,12 +87,12 @@ class LatentSteps:
         place: int,
         angles: tuple[Tensor, Tensor],
     ) -> tuple[Operand, int]:
-        """Add what attention does before its last product.
+        """Add attention up to its last product.
 
         hidden:  [T, hidden_size]
-        place:   which layer of the cache
+        place:   layer index in the cache
         angles:  cosines and sines [positions, P / 2] float32
-        Returns what the last product reads, and the bytes of the weights that are read here beside
+        Returns the input of the last product, and the bytes of weights that are read here, without
         those of `multiply`.
         """
         program, latent, num_heads = self._program, self._latent, self._num_heads
@@ -147,7 +148,7 @@ class LatentSteps:
     def _pack_heads(
         self, attention: LatentAttention
     ) -> tuple[list[PackedWeight], list[PackedWeight]]:
-        """Return of each head what queries are multiplied with, and what makes its values."""
+        """Return each head's weights that absorb queries and that make values."""
         unfold, size = attention.release(), self._latent.key_size
 
         def packed(weight: Tensor) -> PackedWeight:

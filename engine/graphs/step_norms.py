@@ -1,4 +1,4 @@
-"""A model's norms as step programs take them: weights in float32, what they are around included."""
+"""Converts a model's norms for step programs: float32 weights with scales folded in."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from remora.kernels.cpu.norms import NormWeights
 def of_rows(norm: Norm, *, residual_scale: float, factor: float = 1.0) -> NormWeights:
     """Return a norm of whole rows.
 
-    residual_scale:  what rows lack as a factor; a norm does not care for one, but its epsilon does
-    factor:          on what the norm gives
+    residual_scale:  that the stored rows are divided by; only epsilon depends on it
+    factor:          on the norm's output
     """
     return NormWeights(
         weight=norm.weight.float() * factor,

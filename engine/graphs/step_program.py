@@ -18,7 +18,7 @@ from remora.kernels.cpu.program import Program
 class StepProgram:
     """ForwardPass that runs in the native library.
 
-    weight_bytes:  bytes of packed weights that one step reads; the embedding's table not counted
+    weight_bytes:  bytes of packed weights that one step reads, without the embedding table
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class StepProgram:
     ) -> None:
         """See `step_builder.StepProgramBuilder`.
 
-        head_start:  the first operation that works on rows of logits
-        logits:      [most rows, vocab_size], where the program leaves them
-        stream:      [most tokens, hidden_size] float32, what the last layer leaves
-        norm:        the one before the head
+        head_start:  index of the first operation on rows of logits
+        logits:      [most rows, vocab_size], output buffer
+        stream:      [most tokens, hidden_size] float32, output of the last layer
+        norm:        before the head
         """
         self._program = program
         self._head_start = head_start

@@ -1,4 +1,4 @@
-"""What looks into a running engine, as the configuration asks for it; by default, nothing."""
+"""Watchers of a running engine, as configured; by default, none."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from remora.engine.types import NOT_FINITE, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What there is to be asked.
+    """The configured watchers that others query.
 
-    records:   the latest steps; None = they are not kept
-    profiler:  None = there is no folder for its traces
-    events:    sends what happens to the prefix cache; None = nobody is told
+    records:   the latest steps; None = not kept
+    profiler:  None = no folder for traces
+    events:    publishes events of the prefix cache; None = not published
     """
 
     records: StepRecords | None = None
@@ -30,16 +30,13 @@ class Inspection:
     events: Publisher | None = None
 
     def close(self) -> None:
-        """Stop what was started."""
+        """Stop the publisher."""
         if self.events is not None:
             self.events.close()
 
 
 def inspect(engine: Engine, config: ServeConfig) -> Inspection:
-    """Let those watch an engine that the configuration asks for. Before its first step.
-
-    Raises ConfigError.
-    """
+    """Add the configured watchers to an engine before its first step. Raises ConfigError."""
     metrics, debug = config.metrics, config.debug
     records = None
     if debug.fail_on_nan:
@@ -63,12 +60,12 @@ def inspect(engine: Engine, config: ServeConfig) -> Inspection:
 
 
 def fail_on_nan(plan: StepPlan, result: StepResult) -> None:
-    """Raise NotFinite for a step in which the logits of any row were not finite."""
+    """Raise NotFinite if the logits of any row were not finite."""
     rows = [row for row, fault in result.bad_rows.items() if fault == NOT_FINITE]
     if rows:
         raise NotFinite(
-            f"The logits of {len(rows)} of {len(plan.rows)} sequences were not finite, and "
-            "debug.fail_on_nan is set: the engine ends here."
+            f"The logits of {len(rows)} of {len(plan.rows)} sequences were not finite; the engine "
+            "stops because debug.fail_on_nan is set."
         )
 
 

@@ -1,7 +1,7 @@
-"""Profiles of a running engine: torch's profiler around some steps, as a trace in a folder.
+"""Profiles a running engine: torch's profiler around some steps, written as a trace to a folder.
 
-Everything but `start` and `stop` happens on the engine's thread: the profiler sees the thread that
-starts it, and the threads of devices.
+Everything but `start` and `stop` runs on the engine's thread: the profiler records the thread that
+starts it, and devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class Ask(Protocol):
-    """Lets the engine's thread do something between two steps, and waits for it."""
+    """Runs a function on the engine's thread between two steps, and waits for it."""
 
     def __call__(self, question: Callable[[Stepping], str | None], /) -> Awaitable[str | None]:
         """Return what `question` returns."""
@@ -30,9 +30,9 @@ class Ask(Protocol):
 
 
 class Profiler:
-    """A watcher of the engine that records profiles. Raises ConfigError where it cannot write.
+    """A watcher of the engine that records profiles. Raises ConfigError if it cannot write.
 
-    ask:  set by whoever runs the engine in a thread
+    ask:  set by the owner of the engine's thread
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,25 +47,25 @@ class Profiler:
         self.ask: Ask | None = None
 
     async def start(self, num_steps: int | None) -> None:
-        """Begin with the next step; end after so many. Raises InvalidRequest while one runs."""
+        """Record from the next step on, for `num_steps`. Raises InvalidRequest if one runs."""
         if await self._asked(lambda _engine: self._begin(num_steps)) is None:
             raise InvalidRequest("A profile is being recorded already.", code="profile_running")
 
     async def stop(self) -> str:
-        """End now; returns the name of the trace. Raises InvalidRequest while none runs."""
+        """Stop; returns the name of the trace. Raises InvalidRequest if none runs."""
         name = await self._asked(lambda _engine: self._end())
         if name is None:
             raise InvalidRequest("No profile is being recorded.", code="no_profile")
         return name
 
     def _asked(self, question: Callable[[Stepping], str | None]) -> Awaitable[str | None]:
-        assert self.ask is not None, "the engine runs in no thread of its own"
+        assert self.ask is not None, "the engine has no thread"
         return self.ask(question)
 
     # -- the engine's thread -----------------------------------------------------------------
 
     def __call__(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in one step."""
+        """Mark the end of one step."""
         if self._running is None:
             return
         self._mark.__exit__(None, None, None)
@@ -97,14 +97,14 @@ class Profiler:
         try:
             profile.export_chrome_trace(str(self._folder / name))
         except (OSError, RuntimeError) as error:
-            logger.error("the profile %s could not be written: %s", name, error)
+            logger.error("profiler: cannot write %s: %s", name, error)
         else:
-            logger.info("a profile was written: %s", self._folder / name)
+            logger.info("profiler: wrote %s", self._folder / name)
         return name
 
 
 def _mark(step: int | str) -> torch.profiler.record_function:
-    """Begin a mark in the trace: one step, and the wait for it."""
+    """Begin a mark in the trace that covers one step and the wait for it."""
     mark = torch.profiler.record_function(f"step {step}")
     mark.__enter__()  # type: ignore[no-untyped-call]
     return mark

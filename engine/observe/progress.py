@@ -1,4 +1,4 @@
-"""Bars for what takes long at start-up, where somebody is looking; elsewhere lines of the log."""
+"""Progress of slow start-up phases: a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LOG_PERIOD_S = 10.0
 
 
 class _Lines:
-    """Says how far something is, now and then."""
+    """Logs progress periodically."""
 
     def __init__(self, label: str, total: int) -> None:
         self._label, self._total, self._done = label, total, 0
-        self._started = self._said = time.monotonic()
+        self._started = self._logged = time.monotonic()
 
     def advance(self, count: int) -> None:
         self._done += count
         now = time.monotonic()
-        if now - self._said >= LOG_PERIOD_S and self._done < self._total:
-            self._said = now
+        if now - self._logged >= LOG_PERIOD_S and self._done < self._total:
+            self._logged = now
             share = 100 * self._done / self._total
             logger.info("%s: %.0f %% after %.0f s", self._label, share, now - self._started)
 
@@ -33,9 +33,9 @@ class _Lines:
 def progress_bar(
     label: str, total: int, show: bool, *, in_bytes: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error, when that is a terminal; yields what advances it.
+    """Show a progress bar on standard error; yields the function that advances it.
 
-    Where it is none, whatever takes longer than LOG_PERIOD_S is said in the log as often.
+    If that is not a terminal, log the progress every LOG_PERIOD_S seconds.
     """
     if not show:
         yield lambda count: None

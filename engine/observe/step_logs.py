@@ -1,7 +1,7 @@
-"""What can be told of steps while they run: log lines, and the latest of them as records.
+"""Log lines about steps.
 
-Each class is a watcher of the engine (`Engine.watch`), called on its thread once per step. None is
-there unless the configuration asks for it.
+Each class is a watcher of the engine (`Engine.watch`), called on its thread once per step, if
+configured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class StatusLines:
-    """Logs what runs, each `every` decode steps."""
+    """Logs the engine's load every `every` decode steps."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class StatusLines:
     def __call__(self, plan: StepPlan, result: StepResult) -> None:
         """Take in one step."""
         self._num_tokens += len(result.rows)
-        if plan.num_tokens[0] > 1:  # rows that decode come first: there is none
+        if plan.num_tokens[0] > 1:  # decode rows come first: there are none
             return
         self._num_steps += 1
         if self._num_steps % self._every:
@@ -52,7 +52,7 @@ class StatusLines:
 
 
 class StepTimes:
-    """Logs where the time of each step went."""
+    """Logs the times of each step."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock

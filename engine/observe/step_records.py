@@ -1,4 +1,4 @@
-"""The latest steps of the engine, for whoever looks into it: a ring, bounded in number and age."""
+"""Records of the engine's latest steps: a ring, bounded in number and age."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remora.engine.types import EngineStats, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step. `at` counts in seconds since 1970; gauges are those before its outputs."""
+    """One step. `at` is in seconds since 1970; gauges are those before its outputs."""
 
     step_id: int
     at: float
@@ -28,10 +28,10 @@ class StepRecord:
 
 
 class StepRecords:
-    """A watcher of the engine that keeps what it sees. Read it from any thread.
+    """A watcher of the engine that keeps a record of each step. Thread-safe to read.
 
-    max_records:  most that are kept
-    window_s:     how long each of them is
+    max_records:  most records kept
+    window_s:     age limit of a record
     """
 
     def __init__(
@@ -66,6 +66,6 @@ class StepRecords:
         )
 
     def told(self) -> list[dict[str, Any]]:
-        """Return the records that are not too old, the oldest first."""
+        """Return the records within the age limit, the oldest first."""
         since = self._clock() - self._window_s
         return [asdict(record) for record in tuple(self._records) if record.at >= since]

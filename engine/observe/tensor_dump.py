@@ -1,7 +1,7 @@
-"""What each layer gives, written to files: one for each forward pass, in safetensors' format.
+"""Writes each layer's output to files: one safetensors file for each forward pass.
 
-For comparing numbers with another implementation's. Only torch's operations on a CPU pass by here;
-step programs and graphs have no layers to listen at.
+For comparisons with another implementation. Works with torch operations on a CPU; step programs and
+graphs have no layers to observe.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 class TensorDump:
-    """Gathers what the layers of a pass give, and writes it when the last one has.
+    """Collects the layers' outputs of a pass, and writes them after the last layer.
 
-    max_passes:  how many are written; later ones are not
+    max_passes:  number of passes to write
     """
 
     def __init__(self, folder: Path, num_layers: int, *, max_passes: int) -> None:
@@ -38,7 +38,7 @@ class TensorDump:
         self._gathered: dict[str, Tensor] = {}
 
     def note(self, layer: int, batch: ForwardBatch, hidden: Tensor) -> None:
-        """Take in what a layer has made of the stream: [num_tokens, hidden_size]."""
+        """Add a layer's output [num_tokens, hidden_size]."""
         self._gathered[f"layer.{layer}"] = hidden
         if layer == self._num_layers - 1:
             self._write(batch)
@@ -53,11 +53,11 @@ class TensorDump:
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         except OSError as error:
-            logger.error("a tensor dump could not be written: %s", error)
+            logger.error("tensor dump: cannot write %s: %s", path, error)
 
 
 class _Tapped:
-    """A layer that is listened to."""
+    """A layer whose output is dumped."""
 
     def __init__(self, block: DecoderBlock, layer: int, dump: TensorDump) -> None:
         self._block, self._layer, self._dump = block, layer, dump
@@ -76,7 +76,7 @@ class _Tapped:
 
 
 def dump_tensors(model: DecoderModel, folder: Path, *, max_passes: int) -> None:
-    """Write what each layer of a model gives from now on. Raises ConfigError."""
+    """Write the outputs of a model's layers from now on. Raises ConfigError."""
     dump = TensorDump(folder, len(model.blocks), max_passes=max_passes)
     tapped = [_Tapped(block, layer, dump) for layer, block in enumerate(model.blocks)]
     model.blocks = cast("list[DecoderBlock]", tapped)

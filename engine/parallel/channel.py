@@ -1,9 +1,9 @@
-"""Sockets between rank 0 and the others: steps go out, and nothing but bad news comes back.
+"""Sockets between rank 0 and the others: rank 0 sends steps, the others report failures only.
 
-Rank 0 listens on a Unix socket (one node) or on one TCP address, and takes in whoever brings the
-secret. A step is not acknowledged: the ranks' exchange of tensors keeps them together. The end of
-a process closes its sockets, so that each side hears of the other's end at once, also while
-neither sends. Knows no models and no Ray.
+Rank 0 listens on a Unix socket (one node) or a TCP address, and accepts connections that present
+the secret. Steps are not acknowledged: the ranks' exchange of tensors synchronises them. When a
+process ends, its sockets close, so each side notices the other's end at once. Knows no models and
+no Ray.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from remora.configs.errors import EngineError
 from remora.engine.parallel.wire import (
     HEAD,
     MAX_FRAME_BYTES,
-    ComeIn,
     Failed,
+    JoinGroup,
     Message,
     decode,
     encode_failed,
@@ -31,7 +31,7 @@ from remora.engine.parallel.wire import (
 
 BACKLOG = 512
 POLL_S = 0.1
-HELLO_TIMEOUT_S = 1.0  # for all of it: others wait meanwhile
+HELLO_TIMEOUT_S = 1.0  # for the whole message: other ranks wait meanwhile
 SECRET_BYTES = 32
 _HELLO = struct.Struct(f"<8sI{SECRET_BYTES}s")
 _MAGIC = b"remora/1"
@@ -39,7 +39,7 @@ _MAGIC = b"remora/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where rank 0 listens, and what opens.
+    """Where rank 0 listens, and the secret that it expects.
 
     path:        of a Unix socket; "" = TCP
     host, port:  of TCP
@@ -52,22 +52,22 @@ class Address:
 
     @property
     def key(self) -> str:
-        """What only those who know the secret can tell, and that does not tell the secret."""
+        """A key derived from the secret, which does not reveal it."""
         return hmac.new(self.secret, b"group", "sha256").hexdigest()
 
     @property
     def family(self) -> socket.AddressFamily:
-        """Of its sockets."""
+        """Address family of its sockets."""
         if self.path:
             return socket.AF_UNIX
         return socket.AF_INET6 if ":" in self.host else socket.AF_INET
 
 
 class Listener:
-    """Rank 0 before the others have come. Close it when they have: no file, no port is left."""
+    """Rank 0's socket until the others have connected. `close` removes its file and port."""
 
     def __init__(self, host: str | None = None) -> None:
-        """Listen at `host`; None = for processes of this node and user only."""
+        """Listen at `host`; None = only for processes of this node and user."""
         secret = secrets.token_bytes(SECRET_BYTES)
         self._folder = "" if host else tempfile.mkdtemp(prefix="remora-")
         if host is None:
@@ -90,30 +90,31 @@ class Listener:
     def accept(self, num_ranks: int, timeout_s: float) -> dict[int, socket.socket]:
         """Wait for ranks 1 to num_ranks - 1; return their connections by rank.
 
-        Raises EngineError when time runs out or the listener is closed meanwhile.
+        Raises EngineError after `timeout_s`, or if the listener is closed meanwhile.
         """
         deadline = time.monotonic() + timeout_s
         found: dict[int, socket.socket] = {}
         while len(found) < num_ranks - 1:
             if self._is_closed or time.monotonic() > deadline:
-                _close_all(found)
+                for connection in found.values():
+                    connection.close()
                 missing = ", ".join(str(r) for r in range(1, num_ranks) if r not in found)
-                why = "start-up was given up" if self._is_closed else f"within {timeout_s:g} s"
-                raise EngineError(f"Not every rank has come ({why}); missing: {missing}.")
+                why = "start-up was cancelled" if self._is_closed else f"within {timeout_s:g} s"
+                raise EngineError(f"Not every rank connected ({why}); missing: {missing}.")
             try:
                 self._take(found, num_ranks)
-            except TimeoutError:  # nobody yet
+            except TimeoutError:  # no connection yet
                 continue
-            except OSError:  # closed, which is seen above, or out of descriptors for now
+            except OSError:  # closed, as the loop notices, or out of descriptors for now
                 time.sleep(POLL_S)
         return found
 
     def close(self) -> None:
-        """Listen no more; from any thread."""
+        """Stop to listen. Thread-safe."""
         self._is_closed = True
         self._socket.close()
         if self._folder:
-            with suppress(OSError):  # it was never bound, and may be too long for any file
+            with suppress(OSError):  # never bound; the path may be too long for a file
                 os.unlink(self.address.path)
             with suppress(FileNotFoundError):
                 os.rmdir(self._folder)
@@ -135,7 +136,7 @@ class Listener:
 
 
 class Channel:
-    """A follower's end."""
+    """A follower's end of the connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -154,26 +155,26 @@ class Channel:
         except OSError as error:
             connection.close()
             raise EngineError(
-                f"Rank {rank} cannot reach rank 0 at {where}: {error}; the nodes of a replica must "
-                "be able to reach each other on any port."
+                f"Rank {rank} cannot reach rank 0 at {where}: {error}. The nodes of a replica must "
+                "reach each other on any port."
             ) from error
         return cls(connection)
 
-    def come_in(self, timeout_s: float) -> ComeIn:
-        """Wait until rank 0 lets all ranks in. Raises EngineError when it does not."""
+    def wait_to_join(self, timeout_s: float) -> JoinGroup:
+        """Wait until rank 0 lets all ranks join the tensor group. Raises EngineError."""
         try:
             self._socket.settimeout(timeout_s)
             message = read_message(self._socket)
             self._socket.settimeout(None)
         except TimeoutError as error:
-            raise EngineError(f"rank 0 has not let anybody in for {timeout_s:g} s") from error
-        if not isinstance(message, ComeIn):
-            raise EngineError("rank 0 has gone before all ranks had come")
+            raise EngineError(f"rank 0 sent no JoinGroup within {timeout_s:g} s") from error
+        if not isinstance(message, JoinGroup):
+            raise EngineError("rank 0 closed the connection before all ranks had connected")
         return message
 
     @property
     def is_lost(self) -> bool:
-        """Whether rank 0 is gone, as far as is known without waiting."""
+        """Whether rank 0 is known to be gone, without waiting."""
         try:
             return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -182,27 +183,27 @@ class Channel:
             return True
 
     def receive(self) -> Message | None:
-        """Wait for what rank 0 says next; None: it is gone."""
+        """Wait for rank 0's next message; None = it is gone."""
         return read_message(self._socket)
 
     def fail(self, failed: Failed) -> None:
-        """Tell rank 0 why this rank ends."""
+        """Report to rank 0 why this rank ends."""
         with suppress(OSError):
             self._socket.sendall(encode_failed(failed))
 
     def close(self) -> None:
-        """Hang up. Whoever waits in `receive` returns."""
+        """Close the connection; a thread that waits in `receive` returns."""
         hang_up(self._socket)
 
 
 def read_message(connection: socket.socket) -> Message | None:
-    """Read one frame; None when the other side is gone. Raises ValueError for nonsense."""
+    """Read one frame; None when the other side is gone. Raises ValueError for invalid frames."""
     with suppress(ConnectionError):
         head = read_exactly(connection, HEAD.size)
         if head is not None:
             length, kind = HEAD.unpack(head)
             if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME_BYTES}")
+                raise ValueError(f"frame of {length} bytes; at most {MAX_FRAME_BYTES} are allowed")
             payload = read_exactly(connection, length)
             if payload is not None:
                 return decode(kind, payload)
@@ -210,7 +211,7 @@ def read_message(connection: socket.socket) -> Message | None:
 
 
 def read_exactly(connection: socket.socket, count: int) -> memoryview | None:
-    """Read `count` bytes; None when the other side hangs up before."""
+    """Read `count` bytes; None when the other side closes the connection before."""
     view = memoryview(bytearray(count))
     at = 0
     while at < count:
@@ -234,7 +235,7 @@ def _read_hello(connection: socket.socket) -> bytes | None:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Close a connection; threads that wait on it wake up."""
+    """Close a connection and wake threads that wait on it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -243,8 +244,3 @@ def hang_up(connection: socket.socket) -> None:
 def _send_at_once(connection: socket.socket) -> None:
     if connection.family != socket.AF_UNIX:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _close_all(connections: dict[int, socket.socket]) -> None:
-    for connection in connections.values():
-        connection.close()

@@ -1,7 +1,7 @@
-"""Ranks joined by torch.distributed.
+"""Joins ranks by torch.distributed.
 
-Process groups are built as objects, around a store that one rank hosts. Nothing is registered
-globally, so several ranks may live in threads of one process, and several groups in one rank.
+Process groups are objects around a store that one rank hosts. Nothing is registered globally, so
+threads of one process may be ranks, and one rank may be in several groups.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from remora.engine.parallel.layout import Layout
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
-SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")  # gloo's messages begin with a line of its source
-# On CPUs a rank sends so many bytes in all straight to the others: quicker than gloo's ring for the
-# few tokens of a decode step (tests/benchmarks/rank_sums.py).
+SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")  # gloo's messages begin with a source line
+# On CPUs a rank sends up to so many bytes directly to the others, which is faster than gloo's ring
+# for the few tokens of a decode step (tests/benchmarks/rank_sums.py).
 EXCHANGE_BYTES = 2**18
 MESSAGES, SUMS = 0, 1  # tags
 LOOK_S = 0.02
-c10d: Any = torch.distributed  # torch's annotations leave out its stores and options
+c10d: Any = torch.distributed  # torch's annotations lack its stores and options
 
 
 def listen(host: str, port: int = 0) -> socket.socket:
-    """Return the socket at which ranks will meet, on that address only; 0 = any free port."""
+    """Return a listening socket for the ranks, on that address only; port 0 = any free port."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
@@ -53,15 +53,15 @@ def connect(
     key: str = "",
     is_lost: Callable[[], bool] = lambda: False,
 ) -> Group:
-    """Meet the other ranks, and return them as one group. All ranks call it at about one time.
+    """Join the other ranks in one group. All ranks call it at about the same time.
 
-    host, port:  where the ranks meet
-    listener:    the socket that listens there, with one of the ranks, which it is taken from
-    device:      of the tensors that will be exchanged: cpu (gloo) or cuda (nccl)
-    timeout_s:   of meeting, and of every exchange afterwards
-    key:         what ranks of this group alone know
-    is_lost:     asked while others are waited for: whether one of them is known to be gone
-    Raises EngineError when a rank does not come.
+    host, port:  of the store
+    listener:    the socket at that address, at the rank that hosts the store, which takes it over
+    device:      of the tensors to exchange: cpu (gloo) or cuda (nccl)
+    timeout_s:   of joining, and of every exchange afterwards
+    key:         known only to ranks of this group
+    is_lost:     polled while waiting: whether another rank is known to be gone
+    Raises EngineError when a rank does not join.
     """
     if layout.num_ranks == 1:
         return ALONE
@@ -72,21 +72,21 @@ def connect(
         _meet(layout, c10d.PrefixStore(f"meet {key}", store), timeout_s, is_lost)
         address = host if listener is not None else _address_towards(host, port)
         group = RankGroup(layout, c10d.PrefixStore(key, store), address, device, timeout_s)
-        if number >= 0 and device == "cpu":  # nccl asks the store again, at its first exchanges
+        if number >= 0 and device == "cpu":  # nccl uses the store again in its first exchanges
             _stop_listening(number)
         return group
 
 
 class RankGroup:
-    """Group over process groups: one of all ranks, and one of the ranks of this stage.
+    """Group over two process groups: all ranks, and the ranks of this stage.
 
-    A rank whose exchange fails leaves: another may be waiting for what it has not sent.
+    A rank leaves the group when an exchange fails, because others may wait for its data.
     """
 
     def __init__(
         self, layout: Layout, store: Any, address: str, device: str, timeout_s: float
     ) -> None:
-        """Join by a store, at this rank's own address; see `connect`."""
+        """Join through a store, at this rank's own address; see `connect`."""
         self.layout = layout
         timeout = timedelta(seconds=timeout_s)
 
@@ -108,7 +108,7 @@ class RankGroup:
         """Sum over the ranks of this stage, in place; returns `values`."""
         if self.layout.tp_size == 1:
             return values
-        dense = values.contiguous()  # the groups read memory from end to end
+        dense = values.contiguous()  # the groups need contiguous memory
         stage = self._present(self._stage)
         with self._exchange_or_leave("could not sum with the other ranks"):
             if self._exchanges and dense.nbytes * (self.layout.tp_size - 1) <= EXCHANGE_BYTES:
@@ -118,7 +118,7 @@ class RankGroup:
         return values if dense is values else values.copy_(dense)
 
     def _exchange(self, stage: Any, values: Tensor) -> None:
-        """Sum in one step. All ranks add the same parts in the same order, to the same bits."""
+        """Sum in one exchange. All ranks add in the same order and get the same bits."""
         own = self.layout.tp_rank
         others = [rank for rank in range(self.layout.tp_size) if rank != own]
         parts = [torch.empty_like(values) for _ in range(self.layout.tp_size)]
@@ -142,10 +142,10 @@ class RankGroup:
         return values if dense is values else values.copy_(dense)
 
     def close(self) -> None:
-        """Leave the group; the others find out at once.
+        """Leave the group; the others notice at once.
 
-        Not while another thread is in a call: that one ends when its time is up or the rank that it
-        waits for leaves, and only then are the connections closed.
+        A call of another thread ends at its timeout or when the rank that it waits for leaves;
+        connections close after it.
         """
         for group in {self._all, self._stage} - {None}:
             group.abort()
@@ -167,7 +167,7 @@ class RankGroup:
 
 
 def _open_store(host: str, port: int, listener: socket.socket | None, timeout: timedelta) -> Any:
-    """Open the store at an address; left to itself torch would listen on every interface."""
+    """Open the store at one address; by default torch would listen on every interface."""
     listening = {} if listener is None else {"master_listen_fd": listener.detach()}
     return c10d.TCPStore(
         host,
@@ -180,33 +180,33 @@ def _open_store(host: str, port: int, listener: socket.socket | None, timeout: t
 
 
 def _meet(layout: Layout, store: Any, timeout_s: float, is_lost: Callable[[], bool]) -> None:
-    """Wait for every rank to say that it is there."""
+    """Wait for every rank to register."""
     store.set(f"here {layout.rank}", "")
     keys = [f"here {rank}" for rank in range(layout.num_ranks)]
     deadline = time.monotonic() + timeout_s
     while not store.check(keys):
         missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
         if is_lost():
-            raise EngineError(f"another rank was lost while rank {missing} was waited for")
+            raise EngineError(f"another rank failed while this one waited for rank {missing}")
         if time.monotonic() > deadline:
             raise EngineError(
-                f"rank {layout.rank} waited {timeout_s:g} s in vain for rank {missing}; "
-                "see what that one logged"
+                f"rank {layout.rank} waited {timeout_s:g} s for rank {missing}, which did not "
+                "join; see the log of that rank"
             )
         time.sleep(LOOK_S)
 
 
 def _stop_listening(number: int) -> None:
-    """Close a port that the store listens at and has no call to close; its connections stay.
+    """Close the store's listening port, for which torch has no call; its connections stay.
 
-    The descriptor remains the store's to close: it is that of an idle socket from here on.
+    The descriptor becomes that of an idle socket, which the store closes.
     """
     with socket.socket() as idle:
         os.dup2(idle.fileno(), number, inheritable=False)
 
 
 def _address_towards(host: str, port: int) -> str:
-    """Return this machine's address on the network that leads to the host."""
+    """Return this machine's address on the route to the host."""
     family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)
@@ -216,7 +216,7 @@ def _address_towards(host: str, port: int) -> str:
 def _make_gloo(store: Any, rank: int, size: int, timeout: timedelta, address: str) -> Any:
     options = c10d.ProcessGroupGloo._Options()
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
-    options._threads = 1  # calls come one after the other
+    options._threads = 1  # calls do not overlap
     options._timeout = timeout
     return c10d.ProcessGroupGloo(store, rank, size, options)
 
@@ -235,5 +235,5 @@ def _as_engine_error(layout: Layout, what: str) -> Iterator[None]:
         said = (str(error) or type(error).__name__).splitlines()[0]
         reason = SOURCE_PLACE.sub("", said).partition(". This is typically")[0]
         raise EngineError(
-            f"rank {layout.rank} of {layout.num_ranks} {what}: {reason}. The replica cannot go on"
+            f"rank {layout.rank} of {layout.num_ranks} {what}: {reason}. The replica must restart"
         ) from error

@@ -1,6 +1,6 @@
-"""A rank that follows rank 0: the same rows, the same forward passes, no tokens of its own choice.
+"""A rank that follows rank 0: the same rows and forward passes, without sampling.
 
-Knows nothing of scheduling, sampling or of who placed it where it runs.
+Knows nothing of scheduling, sampling or placement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from remora.configs.errors import EngineError
 from remora.engine.parallel.channel import Channel
 from remora.engine.parallel.group import Group
-from remora.engine.parallel.wire import ComeIn, Failed, Logits, Message, Step
+from remora.engine.parallel.wire import Failed, JoinGroup, Logits, Message, Step
 from remora.engine.protocols import AdapterPool, ForwardPass
 from remora.engine.runner.inputs import InputBatch
 
@@ -20,8 +20,8 @@ from remora.engine.runner.inputs import InputBatch
 class Follower:
     """Rows and forward pass of a rank other than 0.
 
-    adapters:     its copies of adapters; None = there is no room for any
-    num_steps, step_time_s:  what it has done so far
+    adapters:                its adapter pool; None = no slots
+    num_steps, step_time_s:  totals so far
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Follower:
         self._group = group
 
     def run(self) -> None:
-        """Do what rank 0 says until it is gone. Raises what fails here, once rank 0 knows."""
+        """Handle rank 0's messages until it is gone. Reports an error to rank 0 and raises it."""
         try:
             while (message := self._channel.receive()) is not None:
-                self._obey(message)
+                self._handle(message)
         except Exception as error:
             reason = str(error) or type(error).__name__
             self._channel.fail(Failed(reason, second_hand=isinstance(error, EngineError)))
@@ -53,13 +53,13 @@ class Follower:
             self.close()
 
     def close(self) -> None:
-        """Hang up, and leave the group; whoever is in `run` ends."""
+        """Close the connection and leave the group, which ends `run`."""
         self._channel.close()
         self._group.close()
         self._forward.close()
 
     @torch.inference_mode()
-    def _obey(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case Step():
                 started = time.perf_counter()
@@ -68,8 +68,8 @@ class Follower:
                 self.step_time_s += time.perf_counter() - started
             case Logits():
                 self._forward.logits(message.first, message.last)
-            case Failed() | ComeIn():
-                raise ValueError(f"rank 0 does not say {message} to one that steps")
+            case Failed() | JoinGroup():
+                raise ValueError(f"unexpected message from rank 0: {message}")
 
     def _step(self, step: Step) -> None:
         if len(step.rows):

@@ -1,4 +1,4 @@
-"""The other ranks as rank 0's runner sees them: told of each step, watched all the time."""
+"""The other ranks as rank 0's runner sees them: it sends them steps and watches for failures."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from typing import Protocol
 from remora.configs.errors import EngineError
 from remora.engine.parallel.channel import read_message
 from remora.engine.parallel.wire import (
-    ComeIn,
     Failed,
-    encode_come_in,
+    JoinGroup,
+    encode_join_group,
     encode_logits,
     encode_step,
 )
 from remora.engine.types import IntArray, StepPlan, TokenArray
 
-# A rank that has lost another one says so at once; who was lost may be heard a moment later.
+# A rank that lost a peer reports that at once; the peer's own failure may arrive a moment later.
 FIRST_HAND_WAIT_S = 0.2
-BLAME_WAIT_S = 1.0
+CAUSE_WAIT_S = 1.0
 CLOSE_WAIT_S = 1.0
 
 
 class Followers(Protocol):
-    """Ranks that do what rank 0 does, all but choosing tokens."""
+    """Ranks that run rank 0's forward passes, without sampling."""
 
     def step(self, plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> None:
-        """Tell them of a step and of the tokens that the step before has given to `rows`."""
+        """Send a step, and the tokens that `rows` got in the step before."""
         ...
 
     def logits(self, first: int, last: int) -> None:
-        """Tell them that `ForwardPass.logits` is called next."""
+        """Announce the next call of `ForwardPass.logits`."""
         ...
 
     def cause_of(self, error: Exception) -> Exception:
-        """Return what is behind an error of the forward pass: a follower's, if one has failed."""
+        """Return the failure of a follower that caused an error, or the error itself."""
         ...
 
     def on_failure(self, callback: Callable[[EngineError], object]) -> None:
-        """Call back, once and from any thread, when a follower fails; also if one has."""
+        """Call back once, from any thread, when a follower fails or if one has failed."""
         ...
 
     def close(self) -> None:
-        """Let them go; further calls do nothing."""
+        """End the followers; further calls do nothing."""
         ...
 
 
@@ -54,20 +54,20 @@ class NoFollowers:
     """The Followers of a single rank."""
 
     def step(self, plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def logits(self, first: int, last: int) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def cause_of(self, error: Exception) -> Exception:
         """Return `error`."""
         return error
 
     def on_failure(self, callback: Callable[[EngineError], object]) -> None:
-        """Nobody fails."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nobody to let go."""
+        """Do nothing."""
 
 
 class ChannelFollowers:
@@ -84,37 +84,37 @@ class ChannelFollowers:
         self._watcher.start()
 
     def on_failure(self, callback: Callable[[EngineError], object]) -> None:
-        """Call back, from our own thread or at once if a follower has failed."""
+        """Call back from the watching thread, or at once if a follower has failed."""
         with self._lock:
             self._on_failure = callback
             failure = self.failure
         if failure is not None:
             callback(failure)
 
-    def come_in(self, host: str, port: int) -> None:
-        """Let them join the tensor group. Raises EngineError when a follower is gone."""
-        self._send(encode_come_in(ComeIn(host, port)))
+    def join_group(self, host: str, port: int) -> None:
+        """Let the followers join the tensor group. Raises EngineError when one is gone."""
+        self._send(encode_join_group(JoinGroup(host, port)))
 
     def step(self, plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> None:
         """Send the step. Raises EngineError when a follower is gone."""
         self._send(encode_step(plan, rows, token_ids))
 
     def logits(self, first: int, last: int) -> None:
-        """Send the question. Raises EngineError when a follower is gone."""
+        """Announce the call. Raises EngineError when a follower is gone."""
         self._send(encode_logits(first, last))
 
     def cause_of(self, error: Exception) -> Exception:
-        """Return the failure of a follower, which may be heard of a moment later, or `error`."""
-        if isinstance(error, EngineError):  # somebody is missed
-            self._failed.wait(BLAME_WAIT_S)
+        """Return a follower's failure, for which it waits a moment, or `error`."""
+        if isinstance(error, EngineError):  # a follower may be gone
+            self._failed.wait(CAUSE_WAIT_S)
         return self.failure or error
 
     def close(self) -> None:
-        """Hang up: the followers end."""
+        """Close the connections, which ends the followers."""
         self._is_closed = True
         for connection in self._connections.values():
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # wakes the watcher, which a close does not
+                connection.shutdown(socket.SHUT_RDWR)  # unlike close, wakes the watcher
         if self._watcher is not threading.current_thread():
             self._watcher.join(CLOSE_WAIT_S)
         for connection in self._connections.values():
@@ -145,21 +145,21 @@ class ChannelFollowers:
         callback(failure)
 
     def _first_failure(self) -> tuple[int, Failed]:
-        """Wait for the first rank to fail of itself, or for one that says it has lost another."""
-        hearsay: tuple[int, Failed] | None = None
+        """Wait for the first failed rank, or for one that lost another, which counts less."""
+        second_hand: tuple[int, Failed] | None = None
         with selectors.DefaultSelector() as selector:
             for rank, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, rank)
             while True:
-                events = selector.select(None if hearsay is None else FIRST_HAND_WAIT_S)
+                events = selector.select(None if second_hand is None else FIRST_HAND_WAIT_S)
                 for key, _ in events:
                     rank, failed = key.data, _read_failure(self._connections[key.data])
                     if not failed.second_hand:
                         return rank, failed
-                    hearsay = hearsay or (rank, failed)
+                    second_hand = second_hand or (rank, failed)
                     selector.unregister(key.fileobj)
-                if hearsay is not None and (not events or not selector.get_map()):
-                    return hearsay
+                if second_hand is not None and (not events or not selector.get_map()):
+                    return second_hand
 
 
 def _read_failure(connection: socket.socket) -> Failed:

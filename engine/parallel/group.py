@@ -10,10 +10,10 @@ from remora.engine.parallel.layout import Layout
 
 
 class Group(Protocol):
-    """All ranks of a replica, as one of them sees the others.
+    """All ranks of a replica, as seen by one of them.
 
-    Every call is made by all ranks concerned, in the same order. Raises EngineError when another
-    rank is gone or does not answer in time.
+    All ranks concerned make each call, in the same order. Raises EngineError when another rank is
+    gone or does not answer in time.
     """
 
     layout: Layout
@@ -36,7 +36,7 @@ class Group(Protocol):
 
 
 class Alone:
-    """The Group of a single rank: sums are what they are, and there is nobody to send to."""
+    """The Group of a single rank."""
 
     layout = Layout()
 
@@ -45,15 +45,15 @@ class Alone:
         return values
 
     def send(self, values: Tensor, to: int) -> None:
-        """Nobody is there."""
+        """Fail: there is no other rank."""
         raise AssertionError(f"no rank {to}")
 
     def receive(self, values: Tensor, source: int) -> Tensor:
-        """Nobody is there."""
+        """Fail: there is no other rank."""
         raise AssertionError(f"no rank {source}")
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
 
 ALONE = Alone()

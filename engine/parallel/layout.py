@@ -1,6 +1,6 @@
-"""Which part of a model one rank holds. Pure arithmetic: knows no device and no other process.
+"""The part of a model that one rank holds. Pure arithmetic: knows no device and no process.
 
-Rank r of a replica is rank r % tp_size of pipeline stage r // tp_size. Stages divide the layers,
+Rank r of a replica is rank r % tp_size of pipeline stage r // tp_size. Stages divide the layers;
 the ranks of a stage divide each layer.
 """
 
@@ -15,7 +15,7 @@ NOTHING = range(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The place of one rank. `Layout()` is a rank that holds everything."""
+    """The position of one rank. `Layout()` is a rank that holds everything."""
 
     rank: int = 0
     tp_size: int = 1
@@ -28,7 +28,7 @@ class Layout:
 
     @property
     def tp_rank(self) -> int:
-        """Place among the ranks that share its layers."""
+        """Index among the ranks that share its layers."""
         return self.rank % self.tp_size
 
     @property
@@ -48,11 +48,11 @@ class Layout:
 
     @property
     def last_stage(self) -> range:
-        """Return the ranks that project to logits."""
+        """Ranks that project to logits."""
         return range(self.num_ranks - self.tp_size, self.num_ranks)
 
     def at(self, rank: int) -> Layout:
-        """Return the place of another rank of the same replica."""
+        """Return the layout of another rank of the same replica."""
         return Layout(rank=rank, tp_size=self.tp_size, pp_size=self.pp_size)
 
     def layers(self, num_layers: int) -> range:
@@ -60,11 +60,11 @@ class Layout:
         return share(num_layers, self.stage, self.pp_size)
 
     def share(self, size: int) -> range:
-        """Return its part of a dimension that the ranks of a stage divide."""
+        """Return its range of a dimension that the ranks of a stage divide."""
         return share(size, self.tp_rank, self.tp_size)
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """Return its KV heads: an equal part, or one that several ranks hold when there are fewer.
+        """Return its KV heads: an equal part, or one shared by several ranks if there are fewer.
 
         One of the two numbers must divide the other.
         """

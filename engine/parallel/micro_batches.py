@@ -1,7 +1,6 @@
-"""Cutting a step's tokens into parts, so that the stages of a pipeline work at the same time.
+"""Splits a step's tokens into parts, so that pipeline stages work at the same time.
 
-Parts are taken in order, and a later one may go on where an earlier one left off: a stage has
-stored the K and V of the tokens before by the time it comes to the next. So a cut may go through a
+Parts run in order, and a stage stores the K and V of one part before the next, so a cut may split a
 row. Knows nothing of ranks.
 """
 
@@ -14,10 +13,9 @@ from remora.engine.runner.inputs import StepInputs, WindowInputs
 
 
 def split_inputs(inputs: StepInputs, num_parts: int) -> list[StepInputs]:
-    """Cut a step into at most `num_parts` parts of as many tokens, each of one at least.
+    """Split a step into at most `num_parts` parts of equal size, each of one token at least.
 
-    The parts' tokens in order are the step's. Their `logit_index` is empty: logits are made of the
-    whole step.
+    Their `logit_index` is empty: the caller projects the whole step's tokens to logits.
     """
     num_tokens = inputs.num_tokens
     num_parts = min(num_parts, num_tokens)
@@ -27,7 +25,7 @@ def split_inputs(inputs: StepInputs, num_parts: int) -> list[StepInputs]:
 
 
 def _part(inputs: StepInputs, tokens: range) -> StepInputs:
-    """Return the step of these tokens only; the last row may end early, the first begin late."""
+    """Return a step of these tokens; its first row may begin late, and its last end early."""
     starts = inputs.starts
     first = int(np.searchsorted(starts, tokens.start, side="right")) - 1
     last = int(np.searchsorted(starts, tokens.stop, side="left"))

@@ -1,7 +1,7 @@
-"""How the ranks of a replica find each other at start-up.
+"""Connects the ranks of a replica at start-up.
 
-Each rank loads its share first and comes then, so that nobody waits in an exchange of tensors for
-one that has nothing to exchange yet. Knows neither who started the ranks nor where.
+Each rank loads its share before it connects, so that no rank waits in an exchange of tensors for
+one that is still loading. Knows nothing of how ranks are started or placed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the ranks meet.
+    """Where and within which times the ranks meet.
 
-    steps:         where rank 0 listens for followers
-    come_s:        most seconds until everybody has come, from when rank 0 is ready
-    exchange_s:    most seconds of one exchange of tensors
+    steps:       where rank 0 listens for followers
+    come_s:      timeout until all ranks have connected, once rank 0 is ready
+    exchange_s:  timeout of one exchange of tensors
     """
 
     steps: Address
@@ -37,14 +37,14 @@ class Meeting:
 
 
 class Host:
-    """Rank 0's side of a meeting. To be closed when it is over."""
+    """Rank 0's side of a meeting; close it afterwards."""
 
     def __init__(
         self, address: str | None, *, come_s: float, exchange_s: float, port: int | None = None
     ) -> None:
         """Listen at this node's `address`; None = for ranks of this node only.
 
-        port:  at which all meet as a group; None = any
+        port:  of the tensor group's store; None = any
         """
         self._port = port or 0
         self._address = address or LOOPBACK
@@ -52,20 +52,20 @@ class Host:
         self.meeting = Meeting(steps=self._listener.address, come_s=come_s, exchange_s=exchange_s)
 
     def gather(self, layout: Layout, device: str) -> tuple[ChannelFollowers, Group]:
-        """Wait for the others. Raises EngineError when one does not come, or after `close`."""
+        """Wait for the others. Raises EngineError if one does not connect, or after `close`."""
         connections = self._listener.accept(layout.num_ranks, self.meeting.come_s)
         followers = ChannelFollowers(connections)
         try:
             return followers, self._join_group(followers, layout, device)
         except Exception as error:
-            blamed = followers.cause_of(error)
+            cause = followers.cause_of(error)
             followers.close()
-            raise blamed from error
+            raise cause from error
 
     def _join_group(self, followers: ChannelFollowers, layout: Layout, device: str) -> Group:
         with listen(self._address, self._port) as listener:
             port = listener.getsockname()[1]
-            followers.come_in(self._address, port)
+            followers.join_group(self._address, port)
             return connect(
                 layout,
                 host=self._address,
@@ -78,15 +78,15 @@ class Host:
             )
 
     def close(self) -> None:
-        """Wait for nobody any more; from any thread."""
+        """Stop waiting. Thread-safe."""
         self._listener.close()
 
 
 def join(meeting: Meeting, layout: Layout, device: str) -> tuple[Channel, Group]:
-    """Come to a meeting as a rank other than 0. Raises EngineError."""
+    """Join a meeting as a rank other than 0. Raises EngineError."""
     channel = Channel.connect(meeting.steps, layout.rank, meeting.come_s)
     try:
-        where = channel.come_in(meeting.come_s)
+        where = channel.wait_to_join(meeting.come_s)
         return channel, connect(
             layout,
             host=where.host,
@@ -104,28 +104,28 @@ def join(meeting: Meeting, layout: Layout, device: str) -> tuple[Channel, Group]
 
 
 class Team(Protocol):
-    """The other ranks of a replica, as rank 0's start-up sees them. Every call may block.
+    """The other ranks of a replica, as rank 0's start-up sees them.
 
-    Raises, in any call, what has failed in another rank.
+    Every call may block, and raises the failure of another rank.
     """
 
     def machine(self, own: MachineFacts, model: ModelFacts) -> MachineFacts:
-        """Return the facts that hold for every rank: the least of what their machines offer.
+        """Return the least that the ranks' machines offer.
 
-        own, model:  what rank 0 has found
+        own, model:  facts that rank 0 has read
         """
         ...
 
     def load(self, plan: EnginePlan) -> None:
-        """Let them load their shares; returns at once."""
+        """Start to load the ranks' shares; returns at once."""
         ...
 
     def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
-        """Wait until they have, and meet."""
+        """Wait until all shares are loaded, and connect the ranks."""
         ...
 
     def ready(self) -> None:
-        """Wait until they can take steps."""
+        """Wait until all ranks can run steps."""
         ...
 
 
@@ -137,11 +137,11 @@ class NoTeam:
         return own
 
     def load(self, plan: EnginePlan) -> None:
-        """Nobody loads."""
+        """Do nothing."""
 
     def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
-        """Nobody comes."""
+        """Return no followers, and the group of one rank."""
         return NoFollowers(), ALONE
 
     def ready(self) -> None:
-        """Nobody is waited for."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""What a rank holds of a checkpoint's tensor. Knows nothing of files or of other ranks."""
+"""The part of a checkpoint's tensor that a rank holds. Knows no files and no other ranks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from remora.engine.parallel.layout import NOTHING
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One dimension of a tensor: its size, and the range of it that is held."""
+    """One dimension of a tensor: its size, and the range that the rank holds."""
 
     size: int
     held: range
 
     @classmethod
     def whole(cls, size: int) -> Axis:
-        """Return a dimension of which everything is held."""
+        """Return a dimension that is held completely."""
         return cls(size, range(size))
 
     @classmethod
@@ -32,7 +32,7 @@ class Axis:
         return len(self.held) == self.size
 
     def times(self, length: int) -> Axis:
-        """Return the dimension with `length` elements in the place of each."""
+        """Return the dimension with each element repeated `length` times."""
         start, stop = self.held.start * length, self.held.stop * length
         return Axis(self.size * length, range(start, stop))
 
@@ -41,8 +41,8 @@ class Axis:
 class Shard:
     """Memory for the held part of a tensor.
 
-    memory:  [what is held of each axis]
-    offset:  added to what the checkpoint has
+    memory:  shape [length of each axis's held range]
+    offset:  added to the checkpoint's values
     """
 
     memory: Tensor
@@ -56,16 +56,16 @@ class Shard:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of the whole tensor."""
+        """Shape of the whole tensor."""
         return tuple(axis.size for axis in self.axes)
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """Return where the part lies in the whole tensor."""
+        """Slices of the held part in the whole tensor."""
         return tuple(slice(axis.held.start, axis.held.stop) for axis in self.axes)
 
     def fill(self, whole: Tensor) -> None:
-        """Copy the part out of the whole tensor, converting to the memory's dtype and device."""
+        """Copy the part from the whole tensor, converting to the memory's dtype and device."""
         self.memory.copy_(whole[self.index])
         if self.offset:
             self.memory.add_(self.offset)

@@ -1,10 +1,10 @@
-"""What rank 0 tells the others, as bytes: little-endian numbers, no objects.
+"""The messages between ranks as bytes: little-endian numbers, no objects.
 
-A frame is `[length: u32][kind: u8][payload]`. A step's payload is a header of counts, the numbers
-of 8 bytes, those of 4, those of 1. Only what a forward pass needs is in it: nothing of how tokens
-are chosen, and no row that ended, whose state is void when it starts anew.
+A frame is `[length: u32][kind: u8][payload]`. A step's payload is a header of counts, then numbers
+of 8 bytes, of 4 and of 1. It holds only what a forward pass needs: no sampling parameters, and no
+ended rows, whose state is replaced when they start again.
 
-Decoded arrays are views of the payload: valid as long as that is. Knows no sockets.
+Decoded arrays are views of the payload and valid as long as it is. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ HEAD = struct.Struct("<IB")
 MAX_FRAME_BYTES = 2**28
 MAX_REASON_BYTES = 4096
 
-STEP, LOGITS, FAILED, COME_IN = 1, 2, 3, 4
+STEP, LOGITS, FAILED, JOIN_GROUP = 1, 2, 3, 4
 
 _STEP = struct.Struct("<Q7I")
 _LOGITS = struct.Struct("<II")
 _PORT = struct.Struct("<H")
 _Number = TypeVar("_Number", bound=np.generic)
 
-_NOBODY = np.empty(0, np.int32)
+_NO_ROWS = np.empty(0, np.int32)
 _SAMPLING = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Run a forward pass, after taking in what rank 0 sampled in the step before.
+    """Run a forward pass, after appending the tokens of the step before.
 
     rows, token_ids:  [num_sampled] one new token of each row
     """
@@ -57,9 +57,9 @@ class Logits:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From a follower: it cannot go on.
+    """From a follower: it has failed.
 
-    second_hand:  because it has lost another rank, which will be heard of as well
+    second_hand:  because it lost another rank, which reports its own failure
     """
 
     reason: str
@@ -67,14 +67,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class ComeIn:
-    """All ranks have come: the tensor group is joined now, there."""
+class JoinGroup:
+    """All ranks are connected: join the tensor group at this address."""
 
     host: str
     port: int
 
 
-Message = Step | Logits | Failed | ComeIn
+Message = Step | Logits | Failed | JoinGroup
 
 
 def encode_step(plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> bytes:
@@ -129,24 +129,24 @@ def encode_failed(failed: Failed) -> bytes:
     return HEAD.pack(len(payload), FAILED) + payload
 
 
-def encode_come_in(message: ComeIn) -> bytes:
-    """Return the frame of a ComeIn."""
+def encode_join_group(message: JoinGroup) -> bytes:
+    """Return the frame of a JoinGroup."""
     payload = _PORT.pack(message.port) + message.host.encode()
-    return HEAD.pack(len(payload), COME_IN) + payload
+    return HEAD.pack(len(payload), JOIN_GROUP) + payload
 
 
 def decode(kind: int, payload: memoryview) -> Message:
-    """Return the message of a frame. Raises ValueError for what is none of ours."""
+    """Return the message of a frame. Raises ValueError for an unknown or short frame."""
     if kind == STEP and len(payload) >= _STEP.size:
         return _decode_step(payload)
     if kind == LOGITS and len(payload) == _LOGITS.size:
         return Logits(*_LOGITS.unpack(payload))
     if kind == FAILED and len(payload) > 0:
         return Failed(bytes(payload[1:]).decode(errors="replace"), bool(payload[0]))
-    if kind == COME_IN and len(payload) > _PORT.size:
+    if kind == JOIN_GROUP and len(payload) > _PORT.size:
         host = bytes(payload[_PORT.size :]).decode(errors="replace")
-        return ComeIn(host, *_PORT.unpack_from(payload))
-    raise ValueError(f"a frame of kind {kind} with {len(payload)} bytes")
+        return JoinGroup(host, *_PORT.unpack_from(payload))
+    raise ValueError(f"invalid frame of kind {kind} with {len(payload)} bytes")
 
 
 def _decode_step(payload: memoryview) -> Step:
@@ -167,7 +167,7 @@ def _decode_step(payload: memoryview) -> Step:
     plan = StepPlan(
         step_id=step_id,
         added=tuple(_rows_of(facts, known)),
-        dropped=_NOBODY,
+        dropped=_NO_ROWS,
         page_rows=page_rows,
         page_ids=page_ids,
         window_ids=window_ids,
@@ -198,7 +198,7 @@ def _rows_of(facts: IntArray, known: TokenArray) -> Iterator[RowInit]:
 
 
 class _Numbers:
-    """Takes arrays off a payload, one after another."""
+    """Reads arrays from a payload, one after another."""
 
     def __init__(self, payload: memoryview, at: int) -> None:
         self._payload = payload
@@ -211,4 +211,4 @@ class _Numbers:
 
     def check_end(self) -> None:
         if self._at != len(self._payload):
-            raise ValueError(f"a step of {len(self._payload)} bytes that should have {self._at}")
+            raise ValueError(f"step of {len(self._payload)} bytes; expected {self._at}")

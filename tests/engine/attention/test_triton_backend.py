@@ -46,8 +46,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
     pytest.importorskip("triton")
     quicken(monkeypatch)
     launch_few_programs(monkeypatch)
-    for module in ("attention_decode", "attention_prefill"):
-        monkeypatch.setattr(f"remora.kernels.{module}.by_triton", lambda device: True)
+    for module in ("decode", "prefill"):
+        monkeypatch.setattr(f"remora.kernels.attention.{module}.by_triton", lambda device: True)
     with np.errstate(all="ignore"):
         yield monkeypatch
 

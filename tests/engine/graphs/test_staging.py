@@ -46,7 +46,7 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_the_host_may_be_ahead_by_a_step() -> None:
     """A buffer that may still be read is not written by the next two uploads."""
     staging = Staging(CPU, 16)
-    here = [buffer.numpy() for buffer in staging._here]
+    here = [buffer.numpy() for buffer in staging._pinned]
 
     staging.upload([np.array([7], np.int64)])
     staging.upload([np.array([8], np.int64)])

@@ -19,7 +19,7 @@ from remora.engine.parallel.group import Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.micro_batches import split_inputs
 from remora.engine.parallel.rendezvous import Host, join
-from remora.engine.parallel.wire import ComeIn, encode_come_in
+from remora.engine.parallel.wire import JoinGroup, encode_join_group
 from remora.engine.runner.inputs import StepInputs
 from remora.engine.types import Request, SamplingParams
 from tests.conftest import TinyCheckpoints
@@ -131,10 +131,10 @@ def test_ranks_wait_for_a_slow_rank_0_longer_than_for_an_exchange() -> None:
 def test_a_rank_that_is_lost_while_all_join_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def lose(self: Channel, timeout_s: float) -> ComeIn:
+    def lose(self: Channel, timeout_s: float) -> JoinGroup:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Channel, "come_in", lose)
+    monkeypatch.setattr(Channel, "wait_to_join", lose)
     host, coming, threads = hosted(exchange_s=300.0)
 
     with threads, closing(host), pytest.raises(EngineError, match=r"^Rank 1 has failed: no room"):
@@ -154,7 +154,7 @@ def test_a_rank_that_loses_rank_0_while_all_join_ends_at_once() -> None:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        rank_1.sendall(encode_come_in(ComeIn("127.0.0.1", store.port)))
+        rank_1.sendall(encode_join_group(JoinGroup("127.0.0.1", store.port)))
         rank_1.close()
 
         with pytest.raises(EngineError, match="another rank was lost"):

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from remora.engine.parallel.wire import (
     HEAD,
     STEP,
-    ComeIn,
+    JoinGroup,
     Failed,
     Logits,
     Message,
     Step,
     decode,
-    encode_come_in,
+    encode_join_group,
     encode_failed,
     encode_logits,
     encode_step,
@@ -52,7 +52,7 @@ def test_reasons_survive(reason: str, second_hand: bool) -> None:
 
 @given(st.text(min_size=1, max_size=1000), st.integers(0, 2**16 - 1))
 def test_where_ranks_join_survives(host: str, port: int) -> None:
-    assert sent(encode_come_in(ComeIn(host, port))) == ComeIn(host, port)
+    assert sent(encode_join_group(JoinGroup(host, port))) == JoinGroup(host, port)
 
 
 def test_a_long_reason_is_cut() -> None:
