@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from remora.engine.parallel.wire import (
     HEAD,
     STEP,
-    JoinGroup,
     Failed,
+    JoinGroup,
     Logits,
     Message,
     Step,
     decode,
-    encode_join_group,
     encode_failed,
+    encode_join_group,
     encode_logits,
     encode_step,
 )
