@@ -98,8 +98,8 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...); `remora.lora.from_config` makes `adapting`. Raises ConfigError. Use it
-    from one thread.
+    `max_running_requests`, ...); `remora.lora.from_config` makes `adapting`. Raises
+    ConfigError. Use it from one thread.
     """
 
     def __init__(
