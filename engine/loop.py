@@ -32,56 +32,43 @@ class Stepping(Protocol):
     @property
     def adapters(self) -> AdapterSlots:
         """Adapters by slot."""
-        ...
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something."""
-        ...
 
     def check(self, request: Request) -> None:
         """Raise RequestError if the request can never run. Thread-safe."""
-        ...
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises what `check` raises."""
-        ...
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """End a request, or one of its sequences."""
-        ...
 
     def is_waiting(self, request_id: str) -> bool:
         """Return whether all sequences of an open request are waiting."""
-        ...
 
     def step(self) -> list[SequenceOutput]:
         """Run one step."""
-        ...
 
     def flush_cache(self) -> bool:
         """Drop the prefix cache; returns False, and keeps it, while sequences are open."""
-        ...
 
     def page_hashes(self, limit: int) -> bytes:
         """Return the hashes of up to `limit` cached pages."""
-        ...
 
     def hold(self) -> None:
         """Hold new requests back until `go_on`."""
-        ...
 
     def go_on(self) -> None:
         """Queue the held requests."""
-        ...
 
     def stats(self) -> EngineStats:
         """Return the counters as of the last step."""
-        ...
 
     def close(self) -> None:
         """Stop threads and ranks."""
-        ...
 
 
 Command = Callable[[Stepping], object]

@@ -39,7 +39,6 @@ class AttentionBackend(Protocol):
         spec:   the same object at every step of a layer
         Returns [T, num_heads, head_dim] in the dtype of `heads`.
         """
-        ...
 
 
 class WeightSource(Protocol):
@@ -49,14 +48,12 @@ class WeightSource(Protocol):
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor, without reading any."""
-        ...
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield each of these tensors whole, file by file; unknown names are skipped.
 
         The source keeps no reference: a tensor's memory is free once the caller drops it.
         """
-        ...
 
 
 class Renaming(Protocol):
@@ -64,25 +61,21 @@ class Renaming(Protocol):
 
     def names(self, theirs: str) -> tuple[str, ...]:
         """Return the names of the model's tensors that a checkpoint tensor holds; () = none."""
-        ...
 
     def parts(self, theirs: str, whole: Tensor) -> tuple[Tensor, ...]:
         """Split a checkpoint tensor into the tensors of `names`.
 
         Raises RuntimeError or IndexError for shapes that cannot be split.
         """
-        ...
 
     def rows(self, theirs: str, rows: Tensor) -> tuple[Tensor, ...]:
         """Split one value per output of a weight, [outputs, ...], among `names`.
 
         `rows` has as many outputs as the weight, and `bars_updates` must be empty.
         """
-        ...
 
     def bars_updates(self, theirs: str) -> str:
         """Return why values per output of a weight cannot be split; empty = they can."""
-        ...
 
 
 WeightEdit = Callable[[WeightSource, Renaming], WeightSource]
@@ -139,15 +132,12 @@ class AdapterPool(Protocol):
 
     def prepare(self, lora_id: int, folder: Path) -> AdapterFacts:
         """Read and check an adapter, in any thread. Raises InvalidAdapter."""
-        ...
 
     def discard(self, lora_id: int) -> None:
         """Forget an adapter that will not be installed again; unknown ids are ignored."""
-        ...
 
     def install(self, slot: int, lora_id: int) -> None:
         """Copy an adapter into a slot, counted from 1, replacing its contents."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +168,12 @@ class Model(Protocol):
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> Tensor:
         """Return the final hidden states [T, hidden_size] of the batch, after the last norm."""
-        ...
 
     def logits(self, hidden: Tensor, adapters: RowGroups = ...) -> Tensor:
         """Project hidden states [R, hidden_size] to float32 logits [R, vocab_size].
 
         adapters:  which of the R rows belong to which adapter
         """
-        ...
 
 
 class ForwardPass(Protocol):
@@ -197,11 +185,9 @@ class ForwardPass(Protocol):
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Run the step; returns float32 logits [R, vocab_size] of the tokens in `logit_index`."""
-        ...
 
     def logits(self, first: int, last: int) -> Tensor:
         """Return float32 logits [last - first, vocab_size] of tokens of the latest step."""
-        ...
 
     def hidden(self, first: int, last: int) -> Tensor:
         """Return the final hidden states [last - first, hidden_size] of tokens of the latest step.
@@ -209,11 +195,9 @@ class ForwardPass(Protocol):
         After the last norm; any dtype, on any device; valid until the next step. Called on rank 0
         only, which has them if there is one stage.
         """
-        ...
 
     def close(self) -> None:
         """Stop what was started; further calls do nothing."""
-        ...
 
 
 class DeviceTokens(Protocol):
@@ -224,7 +208,6 @@ class DeviceTokens(Protocol):
 
         rows:  [R];  token_ids: [R] int64, on the device
         """
-        ...
 
 
 class Runner(Protocol):
@@ -236,22 +219,18 @@ class Runner(Protocol):
 
     def begin(self, plan: StepPlan) -> None:
         """Apply the plan's changes of rows, and start its forward pass."""
-        ...
 
     def sample(self, ended: Collection[int] = ()) -> None:
         """Start to sample the step that was begun last.
 
         ended:  rows that have ended since; their tokens are meaningless
         """
-        ...
 
     def finish(self) -> StepResult:
         """Wait for the oldest sampled step."""
-        ...
 
     def close(self) -> None:
         """Stop threads and ranks; memory is freed with the object."""
-        ...
 
 
 class EngineClient(Protocol):
@@ -264,43 +243,33 @@ class EngineClient(Protocol):
         Closing the generator (client gone) aborts the request. Raises, before anything is
         yielded, PromptTooLong, InvalidRequest, QueueFull, Unavailable; EngineError at any time.
         """
-        ...
 
     async def abort(self, request_id: str | None) -> int:
         """Abort one request (None: all); returns how many were found. They end with `abort`."""
-        ...
 
     async def is_waiting(self, request_id: str) -> bool:
         """Return whether all sequences of an open request are waiting."""
-        ...
 
     async def flush_cache(self) -> bool:
         """Drop the prefix cache; returns False, and keeps it, while requests are running."""
-        ...
 
     async def page_hashes(self, limit: int) -> bytes:
         """Return the hashes of up to `limit` cached pages, latest used first, between two steps."""
-        ...
 
     def limit_queue(self, plan: EnginePlan) -> None:
         """Refuse requests beyond this plan's queue limits from now on."""
-        ...
 
     def stats(self) -> EngineStats:
         """Return the newest counters; never blocks."""
-        ...
 
     def check_health(self) -> None:
         """Raise EngineError if the loop is dead or a step is overdue."""
-        ...
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the open ones.
 
         Returns False if requests were still open after `timeout_s`; they end with Unavailable.
         """
-        ...
 
     def close(self) -> None:
         """Stop the loop. Requests still open end with EngineError."""
-        ...

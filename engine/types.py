@@ -51,15 +51,12 @@ class Matcher(Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether only an end-of-sequence token may follow."""
-        ...
 
     def fill(self, words: MaskWords) -> None:
         """Write the allowed tokens: bit i of `words` [ceil(vocab_size / 32)] is token i."""
-        ...
 
     def accept(self, token_id: int) -> bool:
         """Advance by one token; returns False, and changes nothing, if it is not allowed."""
-        ...
 
 
 class Grammar(Protocol):
@@ -68,11 +65,9 @@ class Grammar(Protocol):
     @property
     def num_bytes(self) -> int:
         """Size in memory."""
-        ...
 
     def matcher(self) -> Matcher:
         """Return a new matcher at the start of the grammar."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

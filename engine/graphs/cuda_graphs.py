@@ -37,11 +37,9 @@ class GraphRunner(Protocol):
         Each replay returns the same memory, which the next replay of any graph of this runner
         overwrites.
         """
-        ...
 
     def close(self) -> None:
         """Free all graphs; their replays must not be called again."""
-        ...
 
 
 class CudaGraphRunner:

@@ -107,7 +107,7 @@ class _DeviceLogprobs:
 
 
 def _arrays(draws: Draws | None, num_lines: int) -> list[npt.NDArray[Any]]:
-    """Return the arrays to upload; without draws, those that choose the greatest logits."""
+    """Return the arrays to upload; without draws, arrays for the greatest logits."""
     if draws is None:
         return [
             np.zeros(num_lines, np.float32),

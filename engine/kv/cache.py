@@ -94,7 +94,7 @@ class KVCache:
         return usage if self.windows is None else max(usage, _usage(self.windows))
 
     def listen(self, listener: Listener) -> None:
-        """Report pages that become reusable, and those that no longer are."""
+        """Report pages that become reusable or stop to be."""
         self._radix.listen(listener)
 
     def newest_hashes(self, limit: int) -> bytes:

@@ -1,7 +1,7 @@
 """Chained hashes of full pages, equal in every process.
 
 A page's hash covers its tokens, all tokens before it and the namespace, so equal hashes mean equal
-prefixes. Routers compare the hashes of a prompt with those that replicas report; KV is never shared
+prefixes. Routers compare a prompt's hashes with replicas' reports; KV is never shared
 by hash, so a collision costs a poor routing decision only. Knows tokens and namespaces, no pages.
 Hashes are comparable between machines of one byte order.
 """

@@ -84,15 +84,12 @@ class Listener(Protocol):
 
     def stored(self, node: RadixNode, first: int) -> None:
         """Receive a node whose pages from `first` on are new."""
-        ...
 
     def removed(self, node: RadixNode, first: int) -> None:
         """Receive a node that is about to lose its pages from `first` on."""
-        ...
 
     def cleared(self) -> None:
         """Receive that the whole tree was dropped at once."""
-        ...
 
 
 class RadixCache:

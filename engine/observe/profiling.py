@@ -26,7 +26,6 @@ class Ask(Protocol):
 
     def __call__(self, question: Callable[[Stepping], str | None], /) -> Awaitable[str | None]:
         """Return what `question` returns."""
-        ...
 
 
 class Profiler:

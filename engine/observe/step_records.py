@@ -65,7 +65,7 @@ class StepRecords:
             )
         )
 
-    def told(self) -> list[dict[str, Any]]:
+    def recent(self) -> list[dict[str, Any]]:
         """Return the records within the age limit, the oldest first."""
         since = self._clock() - self._window_s
         return [asdict(record) for record in tuple(self._records) if record.at >= since]

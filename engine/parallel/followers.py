@@ -31,23 +31,18 @@ class Followers(Protocol):
 
     def step(self, plan: StepPlan, rows: IntArray, token_ids: TokenArray) -> None:
         """Send a step, and the tokens that `rows` got in the step before."""
-        ...
 
     def logits(self, first: int, last: int) -> None:
         """Announce the next call of `ForwardPass.logits`."""
-        ...
 
     def cause_of(self, error: Exception) -> Exception:
         """Return the failure of a follower that caused an error, or the error itself."""
-        ...
 
     def on_failure(self, callback: Callable[[EngineError], object]) -> None:
         """Call back once, from any thread, when a follower fails or if one has failed."""
-        ...
 
     def close(self) -> None:
         """End the followers; further calls do nothing."""
-        ...
 
 
 class NoFollowers:

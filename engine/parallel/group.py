@@ -20,19 +20,15 @@ class Group(Protocol):
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum over the ranks of this stage, in place; returns `values`."""
-        ...
 
     def send(self, values: Tensor, to: int) -> None:
         """Send to a rank, which must be receiving the same shape and dtype."""
-        ...
 
     def receive(self, values: Tensor, source: int) -> Tensor:
         """Overwrite `values` with what a rank sends; returns `values`."""
-        ...
 
     def close(self) -> None:
         """Leave the group; further calls do nothing."""
-        ...
 
 
 class Alone:

@@ -114,19 +114,15 @@ class Team(Protocol):
 
         own, model:  facts that rank 0 has read
         """
-        ...
 
     def load(self, plan: EnginePlan) -> None:
         """Start to load the ranks' shares; returns at once."""
-        ...
 
     def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
         """Wait until all shares are loaded, and connect the ranks."""
-        ...
 
     def ready(self) -> None:
         """Wait until all ranks can run steps."""
-        ...
 
 
 class NoTeam:

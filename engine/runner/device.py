@@ -176,7 +176,7 @@ def make_forward(
 
 
 def measure(model: DecoderModel | FallbackModel, plan: EnginePlan, meter: Meter) -> int:
-    """Return the bytes that the plan's largest steps need besides weights and KV."""
+    """Return the bytes that the plan's largest steps need, excluding weights and KV."""
     token_sampler = make_token_sampler(plan)
     forward = make_forward(model, plan, 1, 1)
     needed = measure_steps(plan, model.vocab_size, forward, token_sampler, meter)

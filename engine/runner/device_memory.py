@@ -27,11 +27,9 @@ class Meter(Protocol):
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Call `run`; return the peak of allocated bytes meanwhile, minus those before."""
-        ...
 
     def free_bytes(self) -> int:
         """Return the bytes that can be allocated now."""
-        ...
 
 
 class CudaMeter:

@@ -110,7 +110,7 @@ class ConstraintThread:
         return work
 
     def finish(self, work: Work) -> tuple[dict[int, RowFault], bool]:
-        """Wait for all steps, except those that take too long.
+        """Wait for all steps, except slow ones.
 
         Returns faults by row, and whether a thread was abandoned, which may still write.
         """

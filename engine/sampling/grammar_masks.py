@@ -175,7 +175,7 @@ class RowMasks:
         )
 
     def _finish(self, work: Work) -> None:
-        """Wait for the constraints, and drop those that have failed."""
+        """Wait for the constraints, and drop the failed ones."""
         faults, is_left = self._thread.finish(work)
         for row, fault in faults.items():
             self._failed[row] = fault

@@ -38,7 +38,6 @@ class SamplingKernels(Protocol):
 
     def greedy(self, logits: Tensor) -> tuple[TokenArray, BoolArray]:
         """Choose each row's greatest logit [R]; also returns which rows are good [R]."""
-        ...
 
     def choose(
         self,
@@ -51,17 +50,14 @@ class SamplingKernels(Protocol):
         min_p: FloatArray,
     ) -> tuple[TokenArray, BoolArray]:
         """Choose one id per row [R]; also returns which are good [R]. May change the logits."""
-        ...
 
     def mask_tokens(self, logits: Tensor, lines: TokenArray, words: MaskWords) -> None:
         """Set logits of lines [G] to -inf, in place, where their words' bits are 0."""
-        ...
 
     def token_logprobs(
         self, logits: Tensor, token_ids: TokenArray, num_top: int
     ) -> tuple[FloatArray, IntArray, TokenArray, FloatArray]:
         """Return log-probabilities [R] and ranks [R] of tokens, then top ids and their logprobs."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,11 +80,9 @@ class SampledTokens(Protocol):
     @property
     def token_ids(self) -> Tensor:
         """The tokens [R] int64, on the device of the logits."""
-        ...
 
     def take(self) -> tuple[TokenArray, dict[int, RowFault]]:
         """Wait; returns the tokens [R], and the faults of lines that have none."""
-        ...
 
 
 class SampledLogprobs(Protocol):
@@ -96,7 +90,6 @@ class SampledLogprobs(Protocol):
 
     def take(self) -> LogprobRows:
         """Wait, and return them."""
-        ...
 
 
 class TokenSampler(Protocol):
@@ -112,7 +105,6 @@ class TokenSampler(Protocol):
 
         draws:  None = the greatest logit of each line
         """
-        ...
 
     def describe(
         self, raw: Tensor, lines: TokenArray, chosen: SampledTokens, num_top: int
@@ -121,7 +113,6 @@ class TokenSampler(Protocol):
 
         raw:  [n, V] unedited logits of these lines, which must not change before `take`
         """
-        ...
 
 
 class HostTokenSampler:

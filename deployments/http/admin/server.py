@@ -172,7 +172,7 @@ def step_records(server: ServerState) -> dict[str, Any]:
         raise InvalidRequest(
             "No step records are kept: metrics.max_step_records is 0.", code="not_enabled"
         )
-    return {"records": records.told()}
+    return {"records": records.recent()}
 
 
 class ProfileBody(Body):

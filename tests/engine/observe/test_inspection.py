@@ -63,7 +63,7 @@ def test_the_latest_steps_are_kept_and_no_more() -> None:
     run(engine)
 
     assert inspection.records is not None
-    told = inspection.records.told()
+    told = inspection.records.recent()
     assert [record["step_id"] for record in told] == [7, 8, 9, 10]
     assert told[-1]["num_tokens"] == told[-1]["num_sampled"] == 1
 
@@ -83,9 +83,9 @@ def test_old_steps_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
     run(engine, 3)
     now += 4.0
     run(engine, 2, "b")
-    assert len(inspection.records.told()) == 5
+    assert len(inspection.records.recent()) == 5
     now += 3.0
-    assert [record["step_id"] for record in inspection.records.told()] == [4, 5]
+    assert [record["step_id"] for record in inspection.records.recent()] == [4, 5]
 
 
 def test_how_long_a_sequence_waited_is_told_with_its_tokens() -> None:
