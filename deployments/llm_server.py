@@ -126,9 +126,12 @@ class LLMServer:
             eos_token_ids=self.tokenizer.eos_token_ids,
             marker_ids=self._formats().call_mark_ids,
         )
-        self._coming = self._adapters_to_come(launched, manager)
-        if self._coming is not None:
-            self.client, self.adapters = self._coming.client, self._coming.present
+        self._dynamic_adapters = self._adapters_to_come(launched, manager)
+        if self._dynamic_adapters is not None:
+            self.client, self.adapters = (
+                self._dynamic_adapters.client,
+                self._dynamic_adapters.served,
+            )
         self._served = ServerState.over(self)
         if self.config.metrics.per_rank:
             ranks = RankCollector(self._engine.stats, self.plan.served_model_name)
@@ -141,8 +144,8 @@ class LLMServer:
         await replay(self.client, self.config.debug.tensor_dump_input)
         if self.pooling is None:
             self.grammars.start()
-        if self._coming is not None:
-            await self._coming.begin()
+        if self._dynamic_adapters is not None:
+            await self._dynamic_adapters.begin()
         self._in_place = InPlace(args, self._served, access)
         self._batches = _run_batches(self._served)
         replica_id = self._engine.replica_id or uuid.uuid4().hex
@@ -209,8 +212,8 @@ class LLMServer:
     async def check_health(self) -> None:
         """Raise EngineError when the engine or a rank has stopped or hangs."""
         self._engine.check()
-        if self._coming is not None:
-            self._coming.check()
+        if self._dynamic_adapters is not None:
+            self._dynamic_adapters.check()
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Return what routers are told of us; Serve asks every `routing.stats_period_s`."""
@@ -229,9 +232,9 @@ class LLMServer:
         if telling is not None:
             telling.close()
             self.inspection.close()
-        coming = getattr(self, "_coming", None)
-        if coming is not None:
-            coming.close()
+        dynamic_adapters = getattr(self, "_dynamic_adapters", None)
+        if dynamic_adapters is not None:
+            dynamic_adapters.close()
         engine = getattr(self, "_engine", None)
         if engine is not None:
             engine.close()
@@ -303,7 +306,7 @@ class LLMServer:
 
     async def list_adapters(self) -> dict[str, Any]:
         """Return what is known of each adapter at each replica, and of the replicas."""
-        return await self.adapters.told()
+        return await self.adapters.describe()
 
     async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
         whole = dict(body) if endpoint.kind == "pooling" else {**body, "stream": False}

@@ -98,7 +98,7 @@ class LLM:
     """A loaded model.
 
     `options` are keys of the configuration's `model` and `engine` sections (`dtype`, `kv_memory`,
-    `max_running_requests`, ...); `remora.lora.from_config` makes `adapting`. Raises
+    `max_running_requests`, ...); `remora.lora.setup` makes `adapting`. Raises
     ConfigError. Use it from one thread.
     """
 
@@ -180,7 +180,7 @@ class LLM:
         if self._pool is None:
             raise ConfigError(
                 "this LLM has no adapter slots: make it with adapting = "
-                "remora.lora.from_config.pooling(...)"
+                "remora.lora.setup.pooling(...)"
             )
         lora_id = next(self._lora_ids)
         self._pool.prepare(lora_id, folder)

@@ -1,10 +1,9 @@
-"""A LoRA adapter: what it changes of which tensor of the base model.
+"""Reads a LoRA adapter from a PEFT folder: the updates of each tensor of the base model.
 
-Made from a PEFT folder and checked against the base before anybody gets it: names, shapes, ranks
-and values. Modules have the names of the base's checkpoint, and go the way of its tensors: what is
-renamed there is renamed here, and of a module that holds several of ours (c_attn, qkv_proj) each
-gets its rows of B, and all share A. An update of the embedding becomes one of its weight like any
-other's.
+Names, shapes, ranks and values are checked against the base model first. Modules have the names of
+the base's checkpoint and are renamed like its tensors: if one holds several of the model's weights
+(c_attn, qkv_proj), each gets its rows of B, and all share A. An update of the embedding becomes an
+update of its weight.
 
 Legend: O outputs, I inputs, r rank.
 """
@@ -33,7 +32,7 @@ _NAME = re.compile(
     r"|(?:(?:base_layer|modules_to_save)\.(?:default\.)?)?(?P<kept>weight|bias))"
 )
 _EMBEDDING = re.compile(r"\.lora_embedding_[AB]")
-_HINTS = {"lm_head": " of its own: its head is the embedding's weight (tie_word_embeddings)"}
+_HINTS = {"lm_head": ": it shares the embedding's weight (tie_word_embeddings)"}
 _MAX_SHOWN = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -44,8 +43,7 @@ class LowRank:
 
     a:          [r, I]
     b:          [O, r]
-    magnitude:  [O] or None; the length that each row is brought to after the update (DoRA,
-                arXiv:2402.09353)
+    magnitude:  [O] or None; norm of each row after the update (DoRA, arXiv:2402.09353)
     """
 
     a: Tensor
@@ -67,8 +65,8 @@ class LowRank:
         return whole.mul_((self.magnitude.float() / whole.norm(dim=1)).unsqueeze(1))
 
 
-def divided(update: LowRank, theirs: str, renaming: Renaming) -> dict[str, LowRank]:
-    """Give each of our weights its rows of the update of one that the checkpoint calls `theirs`."""
+def split_update(update: LowRank, theirs: str, renaming: Renaming) -> dict[str, LowRank]:
+    """Split the update of the checkpoint's weight `theirs` among the model's weights."""
     names, rows = renaming.names(theirs), renaming.rows
     magnitudes: Sequence[Tensor | None] = [None] * len(names)
     if update.magnitude is not None:
@@ -79,12 +77,12 @@ def divided(update: LowRank, theirs: str, renaming: Renaming) -> dict[str, LowRa
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Adapter:
-    """All that an adapter changes, by our names of the base's tensors.
+    """The changes of an adapter, by the model's names of the base's tensors.
 
-    label:     for people
-    updates:   low-rank changes of weights
-    replaced:  tensors that the adapter brings along whole
-    digest:    which differs between adapters
+    label:     for messages
+    updates:   low-rank updates of weights
+    replaced:  whole tensors of the adapter
+    digest:    of the files
     """
 
     label: str
@@ -103,13 +101,13 @@ def read_adapter(
 ) -> Adapter:
     """Read a PEFT folder and check it against the base model.
 
-    shapes:    of all tensors of the base model, by our names
+    shapes:    of all tensors of the base model, by the model's names
     renaming:  of its checkpoint
-    Raises InvalidAdapter, which says all that was found wrong.
+    Raises InvalidAdapter with all faults.
     """
     files = read_files(folder)
     config = parse_adapter_config(files.config)
-    parts = _sorted_out(files.tensors)
+    parts = _by_module(files.tensors)
     reader = _Reader(config, shapes, renaming)
     for module, part in parts.items():
         reader.add(module, part)
@@ -130,9 +128,9 @@ def read_adapter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterNeeds:
-    """The room that an adapter takes beside the weights.
+    """The slots that an adapter needs.
 
-    targets:  last words of the names of the modules that it changes, as it has them
+    targets:  last parts of the names of the modules that it changes, as in its files
     """
 
     max_rank: int
@@ -140,10 +138,10 @@ class AdapterNeeds:
 
 
 def read_needs(folder: Path) -> AdapterNeeds:
-    """Return what an adapter needs, whatever the base model. Raises InvalidAdapter."""
+    """Return the slots that an adapter needs with any base model. Raises InvalidAdapter."""
     files = read_files(folder)
     parse_adapter_config(files.config)
-    changed = {module: part for module, part in _sorted_out(files.tensors).items() if part.factors}
+    changed = {module: part for module, part in _by_module(files.tensors).items() if part.factors}
     ranks = [len(a) for part in changed.values() if (a := part.factors.get("A")) is not None]
     return AdapterNeeds(
         max_rank=max(ranks, default=1),
@@ -152,8 +150,8 @@ def read_needs(folder: Path) -> AdapterNeeds:
 
 
 @dataclass(slots=True)
-class _Part:
-    """The tensors of one module; `kept` are whole ones, by weight or bias."""
+class _ModuleTensors:
+    """The tensors of one module; `kept` are whole ones, by `weight` or `bias`."""
 
     factors: dict[str, Tensor] = field(default_factory=dict)
     magnitude: Tensor | None = None
@@ -161,14 +159,20 @@ class _Part:
     is_embedding: bool = False
 
 
-def _sorted_out(tensors: Mapping[str, Tensor]) -> dict[str, _Part]:
-    """Put tensors together by module. Raises InvalidAdapter on names that mean nothing to us."""
-    parts: dict[str, _Part] = defaultdict(_Part)
-    strange = []
+def listed(names: Collection[str]) -> str:
+    """List names for a message, at most _MAX_SHOWN of them."""
+    more = len(names) - _MAX_SHOWN
+    return ", ".join(sorted(names)[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _by_module(tensors: Mapping[str, Tensor]) -> dict[str, _ModuleTensors]:
+    """Group tensors by module. Raises InvalidAdapter for unknown names."""
+    parts: dict[str, _ModuleTensors] = defaultdict(_ModuleTensors)
+    unknown = []
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name.removeprefix(_PREFIX))
         if match is None or ".lora_" in match["module"]:
-            strange.append(name)
+            unknown.append(name)
             continue
         part = parts[match["module"]]
         if match["factor"]:
@@ -178,16 +182,13 @@ def _sorted_out(tensors: Mapping[str, Tensor]) -> dict[str, _Part]:
             part.magnitude = tensor
         else:
             part.kept[match["kept"]] = tensor
-    if strange:
-        raise InvalidAdapter(
-            f"the adapter holds tensors that are not supported: {', '.join(strange[:_MAX_SHOWN])}"
-            + (f" and {len(strange) - _MAX_SHOWN} more" if len(strange) > _MAX_SHOWN else "")
-        )
+    if unknown:
+        raise InvalidAdapter(f"the adapter holds tensors that are not supported: {listed(unknown)}")
     return parts
 
 
 class _Reader:
-    """Goes over an adapter's modules; what fits is kept, what does not becomes a fault."""
+    """Collects the updates of an adapter's modules, and the faults of those that do not fit."""
 
     def __init__(
         self, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]], renaming: Renaming
@@ -199,8 +200,8 @@ class _Reader:
         self.replaced: dict[str, Tensor] = {}
         self.faults: list[str] = []
 
-    def add(self, module: str, part: _Part) -> None:
-        """Take one module's tensors."""
+    def add(self, module: str, part: _ModuleTensors) -> None:
+        """Add one module's tensors."""
         for fault in self._faults(module, part):
             self.faults.append(fault)
             return
@@ -210,9 +211,9 @@ class _Reader:
             self.replaced |= zip(self._renaming.names(theirs), parts, strict=True)
         if part.factors:
             theirs = self._stored_name(module, "weight")
-            self.updates |= divided(self._update(module, part), theirs, self._renaming)
+            self.updates |= split_update(self._update(module, part), theirs, self._renaming)
 
-    def _faults(self, module: str, part: _Part) -> Iterator[str]:
+    def _faults(self, module: str, part: _ModuleTensors) -> Iterator[str]:
         tensors = [*part.factors.values(), *part.kept.values()]
         if part.magnitude is not None:
             tensors.append(part.magnitude)
@@ -228,7 +229,7 @@ class _Reader:
         elif part.magnitude is not None:
             yield f"{module} has a magnitude and no update"
 
-    def _faults_of_update(self, module: str, part: _Part) -> Iterator[str]:
+    def _faults_of_update(self, module: str, part: _ModuleTensors) -> Iterator[str]:
         if set(part.factors) != {"A", "B"}:
             (present,) = part.factors
             yield f"{module} has lora_{present} only"
@@ -239,14 +240,14 @@ class _Reader:
         if part.is_embedding and part.magnitude is not None:
             yield f"{module} is an embedding with a magnitude (DoRA), which is not supported"
         if any(factor.dim() != 2 for factor in part.factors.values()):
-            yield f"{module} has updates that are no matrices"
+            yield f"{module} has updates that are not matrices"
             return
         update = self._update(module, part)
         rank = self._config.rank_of(module)
         if (update.a.shape[0], update.b.shape[1]) != (rank, rank):
             yield (
                 f"{module} has ranks {update.a.shape[0]} (A) and {update.b.shape[1]} (B) instead "
-                f"of {rank}, which adapter_config.json says"
+                f"of {rank} as in adapter_config.json"
             )
         outputs, inputs = update.b.shape[0], update.a.shape[1]
         if update.magnitude is not None and update.magnitude.shape != (outputs,):
@@ -265,7 +266,7 @@ class _Reader:
             parts = ()
         if [tuple(part.shape) for part in parts] != wanted:
             shown = " and ".join(str(list(shape)) for shape in wanted)
-            yield f"{module}.{kind} is {list(tensor.shape)}, and no tensor for {shown}"
+            yield f"{module}.{kind} is {list(tensor.shape)} instead of {shown}"
         yield from self._faults_of_twins(module, theirs, self.replaced)
 
     def _faults_of_place(self, module: str, outputs: int, inputs: int) -> Iterator[str]:
@@ -285,22 +286,22 @@ class _Reader:
     def _faults_of_twins(self, module: str, theirs: str, taken: Collection[str]) -> Iterator[str]:
         for name in self._renaming.names(theirs):
             if name in taken:
-                yield f"{module} changes {name}, which another module of the adapter changes too"
+                yield f"{module} changes {name}, which another module of the adapter also changes"
 
     def _stored_name(self, module: str, kind: str) -> str:
-        """Return a tensor's name in the checkpoint; some adapters leave the first word out."""
+        """Return a tensor's name in the checkpoint; some adapters omit the leading `model.`."""
         name = f"{module}.{kind}"
         longer = f"model.{name}"
         return longer if not self._shapes_of(name) and self._shapes_of(longer) else name
 
     def _shapes_of(self, theirs: str) -> list[tuple[int, ...]]:
-        """Return the shapes of what a tensor of the checkpoint holds; none if it has no such."""
+        """Return the shapes of the model's tensors in one of the checkpoint; [] if unknown."""
         names = self._renaming.names(theirs)
         return [self._shapes[name] for name in names] if self._shapes.keys() >= {*names} else []
 
-    def _update(self, module: str, part: _Part) -> LowRank:
+    def _update(self, module: str, part: _ModuleTensors) -> LowRank:
         a, b = part.factors["A"], part.factors["B"]
-        if part.is_embedding:  # it looks rows up: [vocabulary, hidden] += A^T B^T
+        if part.is_embedding:  # a lookup of rows: [vocabulary, hidden] += A^T B^T
             a, b = b.T, a.T
         magnitude = None if part.magnitude is None else part.magnitude.flatten()
         return LowRank(a=a, b=b, scale=self._config.scale_of(module), magnitude=magnitude)

@@ -1,10 +1,11 @@
-"""The adapters of one replica: which it serves, which are in memory, who uses them.
+"""The adapters of one replica: which are served, which are in CPU memory, which requests use them.
 
-A request holds its adapter from before it is loaded until it ends; what is held is never put out
-of memory. Each adapter is loaded once however many wait for it, a few at a time, and an older one
-leaves when the newer is there. A version that is served no longer goes with its last request.
+A request holds its adapter from before the load until the request ends, and a held adapter is never
+evicted. Each adapter is loaded once however many requests wait for it, MAX_LOADS at a time; an
+older one is evicted after the newer one is loaded. An adapter that is no longer served is dropped
+when its last request ends.
 
-Runs on one event loop. Knows neither files nor engines: a Loader has them.
+Runs on one event loop. Opens no files and knows no engine: a Loader does that.
 """
 
 from __future__ import annotations
@@ -17,88 +18,58 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from remora.configs.errors import InvalidAdapter, NotFinite, RemoraError, Unavailable, UnknownModel
 from remora.engine.protocols import AdapterFacts
-from remora.lora.records import AdapterRecord, AdapterReport, Desired, State
+from remora.lora.eviction import CacheEntry, choose_evictions, has_room
+from remora.lora.records import AdapterRecord, AdapterReport, Desired
+from remora.lora.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
 MAX_LOADS = 4
-# So many requests may go before one whose adapter waits for room in memory; then they wait, too.
-MAX_OVERTAKEN = 32
-# A load that failed is not tried again at once.
+# Uses of loaded adapters that may pass a load which waits for memory; then they wait, too.
+MAX_SKIPPED = 32
+# Minimum time between a failed load and the next attempt.
 RETRY_S = 5.0
-MAX_FORMER = 4096
-# So many answers in a row that hold NaN or infinity are the adapter's fault.
+MAX_REMOVED_NAMES = 4096
+# After this many consecutive answers with NaN or infinity the adapter is refused.
 MAX_NOT_FINITE = 3
-# Loads, uses of what was not in memory, what was put out of it, answers that were not finite.
+# Loads, uses of adapters that were not in memory, evictions, answers that were not finite.
 _TOTALS = ("loads_total", "misses_total", "evictions_total", "not_finite_total")
 
 
 class Loader(Protocol):
-    """Brings adapters into the host's memory, at all ranks."""
+    """Loads adapters into CPU memory at all ranks."""
 
-    async def prepare(self, version: int, source: str) -> AdapterFacts:
-        """Load. Raises InvalidAdapter for files that are at fault; leaves nothing behind then."""
+    async def prepare(self, lora_id: int, source: str) -> AdapterFacts:
+        """Load. Raises InvalidAdapter for faulty files; keeps nothing if it raises."""
         ...
 
-    async def discard(self, version: int) -> None:
-        """Forget what was loaded; nobody uses it."""
+    async def discard(self, lora_id: int) -> None:
+        """Free an adapter that no request uses."""
         ...
 
-    def pin(self, version: int, *, pinned: bool) -> None:
-        """Let a version stay in its slot once it lies in one, or not."""
+    def pin(self, lora_id: int, *, pinned: bool) -> None:
+        """Keep an adapter in its slot once it has one, or allow its eviction."""
         ...
-
-
-@dataclass(eq=False, slots=True)
-class _Entry:
-    """One version.
-
-    facts:     of what is in memory; None = nothing is
-    work:      the load, or the leaving, that is under way, and how far it is
-    failure:   of the last load, or why it is used no longer, and since when
-    num_not_finite:  answers in a row that were not
-    used:      grows with each use
-    is_ended:  it is served no longer
-    """
-
-    record: AdapterRecord
-    facts: AdapterFacts | None = None
-    work: asyncio.Task[None] | None = None
-    phase: Literal["waiting", "loading", "leaving"] = "waiting"
-    failure: RemoraError | None = None
-    failed_at: float = 0.0
-    num_users: int = 0
-    num_uses: int = 0
-    num_loads: int = 0
-    num_not_finite: int = 0
-    used: int = 0
-    is_ended: bool = False
-
-    @property
-    def may_leave(self) -> bool:
-        """Whether it is in memory and need not be."""
-        is_free = not self.num_users and not (self.record.pinned and not self.is_ended)
-        return self.facts is not None and self.work is None and is_free
 
 
 @dataclass(slots=True)
 class _LoadTicket:
-    """A load that waits for room; `num_overtaken` requests have gone before it."""
+    """A load that waits for memory; `num_skipped` uses of loaded adapters have passed it."""
 
-    num_overtaken: int = 0
+    num_skipped: int = 0
 
 
 class AdapterCache:
-    """The adapters of one replica. Make it on the event loop that uses it.
+    """The adapters of one replica. Create it on the event loop that uses it.
 
-    max_loaded:   adapters in memory; one more for each load under way
-    by_use:       whether the least recently used leaves first, not the one that came first
+    max_loaded:   adapters in memory, plus one for each running load
+    by_use:       evict the least recently used first; False = the first loaded
     """
 
     def __init__(
@@ -113,42 +84,39 @@ class AdapterCache:
         self._max_loaded = max_loaded
         self._by_use = by_use
         self._clock = clock
-        self._entries: dict[int, _Entry] = {}
-        self._current: dict[str, int] = {}
-        self._former: OrderedDict[int, str] = OrderedDict()
+        self._entries: dict[int, CacheEntry] = {}
+        self._current: dict[str, int] = {}  # name -> lora_id
+        self._removed: OrderedDict[int, str] = OrderedDict()  # lora_id -> name
         self._loads = asyncio.Semaphore(MAX_LOADS)
-        self._turns: list[_LoadTicket] = []
-        self._numbers = itertools.count(1)
+        self._tickets: list[_LoadTicket] = []
+        self._use_numbers = itertools.count(1)
         self._num_changes = 0
         self._totals = dict.fromkeys(_TOTALS, 0)
-        self._woken = asyncio.Event()
-        self._ending: set[asyncio.Task[None]] = set()
+        self._wakeup = Wakeup()
+        self._dropping: set[asyncio.Task[None]] = set()
 
-    # -- what is served ------------------------------------------------------------------------
+    # -- served adapters -----------------------------------------------------------------------
 
     @property
     def names(self) -> list[str]:
-        """What may be asked for."""
-        return [name for name, version in self._current.items() if not self._is_broken(version)]
+        """Names that requests may use."""
+        return [name for name, lora_id in self._current.items() if not self._is_broken(lora_id)]
 
     @property
     def resident(self) -> list[str]:
-        """Names of those in memory, the latest used first."""
-        found = (self._entries[version] for version in self._current.values())
+        """Names of the adapters in memory, the most recently used first."""
+        found = (self._entries[lora_id] for lora_id in self._current.values())
         loaded = [entry for entry in found if entry.facts is not None]
         loaded.sort(key=lambda entry: -entry.used)
         return [entry.record.name for entry in loaded]
 
-    def version(self, name: str) -> int | None:
-        """Return the version that a name means now; None = no adapter bears it."""
+    def lora_id(self, name: str) -> int | None:
+        """Return the lora_id that is served under a name; None = no such adapter."""
         return self._current.get(name)
 
     def reports(self, slots: Mapping[int, int] = MappingProxyType({})) -> tuple[AdapterReport, ...]:
-        """Return what became of each version.
-
-        slots:  of the versions that lie in one
-        """
-        return tuple(_report(entry, slots.get(v)) for v, entry in self._entries.items())
+        """Return the state of each adapter; `slots` maps lora_ids to slots on the device."""
+        return tuple(entry.report(slots.get(lora_id)) for lora_id, entry in self._entries.items())
 
     @property
     def stats(self) -> dict[str, int]:
@@ -158,107 +126,109 @@ class AdapterCache:
             **self._totals,
             "loaded": sum(entry.facts is not None for entry in entries),
             "used": sum(entry.num_users > 0 for entry in entries),
-            "waiting": len(self._turns),
+            "waiting": len(self._tickets),
             "host_bytes": sum(entry.facts.num_bytes for entry in entries if entry.facts),
         }
 
     @property
     def num_changes(self) -> int:
-        """How often something has come about that the manager may wait for."""
+        """Count of state changes that the manager may wait for."""
         return self._num_changes
 
     async def changed(self, since: int) -> None:
-        """Wait until `num_changes` is another than `since`."""
-        await self._until(lambda: self._num_changes != since)
+        """Wait until `num_changes` differs from `since`."""
+        await self._wakeup.until(lambda: self._num_changes != since)
 
     def adopt(self, desired: Desired) -> None:
-        """Serve these from now on, and begin to load what is to be in memory."""
-        records = {record.version: record for record in (*desired.active, *desired.staged)}
-        for version, record in records.items():
-            entry = self._entries.setdefault(version, _Entry(replace(record, pinned=False)))
+        """Serve these adapters from now on, and start the loads that they need."""
+        records = {record.lora_id: record for record in (*desired.active, *desired.staged)}
+        for lora_id, record in records.items():
+            entry = self._entries.setdefault(lora_id, CacheEntry(record._replace(pinned=False)))
             if record.pinned != entry.record.pinned:
-                self._loader.pin(version, pinned=record.pinned)
+                self._loader.pin(lora_id, pinned=record.pinned)
             entry.record, entry.is_ended = record, False
-        self._current = {record.name: record.version for record in desired.active}
-        for version, entry in list(self._entries.items()):
-            if version not in records:
+        self._current = {record.name: record.lora_id for record in desired.active}
+        for lora_id, entry in list(self._entries.items()):
+            if lora_id not in records:
                 self._end(entry)
-        for record in self._due(desired):
-            self._begin(self._entries[record.version])
-        self._trim()
+        for record in self._to_preload(desired):
+            self._start_load(self._entries[record.lora_id])
+        self._evict_excess()
         self._num_changes += 1
-        self._wake()
+        self._wakeup.wake()
 
     async def settled(self) -> None:
-        """Wait until nothing is being loaded or put out of memory."""
-        while works := {e.work for e in self._entries.values() if e.work} | self._ending:
+        """Wait until no load or eviction runs."""
+        while works := {e.work for e in self._entries.values() if e.work} | self._dropping:
             await asyncio.wait(works)
 
     def failures(self) -> list[tuple[AdapterRecord, RemoraError]]:
-        """Return what could not be loaded."""
+        """Return the adapters that could not be loaded, with their errors."""
         return [(e.record, e.failure) for e in self._entries.values() if e.failure is not None]
 
     # -- for requests --------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def use(self, version: int) -> AsyncIterator[int]:
-        """Hold an adapter, loaded first if need be; yields the version that is held.
+    async def use(self, lora_id: int) -> AsyncIterator[int]:
+        """Hold an adapter, loading it if necessary; yields the lora_id that is held.
 
-        That is the newest of the name, should the one asked for have been replaced meanwhile.
-        Raises UnknownModel once it is served no longer, Unavailable while it cannot be loaded.
+        If the adapter was replaced meanwhile, that is the current one of the same name.
+        Raises UnknownModel if the name is not served any more, Unavailable if the load failed.
         """
-        entry = await self._enter(version)
+        entry = await self._admit(lora_id)
         entry.num_users += 1
         entry.num_uses += 1
         self._totals["misses_total"] += entry.facts is None
         if self._by_use:
-            entry.used = next(self._numbers)
+            entry.used = next(self._use_numbers)
         try:
             self._check(entry)
             while entry.facts is None:
-                await asyncio.shield(self._begin(entry))
+                await asyncio.shield(self._start_load(entry))
                 self._check(entry)
-            yield entry.record.version
+            yield entry.record.lora_id
             entry.num_not_finite = 0
         except NotFinite:
-            self._distrust(entry)
+            self._count_not_finite(entry)
             raise
         finally:
             entry.num_users -= 1
             if entry.is_ended:
                 self._end(entry)
-            self._trim()
-            self._wake()
+            self._evict_excess()
+            self._wakeup.wake()
 
-    async def _enter(self, version: int) -> _Entry:
-        """Find the version to be used, once nobody who waits for room has waited too long."""
-        entry = self._newest(version)
-        while (turn := self._starved) is not None:
-            await self._until(lambda turn=turn: turn not in self._turns)  # type: ignore[misc]
-            entry = self._newest(version)
+    async def _admit(self, lora_id: int) -> CacheEntry:
+        """Return the entry to use, after every load that was skipped MAX_SKIPPED times."""
+        entry = self._newest(lora_id)
+        while (ticket := self._starved) is not None:
+            await self._wakeup.until(
+                lambda ticket=ticket: ticket not in self._tickets  # type: ignore[misc]
+            )
+            entry = self._newest(lora_id)
         if entry.facts is not None:
-            for turn in self._turns:
-                turn.num_overtaken += 1
+            for ticket in self._tickets:
+                ticket.num_skipped += 1
         return entry
 
     @property
     def _starved(self) -> _LoadTicket | None:
-        return next((turn for turn in self._turns if turn.num_overtaken >= MAX_OVERTAKEN), None)
+        return next((each for each in self._tickets if each.num_skipped >= MAX_SKIPPED), None)
 
-    def _newest(self, version: int) -> _Entry:
-        entry = self._entries.get(version)
+    def _newest(self, lora_id: int) -> CacheEntry:
+        entry = self._entries.get(lora_id)
         if entry is not None and not entry.is_ended:
             return entry
-        name = self._former.get(version) if entry is None else entry.record.name
+        name = self._removed.get(lora_id) if entry is None else entry.record.name
         current = self._current.get(name or "")
         if current is None:
             raise UnknownModel(
-                f"The adapter {name or version!r} was unloaded while the request came.", "model"
+                f"The adapter {name or lora_id!r} was unloaded while the request came.", "model"
             )
         return self._entries[current]
 
-    def _check(self, entry: _Entry) -> None:
-        """Raise why it cannot be used, unless its load is to be tried again."""
+    def _check(self, entry: CacheEntry) -> None:
+        """Raise the failure of the last load, unless it is time for another attempt."""
         retry_after_s = entry.failed_at + RETRY_S - self._clock()
         if entry.failure is None or retry_after_s <= 0:
             return
@@ -269,31 +239,31 @@ class AdapterCache:
             retry_after_s,
         )
 
-    def _is_broken(self, version: int) -> bool:
-        return isinstance(self._entries[version].failure, InvalidAdapter)
+    def _is_broken(self, lora_id: int) -> bool:
+        return isinstance(self._entries[lora_id].failure, InvalidAdapter)
 
-    def _distrust(self, entry: _Entry) -> None:
-        """An answer was not finite: an adapter that makes one after the other is used no longer."""
+    def _count_not_finite(self, entry: CacheEntry) -> None:
+        """Count an answer that was not finite; refuse the adapter after MAX_NOT_FINITE in a row."""
         entry.num_not_finite += 1
         self._totals["not_finite_total"] += 1
         if entry.num_not_finite == MAX_NOT_FINITE:
-            log.error("adapter %s makes answers that are not finite", entry.record.name)
-            entry.failed_at = math.inf  # it is not tried again
+            log.error("adapter %s: %d answers not finite", entry.record.name, MAX_NOT_FINITE)
+            entry.failed_at = math.inf  # no further attempt
             entry.failure = InvalidAdapter(
-                f"the adapter {entry.record.name!r} from {entry.record.source} has made "
-                f"{MAX_NOT_FINITE} answers in a row that were not finite, so it is used no longer; "
-                "load another version of it under its name"
+                f"the adapter {entry.record.name!r} from {entry.record.source} made "
+                f"{MAX_NOT_FINITE} consecutive answers that were not finite and is not used any "
+                "more; load a corrected one under its name"
             )
-            self._note(entry)
+            self._note_change(entry)
 
     # -- memory --------------------------------------------------------------------------------
 
-    def _due(self, desired: Desired) -> Iterable[AdapterRecord]:
-        """Return what is to be loaded without being asked for: what fits, pinned ones first."""
-        num_there = sum(e.facts is not None or e.work is not None for e in self._entries.values())
-        num_free = self._max_loaded - num_there
+    def _to_preload(self, desired: Desired) -> Iterable[AdapterRecord]:
+        """Yield what to load before a request asks for it: staged, pinned, and what fits."""
+        num_taken = sum(e.facts is not None or e.work is not None for e in self._entries.values())
+        num_free = self._max_loaded - num_taken
         for record in (*desired.staged, *sorted(desired.active, key=lambda r: not r.pinned)):
-            entry = self._entries[record.version]
+            entry = self._entries[record.lora_id]
             if entry.facts is not None or entry.work is not None or entry.failure is not None:
                 continue
             fits = num_free > 0 and not entry.num_loads
@@ -301,158 +271,111 @@ class AdapterCache:
                 num_free -= 1
                 yield record
 
-    def _begin(self, entry: _Entry) -> asyncio.Task[None]:
-        """Return the work that is under way for a version; begins to load if there is none."""
+    def _start_load(self, entry: CacheEntry) -> asyncio.Task[None]:
+        """Return the entry's running work; start a load if there is none."""
         if entry.work is None:
-            self._do(entry, self._load(entry), "waiting")
+            self._start(entry, self._load(entry), "waiting")
         assert entry.work is not None
         return entry.work
 
-    def _do(
+    def _start(
         self,
-        entry: _Entry,
+        entry: CacheEntry,
         work: Coroutine[Any, Any, None],
-        phase: Literal["waiting", "leaving"],
+        phase: Literal["waiting", "evicting"],
     ) -> None:
         async def done() -> None:
             try:
                 await work
             finally:
                 entry.work = None
-                self._note(entry)
+                self._note_change(entry)
 
         entry.phase = phase
-        entry.work = asyncio.create_task(done(), name=f"remora-adapter-{entry.record.version}")
+        entry.work = asyncio.create_task(done(), name=f"remora-adapter-{entry.record.lora_id}")
 
-    async def _load(self, entry: _Entry) -> None:
+    async def _load(self, entry: CacheEntry) -> None:
         async with self._loads:
-            await self._take_turn(entry)
+            await self._wait_for_room()
             record, entry.phase, entry.failure = entry.record, "loading", None
-            self._note(entry)
+            self._note_change(entry)
             try:
-                facts = await self._loader.prepare(record.version, record.source)
+                facts = await self._loader.prepare(record.lora_id, record.source)
                 if record.digest not in ("", facts.digest):
-                    await self._loader.discard(record.version)
+                    await self._loader.discard(record.lora_id)
                     raise InvalidAdapter(
                         f"the files of {record.source} have changed since the adapter "
                         f"{record.name!r} was loaded; load it again under its name"
                     )
             except RemoraError as error:
                 entry.failure, entry.failed_at = error, self._clock()
-                log.warning("adapter %s could not be loaded: %s", record.name, error)
+                log.warning("adapter %s: load failed: %s", record.name, error)
                 return
-            except Exception as error:  # a boundary: told to whoever waits for the adapter
-                log.exception("adapter %s could not be loaded", record.name)
+            except Exception as error:  # a boundary: requests for the adapter get the error
+                log.exception("adapter %s: load failed", record.name)
                 entry.failure, entry.failed_at = Unavailable(str(error)), self._clock()
                 return
         entry.facts = facts
         entry.num_loads += 1
         self._totals["loads_total"] += 1
         if not self._by_use:
-            entry.used = next(self._numbers)
-        self._trim()
+            entry.used = next(self._use_numbers)
+        self._evict_excess()
 
-    async def _take_turn(self, entry: _Entry) -> None:
-        """Wait until something may leave memory for this one, if it is full."""
+    async def _wait_for_room(self) -> None:
+        """Wait, first come first served, until an adapter can be evicted if memory is full."""
         if self._has_room():
             return
-        turn = _LoadTicket()
-        self._turns.append(turn)
+        ticket = _LoadTicket()
+        self._tickets.append(ticket)
         try:
-            await self._until(lambda: self._turns[0] is turn and self._has_room())
+            await self._wakeup.until(lambda: self._tickets[0] is ticket and self._has_room())
         finally:
-            self._turns.remove(turn)
-            self._wake()
+            self._tickets.remove(ticket)
+            self._wakeup.wake()
 
     def _has_room(self) -> bool:
-        loading = sum(
-            entry.work is not None and entry.phase == "loading" and entry.facts is None
-            for entry in self._entries.values()
-        )
-        staying = sum(
-            entry.facts is not None and not entry.may_leave for entry in self._entries.values()
-        )
-        return loading + staying < self._max_loaded
+        return has_room(self._entries.values(), self._max_loaded)
 
-    def _trim(self) -> None:
-        """Put out of memory what is there beyond the limit and may leave."""
-        loaded = [entry for entry in self._entries.values() if entry.facts is not None]
-        spare = sorted((e for e in loaded if e.may_leave), key=lambda entry: entry.used)
-        for entry in spare[: max(0, len(loaded) - self._max_loaded)]:
+    def _evict_excess(self) -> None:
+        for entry in choose_evictions(self._entries.values(), self._max_loaded):
             self._totals["evictions_total"] += 1
-            self._leave(entry)
+            self._evict(entry)
 
-    def _leave(self, entry: _Entry) -> None:
+    def _evict(self, entry: CacheEntry) -> None:
         entry.facts = None
-        self._do(entry, self._loader.discard(entry.record.version), "leaving")
+        self._start(entry, self._loader.discard(entry.record.lora_id), "evicting")
 
-    def _end(self, entry: _Entry) -> None:
-        """Serve a version no longer; it is forgotten once nobody uses it."""
-        version = entry.record.version
+    def _end(self, entry: CacheEntry) -> None:
+        """Stop serving an adapter; it is dropped when no request uses it."""
+        lora_id = entry.record.lora_id
         entry.is_ended = True
-        self._former[version] = entry.record.name
-        self._former.move_to_end(version)
-        while len(self._former) > MAX_FORMER:
-            self._former.popitem(last=False)
+        self._removed[lora_id] = entry.record.name
+        self._removed.move_to_end(lora_id)
+        while len(self._removed) > MAX_REMOVED_NAMES:
+            self._removed.popitem(last=False)
         if not entry.num_users:
-            ending = asyncio.create_task(self._forget(entry))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            dropping = asyncio.create_task(self._drop(entry))
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
 
-    async def _forget(self, entry: _Entry) -> None:
-        """Forget an ended version after whatever is under way for it, if nobody uses it then."""
+    async def _drop(self, entry: CacheEntry) -> None:
+        """Drop an ended adapter after its running work, if no request uses it then."""
         while entry.is_ended and not entry.num_users:
             if entry.work is not None:
                 await asyncio.wait({entry.work})
             elif entry.facts is not None:
-                self._leave(entry)
+                self._evict(entry)
             else:
-                if self._entries.get(entry.record.version) is entry:  # it may have come back since
-                    del self._entries[entry.record.version]
-                    self._note(entry)
+                # It may have been adopted again under the same id.
+                if self._entries.get(entry.record.lora_id) is entry:
+                    del self._entries[entry.record.lora_id]
+                    self._note_change(entry)
                 return
 
-    # -- telling -------------------------------------------------------------------------------
-
-    def _note(self, entry: _Entry) -> None:
-        """The state of a version has changed. That one served leaves memory is nobody's news."""
-        is_served = self._current.get(entry.record.name) == entry.record.version
+    def _note_change(self, entry: CacheEntry) -> None:
+        """Count a state change, except evictions of served adapters, which need no report."""
+        is_served = self._current.get(entry.record.name) == entry.record.lora_id
         if not is_served or entry.failure is not None:
             self._num_changes += 1
-        self._wake()
-
-    def _wake(self) -> None:
-        self._woken.set()
-        self._woken = asyncio.Event()
-
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            await self._woken.wait()
-
-
-def _state(entry: _Entry) -> State:
-    if entry.is_ended:
-        return "ending"
-    if entry.work is not None and entry.phase != "leaving":
-        return entry.phase
-    if entry.failure is not None:
-        return "failed"
-    return "known" if entry.facts is None else "loaded"
-
-
-def _report(entry: _Entry, slot: int | None) -> AdapterReport:
-    facts = entry.facts
-    return AdapterReport(
-        version=entry.record.version,
-        name=entry.record.name,
-        state=_state(entry),
-        reason="" if entry.failure is None else str(entry.failure),
-        is_fault=isinstance(entry.failure, InvalidAdapter),
-        slot=slot,
-        num_users=entry.num_users,
-        num_uses=entry.num_uses,
-        num_loads=entry.num_loads,
-        num_bytes=0 if facts is None else facts.num_bytes,
-        max_rank=0 if facts is None else facts.max_rank,
-        digest="" if facts is None else facts.digest,
-    )
+        self._wakeup.wake()

@@ -1,7 +1,7 @@
-"""Checksums that lie beside an adapter's files: what they say, and whether it is true.
+"""Parses the checksum manifests in an adapter's folder and compares checksums. Reads no file.
 
-`SHA256SUMS` is what the command sha256sum writes; `checksums.json` is an object of names and
-SHA-256 sums. Names of other files are passed over. Reads no file.
+`SHA256SUMS` is the output of the command sha256sum; `checksums.json` is an object of file names and
+SHA-256 sums. Names of other files are ignored.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 
 def parse_manifest(manifest: str, content: bytes) -> dict[str, str]:
-    """Return SHA-256 sums in small letters, by file name. Raises InvalidAdapter."""
+    """Return lower-case SHA-256 sums by file name. Raises InvalidAdapter."""
     try:
         text = content.decode()
         return _parse_json(text) if manifest == JSON_SUMS else _parse_lines(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidAdapter(f"{manifest} beside the adapter cannot be read: {error}") from error
+        raise InvalidAdapter(f"the adapter's {manifest} cannot be read: {error}") from error
 
 
-def check_sum(name: str, found: str, manifest: str, told: dict[str, str]) -> None:
-    """Raise InvalidAdapter if a file's sum is not what a manifest tells."""
-    if told.get(name, found) != found:
+def check_sum(name: str, found: str, manifest: str, sums: dict[str, str]) -> None:
+    """Raise InvalidAdapter if a file's sum differs from its entry in the manifest's `sums`."""
+    if sums.get(name, found) != found:
         raise InvalidAdapter(
-            f"{name} has the SHA-256 {found}, and {manifest} beside it says {told[name]}. Is the "
-            "copy complete?"
+            f"{name} has the SHA-256 {found}, and {manifest} says {sums[name]}. Is the copy "
+            "complete?"
         )
 
 
@@ -53,8 +53,8 @@ def _parse_json(text: str) -> dict[str, str]:
     if not isinstance(parsed, dict):
         raise ValueError("expected an object of names and SHA-256 sums")
     sums = {}
-    for name, told in parsed.items():
-        match = _SUM.fullmatch(told) if isinstance(told, str) else None
+    for name, value in parsed.items():
+        match = _SUM.fullmatch(value) if isinstance(value, str) else None
         if match is None:
             raise ValueError("expected an object of names and SHA-256 sums")
         sums[name] = match[1].lower()

@@ -1,8 +1,8 @@
-"""Reading an adapter's folder: two files, plain ones, of a size that is looked at first.
+"""Reads the two files of an adapter's folder: regular files, with their sizes checked first.
 
-Knows nothing of what stands in them. What is opened is what was looked at, so that a file cannot
-be exchanged in between; a pipe or device is not waited for. Links are followed within the folder
-only, and from a snapshot of Hugging Face's cache to the blobs of the same cache.
+Does not interpret their content. The checks apply to the opened file, so it cannot be swapped in
+between, and pipes and devices do not block. Symbolic links are followed within the folder only,
+and from a snapshot of the Hugging Face cache to the blobs of that cache.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remora.configs.errors import InvalidAdapter
 from remora.configs.sections.lora import MAX_ADAPTER_BYTES
 from remora.lora.checksums import MANIFESTS, MAX_MANIFEST_BYTES, check_sum, parse_manifest
 
-if TYPE_CHECKING:  # who only looks at files can do without torch
+if TYPE_CHECKING:  # checking files needs no torch
     from torch import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,11 +32,11 @@ MAX_CONFIG_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AdapterFiles:
-    """What the files hold.
+    """The content of both files.
 
-    config:   of adapter_config.json
-    tensors:  of adapter_model.safetensors, under their names there
-    digest:   which differs where either file does
+    config:   adapter_config.json
+    tensors:  of adapter_model.safetensors, by name
+    digest:   SHA-256 over both files
     """
 
     config: Any
@@ -45,10 +45,10 @@ class AdapterFiles:
 
 
 def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> None:
-    """Raise InvalidAdapter unless both files are there, plain and not too large. Opens nothing.
+    """Raise InvalidAdapter unless both are regular files of allowed sizes. Opens nothing.
 
-    max_bytes:    of the weights
-    is_snapshot:  the folder is one of Hugging Face's cache: its files may be links into the blobs
+    max_bytes:    limit for the weights
+    is_snapshot:  the folder is in the Hugging Face cache: its files may link to the cache's blobs
     """
     if not os.path.isdir(folder):
         kind = "is no folder" if os.path.lexists(folder) else "is not there"
@@ -65,10 +65,7 @@ def check_files(folder: Path, *, max_bytes: int, is_snapshot: bool = False) -> N
 
 
 def read_files(folder: Path, *, max_bytes: int = MAX_ADAPTER_BYTES) -> AdapterFiles:
-    """Read both files into memory. Raises InvalidAdapter, which names the file and the fault.
-
-    max_bytes:  of the weights
-    """
+    """Read both files into memory; the weights have at most `max_bytes`. Raises InvalidAdapter."""
     config = _read(folder / CONFIG, MAX_CONFIG_BYTES)
     weights = _read(folder / WEIGHTS, max_bytes)
     _check_sums(folder, config, weights)
@@ -90,7 +87,7 @@ def read_files(folder: Path, *, max_bytes: int = MAX_ADAPTER_BYTES) -> AdapterFi
 
 
 def refuse_pickle(shown: object, name: str) -> NoReturn:
-    """Raise InvalidAdapter, which says why the pickle `name` in a folder is not read."""
+    """Raise InvalidAdapter for a pickle `name`, which is never read."""
     raise InvalidAdapter(
         f"{shown} holds {name}, a pickle: loading it would run code from the file. Save "
         "the adapter again with save_pretrained(..., safe_serialization=True)"
@@ -100,10 +97,10 @@ def refuse_pickle(shown: object, name: str) -> NoReturn:
 def _check_sums(folder: Path, config: bytes, weights: bytes) -> None:
     for manifest in MANIFESTS:
         if os.path.lexists(folder / manifest):
-            told = parse_manifest(manifest, _read(folder / manifest, MAX_MANIFEST_BYTES))
+            sums = parse_manifest(manifest, _read(folder / manifest, MAX_MANIFEST_BYTES))
             for name, content in ((CONFIG, config), (WEIGHTS, weights)):
-                if name in told:
-                    check_sum(name, hashlib.sha256(content).hexdigest(), manifest, told)
+                if name in sums:
+                    check_sum(name, hashlib.sha256(content).hexdigest(), manifest, sums)
 
 
 def _refuse_missing(file: Path) -> NoReturn:
@@ -115,13 +112,13 @@ def _refuse_missing(file: Path) -> NoReturn:
 
 
 def _homes(folder: Path) -> tuple[Path, ...]:
-    """Return the folders that the files of an adapter may really lie in, its own first."""
+    """Return the folders in which an adapter's files may be after links are resolved."""
     real = Path(os.path.realpath(folder))
     return (real, real.parent.parent / "blobs") if real.parent.name == "snapshots" else (real,)
 
 
 def _located(file: Path, homes: Collection[Path]) -> str:
-    """Return where a file really is, links followed. Raises InvalidAdapter if not in `homes`."""
+    """Return a file's path with links resolved. Raises InvalidAdapter if it is not in `homes`."""
     real = os.path.realpath(file)
     if not any(Path(real).is_relative_to(home) for home in homes):
         advice = "; name it as hf://OWNER/NAME" if len(_homes(file.parent)) > len(homes) else ""

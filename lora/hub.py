@@ -1,7 +1,7 @@
-"""Adapters of the Hugging Face hub, in the cache that its own library keeps.
+"""Downloads adapters from the Hugging Face hub into the hub library's own cache.
 
-Sizes are looked at before anything is fetched, and of a repository only an adapter's two files
-are. What was fetched once is found again without a network. The token is the library's (HF_TOKEN).
+Checks sizes before the download and fetches only an adapter's two files. Files in the cache are
+found without a network. The token is the library's (HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -28,31 +28,30 @@ _FILES = [CONFIG, WEIGHTS]
 
 
 def stamp(repo: HubRepo) -> str:
-    """Return the commit that a repository is at. Raises what the library raises."""
+    """Return the current commit of a repository. Raises the library's errors."""
     return str(_info(repo).sha or "")
 
 
 def fetch(repo: HubRepo, *, max_bytes: int) -> Path:
-    """Return a folder of the hub's cache with an adapter's files.
+    """Return the cache folder with an adapter's files; the weights have at most `max_bytes`.
 
-    max_bytes:  of the weights
-    Raises InvalidAdapter, Unavailable, and what the library raises while it downloads.
+    Raises InvalidAdapter, Unavailable, and the library's errors while it downloads.
     """
     try:
         _check(repo, _info(repo), max_bytes)
     except RepositoryNotFoundError as error:
         raise InvalidAdapter(
-            f"the hub shows no {repo.shown}; if it is private or gated, set HF_TOKEN where the "
-            "server is started to a token that may read it"
+            f"the hub has no {repo.shown}; if it is private or gated, start the server with "
+            "HF_TOKEN set to a token that may read it"
         ) from error
     except RevisionNotFoundError as error:
         raise InvalidAdapter(f"hf://{repo.repo_id} has no revision {repo.revision}") from error
     except HFValidationError as error:
-        raise InvalidAdapter(f"{repo.shown} is no name of a repository: {error}") from error
+        raise InvalidAdapter(f"{repo.shown} is not a valid repository name: {error}") from error
     except InvalidAdapter:
         raise
     except Exception as error:
-        return _without_network(repo, error)
+        return _from_cache(repo, error)
     return Path(snapshot_download(repo.repo_id, revision=repo.revision, allow_patterns=_FILES))
 
 
@@ -78,8 +77,8 @@ def _check(repo: HubRepo, info: ModelInfo, max_bytes: int) -> None:
             )
 
 
-def _without_network(repo: HubRepo, error: Exception) -> Path:
-    """Return what was fetched before. Raises Unavailable, or what went wrong: to be tried again."""
+def _from_cache(repo: HubRepo, error: Exception) -> Path:
+    """Return the cached files. Raises Unavailable when offline, else `error`, to be retried."""
     try:
         return Path(
             snapshot_download(
@@ -92,7 +91,7 @@ def _without_network(repo: HubRepo, error: Exception) -> Path:
     except LocalEntryNotFoundError:
         if isinstance(error, OfflineModeIsEnabled):
             raise Unavailable(
-                f"{repo.shown} has not been fetched before, and HF_HUB_OFFLINE forbids it now",
+                f"{repo.shown} is not in the cache, and HF_HUB_OFFLINE forbids the download",
                 RETRY_AFTER_S,
             ) from error
         raise error from None

@@ -1,8 +1,7 @@
-"""One adapter as a part of the weights: merged while they load, so that it costs nothing later.
+"""Merges one adapter into the weights while they load, so that it costs nothing per step.
 
-It stands between a checkpoint and the model as a source of weights like any other. So everything
-that holds for weights holds for merged ones: a rank reads its share, quantisation comes after.
-Sums are made in float32 and rounded once.
+The merged weights are a WeightSource over the checkpoint: a rank reads its shard, and quantisation
+follows, as for any weights. Sums are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 class MergedWeights:
-    """WeightSource of a base model with an adapter in it."""
+    """WeightSource of a base model with an adapter merged in."""
 
     def __init__(self, base: WeightSource, adapter: Adapter) -> None:
         self.label = f"{base.label} with {adapter.label}"
@@ -28,11 +27,11 @@ class MergedWeights:
         self._adapter = adapter
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor; the base's."""
+        """Return the base's shapes."""
         return self._base.shapes()
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each of these tensors, updated in float32 where the adapter changes it."""
+        """Yield each tensor, updated in float32 where the adapter changes it."""
         for name, tensor in self._base.read(names):
             kept = self._adapter.replaced.get(name, tensor)
             update = self._adapter.updates.get(name)
@@ -40,7 +39,7 @@ class MergedWeights:
 
 
 def merging(folder: Path) -> WeightEdit:
-    """Return what merges the adapter in `folder` into a model's weights as they are opened.
+    """Return a WeightEdit that merges the adapter in `folder`.
 
     It raises ConfigError if the adapter is broken or does not fit the model.
     """
@@ -53,8 +52,8 @@ def merging(folder: Path) -> WeightEdit:
             raise ConfigError(str(error)) from error
         if _HEAD not in shapes and _EMBEDDING in adapter.updates.keys() | adapter.replaced.keys():
             raise ConfigError(
-                f"the adapter {folder} changes the embedding, which in this model is the head's "
-                "weight too (tie_word_embeddings): merged, it would change both"
+                f"the adapter {folder} changes the embedding, which this model shares with the "
+                "head (tie_word_embeddings): merging would change both"
             )
         return MergedWeights(base, adapter)
 

@@ -1,7 +1,7 @@
-"""What `adapter_config.json` of a PEFT adapter says, and what of it we can do.
+"""Parses `adapter_config.json` of a PEFT adapter and refuses what is not supported.
 
-Every field of the file is one that is read here, one that only concerned training, or one that
-must be empty: what we do not know is refused, not passed over. Opens no file.
+Each field is read here, concerns training only, or must be empty: unknown fields are refused, not
+ignored. Opens no file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re2
 
 from remora.configs.errors import InvalidAdapter
 
-# Ranks beyond are no longer low; a size is taken from the file before any tensor is looked at.
+# Larger ranks are not low-rank; memory is sized from the file before any tensor is read.
 MAX_RANK = 4096
 _READ = {
     "peft_type",
@@ -28,8 +28,8 @@ _READ = {
     "base_model_name_or_path",
     "init_lora_weights",
 }
-# How the adapter came about. Which modules it is for, its tensors say themselves; whether the base
-# stores weights the other way round (fan_in_fan_out), the base.
+# Fields about training. The tensors' names say which modules change, and the base model's rules
+# say which weights are stored transposed (fan_in_fan_out).
 _OF_TRAINING = {
     "task_type",
     "inference_mode",
@@ -52,7 +52,7 @@ _OF_TRAINING = {
     "ensure_weight_tying",
     "fan_in_fan_out",
 }
-# These begin by changing the base's weights, which are then not the ones that we have.
+# These initialisations change the base's weights, which then differ from the loaded ones.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -60,9 +60,9 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 class AdapterConfig:
     """Ranks and scales.
 
-    rank, alpha:                   of modules that no pattern names
-    rank_pattern, alpha_pattern:   of modules whose names end as a key (a regular expression) says
-    base_model:                    what the adapter was trained on, as its author called it
+    rank, alpha:                   of modules that no pattern matches
+    rank_pattern, alpha_pattern:   by a regular expression that the end of a module's name matches
+    base_model:                    the base model's name in the file
     """
 
     rank: int
@@ -85,7 +85,7 @@ class AdapterConfig:
 
 
 def parse_adapter_config(raw: Any) -> AdapterConfig:
-    """Understand the content of `adapter_config.json`. Raises InvalidAdapter with all faults."""
+    """Parse the content of `adapter_config.json`. Raises InvalidAdapter with all faults."""
     if not isinstance(raw, dict):
         raise InvalidAdapter(f"adapter_config.json holds {_kind(raw)}; expected an object")
     if raw.get("peft_type") != "LORA":
@@ -116,7 +116,7 @@ def _unsupported(raw: Mapping[str, Any]) -> list[str]:
     if isinstance(begun, str) and begun.lower().startswith(_CHANGES_BASE):
         faults.append(
             f"init_lora_weights = {_shown(begun)} changes the base's weights; save the adapter "
-            "again with path_initial_model_for_weight_conversion, which makes it a plain one"
+            "again with path_initial_model_for_weight_conversion, which converts it to plain LoRA"
         )
     return faults
 
@@ -133,18 +133,20 @@ def _malformed(raw: Mapping[str, Any]) -> list[str]:
         if not isinstance(raw.get(name), bool | None)
     ]
     if not isinstance(raw.get("base_model_name_or_path"), str | None):
-        faults.append("base_model_name_or_path is no text")
+        faults.append("base_model_name_or_path is not a string")
     for name, is_good in (("rank_pattern", _is_rank), ("alpha_pattern", _is_finite)):
         pattern = raw.get(name) or {}
         if not isinstance(pattern, dict) or not all(map(is_good, pattern.values())):
             faults.append(f"{name} = {_shown(pattern)}; expected an object of numbers")
         else:
-            faults += [f"{name}: {_shown(key)} is no pattern" for key in pattern if not _ends(key)]
+            faults += [
+                f"{name}: {_shown(key)} is not a pattern" for key in pattern if not _ends(key)
+            ]
     return faults
 
 
 def _look_up(pattern: Mapping[str, float], module: str, otherwise: float) -> float:
-    """Return the value of the first key that the module's name ends with, as PEFT does."""
+    """Return the value of the first key that matches the end of the module's name, as PEFT does."""
     for key, value in pattern.items():
         ends = _ends(key)
         if ends is not None and ends.fullmatch(module):
@@ -153,7 +155,7 @@ def _look_up(pattern: Mapping[str, float], module: str, otherwise: float) -> flo
 
 
 def _ends(key: str) -> Any:
-    """Return what matches names that end as the key says; None if the key is no pattern."""
+    """Return a pattern for names that end with the key; None if the key is not a pattern."""
     options = re2.Options()
     options.log_errors = False
     try:

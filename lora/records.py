@@ -1,104 +1,54 @@
-"""What is said of adapters between the manager and the replicas. Plain values, pickled by Ray.
+"""Messages between the manager and the replicas. Plain values, pickled by Ray.
 
-An adapter is known by its version, a number that is never used twice: a name that is loaded anew is
-another version, and so another instance in the engines and another namespace of their caches.
+Each side sends its full state: the manager its registry, unless the replica has that revision
+already, and a replica the state of its adapters.
+
+An adapter is identified by its lora_id, a number that is never reused: a name that is loaded again
+gets a new lora_id, and with it its own namespace of the prefix cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Owner = Literal["config", "repo", "api"]
 State = Literal["known", "waiting", "loading", "loaded", "failed", "ending"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterRecord:
-    """An adapter that is to be served.
+class AdapterRecord(NamedTuple):
+    """An adapter to serve. A tuple, because thousands are pickled.
 
-    source:  folder or address of its files
-    pinned:  whether it stays loaded, and in its slot once it lies in one
-    owner:   who wants it: the configuration, the watched folder or a caller of the API
-    digest:  of the files that were loaded first; "" = none were yet
+    source:  folder or URL of its files
+    pinned:  whether it stays loaded, and in its slot once it has one
+    owner:   where it was named: in the configuration, the watched repository or an API request
+    digest:  of the files at the first load; "" = not loaded yet
     """
 
     name: str
-    version: int
+    lora_id: int
     source: str
     pinned: bool
     owner: Owner
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Desired:
-    """What a replica is to serve: all of it, or what has changed since a revision.
-
-    revision:  grows with every change
-    follows:   revision that `active` and `gone` build on; 0 = `active` is all
-    active:    at most one of each name
-    gone:      names that are served no longer
-    staged:    to be loaded, but not served yet: that is for when every replica has loaded them
-    ended:     versions whose requests are not waited for
-    asks:      the manager lacks what the report builds on: the next one must tell everything
-    """
-
-    revision: int
-    follows: int = 0
-    active: tuple[AdapterRecord, ...] = ()
-    gone: frozenset[str] = frozenset()
-    staged: tuple[AdapterRecord, ...] = ()
-    ended: frozenset[int] = frozenset()
-    asks: bool = False
-
-    def since(self, before: Desired) -> Desired:
-        """Return all of it, given what it builds on."""
-        if not self.follows:
-            return self
-        kept = {record.name: record for record in before.active if record.name not in self.gone}
-        active = kept | {record.name: record for record in self.active}
-        return replace(self, follows=0, active=tuple(active.values()), gone=frozenset())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaReport:
-    """What has changed at a replica since it told last, or everything.
-
-    number:    of this report; grows
-    follows:   number of the report that this one builds on; 0 = it tells everything
-    revision:  of what the replica serves; 0 = of nothing yet
-    adapters:  what became of versions
-    gone:      versions that are there no more
-    records:   what it serves, if everything is told
-    stats:     its counters
-    """
-
-    number: int
-    follows: int
-    revision: int
-    adapters: tuple[AdapterReport, ...]
-    gone: frozenset[int]
-    records: tuple[AdapterRecord, ...]
-    stats: Mapping[str, float]
-
-
 class AdapterReport(NamedTuple):
-    """What became of one version at one replica. Many are made and compared: hence a tuple.
+    """The state of one adapter at one replica. A tuple, because thousands are pickled.
 
-    state:        known = not in memory; waiting = for room there; ending = not served any more,
-                  but requests still run with it
-    reason:       why it failed
-    is_fault:     whether that lies in its files, so that it will fail again
-    slot:         in which it lies; None = in none
+    state:        known = not in memory; waiting = for memory; ending = not served any more, but
+                  requests still use it
+    reason:       of a failure
+    is_fault:     whether the files are faulty, so that another load fails as well
+    slot:         on the device; None = in no slot
     num_users:    open requests
     num_uses:     requests so far
-    num_loads:    times that it was loaded
-    num_bytes:    of the host's memory
+    num_loads:    loads so far
+    num_bytes:    CPU memory
     """
 
-    version: int
+    lora_id: int
     name: str
     state: State
     reason: str = ""
@@ -110,3 +60,39 @@ class AdapterReport(NamedTuple):
     num_bytes: int = 0
     max_rank: int = 0
     digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """The adapters that replicas serve.
+
+    revision:  grows with every change
+    active:    at most one of each name; empty if the replica has this revision already
+    staged:    to load but not to serve yet; they are served once every replica has loaded them
+    ended:     lora_ids whose requests are aborted
+    asks:      the manager does not know the replica: the next report must carry `records`
+    """
+
+    revision: int
+    active: tuple[AdapterRecord, ...] = ()
+    staged: tuple[AdapterRecord, ...] = ()
+    ended: frozenset[int] = frozenset()
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaReport:
+    """The state of a replica.
+
+    number:    of this report; grows
+    revision:  of the records that the replica serves; 0 = none yet
+    adapters:  state of each adapter
+    stats:     the replica's counters
+    records:   served adapters, for a manager that may have lost them; None = not asked for
+    """
+
+    number: int
+    revision: int
+    adapters: tuple[AdapterReport, ...]
+    stats: Mapping[str, float]
+    records: tuple[AdapterRecord, ...] | None = None

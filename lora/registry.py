@@ -1,7 +1,7 @@
-"""Which adapters are to be served: names, versions, owners, and the file that keeps them.
+"""The adapters to serve, by name, and the SQLite database that stores them.
 
-Pure book-keeping over SQLite, in memory or in a file: every change is written before it is told to
-anybody. Knows neither replicas nor what lies in an adapter's files.
+The database is a file or in memory; every change is written before replicas see it. Knows neither
+replicas nor the content of an adapter's files.
 """
 
 from __future__ import annotations
@@ -9,20 +9,15 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
-from itertools import takewhile
 from pathlib import Path
 
 from remora.configs.errors import ConfigError, InvalidRequest, UnknownModel
 from remora.configs.sections.lora import ADAPTER_NAME
 from remora.lora.records import AdapterRecord, Desired, Owner
 
-# Replicas hear of every change at once; one that has missed more is told everything.
-MAX_CHANGES = 256
 _NAME = re.compile(ADAPTER_NAME)
-_COLUMNS = tuple(field.name for field in fields(AdapterRecord))
+# The columns are the fields of AdapterRecord, in their order; `version` is the lora_id.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS adapters (
     name TEXT PRIMARY KEY, version INTEGER NOT NULL UNIQUE, source TEXT NOT NULL,
@@ -33,11 +28,11 @@ CREATE TABLE IF NOT EXISTS versions (last INTEGER NOT NULL);
 
 
 class Registry:
-    """The desired set.
+    """The adapters to serve.
 
-    store:       file, made if it is not there; None = in memory only
-    base:        name of the base model, which no adapter may bear
-    max_pinned:  adapters that may be pinned at a time
+    store:       database file, created if missing; None = in memory
+    base:        name of the base model, which no adapter may have
+    max_pinned:  largest number of pinned adapters
 
     Raises ConfigError if the file cannot be used.
     """
@@ -45,9 +40,7 @@ class Registry:
     def __init__(self, store: str | None = None, *, base: str, max_pinned: int) -> None:
         self._base = base
         self._max_pinned = max_pinned
-        self._revision = time.time_ns()  # another than all of a manager before
-        # Revisions and the names whose records changed with them; the first one changed nothing.
-        self._changes = deque([(self._revision, frozenset[str]())], MAX_CHANGES)
+        self._revision = time.time_ns()  # differs from every revision of an earlier manager
         self._staged: dict[int, AdapterRecord] = {}
         self._ended: set[int] = set()
         try:
@@ -57,7 +50,7 @@ class Registry:
             self._file = sqlite3.connect(file, isolation_level=None)
             self._file.execute("PRAGMA synchronous = FULL")
             self._file.executescript(_SCHEMA)
-            # A store that was lost must not draw again what replicas still know.
+            # After the store was lost, new ids must differ from those that replicas still have.
             self._file.execute(
                 "INSERT INTO versions SELECT ? WHERE NOT EXISTS (SELECT 1 FROM versions)",
                 (time.time_ns() // 1_000_000,),
@@ -65,48 +58,43 @@ class Registry:
             self._records = self._read()
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
-                f"lora.store = {store} cannot be used ({error}); name a file that this process may "
-                "write, or remove a broken one"
+                f"lora.store = {store} cannot be used ({error}); set it to a writable file, or "
+                "remove the file if it is broken"
             ) from error
         self.is_new = not self._records
 
     @property
     def revision(self) -> int:
-        """Of what replicas are to serve; grows with every change."""
+        """Grows with every change."""
         return self._revision
 
     @property
     def records(self) -> tuple[AdapterRecord, ...]:
-        """What is served."""
+        """The served adapters."""
         return tuple(self._records.values())
 
     @property
     def ended(self) -> frozenset[int]:
-        """Versions whose requests are to be ended."""
+        """The lora_ids whose requests are aborted."""
         return frozenset(self._ended)
 
     def desired(self, known: int = 0) -> Desired:
-        """Return what replicas are to serve.
-
-        known:  the revision that a replica has; it is told what has changed since, if that is known
-        """
-        changed = self._changed_since(known)
-        active = self._records.keys() if changed is None else self._records.keys() & changed
+        """Return the state for a replica that has the revision `known`."""
+        if known == self._revision:
+            return Desired(revision=known, ended=self.ended)
         return Desired(
             revision=self._revision,
-            follows=0 if changed is None else known,
-            active=tuple(self._records[name] for name in active),
-            gone=frozenset((changed or set()) - self._records.keys()),
+            active=self.records,
             staged=tuple(self._staged.values()),
             ended=self.ended,
         )
 
     def find(self, name: str) -> AdapterRecord | None:
-        """Return what is served under a name."""
+        """Return the adapter that is served under a name."""
         return self._records.get(name)
 
     def check_name(self, name: str) -> None:
-        """Raise InvalidRequest for a name that an adapter cannot have."""
+        """Raise InvalidRequest if an adapter cannot have this name."""
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
                 f"{name[:200]!r} cannot be the name of an adapter: use at most 128 letters, "
@@ -119,65 +107,63 @@ class Registry:
             )
 
     def stage(self, name: str, source: str, *, owner: Owner, pinned: bool = False) -> AdapterRecord:
-        """Let replicas load a new version; nothing is served yet. Raises InvalidRequest."""
+        """Let replicas load an adapter that is not served yet. Raises InvalidRequest."""
         self.check_name(name)
         if pinned:
             self._check_pins(name)
-        record = AdapterRecord(
-            name=name, version=self._draw(), source=source, pinned=pinned, owner=owner
-        )
-        self._staged[record.version] = record
-        self._note_change()
+        record = AdapterRecord(name, self._next_id(), source, pinned, owner)
+        self._staged[record.lora_id] = record
+        self._revision += 1
         return record
 
-    def commit(self, version: int, digest: str) -> AdapterRecord:
-        """Serve a staged version from now on, instead of an older one of its name."""
-        record = replace(self._staged.pop(version), digest=digest)
+    def commit(self, lora_id: int, digest: str) -> AdapterRecord:
+        """Serve a staged adapter from now on, instead of the current one of its name."""
+        record = self._staged.pop(lora_id)._replace(digest=digest)
         self._put([record])
         return record
 
-    def drop(self, version: int) -> None:
-        """Forget a staged version; also one that is not there."""
-        if self._staged.pop(version, None) is not None:
-            self._note_change()
+    def drop(self, lora_id: int) -> None:
+        """Remove a staged adapter; no error if it is unknown."""
+        if self._staged.pop(lora_id, None) is not None:
+            self._revision += 1
 
     def remove(self, name: str, *, ends: bool = False) -> AdapterRecord:
-        """Serve an adapter no longer. Raises UnknownModel.
+        """Stop serving an adapter. Raises UnknownModel.
 
-        ends:  whether its open requests are ended, too
+        ends:  whether its open requests are aborted
         """
-        record = self._known(name)
+        record = self._get(name)
         self._file.execute("DELETE FROM adapters WHERE name = ?", (name,))
         del self._records[name]
         if ends:
-            self._ended.add(record.version)
-        self._note_change(name)
+            self._ended.add(record.lora_id)
+        self._revision += 1
         return record
 
-    def forget_ended(self, version: int) -> None:
-        """Nobody has the version any more."""
-        self._ended.discard(version)
+    def forget_ended(self, lora_id: int) -> None:
+        """Remove a lora_id from `ended`, once no replica has it."""
+        self._ended.discard(lora_id)
 
     def pin(self, name: str, *, pinned: bool) -> AdapterRecord:
-        """Let an adapter stay loaded, or not. Raises UnknownModel, InvalidRequest."""
-        record = self._known(name)
+        """Pin or unpin an adapter. Raises UnknownModel, InvalidRequest."""
+        record = self._get(name)
         if pinned and not record.pinned:
             self._check_pins(name)
         if pinned != record.pinned:
-            record = replace(record, pinned=pinned)
+            record = record._replace(pinned=pinned)
             self._put([record])
         return record
 
-    def note_digest(self, name: str, version: int, digest: str) -> None:
-        """Remember what a version's files were when they were loaded first."""
+    def note_digest(self, name: str, lora_id: int, digest: str) -> None:
+        """Store the digest of an adapter's files at the first load."""
         record = self._records.get(name)
-        if record is not None and record.version == version and not record.digest:
-            self._put([replace(record, digest=digest)])
+        if record is not None and record.lora_id == lora_id and not record.digest:
+            self._put([record._replace(digest=digest)])
 
     def replace_owned(self, owner: Owner, sources: Iterable[tuple[str, str]]) -> None:
-        """Let an owner's adapters be these names and sources; same ones keep their versions.
+        """Set an owner's adapters to these names and sources; unchanged ones keep their lora_ids.
 
-        What another owner has loaded under such a name stays as it is.
+        Names that another owner has loaded stay unchanged.
         """
         wanted = dict(sources)
         gone = [r.name for r in self._records.values() if r.owner == owner and r.name not in wanted]
@@ -188,15 +174,12 @@ class Registry:
             known = self._records.get(name)
             if known is not None and (known.owner != owner or known.source == source):
                 continue
-            record = AdapterRecord(
-                name=name, version=self._draw(), source=source, pinned=False, owner=owner
-            )
-            new.append(record)
+            new.append(AdapterRecord(name, self._next_id(), source, pinned=False, owner=owner))
         if new:
             self._put(new)
 
     def restore(self, records: Iterable[AdapterRecord]) -> None:
-        """Take in what replicas serve that outlived a store."""
+        """Add adapters that replicas still serve after the store was lost."""
         lost = [record for record in records if record.name not in self._records]
         if lost:
             self._put(lost)
@@ -205,18 +188,7 @@ class Registry:
         """Close the file."""
         self._file.close()
 
-    def _note_change(self, *names: str) -> None:
-        self._revision += 1
-        self._changes.append((self._revision, frozenset(names)))
-
-    def _changed_since(self, revision: int) -> set[str] | None:
-        """Return the names whose records have changed; None = that is not known."""
-        newer = list(takewhile(lambda change: change[0] > revision, reversed(self._changes)))
-        if len(newer) == len(self._changes) or revision > self._revision:
-            return None
-        return set[str]().union(*(names for _, names in newer))
-
-    def _known(self, name: str) -> AdapterRecord:
+    def _get(self, name: str) -> AdapterRecord:
         record = self._records.get(name)
         if record is None:
             listed = ", ".join(map(repr, self._records)) or "none"
@@ -229,27 +201,26 @@ class Registry:
         pinned = {r.name for r in (*self._records.values(), *self._staged.values()) if r.pinned}
         if len(pinned - {name}) >= self._max_pinned:
             raise InvalidRequest(
-                f"{len(pinned)} adapters are pinned, and at least one place must be free for "
-                f"others: at most {self._max_pinned} may be. Unpin one, or raise "
+                f"{len(pinned)} adapters are pinned, and one slot must stay free for others: at "
+                f"most {self._max_pinned} can be pinned. Unpin one, or raise "
                 "lora.max_loras_per_batch and lora.max_loaded_loras.",
                 "pinned",
             )
 
-    def _draw(self) -> int:
+    def _next_id(self) -> int:
         self._file.execute("UPDATE versions SET last = last + 1")
         (last,) = self._file.execute("SELECT last FROM versions").fetchone()
         return int(last)
 
     def _read(self) -> dict[str, AdapterRecord]:
-        rows = self._file.execute(f"SELECT {', '.join(_COLUMNS)} FROM adapters ORDER BY version")
-        read = (dict(zip(_COLUMNS, row, strict=True)) for row in rows)
-        return {row["name"]: AdapterRecord(**row | {"pinned": bool(row["pinned"])}) for row in read}
+        rows = self._file.execute("SELECT * FROM adapters ORDER BY version")
+        records = map(AdapterRecord._make, rows)
+        return {each.name: each._replace(pinned=bool(each.pinned)) for each in records}
 
     def _put(self, records: Sequence[AdapterRecord]) -> None:
-        marks = ", ".join("?" * len(_COLUMNS))
-        rows = [tuple(getattr(record, name) for name in _COLUMNS) for record in records]
+        marks = ", ".join("?" * len(AdapterRecord._fields))
         with self._file:
             self._file.execute("BEGIN")
-            self._file.executemany(f"INSERT OR REPLACE INTO adapters VALUES ({marks})", rows)
+            self._file.executemany(f"INSERT OR REPLACE INTO adapters VALUES ({marks})", records)
         self._records |= {record.name: record for record in records}
-        self._note_change(*(record.name for record in records))
+        self._revision += 1

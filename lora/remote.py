@@ -1,11 +1,11 @@
-"""Adapters at addresses that fsspec reads: copied to this machine once, whole or not at all.
+"""Downloads adapters from URLs that fsspec reads, atomically, into a local cache.
 
-    CACHE/ADDRESS/VERSION/NAME/     adapter_config.json and adapter_model.safetensors
-    CACHE/locks/                    held while one process copies what others wait for
+    CACHE/URL/VERSION/NAME/         adapter_config.json and adapter_model.safetensors
+    CACHE/locks/                    held by the process that downloads
 
-ADDRESS and VERSION are digests: of the address, and of sizes and marks (etag, time) that the file
-system tells. So files that have changed are copied anew, and what is there is complete. Of an
-address the latest two versions are kept; somebody may be reading the one before.
+URL and VERSION are digests: of the URL, and of the sizes and marks (etag, time) that the file
+system reports. Changed files are therefore downloaded again, and a folder in the cache is always
+complete. The latest two versions of a URL are kept, as the previous one may still be read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remora.lora.retry import RETRY_AFTER_S
 _CHUNK_BYTES = 8 * 2**20
 _NUM_KEPT = 2
 _NUM_LOCKS = 256
-# By which file systems tell one version of a file from the next.
+# Keys with which file systems distinguish the versions of a file.
 _MARKS = (
     *("ETag", "etag", "generation", "md5Hash", "content_settings", "mtime", "LastModified"),
     *("last_modified", "modified", "updated", "created", "ino"),
@@ -42,48 +42,48 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """What is known of a file without reading it; num_bytes is None where nobody says."""
+    """A file's metadata; num_bytes is None if the file system does not report it."""
 
     num_bytes: int | None
     marks: str
 
 
 class RemoteAdapter:
-    """The files of one adapter, or of a repository of adapters, at an address."""
+    """The files of one adapter, or of a repository of adapters, at a URL."""
 
     def __init__(self, url: str) -> None:
-        """Raises InvalidAdapter if no package is there that reads such addresses."""
+        """Raises InvalidAdapter if no installed package reads such URLs."""
         self.url = url
         self._fs, path = _file_system(url)
         self._path = path.rstrip("/")
 
     def stamp(self, max_bytes: int) -> str:
-        """Return what differs between versions of the files.
+        """Return a digest that differs between versions of the files.
 
-        max_bytes:  of the weights
-        Raises InvalidAdapter if a file is missing or too large, and what the file system raises.
+        max_bytes:  limit for the weights
+        Raises InvalidAdapter if a file is missing or too large, and the file system's errors.
         """
-        looked = self._look(max_bytes)
-        return _digest(repr(sorted(looked.items(), key=lambda item: item[0])))
+        files = self._stat_files(max_bytes)
+        return _digest(repr(sorted(files.items(), key=lambda item: item[0])))
 
     def fetch(self, cache: Path, *, max_bytes: int, deadline: float) -> Path:
-        """Return a folder with copies of the files as they are now.
+        """Return a local folder with the current files.
 
         deadline:  on the monotonic clock
-        Raises InvalidAdapter, Unavailable, and what the file system raises.
+        Raises InvalidAdapter, Unavailable, and the file system's errors.
         """
         home = cache / _digest(self.url)
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.url.rpartition("/")[2])[:64]
-        place = home / self.stamp(max_bytes) / (name or "adapter")
-        if place.is_dir():
-            return place
-        with _only_one(cache, home.name, deadline):
-            if not place.is_dir():
-                self._install(place, max_bytes, deadline)
-        return place
+        folder = home / self.stamp(max_bytes) / (name or "adapter")
+        if folder.is_dir():
+            return folder
+        with _lock(cache, home.name, deadline):
+            if not folder.is_dir():
+                self._install(folder, max_bytes, deadline)
+        return folder
 
     def subfolders(self) -> list[str]:
-        """Return the names of the folders below that hold an adapter's configuration."""
+        """Return the names of the subfolders with an adapter's configuration."""
         self._fs.invalidate_cache()
         try:
             files = self._fs.find(self._path)
@@ -92,8 +92,8 @@ class RemoteAdapter:
         parts = [file.removeprefix(f"{self._path}/").split("/") for file in files]
         return sorted(part[0] for part in parts if len(part) == 2 and part[1] == CONFIG)
 
-    def _look(self, max_bytes: int) -> dict[str, _File]:
-        self._fs.invalidate_cache()  # of what folders hold
+    def _stat_files(self, max_bytes: int) -> dict[str, _File]:
+        self._fs.invalidate_cache()  # of listings
         files = {}
         for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
             try:
@@ -102,7 +102,7 @@ class RemoteAdapter:
                 _refuse_unreached(error)
                 self._refuse_missing(name)
             if facts.get("type", "file") != "file":
-                raise InvalidAdapter(f"{self.url}/{name} is no file")
+                raise InvalidAdapter(f"{self.url}/{name} is not a file")
             size = facts.get("size")
             if size is not None and size > most:
                 raise InvalidAdapter(
@@ -120,16 +120,16 @@ class RemoteAdapter:
                     refuse_pickle(self.url, pickle)
         raise InvalidAdapter(f"{self.url}/{name} is not there; an adapter is a folder with it")
 
-    def _install(self, place: Path, max_bytes: int, deadline: float) -> None:
-        """Make `place`, while no one else does."""
-        version = place.parent
+    def _install(self, folder: Path, max_bytes: int, deadline: float) -> None:
+        """Create `folder`, under the lock."""
+        version = folder.parent
         home = version.parent
         home.mkdir(parents=True, exist_ok=True)
         for left in home.glob(".*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=".", dir=home))
         try:
-            self._copy(temporary / place.name, max_bytes, deadline)
+            self._copy(temporary / folder.name, max_bytes, deadline)
             if self.stamp(max_bytes) != version.name:
                 raise ConnectionError("the files changed while they were read")
             temporary.chmod(0o755)
@@ -142,27 +142,27 @@ class RemoteAdapter:
 
     def _copy(self, folder: Path, max_bytes: int, deadline: float) -> None:
         folder.mkdir()
-        looked = self._look(max_bytes)
+        files = self._stat_files(max_bytes)
         sums = {}
         for name, most in ((CONFIG, MAX_CONFIG_BYTES), (WEIGHTS, max_bytes)):
             num_bytes, sums[name] = self._copy_file(name, folder / name, most, deadline)
-            expected = looked[name].num_bytes
+            expected = files[name].num_bytes
             if expected is not None and num_bytes != expected:
-                raise ConnectionError(f"{num_bytes} of {expected} bytes of {name} came")
+                raise ConnectionError(f"received {num_bytes} of {expected} bytes of {name}")
         self._check_sums(sums)
 
     def _copy_file(self, name: str, target: Path, most: int, deadline: float) -> tuple[int, str]:
-        """Return how many bytes a file has, and its SHA-256."""
+        """Copy a file; return its size in bytes and its SHA-256."""
         num_bytes, digest = 0, hashlib.sha256()
         with self._fs.open(f"{self._path}/{name}", "rb") as source, target.open("xb") as copy:
             while chunk := source.read(_CHUNK_BYTES):
                 num_bytes += len(chunk)
                 if num_bytes > most:
                     raise InvalidAdapter(
-                        f"{self.url}/{name} has more than the {most} bytes that are read"
+                        f"{self.url}/{name} has more than {most} bytes, the most that is read"
                     )
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"{name} was not there within lora.load_timeout_s")
+                    raise TimeoutError(f"{name} took longer than lora.load_timeout_s")
                 digest.update(chunk)
                 copy.write(chunk)
             copy.flush()
@@ -174,9 +174,9 @@ class RemoteAdapter:
             path = f"{self._path}/{manifest}"
             if self._fs.exists(path):
                 with self._fs.open(path, "rb") as stream:
-                    told = parse_manifest(manifest, stream.read(MAX_MANIFEST_BYTES))
+                    expected = parse_manifest(manifest, stream.read(MAX_MANIFEST_BYTES))
                 for name, found in sums.items():
-                    check_sum(name, found, manifest, told)
+                    check_sum(name, found, manifest, expected)
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -195,14 +195,14 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _refuse_unreached(error: FileNotFoundError) -> None:
-    """Raise the cause of an error if it is the network: for http:// all files are then missing."""
+    """Raise the error's cause if it is the network: http:// reports all files missing then."""
     cause = error.__cause__
     if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
         raise cause
 
 
-def _only_one(cache: Path, key: str, deadline: float) -> Any:
-    """Return a context that one thread of all processes of this machine is in at a time."""
+def _lock(cache: Path, key: str, deadline: float) -> Any:
+    """Return a context manager that holds the lock of a URL among all processes of this machine."""
     folder = cache / "locks"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -210,13 +210,13 @@ def _only_one(cache: Path, key: str, deadline: float) -> Any:
         return lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
     except Timeout as error:
         raise Unavailable(
-            "another process has been fetching this adapter for as long as lora.load_timeout_s",
+            "another process still downloads this adapter after lora.load_timeout_s",
             RETRY_AFTER_S,
         ) from error
     except OSError as error:
         raise Unavailable(
-            f"the cache folder {cache} cannot be written ({error.strerror}); set REMORA_CACHE to "
-            "one that can",
+            f"the cache folder {cache} cannot be written ({error.strerror}); set REMORA_CACHE to a "
+            "writable folder",
             RETRY_AFTER_S,
         ) from error
 

@@ -1,7 +1,7 @@
-"""Work that a network may fail: tried again after growing pauses, its errors in our words.
+"""Retries work that depends on a network and translates its errors.
 
-Libraries of file systems raise what they like. What they say is shown without what looks like a
-secret: values of environment variables that are named so, and passwords and queries in addresses.
+File-system libraries raise any exception. Their messages are shown without secrets: values of
+environment variables with names such as *_TOKEN, and passwords and queries in URLs.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ logger = logging.getLogger(__name__)
 PAUSES_S = (0.5, 2.0)
 RETRY_AFTER_S = 5.0
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
-_MIN_SECRET_LEN = 6  # shorter values would be found in any text
+_MIN_SECRET_LEN = 6  # shorter values occur in ordinary text
 _MAX_SHOWN = 300
 
 T = TypeVar("T")
 
 
-def tried(
+def retry(
     work: Callable[[], T], what: str, *, deadline: float, pauses_s: Sequence[float] = PAUSES_S
 ) -> T:
-    """Return what `work` returns; called again after each pause if it fails.
+    """Return what `work` returns; call it again after each pause if it fails.
 
-    what:      is done, for messages
-    deadline:  on the monotonic clock, after which nothing is tried again
-    Raises what of ours `work` raises, InvalidAdapter where permission is missing, and Unavailable.
+    what:      name of the work, for messages
+    deadline:  no retry after this time of the monotonic clock
+    Raises RemoraErrors of `work`, InvalidAdapter if permission is missing, and Unavailable.
     """
     for pause_s in (*pauses_s, None):
         try:
@@ -42,19 +42,19 @@ def tried(
             raise
         except PermissionError as error:
             raise InvalidAdapter(
-                f"{what}: there is no permission ({scrubbed(error)}); the credentials are those of "
-                "the file system's own library, where the server was started"
+                f"{what}: permission denied ({scrubbed(error)}); the file system's own library "
+                "reads its credentials where the server is started"
             ) from error
         except Exception as error:
             if pause_s is None or time.monotonic() + pause_s > deadline:
                 raise Unavailable(f"{what}: {scrubbed(error)}", RETRY_AFTER_S) from error
-            logger.info("%s: %s; trying again in %.1f s", what, scrubbed(error), pause_s)
+            logger.info("%s: %s; retry in %.1f s", what, scrubbed(error), pause_s)
             time.sleep(pause_s)
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def scrubbed(error: BaseException) -> str:
-    """Return an error's kind and text without secrets, on one line, cut to a readable length."""
+    """Return an error's class and text on one line, without secrets, cut to _MAX_SHOWN."""
     text = " ".join(str(error).split())
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET_LEN:

@@ -1,11 +1,11 @@
-"""What the text of a source means, and what lies below what.
+"""Parses the source of an adapter and decides whether it is below an allowed root.
 
     /folder  ~/folder  folder  file:///folder     a folder of this machine
     hf://OWNER/NAME  hf://OWNER/NAME@REVISION     a repository of the Hugging Face hub
-    s3://BUCKET/PATH  gs://...  SCHEME://...      a folder of a file system that fsspec knows
+    s3://BUCKET/PATH  gs://...  SCHEME://...      a folder of a file system that fsspec supports
 
-Texts come from an API too, so nothing in them may mean two things to two readers: no `..`, no
-queries, no passwords. Opens nothing.
+Sources also come from API requests, so ambiguous ones are refused: no `..`, no queries, no
+passwords. Opens nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MAX_SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """A folder of this machine, as it was named; a relative one lies in the working directory."""
+    """A folder of this machine; a relative path is relative to the working directory."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class HubRepo:
-    """A repository of the Hugging Face hub; as a root, also all of an owner's."""
+    """A repository of the Hugging Face hub; as a root (name is None) all of an owner's."""
 
     owner: str
     name: str | None
@@ -48,22 +48,22 @@ class HubRepo:
 
     @property
     def shown(self) -> str:
-        """For messages."""
+        """The source as text, for messages."""
         return f"hf://{self.repo_id}" + (f"@{self.revision}" if self.revision else "")
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFolder:
-    """A folder at an address; without a slash at its end."""
+    """A folder at a URL without a trailing slash."""
 
     url: str
 
 
-Place = LocalFolder | HubRepo | RemoteFolder
+SourcePath = LocalFolder | HubRepo | RemoteFolder
 
 
-def parse_place(text: str) -> Place:
-    """Return what a source means. Raises ValueError, whose text says what is wrong with it."""
+def parse_source(text: str) -> SourcePath:
+    """Parse a source. Raises ValueError."""
     _check_characters(text)
     address = _ADDRESS.fullmatch(text)
     if address is None:
@@ -76,22 +76,22 @@ def parse_place(text: str) -> Place:
     return _parse_remote(scheme, rest)
 
 
-def parse_root(text: str) -> Place:
-    """Return what a root means, below which sources may lie. Raises ValueError."""
+def parse_root(text: str) -> SourcePath:
+    """Parse a root, below which sources are allowed. Raises ValueError."""
     if text.lower().startswith("hf://"):
         _check_characters(text)
         return _parse_hub(text[5:], _HUB_ROOT, "hf://OWNER, hf://OWNER/NAME or with @REVISION")
-    return parse_place(text)
+    return parse_source(text)
 
 
-def is_below(place: Place, root: Place) -> bool:
-    """Return whether a place is a root or lies below it, links of this machine followed."""
-    match place, root:
+def is_below(source: SourcePath, root: SourcePath) -> bool:
+    """Return whether a source is a root or below it, with symbolic links resolved."""
+    match source, root:
         case LocalFolder(path), LocalFolder(root_path):
             return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root_path))
         case HubRepo(), HubRepo():
             named: Sequence[str | None] = (root.owner, root.name, root.revision)
-            own = (place.owner, place.name, place.revision)
+            own = (source.owner, source.name, source.revision)
             return all(part in (None, mine) for part, mine in zip(named, own, strict=True))
         case RemoteFolder(url), RemoteFolder(root_url):
             return f"{url}/".startswith(f"{root_url}/")
@@ -99,12 +99,12 @@ def is_below(place: Place, root: Place) -> bool:
 
 
 def climbs(text: str) -> bool:
-    """Return whether a source names the folder above another."""
+    """Return whether a source contains `..`."""
     return ".." in re.split(r"[/\\]", unquote(text))
 
 
 def shown(text: str) -> str:
-    """Return a text from outside as it may stand in a message."""
+    """Quote a text from outside for a message, cut to _MAX_SHOWN."""
     return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
 
 
@@ -138,17 +138,17 @@ def _parse_hub(rest: str, pattern: re.Pattern[str], expected: str) -> HubRepo:
 
 def _parse_remote(scheme: str, rest: str) -> RemoteFolder:
     if "::" in rest:
-        raise ValueError("addresses within addresses (::) are not supported")
+        raise ValueError("chained URLs (::) are not supported")
     if any(character in rest for character in "?#\\"):
-        raise ValueError("an address of a folder has no ?, # or backslash")
+        raise ValueError("a folder's URL has no ?, # or backslash")
     host, *parts = rest.rstrip("/").split("/")
     if not (host or parts):
         raise ValueError(f"expected {scheme}:// and what follows it")
     if "@" in host and ":" in host:
         raise ValueError(
-            "passwords do not belong into addresses; give them to the library of that file system "
-            "(for s3:// by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
+            "passwords are not allowed in URLs; give them to the library of that file system "
+            "(for s3:// in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or ~/.aws)"
         )
     if climbs(rest) or any(unquote(part) in ("", ".") for part in parts):
-        raise ValueError("an address has no empty parts, no . and no ..")
+        raise ValueError("a URL has no empty parts, no . and no ..")
     return RemoteFolder(f"{scheme}://{'/'.join((host, *parts))}")

@@ -1,10 +1,10 @@
-"""Where adapters come from: which sources the API may name, and a local folder for each.
+"""Checks which adapter sources the API may load, and fetches them to local folders.
 
-    Sources.check   may this be loaded by those who call the API?  (below `lora.roots` or the repo)
-    Sources.fetch   a folder of this machine with the files, copied there first if they are remote
+    Sources.check   is the source below `lora.roots` or `lora.repo`?
+    Sources.fetch   a local folder with the files, downloaded if they are remote
 
-What a source's text means is in `places.py`; `hub.py` and `remote.py` do the copying. Knows neither
-names of adapters, beyond those of the repo's subfolders, nor what is loaded.
+`source_paths.py` parses sources; `hub.py` and `remote.py` download. Knows no names of adapters,
+except those of the repo's subfolders, and not which adapters are loaded.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from remora.configs.errors import ConfigError, InvalidAdapter, InvalidRequest, U
 from remora.configs.sections.lora import ADAPTER_NAME, MAX_ADAPTER_BYTES, LoraSection
 from remora.lora.files import CONFIG, WEIGHTS, check_files
 from remora.lora.remote import RemoteAdapter
-from remora.lora.retry import PAUSES_S, RETRY_AFTER_S, scrubbed, tried
+from remora.lora.retry import PAUSES_S, RETRY_AFTER_S, retry, scrubbed
 from remora.lora.source_paths import (
     HubRepo,
     LocalFolder,
-    Place,
     RemoteFolder,
+    SourcePath,
     climbs,
     is_below,
-    parse_place,
     parse_root,
+    parse_source,
     shown,
 )
 
@@ -40,13 +40,13 @@ _NAME = re.compile(ADAPTER_NAME)
 
 
 class Sources:
-    """Where adapters may come from, and the copies of those that come from afar.
+    """The allowed sources of adapters.
 
-    roots:      folders and addresses below which the API may load
-    repo:       folder or address with a subfolder for each adapter; a root too
-    max_bytes:  of an adapter's weights
-    timeout_s:  for one adapter, all tries together
-    pauses_s:   between tries
+    roots:      folders and URLs below which the API may load
+    repo:       folder or URL with a subfolder for each adapter; also a root
+    max_bytes:  limit for an adapter's weights
+    timeout_s:  for one adapter, all attempts together
+    pauses_s:   between attempts
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Sources:
         timeout_s: float = 300.0,
         pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
-        """Raises ConfigError for a root or repo that means nothing."""
+        """Raises ConfigError for an invalid root or repo."""
         self._repo = None if repo is None else _configured(repo, "lora.repo")
         self._roots = [_configured(root, "lora.roots") for root in roots]
         if self._repo is not None:
@@ -69,7 +69,7 @@ class Sources:
 
     @classmethod
     def configured(cls, section: LoraSection) -> Sources:
-        """Return the sources of a configuration. Raises ConfigError."""
+        """Create from a configuration. Raises ConfigError."""
         return cls(
             roots=section.roots,
             repo=_repo_of(section),
@@ -78,48 +78,48 @@ class Sources:
         )
 
     def check(self, source: str) -> None:
-        """Raise InvalidRequest unless the API may load from here. Opens nothing."""
+        """Raise InvalidRequest unless the API may load from this source. Opens nothing."""
         try:
-            place = parse_place(source)
+            path = parse_source(source)
         except ValueError as error:
             raise _refusal(source, str(error)) from error
         if climbs(source):
             raise _refusal(source, "no part of it may be ..")
-        if isinstance(place, LocalFolder) and not place.path.is_absolute():
-            raise _refusal(source, "expected an absolute folder, or an address such as hf://...")
+        if isinstance(path, LocalFolder) and not path.path.is_absolute():
+            raise _refusal(source, "expected an absolute path, or a URL such as hf://...")
         if not self._roots:
             raise _refusal(
-                source, "nothing may be loaded by the API: neither lora.roots nor lora.repo is set"
+                source, "the API may load nothing: set lora.roots or lora.repo to allow sources"
             )
-        if not any(is_below(place, root) for root in self._roots):
-            raise _refusal(source, "it lies below none of lora.roots, nor in lora.repo")
+        if not any(is_below(path, root) for root in self._roots):
+            raise _refusal(source, "it is below none of lora.roots, nor in lora.repo")
 
     def fetch(self, source: str) -> Path:
-        """Return a folder whose files may be read, copied to this machine first if need be.
+        """Return a local folder with the checked files, downloaded if they are remote.
 
-        For any thread; takes as long as it takes. Raises InvalidAdapter where the files are at
-        fault, Unavailable where the network is.
+        Blocks; for any thread. Raises InvalidAdapter for faulty files, Unavailable for network
+        errors.
         """
         try:
-            place = parse_place(source)
+            path = parse_source(source)
         except ValueError as error:
-            raise InvalidAdapter(f"{shown(source)} is no place of an adapter: {error}") from error
-        if isinstance(place, LocalFolder):
-            folder = Path(os.path.realpath(place.path))
+            raise InvalidAdapter(f"{shown(source)} is not a valid source: {error}") from error
+        if isinstance(path, LocalFolder):
+            folder = Path(os.path.realpath(path.path))
         else:
-            folder = self._fetch(place, time.monotonic() + self._timeout_s)
-        check_files(folder, max_bytes=self._max_bytes, is_snapshot=isinstance(place, HubRepo))
+            folder = self._fetch(path, time.monotonic() + self._timeout_s)
+        check_files(folder, max_bytes=self._max_bytes, is_snapshot=isinstance(path, HubRepo))
         return folder
 
     def repo_adapters(self) -> dict[str, str]:
-        """Return the sources of what the repo holds now, by name. Raises Unavailable."""
+        """Return the sources of the repo's current adapters, by name. Raises Unavailable."""
         match self._repo:
             case LocalFolder(path):
                 return {folder.name: str(folder) for folder in _subfolders(path)}
             case RemoteFolder(url):
-                names = tried(
+                names = retry(
                     lambda: RemoteAdapter(url).subfolders(),
-                    f"looking into {url}",
+                    f"listing {url}",
                     deadline=time.monotonic() + self._timeout_s,
                     pauses_s=self._pauses_s,
                 )
@@ -127,9 +127,9 @@ class Sources:
         return {}
 
     def stamp(self, source: str) -> str:
-        """Return what differs when the files have changed; "" where that cannot be told."""
+        """Return a text that changes with the files; "" if it cannot be determined."""
         try:
-            match parse_place(source):
+            match parse_source(source):
                 case LocalFolder(path):
                     return _stamp(path)
                 case RemoteFolder(url):
@@ -138,35 +138,32 @@ class Sources:
                     from remora.lora import hub
 
                     return hub.stamp(repo)
-        except Exception as error:  # of any library; whoever loads will be told
+        except Exception as error:  # of any library; a load reports it
             logger.debug("no stamp of %s: %s", shown(source), scrubbed(error))
         return ""
 
-    def _fetch(self, place: HubRepo | RemoteFolder, deadline: float) -> Path:
+    def _fetch(self, path: HubRepo | RemoteFolder, deadline: float) -> Path:
         def fetch() -> Path:
-            if isinstance(place, RemoteFolder):
-                adapter, cache = RemoteAdapter(place.url), cache_dir() / "adapters"
+            if isinstance(path, RemoteFolder):
+                adapter, cache = RemoteAdapter(path.url), cache_dir() / "adapters"
                 return adapter.fetch(cache, max_bytes=self._max_bytes, deadline=deadline)
-            # It takes a while to import, and few need it.
+            # Slow to import and rarely needed.
             from remora.lora import hub
 
-            return hub.fetch(place, max_bytes=self._max_bytes)
+            return hub.fetch(path, max_bytes=self._max_bytes)
 
-        what = f"fetching {place.url if isinstance(place, RemoteFolder) else place.shown}"
-        return tried(fetch, what, deadline=deadline, pauses_s=self._pauses_s)
+        what = f"fetching {path.url if isinstance(path, RemoteFolder) else path.shown}"
+        return retry(fetch, what, deadline=deadline, pauses_s=self._pauses_s)
 
 
 def local_folders(section: LoraSection) -> list[Path]:
-    """Return the folders of this machine that a configuration names adapters in.
-
-    Raises ConfigError.
-    """
-    places = [_configured(adapter.path, "lora.adapters") for adapter in section.adapters]
-    folders = [place.path for place in places if isinstance(place, LocalFolder)]
+    """Return the local adapter folders that a configuration names. Raises ConfigError."""
+    paths = [_configured(adapter.path, "lora.adapters") for adapter in section.adapters]
+    folders = [path.path for path in paths if isinstance(path, LocalFolder)]
     repo = _repo_of(section)
-    place = None if repo is None else _configured(repo, "lora.repo")
-    if isinstance(place, LocalFolder):
-        folders += _subfolders(place.path)
+    root = None if repo is None else _configured(repo, "lora.repo")
+    if isinstance(root, LocalFolder):
+        folders += _subfolders(root.path)
     return folders
 
 
@@ -178,27 +175,27 @@ def _repo_of(section: LoraSection) -> str | None:
     value = os.environ.get(name, "")
     if not value.strip():
         raise ConfigError(
-            f"lora.repo: the environment variable {name} is not set; set it where the server (or "
-            "the Ray cluster) is started to a folder with a subfolder for each adapter"
+            f"lora.repo: the environment variable {name} is not set; start the server (or the Ray "
+            "cluster) with it set to a folder with a subfolder for each adapter"
         )
     return value
 
 
-def _configured(text: str, key: str) -> Place:
+def _configured(text: str, key: str) -> SourcePath:
     try:
-        place = parse_root(text) if key == "lora.roots" else parse_place(text)
+        path = parse_root(text) if key == "lora.roots" else parse_source(text)
     except ValueError as error:
-        raise ConfigError(f"{key}: {shown(text)} is no place of adapters: {error}") from error
-    if key == "lora.repo" and isinstance(place, HubRepo):
+        raise ConfigError(f"{key}: {shown(text)} is not a valid source: {error}") from error
+    if key == "lora.repo" and isinstance(path, HubRepo):
         raise ConfigError(
             "lora.repo: a repository of the hub holds one adapter; name it in lora.adapters, or "
             "its owner in lora.roots"
         )
-    return place
+    return path
 
 
 def _subfolders(repo: Path) -> list[Path]:
-    """Return the folders of adapters in a repo; links that lead out of it are passed over."""
+    """Return the folders of adapters in a repo; links that lead out of it are ignored."""
     home = LocalFolder(repo)
     try:
         found = sorted(repo.iterdir())

@@ -1,6 +1,6 @@
-"""The engine's client with adapters that come and go: a request's adapter is held while it runs.
+"""The engine's client for a replica whose adapters change: holds a request's adapter while it runs.
 
-Requests without an adapter pass through untouched.
+Requests without an adapter pass through unchanged.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from remora.lora.adapter_cache import AdapterCache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     """A request whose adapter is being loaded."""
 
     request: Request
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def result(self, use: Coroutine[Any, Any, int]) -> int | None:
-        """Wait for the version that is held; None = the request was aborted first."""
+        """Wait for the lora_id that is held; None = the request was aborted first."""
         async with scoped_task(use) as using, scoped_task(self.aborted.wait()) as aborting:
             await asyncio.wait({using, aborting}, return_when=asyncio.FIRST_COMPLETED)
         return None if self.aborted.is_set() else using.result()
 
 
 class AdaptingClient:
-    """EngineClient over another one. `Request.lora_id` is a version of the catalogue's."""
+    """EngineClient over another one that holds each request's adapter in an AdapterCache."""
 
     def __init__(self, engine: EngineClient, adapter_cache: AdapterCache, plan: EnginePlan) -> None:
         self._engine = engine
         self._adapter_cache = adapter_cache
         self._plan = plan
-        self._waiting: dict[int, _Waiting] = {}
-        self._running: dict[int, set[str]] = {}  # version -> ids of requests
+        self._waiting: dict[int, _WaitingRequest] = {}
+        self._running: dict[int, set[str]] = {}  # lora_id -> request ids
 
     def generate(self, request: Request) -> AsyncGenerator[Output, None]:
-        """See EngineClient.generate; raises what Catalogue.use raises, too."""
+        """See EngineClient.generate; also raises the errors of AdapterCache.use."""
         return self._adapted(request) if request.lora_id else self._engine.generate(request)
 
     async def abort(self, request_id: str | None) -> int:
-        """Abort one request (None: all), also those that wait for their adapters."""
+        """Abort one request (None: all), also while it waits for its adapter."""
         waiting = [w for w in self._waiting.values() if request_id in (None, w.request.request_id)]
         for each in waiting:
             each.aborted.set()
         return len(waiting) + await self._engine.abort(request_id)
 
-    async def end(self, version: int) -> None:
-        """Abort what runs with a version."""
-        for request_id in tuple(self._running.get(version, ())):
+    async def end(self, lora_id: int) -> None:
+        """Abort the running requests of an adapter."""
+        for request_id in tuple(self._running.get(lora_id, ())):
             await self._engine.abort(request_id)
 
     async def is_waiting(self, request_id: str) -> bool:
-        """Return whether an open request waits for its turn, or for its adapter."""
+        """Return whether an open request waits in the queue or for its adapter."""
         waits = any(w.request.request_id == request_id for w in self._waiting.values())
         return waits or await self._engine.is_waiting(request_id)
 
@@ -73,7 +73,7 @@ class AdaptingClient:
         return await self._engine.page_hashes(limit)
 
     def limit_queue(self, plan: EnginePlan) -> None:
-        """Refuse requests beyond this plan's limits of the queue from now on."""
+        """Apply this plan's queue limits from now on."""
         self._plan = plan
         self._engine.limit_queue(plan)
 
@@ -96,25 +96,25 @@ class AdaptingClient:
     async def _adapted(self, request: Request) -> AsyncGenerator[Output, None]:
         async with AsyncExitStack() as held:
             with self._queued(request) as waiting:
-                version = await waiting.result(
+                lora_id = await waiting.result(
                     held.enter_async_context(self._adapter_cache.use(request.lora_id))
                 )
-            if version is None:
+            if lora_id is None:
                 for index in range(request.sampling.n):
                     yield Output(
                         index=index, token_ids=(), text="", finish_reason=FinishReason.ABORT
                     )
                 return
-            adapted = replace(request, lora_id=version)
-            with self._noted(version, request.request_id):
+            adapted = replace(request, lora_id=lora_id)
+            with self._tracked(lora_id, request.request_id):
                 async with aclosing(self._engine.generate(adapted)) as outputs:
                     async for output in outputs:
                         yield output
 
     @contextmanager
-    def _queued(self, request: Request) -> Iterator[_Waiting]:
-        """Count a request among those that wait for their adapters. Raises QueueFull."""
-        waiting = _Waiting(request)
+    def _queued(self, request: Request) -> Iterator[_WaitingRequest]:
+        """Register a request that waits for its adapter. Raises QueueFull."""
+        waiting = _WaitingRequest(request)
         num_waiting = sum(w.request.sampling.n for w in (*self._waiting.values(), waiting))
         limit = self._plan.max_open_sequences
         if num_waiting > limit:
@@ -128,13 +128,13 @@ class AdaptingClient:
             del self._waiting[id(waiting)]
 
     @contextmanager
-    def _noted(self, version: int, request_id: str) -> Iterator[None]:
-        """Remember that a request runs with a version."""
-        running = self._running.setdefault(version, set())
+    def _tracked(self, lora_id: int, request_id: str) -> Iterator[None]:
+        """Register a running request of an adapter."""
+        running = self._running.setdefault(lora_id, set())
         running.add(request_id)
         try:
             yield
         finally:
             running.discard(request_id)
             if not running:
-                self._running.pop(version, None)
+                self._running.pop(lora_id, None)

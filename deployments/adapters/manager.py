@@ -1,12 +1,12 @@
-"""The LoRAManager: which adapters all replicas of a model are to serve, and what became of it.
+"""The LoRAManager: keeps the adapters of all replicas of a model the same.
 
-Replicas ask what is wanted, tell what they have, and are answered as soon as that changes, so the
-manager knows no replica that does not know it, and needs to find none. A new version is served
-only once every replica has loaded it; until then, and if one cannot, the old one stays. Nothing of
-a request comes by here: without a manager replicas serve what they have.
+Replicas call the manager, never the other way round: each reports its state and gets an answer
+when the set of adapters changes. A new adapter is served once every replica has loaded it; until
+then, and if one of them fails, the old one of that name stays. Requests do not pass the manager:
+without it, replicas serve what they have.
 
-What the API has loaded outlives the manager in `lora.store`, or in the replicas, which tell a
-manager that has lost everything what they serve.
+Adapters that the API loaded outlive the manager in `lora.store`, or in the replicas, which report
+them to a manager whose store was lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,23 +33,24 @@ from remora.deployments.serve_context import log_through_serve
 from remora.lora.records import AdapterRecord, AdapterReport, Desired, Owner, ReplicaReport
 from remora.lora.registry import Registry
 from remora.lora.sources import Sources
+from remora.lora.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
-# A replica asks again after so long at most, and is taken for gone when it has not for GONE_S.
+# A replica calls at least every SYNC_S, and counts as gone after GONE_S without a call.
 SYNC_S = 3.0
 GONE_S = 10.0
-# A name that the repository does not have is not looked for again at once.
+# A name that is missing in the repository is not looked up again for this long.
 MISSING_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Replica:
-    """What a replica has told.
+class _ReplicaState:
+    """The last report of a replica.
 
-    number:    of its last report
-    revision:  of what it serves
-    reports:   what became of its adapters, by version
+    number:    of the report
+    revision:  of the records that it serves
+    reports:   state of its adapters, by lora_id
     """
 
     number: int
@@ -75,78 +76,73 @@ class LoRAManager:
         )
         self._clock: Callable[[], float] = time.monotonic
         self._began_at = self._clock()
-        self._replicas: dict[str, _Replica] = {}
-        # Each lives as long as somebody holds it or waits for it.
+        self._replicas: dict[str, _ReplicaState] = {}
+        # A lock lives as long as a caller holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._missing: dict[str, float] = {}
         self._found: dict[str, tuple[str, str]] = {}  # name -> source and stamp, in the repository
-        self._stamps: dict[str, str] = {}  # of what is served
+        self._stamps: dict[str, str] = {}  # of the served ones
         self._refused: dict[str, str] = {}  # adapters of the repository that cannot be served
         self._retried: set[str] = set()
         self._scanning = asyncio.Lock()
         self._removed: set[int] = set()
         self._beginning = asyncio.Lock()
         self._has_begun = False
-        self._woken = asyncio.Event()
+        self._wakeup = Wakeup()
         self._watching = asyncio.create_task(self._watch_repo(), name="remora-lora-repo")
 
     def check_health(self) -> None:
-        """Raise if nobody watches the repository any more."""
+        """Raise if the task that watches the repository has ended."""
         if self._watching.done():
-            raise RuntimeError(f"the watching of lora.repo has ended: {self._watching}")
+            raise RuntimeError(f"the task that watches lora.repo has ended: {self._watching}")
 
     # -- for replicas --------------------------------------------------------------------------
 
     async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
-        """Hear what has changed at a replica, and tell it what it is to have.
+        """Take in a replica's state and return the registry's.
 
-        waits:  whether the answer is to come when that is news to the replica, or after SYNC_S
+        waits:  whether to answer only when the registry changes, or after SYNC_S
         """
-        if report.follows == 0:
+        if report.records is not None:
             await self._begin(report.records)
-        if not self._hear(replica, report):
+        elif replica not in self._replicas:
             return Desired(revision=report.revision, asks=True)
+        self._take_in(replica, report)
         if waits:
             await self._until(lambda: self._registry.revision != report.revision, SYNC_S)
         return self._registry.desired(report.revision)
 
-    def _hear(self, replica: str, report: ReplicaReport) -> bool:
-        """Take in a report; False = it builds on one that is not known."""
+    def _take_in(self, replica: str, report: ReplicaReport) -> None:
         known = self._replicas.get(replica)
         if known is not None and report.number <= known.number:
-            return True  # a later one was faster, and told everything
-        if report.follows and (known is None or report.follows != known.number):
-            return False
-        kept = known.reports if known is not None and report.follows else {}
-        told = {adapter.version: adapter for adapter in report.adapters}
-        reports = {v: each for v, each in (*kept.items(), *told.items()) if v not in report.gone}
-        self._replicas[replica] = _Replica(
+            return  # a later report arrived first
+        reports = {adapter.lora_id: adapter for adapter in report.adapters}
+        self._replicas[replica] = _ReplicaState(
             report.number, report.revision, reports, report.stats, self._clock()
         )
         for adapter in report.adapters:
             if adapter.digest:
-                self._registry.note_digest(adapter.name, adapter.version, adapter.digest)
+                self._registry.note_digest(adapter.name, adapter.lora_id, adapter.digest)
         self._drop_broken(report.adapters)
-        # Whoever has asked for an end may have left.
-        for version in filter(self._is_gone, self._registry.ended):
-            self._registry.forget_ended(version)
-        self._wake()
-        return True
+        # The request that ended them may have been cancelled.
+        for lora_id in filter(self._is_gone, self._registry.ended):
+            self._registry.forget_ended(lora_id)
+        self._wakeup.wake()
 
     # -- for operators -------------------------------------------------------------------------
 
     async def load(
         self, name: str, source: str, *, pinned: bool = False, replaces: bool = False
     ) -> dict[str, Any]:
-        """Load an adapter at all replicas, and serve it once all have it; return what is known.
+        """Load an adapter at all replicas, then serve it; return its description.
 
-        replaces:  whether an adapter of that name may be there already
+        replaces:  whether it may replace an adapter of that name
 
         Raises InvalidRequest, InvalidAdapter, Unavailable; nothing has changed then.
         """
         self._registry.check_name(name)
         self._sources.check(source)
-        async with self._alone(name):
+        async with self._locked(name):
             known = self._registry.find(name)
             if known is not None and not replaces:
                 raise InvalidRequest(
@@ -156,38 +152,38 @@ class LoRAManager:
                     "already_loaded",
                 )
             self._check_owner(known, "replaced")
-            return self._told(await self._load(name, source, "api", pinned=pinned))
+            return self._describe(await self._load(name, source, "api", pinned=pinned))
 
     async def unload(self, name: str, *, ends: bool = False) -> dict[str, Any]:
-        """Serve an adapter no longer, and wait until its requests have ended.
+        """Stop serving an adapter, and wait until its requests have ended.
 
-        ends:  whether these are ended at once
+        ends:  whether to abort them
 
         Raises UnknownModel, InvalidRequest, Unavailable if requests take too long to end.
         """
-        async with self._alone(name):
+        async with self._locked(name):
             self._check_owner(self._registry.find(name), "unloaded")
             record = self._registry.remove(name, ends=ends)
-            self._removed.add(record.version)
-            self._wake()
-            is_gone = await self._until(lambda: self._is_gone(record.version))
+            self._removed.add(record.lora_id)
+            self._wakeup.wake()
+            is_gone = await self._until(lambda: self._is_gone(record.lora_id))
             if not is_gone:
                 raise Unavailable(
-                    f"The adapter {name!r} is served no longer, but requests that use it still run "
-                    f"after {self._lora.load_timeout_s:g} s. They may end by themselves.",
+                    f"The adapter {name!r} is not served any more, but its requests still run "
+                    f"after {self._lora.load_timeout_s:g} s. Wait for them to end.",
                     10.0,
                 )
-            return {"name": name, "version": record.version}
+            return {"name": name, "version": record.lora_id}
 
     async def pin(self, name: str, *, pinned: bool) -> dict[str, Any]:
-        """Let an adapter stay loaded, or not. Raises UnknownModel, InvalidRequest."""
+        """Pin or unpin an adapter. Raises UnknownModel, InvalidRequest."""
         record = self._registry.pin(name, pinned=pinned)
-        self._wake()
+        self._wakeup.wake()
         await self._until(self._all_know)
-        return self._told(record)
+        return self._describe(record)
 
     async def resolve(self, name: str) -> bool:
-        """Look whether the repository has an adapter of a name that nobody serves."""
+        """Return whether a name is served, after a look into the repository if necessary."""
         if self._registry.find(name) is not None:
             return True
         if self._lora.repo is None or self._missing.get(name, 0.0) > self._clock():
@@ -201,49 +197,44 @@ class LoRAManager:
         return found
 
     async def adapters(self) -> dict[str, Any]:
-        """Return what is known of each adapter at each replica, and each replica's counters."""
-        server = [self._told(record) for record in self._registry.records]
+        """Describe each adapter at each replica, with each replica's counters."""
+        server = [self._describe(record) for record in self._registry.records]
         refused = [
             {"name": name, "owner": "repo", "refused": reason}
             for name, reason in self._refused.items()
         ]
-        oldest = self._clock() - GONE_S
-        replicas = {
-            name: dict(replica.stats)
-            for name, replica in self._replicas.items()
-            if replica.heard_at > oldest
-        }
+        replicas = {name: dict(replica.stats) for name, replica in self._live().items()}
         return {"adapters": [*server, *refused], "replicas": replicas}
 
-    # -- how -----------------------------------------------------------------------------------
+    # -- loading -------------------------------------------------------------------------------
 
     async def _load(
         self, name: str, source: str, owner: Owner, *, pinned: bool = False
     ) -> AdapterRecord:
-        """Let all replicas load an adapter, then serve it; else nothing has changed."""
+        """Let all replicas load an adapter, then serve it. Changes nothing if it raises."""
         staged = self._registry.stage(name, source, owner=owner, pinned=pinned)
-        self._wake()
+        self._wakeup.wake()
         try:
             digest = await self._loaded_everywhere(staged)
         except BaseException:
-            self._registry.drop(staged.version)
-            self._wake()
+            self._registry.drop(staged.lora_id)
+            self._wakeup.wake()
             raise
-        record = self._registry.commit(staged.version, digest)
-        self._wake()
+        record = self._registry.commit(staged.lora_id, digest)
+        self._wakeup.wake()
         await self._until(self._all_know)
-        log.info("adapter %s is served as version %d, from %s", name, record.version, source)
+        log.info("adapter %s: served with lora_id %d from %s", name, record.lora_id, source)
         return record
 
     async def _loaded_everywhere(self, staged: AdapterRecord) -> str:
-        """Wait until every replica has loaded a version; return its digest."""
-        # A manager that has just begun does not know its replicas yet.
+        """Wait until every replica has loaded an adapter; return its digest."""
+        # A new manager does not know its replicas yet.
         rest_s = self._began_at + SYNC_S - self._clock()
         if not self._live() and rest_s > 0:
             await self._until(lambda: bool(self._live()), rest_s)
 
         def found() -> list[AdapterReport | None]:
-            return [replica.reports.get(staged.version) for replica in self._live()]
+            return [replica.reports.get(staged.lora_id) for replica in self._live().values()]
 
         def is_decided() -> bool:
             reports = found()
@@ -264,40 +255,41 @@ class LoRAManager:
         digests = {report.digest for report in reports if report.digest}
         if len(digests) > 1:
             raise InvalidAdapter(
-                f"{staged.source} holds other files at one replica than at another; each needs "
-                "the same"
+                f"the files of {staged.source} differ between replicas; each replica needs the "
+                "same files"
             )
         return next(iter(digests), "")
 
-    def _live(self) -> list[_Replica]:
+    def _live(self) -> dict[str, _ReplicaState]:
         oldest = self._clock() - GONE_S
-        return [replica for replica in self._replicas.values() if replica.heard_at > oldest]
+        return {name: each for name, each in self._replicas.items() if each.heard_at > oldest}
 
     def _all_know(self) -> bool:
         revision = self._registry.revision
-        return all(replica.revision >= revision for replica in self._live())
+        return all(replica.revision >= revision for replica in self._live().values())
 
-    def _is_gone(self, version: int) -> bool:
-        return self._all_know() and all(version not in each.reports for each in self._live())
+    def _is_gone(self, lora_id: int) -> bool:
+        live = self._live().values()
+        return self._all_know() and all(lora_id not in each.reports for each in live)
 
     def _check_owner(self, record: AdapterRecord | None, what: str) -> None:
         if record is None or record.owner == "api":
             return
         where = {
-            "config": "is named in the configuration: change lora.adapters there",
-            "repo": f"comes from the folder {self._lora.repo}: change it there",
+            "config": "is part of the configuration: change lora.adapters there",
+            "repo": f"is part of the folder {self._lora.repo}: change it there",
         }[record.owner]
         raise InvalidRequest(
             f"The adapter {record.name!r} cannot be {what} by a request: it {where}.", "lora_name"
         )
 
     async def _begin(self, records: tuple[AdapterRecord, ...]) -> None:
-        """Want what is to be there from the start, when the first replica asks.
+        """Register the adapters to serve from the start, when a replica calls first.
 
-        If the store has been lost, that is what it serves; others may serve more.
+        If the store was lost, these include the ones that replicas serve.
         """
         if self._registry.is_new and self._clock() < self._began_at + GONE_S:
-            self._registry.restore(r for r in records if r.version not in self._removed)
+            self._registry.restore(r for r in records if r.lora_id not in self._removed)
         async with self._beginning:
             if self._has_begun:
                 return
@@ -308,13 +300,13 @@ class LoRAManager:
             self._has_begun = True
 
     def _drop_broken(self, reports: tuple[AdapterReport, ...]) -> None:
-        """Serve nothing of the repository's that cannot be served; it is looked at when changed.
+        """Stop serving the repository's broken adapters until their files change.
 
-        What could be served once has changed while nobody looked: that gets one more try.
+        One that was served before gets another attempt: its files changed since.
         """
         for report in reports:
             record = self._registry.find(report.name)
-            if record is None or record.version != report.version or record.owner != "repo":
+            if record is None or record.lora_id != report.lora_id or record.owner != "repo":
                 continue
             if report.state == "failed" and report.is_fault:
                 if not record.digest or record.name in self._retried:
@@ -322,19 +314,20 @@ class LoRAManager:
                 self._retried.add(record.name)
                 self._registry.remove(report.name)
 
+    # -- repository ----------------------------------------------------------------------------
+
     async def _watch_repo(self) -> None:
-        """Look into the repository, for good."""
         while True:
             try:
                 if self._has_begun and self._lora.repo is not None:
                     await self._scan()
                     await self._renew()
-            except Exception:  # a boundary: the next look may find it in order
-                log.exception("lora.repo could not be read; what is served stays")
+            except Exception:  # a boundary: the next scan may succeed
+                log.exception("lora.repo could not be read; the served adapters stay")
             await asyncio.sleep(self._lora.repo_period_s)
 
     async def _scan(self) -> None:
-        """Serve what is new in the repository, and no longer what has gone."""
+        """Serve the repository's new adapters, and drop the ones that are gone."""
         async with self._scanning:
             found = await asyncio.to_thread(self._stamped_repo)
             for name, (_, stamp) in found.items():
@@ -347,10 +340,10 @@ class LoRAManager:
             self._found = found
             wanted = ((name, source) for name, (source, _) in found.items())
             self._registry.replace_owned("repo", filter(self._may_serve, wanted))
-            self._wake()
+            self._wakeup.wake()
 
     async def _renew(self) -> None:
-        """Load anew what has changed in the repository; what cannot be loaded stays as it was."""
+        """Reload the repository's changed adapters; if that fails, the old ones stay."""
         for name, (source, stamp) in self._found.items():
             if self._stamps.get(name) == stamp:
                 continue
@@ -361,11 +354,11 @@ class LoRAManager:
             try:
                 await self._load(name, source, "repo", pinned=record.pinned)
             except RemoraError as error:
-                log.warning("adapter %s has changed and stays as it was: %s", name, error)
+                log.warning("adapter %s: reload failed, the old one stays: %s", name, error)
 
     def _stamped_repo(self) -> dict[str, tuple[str, str]]:
         found = self._sources.repo_adapters()
-        # What cannot be told now is taken for unchanged.
+        # A stamp that cannot be determined counts as unchanged.
         return {
             name: (source, self._sources.stamp(source) or self._stamps.get(name, ""))
             for name, source in found.items()
@@ -379,17 +372,18 @@ class LoRAManager:
             self._refused[name] = str(error)
         return name not in self._refused
 
-    def _told(self, record: AdapterRecord) -> dict[str, Any]:
-        """Return what is known of an adapter, as the API tells it."""
-        oldest = self._clock() - GONE_S
+    # -- helpers -------------------------------------------------------------------------------
+
+    def _describe(self, record: AdapterRecord) -> dict[str, Any]:
+        """Return an adapter as the API shows it."""
         replicas = {
-            name: _shown(replica.reports[record.version])
-            for name, replica in self._replicas.items()
-            if replica.heard_at > oldest and record.version in replica.reports
+            name: _describe_report(replica.reports[record.lora_id])
+            for name, replica in self._live().items()
+            if record.lora_id in replica.reports
         }
         return {
             "name": record.name,
-            "version": record.version,
+            "version": record.lora_id,
             "source": record.source,
             "pinned": record.pinned,
             "owner": record.owner,
@@ -399,31 +393,19 @@ class LoRAManager:
         }
 
     @asynccontextmanager
-    async def _alone(self, name: str) -> AsyncIterator[None]:
-        """Change one name by one caller at a time."""
+    async def _locked(self, name: str) -> AsyncIterator[None]:
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             yield
 
-    def _wake(self) -> None:
-        self._woken.set()
-        self._woken = asyncio.Event()
-
     async def _until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait for a condition; returns whether it holds."""
+        """Wait for a condition, at most lora.load_timeout_s by default; return whether it holds."""
         timeout_s = self._lora.load_timeout_s if timeout_s is None else timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    with suppress(TimeoutError):  # replicas that go in silence wake nobody
-                        async with asyncio.timeout(GONE_S):
-                            await self._woken.wait()
-        except TimeoutError:
-            return condition()
-        return True
+        # A replica that is gone sends no report, so conditions are also checked every GONE_S.
+        return await self._wakeup.until(condition, timeout_s, recheck_s=GONE_S)
 
 
-def _shown(report: AdapterReport) -> dict[str, Any]:
+def _describe_report(report: AdapterReport) -> dict[str, Any]:
     fields = ("state", "slot", "num_users", "num_uses", "num_loads", "num_bytes", "max_rank")
     shown = {name: getattr(report, name) for name in fields}
     return shown | ({"reason": report.reason} if report.reason else {})

@@ -1,4 +1,4 @@
-"""The manager as replicas call it: through a Serve handle, with errors as it raised them."""
+"""The manager's methods behind a Serve handle, with its errors unwrapped from Ray's."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ class Manager(Protocol):
     """See LoRAManager."""
 
     async def sync(self, replica: str, report: ReplicaReport, *, waits: bool = True) -> Desired:
-        """Tell what a replica has; returns what it is to have."""
+        """Report a replica's state; return the registry's."""
         ...
 
     async def load(
         self, name: str, source: str, *, pinned: bool = False, replaces: bool = False
     ) -> dict[str, Any]:
-        """Load an adapter at all replicas."""
+        """Load an adapter at all replicas, then serve it."""
         ...
 
     async def unload(self, name: str, *, ends: bool = False) -> dict[str, Any]:
-        """Serve an adapter no longer."""
+        """Stop serving an adapter."""
         ...
 
     async def pin(self, name: str, *, pinned: bool) -> dict[str, Any]:
-        """Let an adapter stay loaded, or not."""
+        """Pin or unpin an adapter."""
         ...
 
     async def resolve(self, name: str) -> bool:
-        """Look for an adapter that nobody serves."""
+        """Return whether a name is served, after a look into the repository if necessary."""
         ...
 
     async def adapters(self) -> dict[str, Any]:
-        """Return what is known of each adapter, and of each replica."""
+        """Describe each adapter and each replica."""
         ...
 
 
 class HandledManager:
-    """Manager behind a handle."""
+    """Manager behind a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle

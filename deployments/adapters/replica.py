@@ -1,4 +1,4 @@
-"""Adapters that come and go at one replica: catalogue, loader, client and manager, put together."""
+"""Assembles the parts of a replica with `lora.dynamic`: adapter cache, loader, client and sync."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.client import AdaptingClient
 from remora.deployments.adapters.manager_handle import Manager
 from remora.deployments.adapters.manager_sync import AdapterSync
-from remora.deployments.adapters.served_adapters import ComingAdapters
+from remora.deployments.adapters.served_adapters import DynamicAdapters
 from remora.deployments.ranks.adapters import OtherRanks, RankLoader
 from remora.lora.adapter_cache import AdapterCache
 from remora.lora.sources import Sources
@@ -19,10 +19,10 @@ if TYPE_CHECKING:  # torch is imported when it is needed
 
 
 class ReplicaAdapters:
-    """What a replica with `lora.dynamic` has more than others. Make it on its event loop.
+    """The adapters of a replica with `lora.dynamic`. Create it on the replica's event loop.
 
-    client:   the engine's, which holds adapters for requests
-    present:  what request handlers see
+    client:  the engine's client, which holds each request's adapter
+    served:  the adapters for request handlers
     """
 
     def __init__(
@@ -35,28 +35,26 @@ class ReplicaAdapters:
     ) -> None:
         pool = launched.built.adapters
         if pool is None:
-            raise EngineError("The engine was built without room for adapters.")
+            raise EngineError("The engine was built without adapter slots.")
         engine, lora = launched.client, config.lora
         loader = RankLoader(pool, engine, Sources.configured(lora), others)
         self.adapter_cache = AdapterCache(
             loader, max_loaded=lora.max_loaded_loras, by_use=lora.eviction == "lru"
         )
         self.client = AdaptingClient(engine, self.adapter_cache, launched.built.plan)
-        self.present = ComingAdapters(
-            self.adapter_cache, manager, looks_further=lora.repo is not None
-        )
+        self.served = DynamicAdapters(self.adapter_cache, manager, has_repo=lora.repo is not None)
         self._sync = AdapterSync(
             self.adapter_cache, manager, replica, slots=engine.adapter_slots, end=self.client.end
         )
 
     async def begin(self) -> None:
-        """Load what is wanted at the start. Raises ConfigError for what cannot be served."""
+        """Load the adapters to serve from the start. Raises ConfigError for invalid ones."""
         await self._sync.begin()
 
     def check(self) -> None:
-        """Raise what has ended the exchange with the manager."""
+        """Raise the error that ended the synchronisation with the manager, if one did."""
         self._sync.check()
 
     def close(self) -> None:
-        """End the exchange."""
+        """Stop the synchronisation."""
         self._sync.close()

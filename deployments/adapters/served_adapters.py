@@ -1,7 +1,4 @@
-"""The adapters that a replica serves, as request handlers see them: fixed ones, or ones that come.
-
-Knows no HTTP.
-"""
+"""The adapters that a replica serves, for request handlers: fixed or dynamic. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -14,42 +11,42 @@ from remora.configs.sections.lora import LoraSection
 from remora.deployments.adapters.manager_handle import Manager
 from remora.lora.adapter_cache import AdapterCache
 
-# What another replica has been told of a moment ago this one may not know yet.
+# An adapter that another replica serves already may take this long to be served here.
 NEWS_S = 5.0
 
 
 class Adapters(Protocol):
-    """What is served beside the base model."""
+    """The adapters of a replica."""
 
     @property
     def names(self) -> list[str]:
-        """What may be asked for."""
+        """Names that requests may use."""
         ...
 
     async def find(self, name: str) -> int | None:
-        """Return the instance in the engine that a name means; None = there is none."""
+        """Return the lora_id of a name; None = no such adapter."""
         ...
 
-    async def told(self) -> dict[str, Any]:
-        """Return what is known of each, for operators."""
+    async def describe(self) -> dict[str, Any]:
+        """Return the adapters as the API shows them."""
         ...
 
     def resident(self) -> list[str]:
-        """Return the names of those in memory."""
+        """Return the names of the adapters in memory."""
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Return this replica's counters; none where adapters are fixed."""
+        """Return this replica's counters; none if adapters are fixed."""
         ...
 
     @property
     def manager(self) -> Manager:
-        """Who loads and unloads. Raises InvalidRequest where adapters are fixed."""
+        """The manager that loads and unloads. Raises InvalidRequest if adapters are fixed."""
         ...
 
 
 class FixedAdapters:
-    """Those that were named at the start."""
+    """The adapters of the configuration, loaded at the start."""
 
     def __init__(self, section: LoraSection) -> None:
         names = [adapter.name for adapter in section.adapters]
@@ -58,83 +55,77 @@ class FixedAdapters:
 
     @property
     def names(self) -> list[str]:
-        """What may be asked for."""
+        """Names that requests may use."""
         return list(self._lora_ids)
 
     async def find(self, name: str) -> int | None:
-        """Return the instance in the engine that a name means."""
+        """Return the lora_id of a name; None = no such adapter."""
         return self._lora_ids.get(name)
 
-    async def told(self) -> dict[str, Any]:
+    async def describe(self) -> dict[str, Any]:
         """Return their names."""
         return {"adapters": [{"name": name, "owner": "config"} for name in self._lora_ids]}
 
     def resident(self) -> list[str]:
-        """Return all: they stay."""
+        """Return all names: nothing is evicted."""
         return self.names
 
     def stats(self) -> Mapping[str, float]:
-        """Return nothing: nothing happens."""
+        """Return no counters."""
         return {}
 
     @property
     def manager(self) -> NoReturn:
-        """There is none."""
+        """Raise InvalidRequest."""
         raise InvalidRequest(
-            "This server's adapters are those that it was started with; set lora.dynamic: true in "
-            "its configuration to load and unload adapters while it serves.",
+            "This server's adapters are fixed at the start; set lora.dynamic: true in its "
+            "configuration to load and unload adapters while it serves.",
             code="adapters_are_fixed",
         )
 
 
-class ComingAdapters:
-    """Those that the manager wants.
+class DynamicAdapters:
+    """The adapters that the manager's registry holds.
 
-    looks_further:  whether a name that is not served may be in the repository
+    has_repo:  whether a name that is not served may be in the repository
     """
 
-    def __init__(
-        self, adapter_cache: AdapterCache, manager: Manager, *, looks_further: bool
-    ) -> None:
+    def __init__(self, adapter_cache: AdapterCache, manager: Manager, *, has_repo: bool) -> None:
         self._adapter_cache = adapter_cache
-        self._looks_further = looks_further
+        self._has_repo = has_repo
         self.manager = manager
 
     @property
     def names(self) -> list[str]:
-        """What may be asked for."""
+        """Names that requests may use."""
         return self._adapter_cache.names
 
     async def find(self, name: str) -> int | None:
-        """Return the version that a name means, looked for in the repository if need be."""
-        version = self._adapter_cache.version(name)
-        if version is not None or not self._looks_further:
-            return version
+        """Return the lora_id of a name, after a look into the repository if necessary."""
+        lora_id = self._adapter_cache.lora_id(name)
+        if lora_id is not None or not self._has_repo:
+            return lora_id
         try:
             if not await self.manager.resolve(name):
                 return None
         except RemoraError:
             return None
-        return await self._soon(name)
-
-    async def told(self) -> dict[str, Any]:
-        """Return what the manager knows of each."""
-        return await self.manager.adapters()
-
-    def resident(self) -> list[str]:
-        """Return the names of those in memory, the latest used first."""
-        return self._adapter_cache.resident
-
-    def stats(self) -> Mapping[str, float]:
-        """Return the catalogue's counters."""
-        return self._adapter_cache.stats
-
-    async def _soon(self, name: str) -> int | None:
-        """Wait until the news of a name has come."""
         try:
             async with asyncio.timeout(NEWS_S):
-                while (version := self._adapter_cache.version(name)) is None:
+                while (lora_id := self._adapter_cache.lora_id(name)) is None:
                     await self._adapter_cache.changed(self._adapter_cache.num_changes)
         except TimeoutError:
             return None
-        return version
+        return lora_id
+
+    async def describe(self) -> dict[str, Any]:
+        """Return the manager's description of each adapter and replica."""
+        return await self.manager.adapters()
+
+    def resident(self) -> list[str]:
+        """Return the names of the adapters in memory, the most recently used first."""
+        return self._adapter_cache.resident
+
+    def stats(self) -> Mapping[str, float]:
+        """Return the cache's counters."""
+        return self._adapter_cache.stats

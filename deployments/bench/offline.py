@@ -31,7 +31,7 @@ from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.models.config import DecoderConfig
 from remora.engine.models.implementation import Ours, implementation_of
 from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
-from remora.lora.from_config import configured
+from remora.lora.setup import configured
 
 WARM_UP = Workload(
     name="warm-up", about="first-time work", num_requests=2, input_tokens=16, output_tokens=4

@@ -27,7 +27,7 @@ from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.sampling.logprobs import concat_logprobs
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import FloatArray, LogprobRows, Request, SamplingParams
-from remora.lora.from_config import configured
+from remora.lora.setup import configured
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
 WINDOW_TOKENS = 512

@@ -16,7 +16,7 @@ def main() -> None:
     from remora.configs.load import parse_args
     from remora.engine.launch import build_engine
     from remora.engine.types import Request, SamplingParams
-    from remora.lora.from_config import configured
+    from remora.lora.setup import configured
 
     imported = time.perf_counter()
     config = parse_args(json.loads(sys.argv[1]))

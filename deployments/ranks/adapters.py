@@ -1,7 +1,7 @@
-"""Adapters come and go at all ranks of a replica.
+"""Loads and frees adapters at all ranks of a replica.
 
-Each rank reads the files where it is placed, and keeps its share. An adapter is there when it is
-there at every rank, and gone when the engine has no step left that could ask for it.
+Each rank reads the files on its own node and keeps its shard. An adapter is usable once every rank
+has loaded it, and it is freed once no step of the engine can use it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class OtherRanks(Protocol):
     """The ranks other than 0."""
 
     def prepare_adapter(self, lora_id: int, source: str) -> list[Awaitable[AdapterFacts]]:
-        """Load an adapter at each. What goes wrong at one of them its answer raises."""
+        """Load an adapter at each; a rank's answer raises that rank's error."""
         ...
 
     async def discard_adapter(self, lora_id: int) -> None:
-        """Forget it at each."""
+        """Free it at each."""
         ...
 
 
@@ -34,7 +34,7 @@ class RankLoader:
     """Loader over the ranks of one replica.
 
     pool:    of rank 0
-    others:  None = there are none
+    others:  None = a single rank
     """
 
     def __init__(
@@ -49,36 +49,36 @@ class RankLoader:
         self._sources = sources
         self._others = others
 
-    async def prepare(self, version: int, source: str) -> AdapterFacts:
-        """Load at all ranks. Raises what goes wrong at any; nothing is left behind then."""
-        own = asyncio.to_thread(prepare, self._pool, self._sources, version, source)
-        others = [] if self._others is None else self._others.prepare_adapter(version, source)
-        # All are waited for: one that came later than the discarding would stay for ever.
+    async def prepare(self, lora_id: int, source: str) -> AdapterFacts:
+        """Load at all ranks. If any fails, raise its error and keep nothing."""
+        own = asyncio.to_thread(prepare, self._pool, self._sources, lora_id, source)
+        others = [] if self._others is None else self._others.prepare_adapter(lora_id, source)
+        # Wait for all: a load that ended after the discard would never be freed.
         found = await asyncio.gather(own, *others, return_exceptions=True)
         failures = [each for each in found if isinstance(each, BaseException)]
         facts = [each for each in found if not isinstance(each, BaseException)]
         if not failures and len({each.digest for each in facts}) > 1:
-            failures = [InvalidAdapter(f"{source} holds other files on one node than on another")]
+            failures = [InvalidAdapter(f"the files of {source} differ between nodes")]
         if failures:
-            await self._discard(version)
+            await self._discard(lora_id)
             raise next((e for e in failures if isinstance(e, InvalidAdapter)), failures[0])
         return facts[0]
 
-    async def discard(self, version: int) -> None:
-        """Forget a version at all ranks, once no step can ask for it."""
-        await self._engine.forget_adapter(version)
-        await self._discard(version)
+    async def discard(self, lora_id: int) -> None:
+        """Free an adapter at all ranks, once no step can use it."""
+        await self._engine.forget_adapter(lora_id)
+        await self._discard(lora_id)
 
-    def pin(self, version: int, *, pinned: bool) -> None:
-        """Let a version stay in its slot, or not."""
-        self._engine.pin_adapter(version, pinned=pinned)
+    def pin(self, lora_id: int, *, pinned: bool) -> None:
+        """Keep an adapter in its slot, or allow its eviction."""
+        self._engine.pin_adapter(lora_id, pinned=pinned)
 
-    async def _discard(self, version: int) -> None:
-        self._pool.discard(version)
+    async def _discard(self, lora_id: int) -> None:
+        self._pool.discard(lora_id)
         if self._others is not None:
-            await self._others.discard_adapter(version)
+            await self._others.discard_adapter(lora_id)
 
 
-def prepare(pool: AdapterPool, sources: Sources, version: int, source: str) -> AdapterFacts:
+def prepare(pool: AdapterPool, sources: Sources, lora_id: int, source: str) -> AdapterFacts:
     """Fetch an adapter and load it at one rank; in any thread."""
-    return pool.prepare(version, sources.fetch(source))
+    return pool.prepare(lora_id, sources.fetch(source))

@@ -55,7 +55,7 @@ class ReplicaEngine:
         started = time.perf_counter()
         # torch, while the other ranks start
         from remora.engine.launch import start_engine
-        from remora.lora.from_config import configured
+        from remora.lora.setup import configured
 
         self.import_s = time.perf_counter() - started
         watching = self._watch_start(self._team)

@@ -115,7 +115,7 @@ class RayTeam:
         """Return the least of what all ranks' machines offer. Raises what a rank did not find."""
         import ray
 
-        from remora.lora.from_config import digests
+        from remora.lora.setup import digests
 
         adapters = digests(self.config.lora)
         here = ray.get_runtime_context().get_node_id()

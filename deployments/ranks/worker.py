@@ -104,7 +104,7 @@ class EngineWorker:
         from remora.engine.launch import read_machine
         from remora.engine.models.facts import read_model_facts
         from remora.engine.weights.resolve_model import resolve_model
-        from remora.lora.from_config import digests
+        from remora.lora.setup import digests
 
         host = os.uname().nodename
         try:
@@ -124,7 +124,7 @@ class EngineWorker:
     def _follow(self, plan: EnginePlan, meeting: Meeting, loaded: Future[None]) -> None:
         """The rank's thread, from loading to the end."""
         from remora.engine.launch import build_follower
-        from remora.lora.from_config import configured
+        from remora.lora.setup import configured
 
         assert self._path is not None
         try:

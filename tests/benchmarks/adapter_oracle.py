@@ -32,7 +32,7 @@ from remora.engine.launch import build_engine
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.types import Request
 from remora.engine.weights.resolve_model import resolve_model
-from remora.lora.from_config import pooling
+from remora.lora.setup import pooling
 from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import make_adapter
 

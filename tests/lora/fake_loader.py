@@ -26,9 +26,9 @@ class FakeLoader:
     digests: dict[str, str] = field(default_factory=dict)
     gate: asyncio.Event | None = None
 
-    async def prepare(self, version: int, source: str) -> AdapterFacts:
-        assert version not in self.loaded, "loaded twice"
-        self.prepared[version] += 1
+    async def prepare(self, lora_id: int, source: str) -> AdapterFacts:
+        assert lora_id not in self.loaded, "loaded twice"
+        self.prepared[lora_id] += 1
         self.num_loading += 1
         self.most_loading = max(self.most_loading, self.num_loading)
         try:
@@ -39,27 +39,27 @@ class FakeLoader:
                 raise self.faults[source]
         finally:
             self.num_loading -= 1
-        self.loaded.add(version)
+        self.loaded.add(lora_id)
         digest = self.digests.get(source, source)
         return AdapterFacts(max_rank=4, num_bytes=100, digest=digest)
 
-    async def discard(self, version: int) -> None:
-        assert version in self.loaded, "what is not there was discarded"
+    async def discard(self, lora_id: int) -> None:
+        assert lora_id in self.loaded, "what is not there was discarded"
         await asyncio.sleep(0)
-        self.loaded.remove(version)
+        self.loaded.remove(lora_id)
 
-    def pin(self, version: int, *, pinned: bool) -> None:
-        (self.pinned.add if pinned else self.pinned.discard)(version)
+    def pin(self, lora_id: int, *, pinned: bool) -> None:
+        (self.pinned.add if pinned else self.pinned.discard)(lora_id)
 
 
-def record(version: int, name: str | None = None, *, pinned: bool = False) -> AdapterRecord:
-    name = name or f"a{version}"
+def record(lora_id: int, name: str | None = None, *, pinned: bool = False) -> AdapterRecord:
+    name = name or f"a{lora_id}"
     return AdapterRecord(
-        name=name, version=version, source=f"/{name}/{version}", pinned=pinned, owner="api"
+        name=name, lora_id=lora_id, source=f"/{name}/{lora_id}", pinned=pinned, owner="api"
     )
 
 
 def wanted(*records: AdapterRecord, revision: int = 1, staged: tuple[int, ...] = ()) -> Desired:
     return Desired(
-        revision=revision, active=records, staged=tuple(record(version) for version in staged)
+        revision=revision, active=records, staged=tuple(record(lora_id) for lora_id in staged)
     )

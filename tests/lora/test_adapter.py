@@ -26,7 +26,7 @@ from remora.engine.models.families.tensor_rules import (
     unit_rows,
 )
 from remora.engine.weights.rename_tensors import RenamingRules
-from remora.lora.adapter import LowRank, divided, read_adapter
+from remora.lora.adapter import LowRank, read_adapter, split_update
 from remora.lora.files import CONFIG, PICKLES, WEIGHTS, read_files
 from tests.lora.peft_files import AS_NAMED
 
@@ -187,7 +187,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "rank 0": (with_config(r=0), "expected a number from 1"),
     "rank is true": (with_config(r=True), "expected a number from 1"),
     "alpha is infinite": (with_config(lora_alpha=float("inf")), "expected a number"),
-    "pattern": (with_config(rank_pattern={"(": 2}), "is no pattern"),
+    "pattern": (with_config(rank_pattern={"(": 2}), "is not a pattern"),
     "pattern of texts": (with_config(alpha_pattern={"q_proj": "2"}), "an object of numbers"),
     "unknown kind": (with_config(use_qalora=True, kind_of_2030={"x": 1}), "kind_of_2030"),
     "lora_bias": (with_config(lora_bias=True), "lora_bias = True is not supported"),
@@ -197,7 +197,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no B": (without_tensor("q_proj.lora_B.weight"), "has lora_A only"),
     "not finite": (with_tensor("q_proj.lora_A.weight", NOT_A_NUMBER), "not finite"),
     "integers": (with_tensor("q_proj.lora_A.weight", torch.ones(RANK, 8).int()), "torch.int32"),
-    "one dimension": (with_tensor("q_proj.lora_A.weight", torch.ones(8)), "no matrices"),
+    "one dimension": (with_tensor("q_proj.lora_A.weight", torch.ones(8)), "not matrices"),
     "other width": (with_tensor("q_proj.lora_A.weight", torch.ones(RANK, 9)), r"\[8, 9\] instead"),
     "other layer": (with_tensor("../9.x.lora_A.weight", torch.ones(RANK, 8)), "no model has|only"),
     "unknown tensor": (with_tensor("q_proj.lora_C.weight", torch.ones(8)), "lora_C"),
@@ -289,7 +289,7 @@ def test_parts_of_an_updated_weight_are_updates_of_its_parts(
     def stored(weight: Tensor) -> Tensor:
         return weight.t() if is_transposed else weight
 
-    parts = divided(update, "all", renaming)
+    parts = split_update(update, "all", renaming)
     own, expected = (renaming.parts("all", stored(each)) for each in (weight, whole))
     for name, mine, after in zip("qkv", own, expected, strict=True):
         torch.testing.assert_close(parts[name].updated(mine), after)

@@ -176,9 +176,9 @@ def test_a_new_commit_is_fetched(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("hf://me/nobody", "if it is private or gated, set HF_TOKEN"),
+        ("hf://me/nobody", "HF_TOKEN"),
         (f"hf://{REPO}@v9", "has no revision v9"),
-        ("hf://me/a--b", "is no name of a repository"),
+        ("hf://me/a--b", "not a valid repository name"),
     ],
 )
 def test_a_repository_that_is_not_there_is_told(source: str, reason: str, hub: Hub) -> None:

@@ -15,8 +15,8 @@ from remora.engine.launch import build_engine
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.protocols import NO_ADAPTERS, Adapting
 from remora.engine.weights.safetensors import SafetensorsWeights
-from remora.lora.from_config import configured
 from remora.lora.merge import merging
+from remora.lora.setup import configured
 from tests.conftest import TinyCheckpoints
 from tests.engine.parallel.teams import ThreadTeam
 from tests.lora.adapters import greedy_ids, make_adapter

@@ -267,11 +267,11 @@ BROKEN: dict[str, tuple[Callable[[Any], object], str]] = {
     "no weights": (remove(WEIGHTS), f"{WEIGHTS} is not there"),
     "pickle": (pickled, "a pickle"),
     "huge": (grow, f"at most {MAX_BYTES}"),
-    "folder": (folder_instead, "is no file"),
+    "folder": (folder_instead, "is not a file"),
     "other sum": (wrong_sums("SHA256SUMS", f"{'0' * 64}  {WEIGHTS}"), "has the SHA-256"),
     "other sum (JSON)": (wrong_sums("checksums.json", f'{{"{CONFIG}": "{"0" * 64}"}}'), "has the"),
     "sums that are none": (wrong_sums("SHA256SUMS", "yes"), "cannot be read"),
-    "no permission": (refused, "there is no permission"),
+    "no permission": (refused, "permission denied"),
 }
 
 
@@ -364,7 +364,7 @@ def test_a_repo_that_cannot_be_looked_into_is_not_empty(
     """Or all its adapters would be unloaded."""
     monkeypatch.setattr(FaultyFileSystem, "find", lambda *_: refuse(LOST)(""))
 
-    with pytest.raises(Unavailable, match="looking into faulty://adapters"):
+    with pytest.raises(Unavailable, match="listing faulty://adapters"):
         Sources(repo="faulty://adapters", pauses_s=(0, 0)).repo_adapters()
 
 

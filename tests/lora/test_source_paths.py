@@ -13,12 +13,12 @@ from remora.lora.source_paths import (
     MAX_CHARACTERS,
     HubRepo,
     LocalFolder,
-    Place,
     RemoteFolder,
+    SourcePath,
     climbs,
     is_below,
-    parse_place,
     parse_root,
+    parse_source,
 )
 
 
@@ -35,13 +35,13 @@ from remora.lora.source_paths import (
         ("memory:///a", RemoteFolder("memory:///a")),
     ],
 )
-def test_a_source_is_understood(text: str, place: Place) -> None:
-    assert parse_place(text) == place
+def test_a_source_is_understood(text: str, place: SourcePath) -> None:
+    assert parse_source(text) == place
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert parse_place("~/pirate") == LocalFolder(Path("/home/me/pirate"))
+    assert parse_source("~/pirate") == LocalFolder(Path("/home/me/pirate"))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +64,12 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://bucket/a?versionId=1", "no [?]"),
         ("s3://bucket/a\\..\\b", "backslash"),
         ("s3://bucket::file:///etc", "::"),
-        ("ftp://me:secret@host/a", "passwords do not belong"),
+        ("ftp://me:secret@host/a", "passwords are not allowed"),
     ],
 )
 def test_a_source_that_misleads_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
-        parse_place(text)
+        parse_source(text)
     assert "secret" not in str(raised.value)
 
 
@@ -91,7 +91,7 @@ def test_a_source_that_misleads_is_refused_with_the_reason(text: str, reason: st
     ],
 )
 def test_what_lies_below_a_root(source: str, root: str, is_there: bool) -> None:
-    assert is_below(parse_place(source), parse_root(root)) is is_there
+    assert is_below(parse_source(source), parse_root(root)) is is_there
 
 
 PARTS = st.lists(
@@ -114,7 +114,7 @@ def test_what_is_below_a_root_really_lies_there(
         (top / "root" / "in" / "away").symlink_to("../..")
     text = f"{top}/root/{begin}{'/'.join(parts)}"
 
-    allowed = is_below(parse_place(text), LocalFolder(top / "root"))
+    allowed = is_below(parse_source(text), LocalFolder(top / "root"))
 
     # Without Path, which makes one slash of two, realpath leaves a circle of links for "/".
     real = os.path.realpath(Path(text))
@@ -126,7 +126,7 @@ def test_an_address_below_a_root_begins_with_it(host: str, parts: list[str]) -> 
     text = f"s3://{host}/" + "/".join(parts)
     root = RemoteFolder("s3://bucket/in")
     try:
-        place = parse_place(text)
+        place = parse_source(text)
     except ValueError:
         return
 

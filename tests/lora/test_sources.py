@@ -76,9 +76,9 @@ def test_a_broken_adapter_is_refused_with_the_reason(
         ("../broken", "no part of it may be"),
         ("{root}/../root/pirate", "no part of it may be"),
         ("file://{root}/%2e%2e/secret", "no part of it may be"),
-        ("simplecache::s3://bucket/a", "expected an absolute folder"),
-        ("pirate", "expected an absolute folder"),
-        ("~nobody-of-this-name/x", "expected an absolute folder"),
+        ("simplecache::s3://bucket/a", "expected an absolute path"),
+        ("pirate", "expected an absolute path"),
+        ("~nobody-of-this-name/x", "expected an absolute path"),
         ("{root}/pirate\0", "control character"),
         ("/etc", "below none of lora.roots"),
         ("{root}-of-others", "below none of lora.roots"),
@@ -113,7 +113,7 @@ def test_whatever_the_api_names_is_refused_or_a_folder_by_its_whole_name(source:
 
 
 def test_without_roots_the_api_may_load_nothing(root: Path) -> None:
-    with pytest.raises(InvalidRequest, match="neither lora"):
+    with pytest.raises(InvalidRequest, match="set lora.roots"):
         Sources().check(str(write_adapter(root / "pirate")))
 
 

@@ -70,7 +70,7 @@ def lora_routes(server: ServerState) -> APIRouter:
         return body, headers
 
     async def loaded() -> dict[str, str]:
-        known = (await server.adapters.told())["adapters"]
+        known = (await server.adapters.describe())["adapters"]
         return {entry["name"]: entry["source"] for entry in known if "source" in entry}
 
     @router.post("/v1/load_lora_adapter", dependencies=ADMIN)
@@ -97,9 +97,9 @@ def lora_routes(server: ServerState) -> APIRouter:
 
     @router.get("/v1/lora_adapters", dependencies=ADMIN)
     async def adapters() -> Response:
-        told = await server.adapters.told()
-        counters = {"replicas": told["replicas"]} if "replicas" in told else {}
-        return JSONAnswer({"object": "list", "data": told["adapters"], **counters})
+        described = await server.adapters.describe()
+        counters = {"replicas": described["replicas"]} if "replicas" in described else {}
+        return JSONAnswer({"object": "list", "data": described["adapters"], **counters})
 
     @router.post("/v1/lora_adapters/{name}/pin", dependencies=ADMIN)
     async def pin(name: str) -> Response:

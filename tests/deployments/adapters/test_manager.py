@@ -38,7 +38,7 @@ class Replica:
     ended: list[int]
 
     async def use(self, name: str) -> int:
-        version = self.adapter_cache.version(name)
+        version = self.adapter_cache.lora_id(name)
         assert version is not None, f"{name} is not served at {self.name}"
         async with self.adapter_cache.use(version) as held:
             return held
@@ -189,7 +189,7 @@ async def test_what_changed_while_nobody_looked_gets_one_more_try(tmp_path: Path
     source = place(repo, "a")
     async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=0.05) as made:
         (replica,) = made.replicas
-        before = replica.adapter_cache.version("a")
+        before = replica.adapter_cache.lora_id("a")
         assert before is not None
         replica.loader.digests[source] = "other"
         while (entry := made.manager._registry.find("a")) is None or not entry.digest:
@@ -197,8 +197,8 @@ async def test_what_changed_while_nobody_looked_gets_one_more_try(tmp_path: Path
         for number in range(8):  # so that it leaves memory, and is read again
             await made.manager.load(f"b{number}", place(tmp_path, f"b{number}"))
         async with asyncio.timeout(10):
-            while replica.adapter_cache.version("a") in (before, None):
-                version = replica.adapter_cache.version("a")
+            while replica.adapter_cache.lora_id("a") in (before, None):
+                version = replica.adapter_cache.lora_id("a")
                 if version is not None:
                     with suppress(InvalidAdapter, UnknownModel):
                         await replica.use("a")
@@ -303,10 +303,10 @@ async def test_the_repository_is_served_and_followed(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             while sorted(replica.adapter_cache.names) != ["a", "b"]:
                 await asyncio.sleep(0.02)
-        before = replica.adapter_cache.version("a")
+        before = replica.adapter_cache.lora_id("a")
         (repo / "a" / "adapter_model.safetensors").write_bytes(b"other")
         async with asyncio.timeout(5):
-            while replica.adapter_cache.version("a") == before:
+            while replica.adapter_cache.lora_id("a") == before:
                 await asyncio.sleep(0.02)
         for file in (repo / "b").iterdir():
             file.unlink()
@@ -324,14 +324,14 @@ async def test_what_cannot_be_looked_at_for_now_is_not_loaded_anew(
     repo = tmp_path / "repo"
     place(repo, "a")
     async with cluster(tmp_path, "r1", repo=str(repo), repo_period_s=3600.0) as made:
-        before = made.replicas[0].adapter_cache.version("a")
+        before = made.replicas[0].adapter_cache.lora_id("a")
         monkeypatch.setattr(made.manager._sources, "stamp", lambda source: "")
         await made.manager._scan()
         await made.manager._renew()
         monkeypatch.undo()
         await made.manager._scan()
         await made.manager._renew()
-        assert made.replicas[0].adapter_cache.version("a") == before
+        assert made.replicas[0].adapter_cache.lora_id("a") == before
 
 
 async def test_what_is_broken_in_the_repository_is_not_served(tmp_path: Path) -> None:

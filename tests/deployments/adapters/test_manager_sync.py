@@ -72,28 +72,28 @@ async def run(actions: list[tuple[str, str]], fates: list[str]) -> None:
         registry = link.manager._registry
         match action:
             case "load":
-                registry.commit(registry.stage(name, f"/{name}", owner="api").version, "")
+                registry.commit(registry.stage(name, f"/{name}", owner="api").lora_id, "")
             case "unload" if registry.find(name):
                 registry.remove(name)
-            case "use" if (version := adapter_cache.version(name)) is not None:
+            case "use" if (version := adapter_cache.lora_id(name)) is not None:
                 async with adapter_cache.use(version):
                     await asyncio.sleep(0.001)
             case "new manager":
                 link.manager = await make_manager(folder)
                 managers.append(link.manager)
-        link.manager._wake()
+        link.manager._wakeup.wake()
         await asyncio.sleep(0.001)
 
     link.fates.clear()
 
     def is_known() -> bool:
         told = link.manager._replicas.get("r")
-        server = {record.name: record.version for record in link.manager._registry.records}
+        server = {record.name: record.lora_id for record in link.manager._registry.records}
         return (
             told is not None
             and told.revision == link.manager._registry.revision
-            and told.reports == {each.version: each for each in adapter_cache.reports()}
-            and {name: adapter_cache.version(name) for name in adapter_cache.names} == server
+            and told.reports == {each.lora_id: each for each in adapter_cache.reports()}
+            and {name: adapter_cache.lora_id(name) for name in adapter_cache.names} == server
         )
 
     async with asyncio.timeout(10):

@@ -39,7 +39,7 @@ class FakeAdapters:
     async def find(self, name: str) -> int | None:
         return 7 if name in self.names else None
 
-    async def told(self) -> dict[str, Any]:
+    async def describe(self) -> dict[str, Any]:
         return await self.manager.adapters()
 
     def resident(self) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
-from remora.lora.from_config import configured
+from remora.lora.setup import configured
 
 
 def room(**lora: Any) -> LoRASlotConfig | None:

@@ -1,7 +1,7 @@
-"""From a configuration's adapters to what an engine does about them.
+"""Turns a configuration's adapters into the engine's `Adapting`.
 
-One adapter alone is merged into the weights, which costs nothing afterwards. Several lie beside
-the weights, and requests choose.
+A single adapter is merged into the weights, which costs nothing per step. Several are kept in
+slots, and each request names its own.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ USUAL_RANK = 16
 
 
 def configured(section: LoraSection) -> Adapting:
-    """Return what a configuration asks for. Raises ConfigError for adapters that are broken."""
+    """Return the adapters of a configuration. Raises ConfigError for broken adapters."""
     if section.dynamic:
-        return _room_only(section)
+        return _dynamic(section)
     if not section.adapters:
         return NO_ADAPTERS
     if section.merges:
@@ -51,8 +51,8 @@ def configured(section: LoraSection) -> Adapting:
     )
 
 
-def _room_only(section: LoraSection) -> Adapting:
-    """Make room for adapters that are to come, and for those that are there, if they are whole."""
+def _dynamic(section: LoraSection) -> Adapting:
+    """Plan slots for adapters that are loaded later, sized by the valid ones that exist now."""
     needs = []
     for folder in local_folders(section):
         try:
@@ -77,14 +77,14 @@ def pooling(
     usual: Collection[str] = LINEARS,
     eviction: Literal["lru", "fifo"] = "lru",
 ) -> Adapting:
-    """Return what serves adapters beside the base model, each by its name.
+    """Serve several adapters next to the base model, each by its name.
 
-    folders:    of adapters that are there from the start
-    num_slots:  most adapters of one step
-    max_rank:   most that is accepted; None = what these adapters need
-    targets:    last words of the names of modules that may be changed; None = those that these
-                adapters change, or `usual` if there are no adapters yet
-    eviction:   which adapter leaves its slot first
+    folders:    of the adapters to load at the start
+    num_slots:  largest number of adapters in one step
+    max_rank:   largest rank that is accepted; None = the largest of these adapters
+    targets:    last parts of the names of modules that adapters may change; None = the modules
+                that these adapters change, or `usual` if there are no adapters yet
+    eviction:   which adapter is evicted from its slot first
     Raises ConfigError.
     """
     folders = folders or {}
@@ -99,7 +99,7 @@ def pooling(
         targets=tuple(sorted(targets or changed or usual)),
         eviction=eviction,
     )
-    lora_ids = {name: instance for instance, name in enumerate(folders, 1)}
+    lora_ids = {name: lora_id for lora_id, name in enumerate(folders, 1)}
 
     def make_pool(
         room: LoRASlotConfig,
@@ -111,8 +111,8 @@ def pooling(
             _check_targets(room, places)
         pool = CpuAdapterPool(room, places, base, renaming)
         try:
-            for instance, folder in enumerate(folders.values(), 1):
-                pool.prepare(instance, folder)
+            for lora_id, folder in enumerate(folders.values(), 1):
+                pool.prepare(lora_id, folder)
         except InvalidAdapter as error:
             raise ConfigError(str(error)) from error
         return pool
@@ -124,15 +124,16 @@ def _check_targets(room: LoRASlotConfig, places: Mapping[str, UpdatePlace | None
     there = {name.split(".")[-2] for name in places}
     if unknown := sorted(set(room.targets) - there):
         raise ConfigError(
-            f"lora.target_modules names {', '.join(unknown)}, and this model has no such modules "
-            "that adapters may change: leave them out, or unset it for all linear layers"
+            f"lora.target_modules names {', '.join(unknown)}, but this model has no such modules "
+            "that adapters may change: remove them, or unset the key for all linear layers"
         )
 
 
 def digests(section: LoraSection) -> tuple[str, ...]:
-    """Return what differs where the adapters' files do, of those that are there from the start.
+    """Return the digests of the configured adapters' files, to compare between ranks.
 
-    Those that may come and go are compared when they are loaded. Raises ConfigError.
+    Empty if lora.dynamic is set: adapters are then compared when they are loaded.
+    Raises ConfigError.
     """
     if section.dynamic:
         return ()
