@@ -113,7 +113,7 @@ def test_whatever_the_api_names_is_refused_or_a_folder_by_its_whole_name(source:
 
 
 def test_without_roots_the_api_may_load_nothing(root: Path) -> None:
-    with pytest.raises(InvalidRequest, match="set lora.roots"):
+    with pytest.raises(InvalidRequest, match=r"lora\.roots"):
         Sources().check(str(write_adapter(root / "pirate")))
 
 
