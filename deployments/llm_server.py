@@ -38,9 +38,9 @@ from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.autoscaling.reports import LoadReporter
 from remora.deployments.draining import watch_for_the_end
-from remora.deployments.gateway.call import Call
-from remora.deployments.gateway.merge import Whole
+from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.relay import Relay
+from remora.deployments.gateway.relayed_request import RelayedRequest
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.batches.runner import BatchRunner
 from remora.deployments.http.batches.store import BatchStore
@@ -244,11 +244,11 @@ class LLMServer:
 
     # -- for gateways --------------------------------------------------------------------------
 
-    async def relay(self, call: Call, route: RouteKey | None = None) -> None:
+    async def relay(self, call: RelayedRequest, route: RouteKey | None = None) -> None:
         """Answer a request that a gateway passes on; `route` is for the router on the way."""
         await self._relay.answer(call)
 
-    async def answer(self, scope: Mapping[str, Any], body: bytes) -> Whole:
+    async def answer(self, scope: Mapping[str, Any], body: bytes) -> WholeAnswer:
         """Answer a small request, all at once."""
         return await self._relay.whole(scope, body)
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ray.serve.handle import DeploymentHandle
 
-from remora.deployments.gateway.failures import told
+from remora.deployments.gateway.failures import client_error
 from remora.lora.records import Desired, ReplicaReport
 
 
@@ -51,6 +51,6 @@ class HandledManager:
             try:
                 return await self._handle.options(method_name=method).remote(*args, **kwargs)
             except Exception as error:
-                raise told(error) from None
+                raise client_error(error) from None
 
         return call

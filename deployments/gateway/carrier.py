@@ -1,7 +1,7 @@
-"""Carrying requests to the replicas of one model, and their answers back.
+"""Sends requests to the replicas of one model, and their answers to the clients.
 
-One handle call per try: it lasts as long as the answer, so that Serve's counting, queueing,
-cancelling and draining see the request for what it is. The answer's bytes come through the tunnel.
+Each try is one handle call that lasts as long as the answer, so that Serve's counting, queueing,
+cancelling and draining include it. The answer's bytes arrive through the tunnel.
 """
 
 from __future__ import annotations
@@ -14,38 +14,43 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from remora.configs.errors import RequestCrashed, Unavailable
-from remora.deployments.gateway.call import BrokenOff, Call, NoWayBack, Unreachable
 from remora.deployments.gateway.client_side import ClientSide
-from remora.deployments.gateway.crashes import Crashes
-from remora.deployments.gateway.failures import DIED, cause_of, is_death, is_refusal, told
+from remora.deployments.gateway.crashes import CrashCounts
+from remora.deployments.gateway.failures import DIED, cause_of, client_error, is_death, is_refusal
 from remora.deployments.gateway.frames import Frame, Kind
-from remora.deployments.gateway.tunnel import CutOff, Line, Tunnel
-from remora.deployments.gateway.wait_queue import WaitingRoom
+from remora.deployments.gateway.relayed_request import (
+    AnswerTruncated,
+    GatewayUnreachable,
+    RelayedRequest,
+    TcpNeeded,
+)
+from remora.deployments.gateway.tunnel import AnswerChannel, CutOff, Tunnel
+from remora.deployments.gateway.wait_queue import WaitQueue
 from remora.deployments.http.generation.resumption import Begun
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.scoped_task import scoped_task
 
-# Until Serve has found out what became of a replica that has hung up.
-VERDICT_TIMEOUT_S = 10.0
+# Time for Serve to report why a replica closed its connection.
+OUTCOME_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
 
 log = logging.getLogger(__name__)
 
 
 class RelayMethod(Protocol):
-    """The method `relay` of a model's replicas, by way of Serve's router."""
+    """The method `relay` of a model's replicas, called through Serve's router."""
 
-    def remote(self, call: Call, *, route: RouteKey) -> Any:
-        """Start a call; what it returns can be awaited and cancelled."""
+    def remote(self, call: RelayedRequest, *, route: RouteKey) -> Any:
+        """Start a call; the result can be awaited and cancelled."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """A request as a gateway has read it.
+    """A request that a gateway has read.
 
     scope:        the plain part of its ASGI scope
-    fingerprint:  by which it is known again
+    fingerprint:  digest that is the same when the client repeats the request
     """
 
     request_id: str
@@ -55,11 +60,11 @@ class Incoming:
     fingerprint: bytes
 
 
-class Ledger(Protocol):
-    """Counts what has befallen the requests for one model."""
+class FailureCounter(Protocol):
+    """Counts failures of requests for one model."""
 
     def crashed(self) -> None:
-        """Count a replica that died over a request."""
+        """Count a replica that died while it worked on a request."""
         ...
 
     def resumed(self) -> None:
@@ -68,22 +73,22 @@ class Ledger(Protocol):
 
 
 class _Progress:
-    """What must be known of an answer for another replica to continue it."""
+    """The state of an answer that another replica needs to continue it."""
 
     def __init__(self) -> None:
         self._created = int(time.time())
         self._tokens: list[bytes] = []
 
     def note(self, tokens: bytes) -> None:
-        """Take in what the next piece was made of."""
+        """Add the tokens of the next piece."""
         self._tokens.append(tokens)
 
     def is_enough_for(self, client: ClientSide) -> bool:
-        """Return whether another replica can go on from where the client is."""
+        """Return whether another replica can continue the client's stream."""
         return bool(self._tokens) and client.can_fail_late
 
     def begun(self, client: ClientSide) -> Begun:
-        """Return the answer as far as the client has it."""
+        """Return the part of the answer that the client has."""
         return Begun(
             created=self._created,
             tokens=tuple(self._tokens),
@@ -93,68 +98,70 @@ class _Progress:
 
 
 class _Failed(Exception):
-    """A try that came to nothing. Its cause is what Serve says."""
+    """A try failed; the cause is Serve's error."""
 
 
 class Carrier:
-    """The way to one model.
+    """Answers requests for one model.
 
-    resumes:  whether streams go on at another replica when theirs has died
+    resumes:  whether another replica continues a stream when its replica has died
     """
 
     def __init__(
         self,
         method: RelayMethod,
         tunnel: Tunnel,
-        room: WaitingRoom,
-        crashes: Crashes,
-        ledger: Ledger,
+        wait_queue: WaitQueue,
+        crashes: CrashCounts,
+        failures: FailureCounter,
         *,
         resumes: bool = False,
     ) -> None:
-        self.room = room
+        self.wait_queue = wait_queue
         self._method = method
         self._tunnel = tunnel
         self._crashes = crashes
-        self._ledger = ledger
+        self._failures = failures
         self._resumes = resumes
 
     async def carry(self, request: Incoming, client: ClientSide) -> None:
-        """Answer a request. Raises what the client is to be told."""
+        """Answer a request. Raises the error for the client."""
         key, pause_s = request.key, _FIRST_PAUSE_S
         progress = _Progress() if self._resumes else None
-        deadline = time.monotonic() + self.room.max_wait_s
+        deadline = time.monotonic() + self.wait_queue.max_wait_s
         while True:
             if self._crashes.is_barred(request.fingerprint):
-                raise RequestCrashed(self._crashes.verdict(request.fingerprint))
-            line = self._tunnel.line()
+                raise RequestCrashed(self._crashes.message(request.fingerprint))
+            channel = self._tunnel.open_channel()
             try:
-                await self._try(request, key, line, client, progress)
+                await self._try(request, key, channel, client, progress)
                 return
             except _Failed as failed:
                 error = failed.__cause__ or failed
             finally:
-                line.close()
-            if isinstance(cause_of(error), Unreachable):
-                await self._tunnel.open_to_others()
+                channel.close()
+            if isinstance(cause_of(error), TcpNeeded):
+                await self._tunnel.open_tcp()
                 continue
             if is_death(error):
                 self._crashes.note(request.fingerprint)
-                self._ledger.crashed()
-                log.warning("a replica (%s) died over request %s", line.replica, request.request_id)
+                self._failures.crashed()
+                log.warning(
+                    "gateway: replica %s died; request_id=%s", channel.replica, request.request_id
+                )
             elif is_refusal(error):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _MAX_PAUSE_S)
             is_late = is_refusal(error) and time.monotonic() > deadline
             if is_late or not (is_death(error) or is_refusal(error)):
-                raise told(error) from error
+                raise client_error(error) from error
             if client.has_answer:
                 if progress is None or not progress.is_enough_for(client):
-                    raise told(error) from error
+                    raise client_error(error) from error
                 if is_death(error):
-                    self._ledger.resumed()
+                    self._failures.resumed()
             cause = cause_of(error)
-            tried = cause.replica if isinstance(cause, NoWayBack) else line.replica
+            tried = cause.replica if isinstance(cause, GatewayUnreachable) else channel.replica
             if tried is not None:
                 key = replace(key, avoid=key.avoid | {tried})
 
@@ -162,50 +169,50 @@ class Carrier:
         self,
         request: Incoming,
         key: RouteKey,
-        line: Line,
+        channel: AnswerChannel,
         client: ClientSide,
         progress: _Progress | None,
     ) -> None:
-        """Give the request to a replica and pass its answer on. Raises _Failed."""
-        call = Call(
+        """Send the request to a replica and its answer to the client. Raises _Failed."""
+        call = RelayedRequest(
             scope=request.scope,
             body=request.body,
             address=self._tunnel.address,
-            secret=line.secret,
+            secret=channel.secret,
             begun=None if progress is None else progress.begun(client),
         )
         response = self._method.remote(call, route=key)
-        async with scoped_task(response) as verdict, scoped_task(line.taken()) as taken:
-            verdict.add_done_callback(lambda done: _on_verdict(line, done))
+        async with scoped_task(response) as outcome, scoped_task(channel.taken()) as taken:
+            outcome.add_done_callback(lambda done: _on_outcome(channel, done))
             try:
-                await self.room.wait_for(taken, client.tell)
-                await _pass_on(line, client, progress)
+                await self.wait_queue.wait_for(taken, client.report_phase)
+                await _pass_on(channel, client, progress)
                 self._crashes.forgive(request.fingerprint)
-                # An answer that has come to its end is followed by the end of its call.
-                await asyncio.wait({verdict}, timeout=VERDICT_TIMEOUT_S)
+                # The call ends soon after a complete answer.
+                await asyncio.wait({outcome}, timeout=OUTCOME_TIMEOUT_S)
             except CutOff:
-                await asyncio.wait({verdict}, timeout=VERDICT_TIMEOUT_S)
-                if not verdict.done() or verdict.cancelled():
+                await asyncio.wait({outcome}, timeout=OUTCOME_TIMEOUT_S)
+                if not outcome.done() or outcome.cancelled():
                     raise _Failed from Unavailable(DIED)
-                raise _Failed from verdict.exception() or BrokenOff()
+                raise _Failed from outcome.exception() or AnswerTruncated()
             finally:
-                if not verdict.done():
+                if not outcome.done():
                     response.cancel()
 
 
-def _on_verdict(line: Line, verdict: asyncio.Future[None]) -> None:
-    """Let the reader of a line know how its call has ended."""
-    error = None if verdict.cancelled() else verdict.exception()
+def _on_outcome(channel: AnswerChannel, outcome: asyncio.Future[None]) -> None:
+    """Record in a channel how its call ended."""
+    error = None if outcome.cancelled() else outcome.exception()
     if error is not None:
-        line.fail(error)
+        channel.fail(error)
     else:
-        line.expect_the_end()
+        channel.expect_the_end()
 
 
-async def _pass_on(line: Line, client: ClientSide, progress: _Progress | None) -> None:
-    """Pass an answer on, piece by piece, until its end. Raises CutOff."""
+async def _pass_on(channel: AnswerChannel, client: ClientSide, progress: _Progress | None) -> None:
+    """Pass an answer on to the client until its end. Raises CutOff."""
     while True:
-        frames = await line.read()
+        frames = await channel.read()
         parts: list[bytes] = []
         for frame in frames:
             if frame.kind is Kind.HEAD:

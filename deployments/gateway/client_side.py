@@ -1,7 +1,7 @@
-"""What a client has been sent so far, and how its answer goes on: ASGI messages, once each.
+"""One client's connection: what it has received of its answer. Sends each ASGI message once.
 
-Usually the replica's own head and body pass through. A stream that had to wait for a replica has
-its head already; then an error that comes instead of a stream is told as the stream's last event.
+Usually the replica's head and body pass through. A stream that waited for a replica has its head
+already; an error that arrives instead of a stream is then sent as the stream's last event.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ERROR_STATUS = 400
 
 
 class ClientSide:
-    """One client's end of a request.
+    """One client's connection.
 
-    streams:  whether it has asked for a stream of events
-    stall_s:  how long it may take nothing
+    streams:  whether the client requested a stream of events
+    stall_s:  time limit of one write
 
-    After `pass_body` these say what the client has got of the answer itself, comments left out:
-    num_events, num_bytes, checksum (CRC-32)
+    `num_events`, `num_bytes` and `checksum` (CRC-32) count what was sent of the answer itself,
+    without comments.
     """
 
     def __init__(self, send: Send, dialect: Dialect, *, streams: bool, stall_s: float) -> None:
@@ -42,17 +42,17 @@ class ClientSide:
         self._stall_s = stall_s
         self._has_head = False
         self._is_stream = False
-        self._error: bytearray | None = None  # a body to be told as an event
+        self._error: bytearray | None = None  # a body to be sent as an event
         self._tail = b""  # the last bytes sent
 
     @property
     def has_answer(self) -> bool:
-        """Whether a part of the answer has been sent: another try would have to continue it."""
+        """Whether a part of the answer has been sent, so that another try must continue it."""
         return self._has_head and (self.num_bytes > 0 or not self._is_stream)
 
     @property
     def can_fail_late(self) -> bool:
-        """Whether an error can still be told as an event, and only so."""
+        """Whether an error can only be sent as an event."""
         return self._is_stream
 
     @property
@@ -63,8 +63,8 @@ class ClientSide:
     def _is_between_events(self) -> bool:
         return not self._tail or self._tail.endswith(self._end_of_event)
 
-    async def tell(self, phase: Phase) -> None:
-        """Keep a stream alive that waits for a replica; others are just left waiting."""
+    async def report_phase(self, phase: Phase) -> None:
+        """Send a comment to a stream that waits for a replica; other requests get nothing."""
         if not self._streams or not self._is_between_events:
             return
         if not self._has_head:
@@ -74,7 +74,7 @@ class ClientSide:
         await self._send_body(b": waiting for a replica (%s)\n\n" % phase.value.encode())
 
     async def pass_head(self, head: bytes) -> None:
-        """Pass a replica's status and headers on."""
+        """Send a replica's status and headers."""
         fields: dict[str, Any] = orjson.loads(head)
         status = fields["status"]
         if self._has_head:
@@ -86,7 +86,7 @@ class ClientSide:
         await self._start(status, raw)
 
     async def pass_body(self, parts: Sequence[bytes]) -> None:
-        """Pass pieces of a body on, all that have gathered."""
+        """Send pieces of a body in one message."""
         if self._error is not None:
             self._error += b"".join(parts)
             return
@@ -106,7 +106,7 @@ class ClientSide:
     async def fail(self, error: BaseException) -> None:
         """End a stream with an error event."""
         event = self._dialect.error_frame(error, self.num_events)
-        # What broke off in the middle of an event is an event of its own, which nobody can parse.
+        # An event that was cut off ends here, so that the error event can be parsed.
         begin = b"" if self._is_between_events else self._end_of_event
         await self._send_body(begin + event + self._dialect.last)
         await self._send_body(b"", is_last=True)
@@ -116,7 +116,7 @@ class ClientSide:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_body(self, body: bytes, *, is_last: bool = False) -> None:
-        """Send a piece. Raises TimeoutError when the client takes nothing for `stall_s`."""
+        """Send a piece. Raises TimeoutError after `stall_s`."""
         self._tail = (self._tail + body[-2:])[-2:]
         async with asyncio.timeout(self._stall_s):
             await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})

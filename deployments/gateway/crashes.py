@@ -1,6 +1,6 @@
-"""Which requests replicas have died over, so that none of them brings down one after another.
+"""Counts the replicas that died while working on the same request, and bars such a request.
 
-Bounded in number and time. Knows a request by its digest only.
+Bounded in number and time. Knows a request only by its digest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ REMEMBERED_S = 600.0
 
 
 def fingerprint(path: str, body: bytes) -> bytes:
-    """Return the digest by which a request is known again when its caller repeats it."""
+    """Return a digest that is the same when the client repeats the request."""
     return sha256(path.encode() + b"\0" + body).digest()
 
 
-class Crashes:
+class CrashCounts:
     """Counts replicas that died while they worked on a request."""
 
     def __init__(self, *, max_crashes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +28,7 @@ class Crashes:
         self._known: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
     def note(self, request: bytes) -> None:
-        """Count one more."""
+        """Count one more crash."""
         num = self.num(request) + 1
         self._known[request] = (num, self._clock())
         self._known.move_to_end(request)
@@ -36,20 +36,20 @@ class Crashes:
             self._known.popitem(last=False)
 
     def forgive(self, request: bytes) -> None:
-        """Count none any more: a replica has answered it, so something else was to blame."""
+        """Forget a request's crashes: a replica has answered it, so they had another cause."""
         self._known.pop(request, None)
 
     def num(self, request: bytes) -> int:
-        """Return how many have died over a request lately."""
+        """Return how many replicas a request has crashed within REMEMBERED_S."""
         num, when = self._known.get(request, (0, 0.0))
         return num if self._clock() - when <= REMEMBERED_S else 0
 
-    def verdict(self, request: bytes) -> str:
-        """Return what a caller is told whose request is barred."""
+    def message(self, request: bytes) -> str:
+        """Return the error message for a barred request."""
         num = self.num(request)
         died = "A replica" if num == 1 else f"{num} replicas"
         return f"{died} died while working on this request; it is not tried again."
 
     def is_barred(self, request: bytes) -> bool:
-        """Return whether the request is not to be given to any replica again."""
+        """Return whether a request has crashed too many replicas to be tried again."""
         return self.num(request) >= self._max

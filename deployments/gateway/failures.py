@@ -1,4 +1,4 @@
-"""What the errors of Serve's handles mean for a request, and what its caller is told of them."""
+"""Errors of Serve's handles: which mean that a replica died, and which error the client gets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from remora.configs.errors import (
     RequestTimedOut,
     Unavailable,
 )
-from remora.deployments.gateway.call import BrokenOff, CannotContinue
+from remora.deployments.gateway.relayed_request import AnswerTruncated, CannotContinue
 
 DIED = "The replica that worked on this request has died. Please try again."
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Return what a method of a replica raised, without what Ray has wrapped it in."""
+    """Return the error that a replica's method raised, without Ray's wrapper."""
     return error.cause if isinstance(error, RayTaskError) else error
 
 
@@ -37,17 +37,17 @@ def is_death(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether a replica could not take the request, so that another might."""
+    """Return whether a replica refused the request and another may take it."""
     refusals = (Unavailable, ReplicaUnavailableError, ActorUnavailableError)
     return isinstance(cause_of(error), refusals)
 
 
-def told(error: BaseException) -> BaseException:
-    """Return the error that a caller is told of instead of one that a handle has raised."""
+def client_error(error: BaseException) -> BaseException:
+    """Return the error that the client gets for one that a handle raised."""
     cause = cause_of(error)
     if isinstance(cause, CannotContinue):
         return Unavailable(str(cause))
-    if isinstance(cause, BrokenOff):
+    if isinstance(cause, AnswerTruncated):
         return EngineError("The answer broke off.")
     if isinstance(cause, RemoraError) and not isinstance(cause, EngineError):
         return cause

@@ -1,14 +1,14 @@
-"""The bytes of an answer on its way from a replica to a gateway. Knows no socket and no HTTP.
+"""The framing of an answer between a replica and a gateway. Does not know sockets or HTTP.
 
 A frame is one byte of kind, four bytes of length (big-endian), and that many bytes. In order:
 
-    HELLO   secret of the call, then the replica's id
+    HELLO   secret of the request, then the replica's id
     HEAD    JSON: status and headers
-    BODY    bytes of the body, as they are to reach the client; TOKENS stand between them, each
-            before the bytes that it became: JSON of ids (see `generation/resumption.py`)
-    END     the answer is whole
+    BODY    bytes of the body, to be sent to the client unchanged
+    TOKENS  before the BODY frames made of them: JSON of ids (see `generation/resumption.py`)
+    END     the answer is complete
 
-An answer without its END was cut off.
+An answer without END was cut off.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 SECRET_BYTES = 32
-# A longer body goes in several frames, so that neither side holds much of it.
+# A longer body is split, so that neither side buffers much of it.
 MAX_BODY_BYTES = 64 * 1024
 _HEADER_BYTES = 5
 _MAX_BYTES = 2**24
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     HELLO = 1
     HEAD = 2
@@ -37,7 +37,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 
 class BrokenFrame(Exception):
-    """These bytes are no frames."""
+    """The bytes are not frames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Frame:
 
 
 def body_frames(body: bytes) -> bytes:
-    """Return the BODY frames of so many bytes, one after the other."""
+    """Return a body as BODY frames."""
     if len(body) <= MAX_BODY_BYTES:
         return bytes(Frame(Kind.BODY, body))
     parts = (body[at : at + MAX_BODY_BYTES] for at in range(0, len(body), MAX_BODY_BYTES))
@@ -60,7 +60,7 @@ def body_frames(body: bytes) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, however it arrives."""
+    """Parses frames from a stream of bytes."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -74,7 +74,7 @@ class FrameReader:
             end = start + int.from_bytes(self._rest[at + 1 : start], "big")
             kind = _KINDS.get(self._rest[at])
             if kind is None or end - start > _MAX_BYTES:
-                raise BrokenFrame(f"a frame of kind {self._rest[at]} with {end - start} bytes")
+                raise BrokenFrame(f"invalid frame: kind {self._rest[at]}, {end - start} bytes")
             if end > len(self._rest):
                 break
             frames.append(Frame(kind, bytes(self._rest[start:end])))

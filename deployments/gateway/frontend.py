@@ -1,11 +1,11 @@
-"""The gateway's HTTP side: reads a request once, answers what is its own, carries the rest.
+"""The gateway's HTTP application: answers some requests itself and relays the rest.
 
-/health, /healthz         the gateway is up
+/health, /healthz         the gateway runs
 /ready                    each model has a replica, and the gateway is not being stopped
 /v1/models and the like   the lists of all models
-/autoscaling/explain      why there are as many replicas as there are
-/metrics, /flush_cache, /abort_request, /health_generate   asked of every replica, merged
-everything else           carried to the model that the request names
+/autoscaling/explain      the autoscaling policy's last decisions
+/metrics, /flush_cache, /abort_request, /health_generate   sent to every replica, merged
+everything else           relayed to the model that the request names
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from remora.configs.errors import Unavailable
 from remora.configs.schema import ServeConfig
 from remora.deployments.autoscaling.routes import EXPLAIN, explanations
-from remora.deployments.gateway.call import plain_scope
 from remora.deployments.gateway.carrier import Incoming
 from remora.deployments.gateway.client_side import ClientSide
 from remora.deployments.gateway.crashes import fingerprint
-from remora.deployments.gateway.merge import EVERYWHERE, LISTS, Whole, merge, merge_lists
+from remora.deployments.gateway.merge import EVERYWHERE, LISTS, WholeAnswer, merge, merge_lists
 from remora.deployments.gateway.metrics import GatewayMetrics
-from remora.deployments.gateway.model import Model
-from remora.deployments.gateway.model_choice import asks_for_stream, choose
-from remora.deployments.gateway.shutdown import Ending
+from remora.deployments.gateway.model import GatewayModel
+from remora.deployments.gateway.model_choice import choose_model, wants_stream
+from remora.deployments.gateway.relayed_request import plain_scope
+from remora.deployments.gateway.shutdown import GatewayShutdown
 from remora.deployments.gateway.wait_queue import Phase
 from remora.deployments.http.batches.upload import (
     MAX_PARALLEL_UPLOADS,
@@ -52,24 +52,24 @@ from remora.deployments.http.shared_paths import dialect_of_body
 log = logging.getLogger(__name__)
 
 _UPLOADS = "/v1/files"
-# Asked of every replica, some by strangers: what comes with these is not passed on.
+# Sent to every replica, some without authorisation, so their bodies are not read.
 _WITHOUT_BODY = EVERYWHERE - {"/abort_request"}
 _OWN_HEADERS = frozenset({"content-length", "openai-processing-ms"})
 
 
 def build_front(
-    models: Mapping[str, Model],
+    models: Mapping[str, GatewayModel],
     config: Callable[[], ServeConfig],
     access: Callable[[], Access],
     metrics: GatewayMetrics,
-    ending: Ending,
+    shutdown: GatewayShutdown,
 ) -> ASGIApp:
     """Return the application.
 
-    config:  whose `api` and `limits` count for every request at the moment
-    access:  who may do what at the moment
+    config:  returns the configuration whose `api` and `limits` apply now
+    access:  returns the access rules that apply now
     """
-    inner = Gate(_Front(models, config, metrics, ending), access=access)
+    inner = Gate(_Front(models, config, metrics, shutdown), access=access)
     edge = Edge(
         inner,
         limits=lambda: config().limits,
@@ -93,30 +93,30 @@ def build_front(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _ReadRequest:
     """A request that has been read."""
 
     request: Request
     path: str
     body: bytes
-    value: Any  # the body, parsed; None if it is no JSON
+    value: Any  # the body, parsed; None if it is not JSON
     dialect: Dialect
 
 
 class _Front:
-    """What is within the checks."""
+    """The application within access checks and limits."""
 
     def __init__(
         self,
-        models: Mapping[str, Model],
+        models: Mapping[str, GatewayModel],
         config: Callable[[], ServeConfig],
         metrics: GatewayMetrics,
-        ending: Ending,
+        shutdown: GatewayShutdown,
     ) -> None:
         self._models = models
         self._config = config
         self._metrics = metrics
-        self._ending = ending
+        self._shutdown = shutdown
         self._uploading = asyncio.Semaphore(MAX_PARALLEL_UPLOADS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -132,21 +132,21 @@ class _Front:
         if path in OPEN_PATHS and scope["method"] not in ("GET", "HEAD"):
             raise HTTPException(405, headers={"allow": "GET, HEAD"})
         request = Request(scope, receive)
-        asked = await self._read(request, path)
+        read = await self._read(request, path)
         if path in LISTS and scope["method"] in ("GET", "HEAD"):
-            models = await while_connected(request, self._list(asked))
+            models = await while_connected(request, self._list(read))
             await JSONAnswer(models)(scope, receive, send)
         elif path in EVERYWHERE:
-            answer = await while_connected(request, self._ask_everywhere(asked))
+            answer = await while_connected(request, self._ask_all_replicas(read))
             await answer(scope, receive, send)
         elif path == EXPLAIN and scope["method"] == "GET":
             await require_operator(request)
             deciding = {n: m.handle if m.is_autoscaled else None for n, m in self._models.items()}
             await JSONAnswer(await explanations(deciding))(scope, receive, send)
         else:
-            await while_connected(request, self._carry(asked, send))
+            await while_connected(request, self._carry(read, send))
 
-    async def _read(self, request: Request, path: str) -> _Asked:
+    async def _read(self, request: Request, path: str) -> _ReadRequest:
         api, body, value = self._config().api, b"", None
         is_upload = path == _UPLOADS and request.method == "POST" and api.batch_dir is not None
         if is_upload:
@@ -158,38 +158,41 @@ class _Front:
             value = await parsed(body)
         if path == "/generate" and api.generate_dialect == "auto":
             request.state.dialect = dialect_of_body(value)
-        return _Asked(
+        return _ReadRequest(
             request=request, path=path, body=body, value=value, dialect=request.state.dialect
         )
 
-    async def _carry(self, asked: _Asked, send: Send) -> None:
-        scope, request_id = asked.request.scope, asked.request.state.request_id
+    async def _carry(self, read: _ReadRequest, send: Send) -> None:
+        scope, request_id = read.request.scope, read.request.state.request_id
         query, stall_s = scope["query_string"].decode("latin-1"), limit("stream_timeout_s")
-        model = self._models[choose(tuple(self._models), asked.path, query, asked.value)]
+        model = self._models[choose_model(tuple(self._models), read.path, query, read.value)]
         incoming = Incoming(
             request_id=request_id,
             scope=plain_scope(scope, request_id),
-            body=asked.body,
-            key=await model.key_of(asked.path, asked.request.headers, asked.value),
-            fingerprint=fingerprint(asked.path, asked.body),
+            body=read.body,
+            key=await model.key_of(read.path, read.request.headers, read.value),
+            fingerprint=fingerprint(read.path, read.body),
         )
-        streams = asks_for_stream(asked.path, asked.dialect, asked.value)
-        client = ClientSide(send, asked.dialect, streams=streams, stall_s=stall_s)
+        streams = wants_stream(read.path, read.dialect, read.value)
+        client = ClientSide(send, read.dialect, streams=streams, stall_s=stall_s)
         try:
             await self._answer(model, incoming, client)
         except TimeoutError:
-            # A client that takes nothing for so long has given up its answer.
-            log.warning("a client took nothing of its answer for %g s; it was closed", stall_s)
+            log.warning(
+                "gateway: closed a client that read nothing for %g s; request_id=%s",
+                stall_s,
+                request_id,
+            )
             self._metrics.count_refusal("stream_timeout_s")
 
-    async def _answer(self, model: Model, incoming: Incoming, client: ClientSide) -> None:
-        """Carry a request; what goes wrong late is told as the stream's last event."""
+    async def _answer(self, model: GatewayModel, incoming: Incoming, client: ClientSide) -> None:
+        """Relay a request; an error after the stream has begun is its last event."""
         try:
-            await self._ending.before(model.carrier.carry(incoming, client))
+            await self._shutdown.before(model.carrier.carry(incoming, client))
         except TimeoutError:
             raise
         except Exception as error:
-            # A boundary: past this point only the stream itself can tell the client.
+            # A boundary: once the stream has begun, only an event can carry the error.
             if not client.can_fail_late:
                 raise
             log_error(error, incoming.request_id)
@@ -197,32 +200,32 @@ class _Front:
             await client.fail(error)
 
     async def _check_ready(self) -> None:
-        self._ending.check()
+        self._shutdown.check()
         for name, model in self._models.items():
-            if await model.carrier.room.phase() is not Phase.READY:
+            if await model.carrier.wait_queue.phase() is not Phase.READY:
                 raise Unavailable(f"The model {name!r} has no replica that is ready.")
 
-    async def _list(self, asked: _Asked) -> dict[str, Any]:
-        scope = self._plain(asked)
-        bodies = [await model.listing(asked.path, scope) for model in self._models.values()]
-        return merge_lists(LISTS[asked.path], [body for body in bodies if body is not None])
+    async def _list(self, read: _ReadRequest) -> dict[str, Any]:
+        scope = self._plain(read)
+        bodies = [await model.listing(read.path, scope) for model in self._models.values()]
+        return merge_lists(LISTS[read.path], [body for body in bodies if body is not None])
 
-    async def _ask_everywhere(self, asked: _Asked) -> Response:
-        scope = self._plain(asked)
+    async def _ask_all_replicas(self, read: _ReadRequest) -> Response:
+        scope = self._plain(read)
         several = await asyncio.gather(
-            *(model.ask_all(scope, asked.body) for model in self._models.values())
+            *(model.ask_all(scope, read.body) for model in self._models.values())
         )
         answers = [answer for some in several for answer in some]
-        if asked.path == "/metrics":
-            own = Whole("", 200, (("content-type", "text/plain"),), self._metrics.render())
+        if read.path == "/metrics":
+            own = WholeAnswer("", 200, (("content-type", "text/plain"),), self._metrics.render())
             answers = [answer for answer in answers if answer.status == 200] + [own]
         if not answers:
             raise Unavailable("No model has a replica.")
-        answer = merge(asked.path, answers)
+        answer = merge(read.path, answers)
         headers = {name: value for name, value in answer.headers if name not in _OWN_HEADERS}
         return Response(answer.body, answer.status, headers)
 
-    def _plain(self, asked: _Asked) -> Mapping[str, Any]:
-        """Return the scope for replicas, which know HEAD of few of their paths."""
-        scope = plain_scope(asked.request.scope, asked.request.state.request_id)
+    def _plain(self, read: _ReadRequest) -> Mapping[str, Any]:
+        """Return the scope for replicas, which accept HEAD at few paths."""
+        scope = plain_scope(read.request.scope, read.request.state.request_id)
         return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope

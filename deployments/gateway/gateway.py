@@ -1,12 +1,12 @@
-"""The deployment that stands before the replicas where one is needed; `needs_gateway` says where.
+"""The deployment between Serve's proxy and the replicas, where `needs_gateway` requires one.
 
-It reads each request, chooses the model, lets the router choose the replica, and carries the
-answer; it holds requests while a model has no replica, and gives them to another when one has died.
-Python callers reach the methods of the model's own deployment through it:
+It reads each request, chooses the model, lets the router choose the replica, and passes the answer
+on; it holds requests while a model has no replica, and retries them when a replica has died. Python
+callers reach the methods of a model's own deployment through it:
 
-    handle.chat.remote(body)                                 as of LLMServer; the body's `model`
-    handle.options(stream=True).chat_stream.remote(body)     says which, where there are several
-    handle.load_adapter.remote(name, path, model=...)        as of LLMServer, for one of the models
+    handle.chat.remote(body)                                 as of LLMServer; with several models
+    handle.options(stream=True).chat_stream.remote(body)     the body's `model` names one
+    handle.load_adapter.remote(name, path, model=...)        as of LLMServer, for one model
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from remora.configs.schema import ServeConfig
 from remora.deployments.gateway.failures import cause_of
 from remora.deployments.gateway.frontend import build_front
 from remora.deployments.gateway.metrics import GatewayMetrics
-from remora.deployments.gateway.model import Model
-from remora.deployments.gateway.model_choice import choose
-from remora.deployments.gateway.shutdown import Ending
+from remora.deployments.gateway.model import GatewayModel
+from remora.deployments.gateway.model_choice import choose_model
+from remora.deployments.gateway.shutdown import GatewayShutdown
 from remora.deployments.gateway.tunnel import Tunnel
 from remora.deployments.http.core.auth import Access
 from remora.deployments.ray_private import shutdown_check
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 class Gateway:
     """One gateway. Raises ConfigError on construction when the configuration is not valid.
 
-    handles:  of the models' deployments, by the models' names
+    handles:  of the models' deployments, by model name
     """
 
     async def __init__(  # type: ignore[misc]
@@ -59,7 +59,7 @@ class Gateway:
         await self._tunnel.open()
         self._metrics = GatewayMetrics()
         self._models = {
-            name: Model(
+            name: GatewayModel(
                 name,
                 handles[name],
                 config,
@@ -70,28 +70,28 @@ class Gateway:
             for name, config in configs.items()
         }
         drain_s = max(config.api.drain_s for config in configs.values())
-        self._ending = Ending(shutdown_check(), drain_s)
+        self._shutdown = GatewayShutdown(shutdown_check(), drain_s)
         self._metrics.watch_held({name: model.num_held for name, model in self._models.items()})
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the HTTP application; Serve calls this once, after the constructor."""
         return build_front(
-            self._models, lambda: self._config, lambda: self._access, self._metrics, self._ending
+            self._models, lambda: self._config, lambda: self._access, self._metrics, self._shutdown
         )
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: object = None) -> None:
-        """Let what `user_config` says of `api` and `limits` hold for requests from now on.
+        """Apply `api` and `limits` of `user_config` to new requests.
 
         rank:  see `LLMServer.reconfigure`
         """
         try:
             self._adopt(user_config)
         except ConfigError as error:
-            log.error("user_config was refused, all stays as it was:\n%s", error)
+            log.error("gateway: refused user_config and kept the former one:\n%s", error)
 
     def _adopt(self, user_config: Mapping[str, Any] | None) -> dict[str, ServeConfig]:
         configs = parse_models(with_user_config(self._args, user_config))
-        config = next(iter(configs.values()))  # in what is used of it, all are the same
+        config = next(iter(configs.values()))  # its api and limits are those of all models
         self._access = Access.of(config.api, is_local=self._is_local)
         self._config = config
         return configs
@@ -102,10 +102,10 @@ class Gateway:
         if tunnel is not None:
             tunnel.close()
 
-    # -- for Python handles --------------------------------------------------------------------
+    # -- methods for Python handles -----------------------------------------------------------
 
     async def chat(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/chat/completions. Raises what HTTP would show as an error."""
+        """Answer a body of /v1/chat/completions. Raises the error that HTTP would return."""
         return await self._answer("chat", body)
 
     async def completions(self, body: Mapping[str, Any]) -> Any:
@@ -127,19 +127,19 @@ class Gateway:
     async def load_adapter(
         self, name: str, path: str, *, model: str | None = None, **options: bool
     ) -> Any:
-        """Load an adapter at all replicas of a model; None = the only one."""
+        """Load an adapter on all replicas of a model; None = the only model."""
         return await self._manage(model, "load_adapter", name, path, **options)
 
     async def unload_adapter(self, name: str, *, model: str | None = None, **options: bool) -> Any:
-        """Serve an adapter of a model no longer."""
+        """Unload an adapter of a model."""
         return await self._manage(model, "unload_adapter", name, **options)
 
     async def pin_adapter(self, name: str, *, model: str | None = None, **options: bool) -> Any:
-        """Let an adapter of a model stay loaded, or not."""
+        """Pin or unpin an adapter of a model."""
         return await self._manage(model, "pin_adapter", name, **options)
 
     async def list_adapters(self, *, model: str | None = None) -> Any:
-        """Return what is known of each adapter of a model, and of its replicas."""
+        """Return the adapters of a model and their replicas."""
         return await self._manage(model, "list_adapters")
 
     async def _manage(self, model: str | None, method: str, *args: str, **options: bool) -> Any:
@@ -150,7 +150,7 @@ class Gateway:
             raise cause_of(error) from None
 
     def _handle(self, body: Mapping[str, Any]) -> DeploymentHandle:
-        return self._models[choose(tuple(self._models), "", "", body)].handle
+        return self._models[choose_model(tuple(self._models), "", "", body)].handle
 
     async def _answer(self, method: str, body: Mapping[str, Any]) -> Any:
         try:
@@ -167,6 +167,6 @@ class Gateway:
                 yield chunk
         except Exception as error:
             raise cause_of(error) from None
-        except BaseException:  # who read it is gone
+        except BaseException:  # the reader has gone
             chunks.cancel()
             raise

@@ -1,4 +1,4 @@
-"""Prometheus counters of one gateway; those of its replicas stand beside them in /metrics."""
+"""Prometheus metrics of one gateway; `/metrics` merges them with its replicas'."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 
-class ModelLedger:
-    """What has befallen the requests for one model."""
+class ModelFailures:
+    """The failure counters of one model."""
 
     def __init__(self, crashes: Counter, resumed: Counter) -> None:
         self.crashed = crashes.inc
@@ -16,7 +16,7 @@ class ModelLedger:
 
 
 class GatewayMetrics:
-    """What a gateway counts."""
+    """The metrics of one gateway."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -30,7 +30,7 @@ class GatewayMetrics:
         return Counter(f"remora_gateway_{name}", text, labels, registry=self._registry)
 
     def watch_held(self, held: Mapping[str, Callable[[], int]]) -> None:
-        """Show how many requests wait for a replica of each model, by its name."""
+        """Export the number of held requests of each model, by its name."""
         gauge = Gauge(
             "remora_gateway_held_requests",
             "Requests that wait for a first replica.",
@@ -48,12 +48,12 @@ class GatewayMetrics:
         """Count a request refused by a limit."""
         self._refusals.labels(limit).inc()
 
-    def ledger(self, model: str) -> ModelLedger:
-        """Return what counts for one model."""
-        return ModelLedger(self._crashes.labels(model), self._resumed.labels(model))
+    def failures(self, model: str) -> ModelFailures:
+        """Return the failure counters of one model."""
+        return ModelFailures(self._crashes.labels(model), self._resumed.labels(model))
 
     def count_late_failure(self) -> None:
-        """Count a stream that ended with an error event of the gateway's."""
+        """Count a stream that the gateway ended with an error event."""
         self._late.inc()
 
     def render(self) -> bytes:

@@ -1,4 +1,4 @@
-"""One model behind a gateway: its Serve deployment, and what the gateway asks of that."""
+"""One model behind a gateway: its Serve deployment, and the requests to all its replicas."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from starlette.datastructures import Headers
 
 from remora.configs.schema import ServeConfig
 from remora.deployments.gateway.carrier import Carrier
-from remora.deployments.gateway.crashes import Crashes
-from remora.deployments.gateway.merge import Whole, no_answer
+from remora.deployments.gateway.crashes import CrashCounts
+from remora.deployments.gateway.merge import WholeAnswer, no_answer
 from remora.deployments.gateway.metrics import GatewayMetrics
 from remora.deployments.gateway.tunnel import Tunnel
-from remora.deployments.gateway.wait_queue import Phase, WaitingRoom
+from remora.deployments.gateway.wait_queue import Phase, WaitQueue
 from remora.deployments.routing.key import RouteKey
 
 ASK_TIMEOUT_S = 30.0
-# For so long a list of models is told again without asking.
+# A list of models is served from memory this long.
 LISTED_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 KeyMaker = Callable[[str, Headers, Any], Awaitable[RouteKey]]
 
 
-class Model:
-    """A model by name.
+class GatewayModel:
+    """One model.
 
-    is_autoscaled:  whether load decides how many replicas there are
-    key_of:  what its routing policy may know of a request: (path, headers, parsed body) -> key
+    is_autoscaled:  whether the number of replicas follows the load
+    key_of:         makes a request's route key: (path, headers, parsed body) -> key
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Model:
         self.is_autoscaled = config.autoscaling.is_on
         self.key_of = key_of
         routing = config.routing
-        room = WaitingRoom(
+        wait_queue = WaitQueue(
             partial(_phase_of, handle),
             max_held=routing.max_held_requests,
             max_wait_s=routing.hold_timeout_s,
@@ -64,9 +64,9 @@ class Model:
         self.carrier = Carrier(
             handle.options(method_name="relay"),
             tunnel,
-            room,
-            Crashes(max_crashes=routing.max_crashes),
-            metrics.ledger(name),
+            wait_queue,
+            CrashCounts(max_crashes=routing.max_crashes),
+            metrics.failures(name),
             resumes=routing.resume_on_failure,
         )
         self._created = int(time.time())
@@ -75,25 +75,25 @@ class Model:
 
     def num_held(self) -> int:
         """Return how many requests wait for a first replica."""
-        return self.carrier.room.num_held
+        return self.carrier.wait_queue.num_held
 
     async def listing(self, path: str, scope: Mapping[str, Any]) -> bytes | None:
-        """Return what a replica says at `path`, or said last while there was one.
+        """Return the list of models at `path` by a replica, from memory while there is none.
 
-        None: there was none yet, and without it there is nothing to say.
+        None if there was no replica yet and the list cannot be made without one.
         """
         is_old = time.monotonic() - self._listed_at.get(path, -LISTED_S) >= LISTED_S
-        if is_old and await self.carrier.room.phase() is Phase.READY:
+        if is_old and await self.carrier.wait_queue.phase() is Phase.READY:
             for answer in await self.ask_all(scope, b""):
                 if answer.status == 200:
                     self._listings[path] = answer.body
                     self._listed_at[path] = time.monotonic()
         if path == "/v1/models":
-            return self._listings.setdefault(path, orjson.dumps(self._unseen()))
+            return self._listings.setdefault(path, orjson.dumps(self._minimal_list()))
         return self._listings.get(path)
 
-    def _unseen(self) -> dict[str, Any]:
-        """Return the list of a model that has had no replica yet."""
+    def _minimal_list(self) -> dict[str, Any]:
+        """Return the list for a model that has had no replica yet."""
         card = {
             "id": self.name,
             "object": "model",
@@ -105,29 +105,29 @@ class Model:
         }
         return {"object": "list", "data": [card]}
 
-    async def ask_all(self, scope: Mapping[str, Any], body: bytes) -> list[Whole]:
-        """Return the whole answers of all replicas to a small request; of none if there is none.
+    async def ask_all(self, scope: Mapping[str, Any], body: bytes) -> list[WholeAnswer]:
+        """Send a small request to all replicas and return their whole answers.
 
-        Of a replica that fails or is slow, the answer is a 503.
+        The answer of a replica that fails or is slow is a 503.
         """
         try:
-            asking = self.handle.broadcast("answer", scope, body)
-            found = await asking.results_async(timeout_s=ASK_TIMEOUT_S, return_exceptions=True)
+            responses = self.handle.broadcast("answer", scope, body)
+            found = await responses.results_async(timeout_s=ASK_TIMEOUT_S, return_exceptions=True)
         except (RayServeException, RayError, TimeoutError) as error:
-            log.info("%s: no replica was asked: %s", self.name, error)
+            log.info("gateway: model %s has no replica to ask: %s", self.name, error)
             return []
-        return [answer if isinstance(answer, Whole) else no_answer() for answer in found]
+        return [answer if isinstance(answer, WholeAnswer) else no_answer() for answer in found]
 
 
 async def _phase_of(handle: DeploymentHandle) -> Phase | None:
-    """Ask Serve's controller how far the first replica of a deployment has come.
+    """Return the phase of a deployment's first replica, as Serve's controller knows it.
 
-    None: it does not answer, as while it restarts.
+    None if the controller does not answer, for example while it restarts.
     """
     try:
         status = await asyncio.to_thread(serve.status)
     except (RayServeException, RayError) as error:
-        log.warning("Serve's controller did not answer: %s", error)
+        log.warning("gateway: Serve's controller did not answer: %s", error)
         return None
     application = status.applications.get(handle.app_name)
     deployment = application and application.deployments.get(handle.deployment_name)

@@ -1,7 +1,7 @@
-"""Which model a request is for, and whether it asks for a stream. Pure.
+"""Which model a request names, and whether it requests a stream. Pure.
 
-The field `model` of a body says it; /v1/models/NAME says it in the path; elsewhere it may stand in
-the query, as `?model=NAME`. What is malformed is left to a replica to refuse, in its own words.
+The model is the body's field `model`, the NAME of /v1/models/NAME, or the query's `model`.
+Malformed requests are left to a replica to refuse.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from remora.configs.errors import InvalidRequest, UnknownModel
 from remora.deployments.http.core.wire_formats import EVENT_STREAM, Dialect
 
 _CARDS = "/v1/models/"
-# The same whichever model answers; nothing in these requests names one.
+# Every model answers these alike, and these requests name none.
 _SHARED_PATHS = ("/docs", "/redoc", "/openapi.json", "/v1/responses/", "/api/version")
 _STREAMS_ALWAYS = frozenset({"/generate_stream"})
 _MAX_SHOWN_CHARS = 200
 
 
-def choose(names: Sequence[str], path: str, query: str, body: Any) -> str:
-    """Return the name of the model that is to answer. Raises UnknownModel and InvalidRequest.
+def choose_model(names: Sequence[str], path: str, query: str, body: Any) -> str:
+    """Return the name of the model to answer. Raises UnknownModel and InvalidRequest.
 
-    names:  of all models; of one that is alone, everything is its own to judge
-    body:   parsed; None = there is none, or it is no JSON
+    names:  of all models; a single model gets every request
+    body:   parsed; None = there is none, or it is not JSON
     """
     if len(names) == 1:
         return names[0]
     listed = ", ".join(map(repr, names))
-    asked = _asked_for(path, query, body)
-    if asked is None:
+    wanted = _named_model(path, query, body)
+    if wanted is None:
         if body is None and _is_shared(path):
             return names[0]
         message = f"model is required: this server serves {listed}."
         raise InvalidRequest(message, "model", "missing_required_parameter")
-    if not isinstance(asked, str):
+    if not isinstance(wanted, str):
         return names[0]
-    # Adapters and tags of Ollama's are written behind a colon, which names may have themselves.
-    fitting = [name for name in names if f"{asked}:".startswith(f"{name}:")]
+    # An adapter or an Ollama tag follows a colon; names may contain colons too.
+    fitting = [name for name in names if f"{wanted}:".startswith(f"{name}:")]
     if not fitting:
-        shown = asked[:_MAX_SHOWN_CHARS]
+        shown = wanted[:_MAX_SHOWN_CHARS]
         message = f"The model {shown!r} does not exist; this server serves {listed}."
         raise UnknownModel(message, "model")
     return max(fitting, key=len)
 
 
-def _asked_for(path: str, query: str, body: Any) -> Any:
+def _named_model(path: str, query: str, body: Any) -> Any:
     if path.startswith(_CARDS) and len(path) > len(_CARDS):
         return path.removeprefix(_CARDS)
     if isinstance(body, dict):
@@ -60,8 +60,8 @@ def _is_shared(path: str) -> bool:
     return path == "/" or any(path.startswith(shared) for shared in _SHARED_PATHS)
 
 
-def asks_for_stream(path: str, dialect: Dialect, body: Any) -> bool:
-    """Return whether a request asks for server-sent events, so that comments may come first."""
+def wants_stream(path: str, dialect: Dialect, body: Any) -> bool:
+    """Return whether a request asks for server-sent events, so that comments may be sent."""
     if dialect.media_type != EVENT_STREAM or not isinstance(body, dict):
         return False
     return path in _STREAMS_ALWAYS or body.get("stream") is True

@@ -1,7 +1,7 @@
-"""The replica's end: its own HTTP application answers a call, and the bytes go to the gateway.
+"""The replica's end: its HTTP application answers a relayed request; the bytes go to the gateway.
 
-The application is the very one that clients reach where there is no gateway, with the same checks.
-A gateway that hangs up is a client that has gone.
+It is the same application, with the same checks, that clients reach without a gateway. A gateway
+that closes the connection is a client that disconnects.
 """
 
 from __future__ import annotations
@@ -16,21 +16,27 @@ import orjson
 from starlette.types import ASGIApp, Message, Scope
 
 from remora.configs.errors import EngineError, Unavailable
-from remora.deployments.gateway.call import Address, Call, CannotContinue, NoWayBack, Unreachable
 from remora.deployments.gateway.frames import Frame, Kind, body_frames
-from remora.deployments.gateway.merge import Whole, no_answer
+from remora.deployments.gateway.merge import WholeAnswer, no_answer
+from remora.deployments.gateway.relayed_request import (
+    Address,
+    CannotContinue,
+    GatewayUnreachable,
+    RelayedRequest,
+    TcpNeeded,
+)
 from remora.deployments.http.core.wire_formats import KEEP_ALIVES
 from remora.deployments.http.generation.resumption import Begun, go_on_from
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 10.0
-# Nobody says when whoever asked for a whole answer has left; a gateway waits a little longer.
+# There is no disconnect for a whole answer; a gateway waits a little longer than this.
 WHOLE_TIMEOUT_S = 20.0
 _DIFFERS = "The replica that worked on this request has died; no other can continue its answer."
 
 
-def _whereabouts() -> tuple[str, str]:
+def _own_ids() -> tuple[str, str]:
     import ray
     from ray import serve
 
@@ -39,11 +45,11 @@ def _whereabouts() -> tuple[str, str]:
 
 
 class Relay:
-    """Answers the calls of gateways.
+    """Answers requests that gateways relay.
 
-    make_app:      called once, for the first call
-    check_health:  raises EngineError when no answer of ours can be trusted any more
-    whereabouts:   returns Ray's id of the machine, and Serve's of the replica
+    make_app:      called once, for the first request
+    check_health:  raises EngineError when the engine has failed
+    own_ids:       returns Ray's id of the machine, and Serve's id of the replica
     """
 
     def __init__(
@@ -51,37 +57,38 @@ class Relay:
         make_app: Callable[[], ASGIApp],
         check_health: Callable[[], None],
         *,
-        whereabouts: Callable[[], tuple[str, str]] = _whereabouts,
+        own_ids: Callable[[], tuple[str, str]] = _own_ids,
     ) -> None:
         self._make_app = make_app
         self._check_health = check_health
-        self._whereabouts = whereabouts
+        self._own_ids = own_ids
         self._app: ASGIApp | None = None
 
-    async def answer(self, call: Call) -> None:
-        """Carry out a call; returns once all of the answer is on its way.
+    async def answer(self, relayed: RelayedRequest) -> None:
+        """Answer a request; returns once the whole answer is sent.
 
-        Raises Unreachable; NoWayBack; Unavailable when the engine had failed before; EngineError
-        when it has failed under way: then no END was sent, so another replica may take over.
+        Raises TcpNeeded; GatewayUnreachable; Unavailable when the engine had failed before;
+        EngineError when it fails while it answers: no END is sent then, so another replica may
+        take over.
         """
-        node_id, replica = self._whereabouts()
-        reader, writer = await _connect(call.address, node_id, replica)
+        node_id, replica = self._own_ids()
+        reader, writer = await _connect(relayed.address, node_id, replica)
         try:
-            writer.write(bytes(Frame(Kind.HELLO, call.secret + replica.encode())))
+            writer.write(bytes(Frame(Kind.HELLO, relayed.secret + replica.encode())))
             self._refuse_if_failed()
             if self._app is None:
                 self._app = self._make_app()
-            answer = _Answer(call, reader, writer, self._check_health)
-            if call.begun is not None:
-                go_on_from(call.begun, answer.note)
-            await self._app(_full(call.scope), answer.receive, answer.send)
+            answer = _AnswerStream(relayed, reader, writer, self._check_health)
+            if relayed.begun is not None:
+                go_on_from(relayed.begun, answer.note)
+            await self._app(_full(relayed.scope), answer.receive, answer.send)
             await answer.end()
             writer.close()
             await writer.wait_closed()
         except OSError:
-            pass  # the gateway has hung up; what was generating is closed by now
+            pass  # the gateway disconnected, and the application has cancelled the request
         finally:
-            writer.transport.abort()  # does nothing to one that is closed
+            writer.transport.abort()  # no effect if it is closed
 
     def _refuse_if_failed(self) -> None:
         try:
@@ -89,32 +96,31 @@ class Relay:
         except EngineError as error:
             raise Unavailable("The engine has stopped and is being replaced.") from error
 
-    async def whole(self, scope: Mapping[str, Any], body: bytes) -> Whole:
+    async def whole(self, scope: Mapping[str, Any], body: bytes) -> WholeAnswer:
         """Return the answer to a small request as a value; 503 when it takes too long."""
         if self._app is None:
             self._app = self._make_app()
         start: Message = {}
         parts: list[bytes] = []
-
         unread = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> Message:
             if not unread:
-                await asyncio.get_running_loop().create_future()  # whoever asks does not leave
+                await asyncio.get_running_loop().create_future()  # the caller does not disconnect
             return unread.pop()
 
         async def send(message: Message) -> None:
             start.update(message if message["type"] == "http.response.start" else {})
             parts.append(message.get("body", b""))
 
-        _, replica = self._whereabouts()
+        _, replica = self._own_ids()
         try:
             async with asyncio.timeout(WHOLE_TIMEOUT_S):
                 await self._app(_full(scope), receive, send)
         except TimeoutError:
             return no_answer(replica)
         headers = tuple(_texts(start["headers"]))
-        return Whole(replica, start["status"], headers, b"".join(parts))
+        return WholeAnswer(replica, start["status"], headers, b"".join(parts))
 
 
 async def _connect(
@@ -125,19 +131,19 @@ async def _connect(
             if address.node_id == node_id:
                 return await asyncio.open_unix_connection(address.path)
             if address.tcp is None:
-                raise Unreachable("The gateway is on another machine.")
+                raise TcpNeeded("The gateway is on another machine.")
             return await asyncio.open_connection(*address.tcp)
-    except OSError as error:  # of which TimeoutError is one
-        log.warning("the gateway of a request cannot be reached: %r", error)
-        raise NoWayBack(replica) from None
+    except OSError as error:  # includes TimeoutError
+        log.warning("relay: cannot connect to the gateway: %r", error)
+        raise GatewayUnreachable(replica) from None
 
 
-class _Answer:
+class _AnswerStream:
     """One run of the application: the ASGI side of a connection."""
 
     def __init__(
         self,
-        call: Call,
+        relayed: RelayedRequest,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         check_health: Callable[[], None],
@@ -147,11 +153,11 @@ class _Answer:
         self._check_health = check_health
         self._failure: Exception | None = None
         self._is_whole = False
-        self._body: bytes | None = call.body
-        self._had = None if call.begun is None else _Had(call.begun)
+        self._body: bytes | None = relayed.body
+        self._sent = None if relayed.begun is None else _SentPrefix(relayed.begun)
 
     async def receive(self) -> Message:
-        """Give the body, then wait for the gateway to hang up."""
+        """Return the body, then wait for the gateway to disconnect."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -159,7 +165,7 @@ class _Answer:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Pass a part of the answer on, unless the engine that made it has failed."""
+        """Send a part of the answer, unless the engine has failed."""
         try:
             self._check_health()
             await self._pass_on(message)
@@ -178,36 +184,36 @@ class _Answer:
         await self._writer.drain()
 
     def note(self, tokens: bytes) -> None:
-        """Tell the gateway what the next piece is made of."""
+        """Send the tokens of the next piece."""
         self._writer.write(bytes(Frame(Kind.TOKENS, tokens)))
 
     def _write_body(self, body: bytes) -> None:
-        if self._had is not None and body not in KEEP_ALIVES:
-            body = self._had.leave_out(body)
+        if self._sent is not None and body not in KEEP_ALIVES:
+            body = self._sent.skip(body)
         if body:
             self._writer.write(body_frames(body))
 
     async def end(self) -> None:
-        """Say that the answer is whole, if it is: readers that stall are given up on."""
-        if self._failure is not None:  # the application has taken it for its own error to report
+        """Mark the answer complete, if it is: the application gives up on a stalled reader."""
+        if self._failure is not None:  # the application handled it as an error of its own
             raise self._failure
-        if self._had is not None:
-            self._had.check_all_was_left_out()
+        if self._sent is not None:
+            self._sent.check_complete()
         if self._is_whole:
             self._writer.write(bytes(Frame(Kind.END)))
             await self._writer.drain()
 
 
-class _Had:
-    """What a client has had of an answer, to be left out when it is written again."""
+class _SentPrefix:
+    """The part of an answer that the client has, to be skipped when it is written again."""
 
     def __init__(self, begun: Begun) -> None:
         self._num_bytes = begun.num_bytes
         self._wanted = begun.checksum
         self._found = 0
 
-    def leave_out(self, body: bytes) -> bytes:
-        """Return what is new in the next piece. Raises CannotContinue if that differs."""
+    def skip(self, body: bytes) -> bytes:
+        """Return the new part of a piece. Raises CannotContinue if the old part differs."""
         if not self._num_bytes:
             return body
         old, new = body[: self._num_bytes], body[self._num_bytes :]
@@ -217,14 +223,14 @@ class _Had:
             raise CannotContinue(_DIFFERS)
         return new
 
-    def check_all_was_left_out(self) -> None:
-        """Raise CannotContinue if the answer ended before it was where the client is."""
+    def check_complete(self) -> None:
+        """Raise CannotContinue if the answer is shorter than what the client has."""
         if self._num_bytes:
             raise CannotContinue(_DIFFERS)
 
 
 def _full(scope: Mapping[str, Any]) -> Scope:
-    """Return the scope that the client's request had at the gateway."""
+    """Return a complete ASGI scope."""
     return {**scope, "asgi": {"version": "3.0"}, "state": {}}
 
 

@@ -1,7 +1,7 @@
-"""The end of a gateway: what is open then is told so, shortly before it would be cut off.
+"""The shutdown of a gateway: open requests may end, then the rest gets an error.
 
-Serve stops a gateway as it stops a replica, see `deployments/draining.py`. What the gateway carries
-has until then to come to its end; the gateway stays for as long as the most patient of its models.
+Serve stops a gateway as it stops a replica, see `deployments/draining.py`. Its drain time is the
+longest of its models.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 
-class Ending:
-    """Whether a gateway is being stopped.
+class GatewayShutdown:
+    """Ends a gateway's open requests in time.
 
-    is_stopping:  tells it; None where nothing does
-    drain_s:      how long what is open may go on after that
+    is_stopping:  returns whether Serve is stopping the gateway; None = unknown, so never
+    drain_s:      time for open requests after that
     """
 
     def __init__(self, is_stopping: Callable[[], bool] | None, drain_s: float) -> None:
@@ -36,12 +36,12 @@ class Ending:
         self._watching = None if is_stopping is None else asyncio.create_task(self._watch())
 
     def check(self) -> None:
-        """Raise Unavailable if nothing new should come here."""
+        """Raise Unavailable if the gateway is being stopped."""
         if self._is_stopping():
             raise Unavailable(STOPPING)
 
     async def before(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """Return what `work` returns. Raises Unavailable, and cancels it, when time is up."""
+        """Return the result of `work`. Cancels it and raises Unavailable after the drain time."""
         async with scoped_task(work) as task, scoped_task(self._over.wait()) as over:
             await asyncio.wait({task, over}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -51,6 +51,6 @@ class Ending:
     async def _watch(self) -> None:
         while not self._is_stopping():  # noqa: ASYNC110 (Serve sets no event)
             await asyncio.sleep(POLL_S)
-        log.info("stopping; what is open has %g s to end", self._drain_s)
+        log.info("gateway: stopping; open requests have %g s to end", self._drain_s)
         await asyncio.sleep(max(0.0, self._drain_s - POLL_S))
         self._over.set()

@@ -1,9 +1,9 @@
-"""The gateway's end of the way that answers take: a socket, and who waits for what comes there.
+"""The gateway's end of the connections that carry answers: a listener, and one channel per request.
 
-One listener per gateway: a Unix socket that only this user may reach, and TCP on the machine's
-address from the moment that a replica on another machine asks for it. Whoever connects has to show
-the secret of a call that waits. Reading a socket is what merges small pieces: the first comes at
-once, and while the client is busy with it the others gather. Knows no HTTP.
+Each gateway listens on a Unix socket that only this user can open, and on TCP at the machine's
+address once a replica on another machine needs it. A connection starts with the secret of a waiting
+request. Small pieces merge on the socket: while the client is busy with one, the next ones gather
+and are read together. Does not know HTTP.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from remora.deployments.gateway.call import Address
 from remora.deployments.gateway.frames import (
     SECRET_BYTES,
     BrokenFrame,
@@ -22,23 +21,24 @@ from remora.deployments.gateway.frames import (
     FrameReader,
     Kind,
 )
+from remora.deployments.gateway.relayed_request import Address
 
 HELLO_TIMEOUT_S = 10.0
 READ_BYTES = 64 * 1024
-# Given to bytes that are under way when it is known that no more will follow.
+# Time for bytes in transit once the replica's call has ended.
 GRACE_S = 1.0
 
 
 class CutOff(Exception):
-    """An answer ended before its end; or, with a cause, its replica failed."""
+    """An answer was cut off; if its replica failed, the cause is the error."""
 
 
-class Line:
-    """One call's end of the tunnel. Must be closed."""
+class AnswerChannel:
+    """The connection for one request's answer. Must be closed."""
 
     def __init__(self, tunnel: Tunnel, secret: bytes) -> None:
         self.secret = secret
-        self.replica: str | None = None  # who has taken the call
+        self.replica: str | None = None  # that took the request
         self._tunnel = tunnel
         self._connected = asyncio.Event()
         self._reader: asyncio.StreamReader | None = None
@@ -49,13 +49,13 @@ class Line:
         self._timers: list[asyncio.TimerHandle] = []
 
     async def taken(self) -> None:
-        """Wait until a replica has taken the call. Raises CutOff if that cannot be any more."""
+        """Wait until a replica has taken the request. Raises CutOff if none can any more."""
         await self._connected.wait()
         if self._reader is None:
             raise CutOff from self._failure
 
     async def read(self) -> list[Frame]:
-        """Return all that has gathered, at least one frame. Raises CutOff."""
+        """Return all frames that have arrived, at least one. Raises CutOff."""
         while True:
             await self.taken()
             reader = self._reader
@@ -74,7 +74,7 @@ class Line:
     def attach(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, replica: str
     ) -> bool:
-        """Take a replica's connection; False if the call has its answer from another already."""
+        """Use a replica's connection; False if another replica has begun the answer."""
         if self._has_begun or self._failure is not None:
             return False
         if self._writer is not None:
@@ -85,15 +85,15 @@ class Line:
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Let the reader know that no more will come than what has been written."""
+        """End the channel with an error; bytes in transit are still read."""
         self._failure = error
         self._connected.set()
         if self._writer is not None:
-            # Most have hung up by now; a machine that is gone does not.
+            # A live replica has closed it by now; a dead machine never does.
             self._soon(self._writer.close)
 
     def expect_the_end(self) -> None:
-        """Let the reader wait no longer for a replica: whoever had the call is done with it."""
+        """End the channel soon: its call has returned."""
         self._soon(self._give_up)
 
     def _soon(self, action: Callable[[], object]) -> None:
@@ -104,7 +104,7 @@ class Line:
         self._connected.set()
 
     def close(self) -> None:
-        """Hang up; the replica takes that for its client having gone."""
+        """Close the connection; to the replica this is a client that disconnects."""
         self._tunnel.forget(self.secret)
         for timer in self._timers:
             timer.cancel()
@@ -112,7 +112,7 @@ class Line:
             self._writer.transport.abort()
 
     def _on_end(self, reader: asyncio.StreamReader) -> None:
-        """Raise CutOff, unless Serve may still give the call to another replica by itself."""
+        """Raise CutOff, unless Serve may still send the call to another replica."""
         if self._has_begun or self._failure is not None:
             raise CutOff from self._failure
         if self._reader is reader:
@@ -121,9 +121,9 @@ class Line:
 
 
 class Tunnel:
-    """Where the replicas of all models connect to.
+    """The listener that the replicas of all models connect to.
 
-    host:  address of this machine that other machines of the cluster know
+    host:  address of this machine within the cluster
     """
 
     def __init__(self, *, node_id: str, host: str) -> None:
@@ -132,22 +132,22 @@ class Tunnel:
         self._folder = tempfile.TemporaryDirectory(prefix="remora-", ignore_cleanup_errors=True)
         self._path = str(Path(self._folder.name) / "answers")
         self._port: int | None = None
-        self._lines: dict[bytes, Line] = {}
+        self._channels: dict[bytes, AnswerChannel] = {}
         self._servers: list[asyncio.Server] = []
         self._opening = asyncio.Lock()
 
     @property
     def address(self) -> Address:
-        """Where it listens now."""
+        """Where the gateway listens now."""
         tcp = None if self._port is None else (self._host, self._port)
         return Address(node_id=self._node_id, path=self._path, tcp=tcp)
 
     async def open(self) -> None:
-        """Listen for replicas of this machine."""
+        """Listen for replicas on this machine."""
         self._servers.append(await asyncio.start_unix_server(self._on_connect, self._path))
 
-    async def open_to_others(self) -> None:
-        """Listen for replicas of other machines, too."""
+    async def open_tcp(self) -> None:
+        """Listen on TCP too, for replicas on other machines."""
         async with self._opening:
             if self._port is None:
                 server = await asyncio.start_server(self._on_connect, self._host, 0)
@@ -155,22 +155,22 @@ class Tunnel:
                 self._servers.append(server)
 
     def close(self) -> None:
-        """Stop listening, and hang up on everybody."""
-        for line in list(self._lines.values()):
-            line.close()
+        """Stop listening, and close all connections."""
+        for channel in list(self._channels.values()):
+            channel.close()
         for server in self._servers:
             server.close()
         self._folder.cleanup()
 
-    def line(self) -> Line:
-        """Return the end of a new call."""
-        line = Line(self, secrets.token_bytes(SECRET_BYTES))
-        self._lines[line.secret] = line
-        return line
+    def open_channel(self) -> AnswerChannel:
+        """Return a channel for a new request."""
+        channel = AnswerChannel(self, secrets.token_bytes(SECRET_BYTES))
+        self._channels[channel.secret] = channel
+        return channel
 
     def forget(self, secret: bytes) -> None:
-        """Expect this call no more."""
-        self._lines.pop(secret, None)
+        """Stop accepting the answer to a request."""
+        self._channels.pop(secret, None)
 
     async def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -179,10 +179,10 @@ class Tunnel:
         except (TimeoutError, OSError, EOFError, BrokenFrame):
             writer.transport.abort()
             return
-        # The secret is the key of a dictionary: finding it tells nothing of those that are near.
-        line = self._lines.get(hello[:SECRET_BYTES])
+        # A dictionary look-up by the secret leaks no timing about similar secrets.
+        channel = self._channels.get(hello[:SECRET_BYTES])
         replica = hello[SECRET_BYTES:].decode("utf-8", "replace")
-        if line is None or not line.attach(reader, writer, replica):
+        if channel is None or not channel.attach(reader, writer, replica):
             writer.transport.abort()
 
 
@@ -191,5 +191,5 @@ async def _read_hello(reader: asyncio.StreamReader) -> bytes:
     header = await reader.readexactly(5)
     length = int.from_bytes(header[1:], "big")
     if header[0] != Kind.HELLO or not SECRET_BYTES <= length <= 1024:
-        raise BrokenFrame("no greeting")
+        raise BrokenFrame("the first frame is not HELLO")
     return await reader.readexactly(length)

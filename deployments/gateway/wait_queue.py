@@ -1,4 +1,4 @@
-"""Holding requests while a model has no replica. Who looks for replicas is given."""
+"""Holds requests while a model has no replica. The check for replicas is a parameter."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from remora.configs.errors import Unavailable
 from remora.deployments.scoped_task import scoped_task
 
-# A replica that is there takes a request much sooner; only then is anybody asked whether one is.
+# A running replica takes a request much sooner; after this the controller is asked for the phase.
 PATIENCE_S = 0.3
 LOOK_S = 0.5
-TELL_S = 3.0
+REPORT_S = 3.0
 RETRY_AFTER_S = 5.0
 
 
@@ -25,12 +25,12 @@ class Phase(StrEnum):
     READY = "ready"
 
 
-class WaitingRoom:
-    """Where the requests for one model are while it has no replica.
+class WaitQueue:
+    """The requests for one model that wait for its first replica.
 
-    look:         asks how far the first replica has come; None = that cannot be told now
+    look:         returns the phase of the first replica; None = unknown at the moment
     max_held:     most requests at a time; more are refused
-    max_wait_s:   longest time of one
+    max_wait_s:   longest wait of a request
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class WaitingRoom:
         max_wait_s: float,
         patience_s: float = PATIENCE_S,
         look_s: float = LOOK_S,
-        tell_s: float = TELL_S,
+        report_s: float = REPORT_S,
     ) -> None:
         self.num_held = 0
         self._look = look
@@ -50,18 +50,18 @@ class WaitingRoom:
         self._patience_s = patience_s
         self._look_s = look_s
         self._answer_s = max(look_s, patience_s)
-        self._tell_s = tell_s
+        self._report_s = report_s
         self._time = asyncio.get_running_loop().time
         self._phase = Phase.READY
         self._looked_at = -look_s
         self._looking: asyncio.Task[None] | None = None
 
     async def phase(self) -> Phase:
-        """Return how far the first replica has come; asked anew at most every `look_s`."""
+        """Return the phase of the first replica, looked up at most every `look_s`."""
         if self._time() - self._looked_at >= self._look_s:
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look_anew())
-            await asyncio.shield(self._looking)  # others wait for it too
+            await asyncio.shield(self._looking)  # shared by all callers
         return self._phase
 
     async def _look_anew(self) -> None:
@@ -71,32 +71,32 @@ class WaitingRoom:
         finally:
             self._looking = None
 
-    async def _phase_beside(self, taken: asyncio.Future[None]) -> Phase:
-        """Return the phase; the last one known where `taken` is sooner, or nobody answers."""
+    async def _phase_or_last(self, taken: asyncio.Future[None]) -> Phase:
+        """Return the phase; the last one known if `taken` or the time limit ends first."""
         async with scoped_task(self.phase()) as looking:
             both: set[asyncio.Future[Any]] = {taken, looking}
             await asyncio.wait(both, timeout=self._answer_s, return_when=asyncio.FIRST_COMPLETED)
             return looking.result() if looking.done() else self._phase
 
     async def wait_for(
-        self, taken: asyncio.Future[None], tell: Callable[[Phase], Awaitable[None]]
+        self, taken: asyncio.Future[None], on_phase: Callable[[Phase], Awaitable[None]]
     ) -> None:
         """Wait until a replica has taken a request. Raises Unavailable, and what `taken` raises.
 
-        tell:  called with the phase when the request begins to be held, and now and then
+        on_phase:  called with the phase when the request begins to wait, and periodically
         """
         patience_s = self._patience_s if self._phase is Phase.READY else 0.0
         await asyncio.wait({taken}, timeout=patience_s)
         if not taken.done():
-            # Replicas that are there and busy let requests wait in Serve's queue, not here.
-            while await self._phase_beside(taken) is Phase.READY and not taken.done():
+            # Requests for busy replicas wait in Serve's queue, not here.
+            while await self._phase_or_last(taken) is Phase.READY and not taken.done():
                 await asyncio.wait({taken}, timeout=self._look_s)
         if not taken.done():
-            await self._hold(taken, tell)
+            await self._hold(taken, on_phase)
         await taken
 
     async def _hold(
-        self, taken: asyncio.Future[None], tell: Callable[[Phase], Awaitable[None]]
+        self, taken: asyncio.Future[None], on_phase: Callable[[Phase], Awaitable[None]]
     ) -> None:
         if self.num_held >= self._max_held:
             raise Unavailable(
@@ -107,16 +107,16 @@ class WaitingRoom:
             )
         self.num_held += 1
         deadline = self._time() + self.max_wait_s
-        told_at, told = 0.0, None
+        reported_at, reported = 0.0, None
         try:
             while not taken.done():
-                now, phase = self._time(), await self._phase_beside(taken)
+                now, phase = self._time(), await self._phase_or_last(taken)
                 if now >= deadline:
                     message = f"No replica became ready within {self.max_wait_s:g} s."
                     raise Unavailable(message, RETRY_AFTER_S, limit="hold_timeout_s")
-                if phase is not told or now - told_at >= self._tell_s:
-                    told_at, told = now, phase
-                    await tell(phase)
+                if phase is not reported or now - reported_at >= self._report_s:
+                    reported_at, reported = now, phase
+                    await on_phase(phase)
                 await asyncio.wait({taken}, timeout=min(self._look_s, deadline - now))
         finally:
             self.num_held -= 1

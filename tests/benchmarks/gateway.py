@@ -28,9 +28,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from remora.configs.schema import ServeConfig
 from remora.deployments.cli.haproxy import HAPROXY_SWITCH, haproxy_environment, own_folder
 from remora.deployments.cli.haproxy_program import install_haproxy_program
-from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.gateway import Gateway
 from remora.deployments.gateway.relay import Relay
+from remora.deployments.gateway.relayed_request import RelayedRequest
 from remora.deployments.ray_private import with_routing_service
 from remora.deployments.routing.haproxy_hook import haproxy_asks
 from remora.deployments.routing.key import RouteKey
@@ -92,7 +92,7 @@ class Stub:
         """Return the application."""
         return stub_app
 
-    async def relay(self, call: Call, route: RouteKey | None = None) -> None:
+    async def relay(self, call: RelayedRequest, route: RouteKey | None = None) -> None:
         """Answer a gateway."""
         await self._relay.answer(call)
 

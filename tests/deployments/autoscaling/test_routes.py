@@ -15,7 +15,7 @@ from remora.deployments.autoscaling.explain import OLD_NOTE, explain, publish, r
 from remora.deployments.autoscaling.routes import explanations
 from remora.deployments.gateway.frontend import build_front
 from remora.deployments.gateway.metrics import GatewayMetrics
-from remora.deployments.gateway.shutdown import Ending
+from remora.deployments.gateway.shutdown import GatewayShutdown
 from remora.deployments.http.core.auth import Access
 from tests.deployments.fakes import make_client, make_server_config
 
@@ -103,7 +103,7 @@ async def test_a_gateway_explains_to_its_operator(
     publish("app", "LLMServer", {"time": time.time(), "winner": "backlog"})
     handle = SimpleNamespace(app_name="app", deployment_name="LLMServer")
     models: Any = {"a": SimpleNamespace(handle=handle, is_autoscaled=True)}
-    access, ending = Access(is_local=is_local), Ending(None, 0.0)
+    access, ending = Access(is_local=is_local), GatewayShutdown(None, 0.0)
     front = build_front(models, make_server_config, lambda: access, GatewayMetrics(), ending)
 
     transport = httpx.ASGITransport(app=front)

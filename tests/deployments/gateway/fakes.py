@@ -12,16 +12,16 @@ import httpx
 from ray.exceptions import ActorDiedError
 from starlette.datastructures import Headers
 
-from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.carrier import Carrier
-from remora.deployments.gateway.crashes import Crashes
+from remora.deployments.gateway.crashes import CrashCounts
 from remora.deployments.gateway.frontend import build_front
-from remora.deployments.gateway.merge import Whole
+from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.metrics import GatewayMetrics
 from remora.deployments.gateway.relay import Relay
-from remora.deployments.gateway.shutdown import Ending
+from remora.deployments.gateway.relayed_request import RelayedRequest
+from remora.deployments.gateway.shutdown import GatewayShutdown
 from remora.deployments.gateway.tunnel import Tunnel
-from remora.deployments.gateway.wait_queue import Phase, WaitingRoom
+from remora.deployments.gateway.wait_queue import Phase, WaitQueue
 from remora.deployments.http.core.auth import Access
 from remora.deployments.routing.key import RouteKey
 from remora.engine.types import Output, Request, SequenceOutput
@@ -44,13 +44,13 @@ class Replica:
         self.relay = Relay(
             lambda: make_app(self.server),
             self.server.client.check_health,
-            whereabouts=lambda: (node_id, name),
+            own_ids=lambda: (node_id, name),
         )
 
     def kill(self) -> None:
         self._dead.set()
 
-    async def answer(self, call: Call, route: RouteKey) -> None:
+    async def answer(self, call: RelayedRequest, route: RouteKey) -> None:
         self.seen.append(route)
         work = asyncio.ensure_future(self.relay.answer(call))
         death = asyncio.ensure_future(self._dead.wait())
@@ -77,13 +77,13 @@ class Replicas:
     error: BaseException | None = None
     open: set[asyncio.Future[None]] = field(default_factory=set)
 
-    def remote(self, call: Call, *, route: RouteKey) -> _Response:
+    def remote(self, call: RelayedRequest, *, route: RouteKey) -> _Response:
         response = _Response(self._answer(call, route))
         self.open.add(response.task)
         response.task.add_done_callback(self.open.discard)
         return response
 
-    async def _answer(self, call: Call, route: RouteKey) -> None:
+    async def _answer(self, call: RelayedRequest, route: RouteKey) -> None:
         await self.ready.wait()
         if self.error is not None:
             raise self.error
@@ -119,7 +119,7 @@ class FakeModel:
     async def listing(self, path: str, scope: Mapping[str, Any]) -> bytes | None:
         return (await self.ask_all(scope, b""))[0].body
 
-    async def ask_all(self, scope: Mapping[str, Any], body: bytes) -> list[Whole]:
+    async def ask_all(self, scope: Mapping[str, Any], body: bytes) -> list[WholeAnswer]:
         return [await replica.relay.whole(scope, body) for replica in self._replicas.all]
 
 
@@ -139,15 +139,15 @@ async def gateway(
     metrics = GatewayMetrics()
     found: dict[str, Any] = {}
     for name, replicas in zip("abc", models, strict=False):
-        room = WaitingRoom(
+        room = WaitQueue(
             replicas.phase, max_held=max_held, max_wait_s=5.0, patience_s=0.05, look_s=0.01
         )
-        crashes = Crashes(max_crashes=max_crashes)
-        ledger = metrics.ledger(name)
+        crashes = CrashCounts(max_crashes=max_crashes)
+        ledger = metrics.failures(name)
         carrier = Carrier(replicas, tunnel, room, crashes, ledger, resumes=resumes)
         found[name] = FakeModel(name, carrier, replicas)
     config = make_server_config()
-    ending = Ending(is_stopping, drain_s)
+    ending = GatewayShutdown(is_stopping, drain_s)
     who = access or Access(is_local=True)
     front = build_front(found, lambda: config, lambda: who, metrics, ending)
     transport = httpx.ASGITransport(app=front, raise_app_exceptions=False)

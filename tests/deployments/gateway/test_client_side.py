@@ -58,8 +58,8 @@ async def test_a_head_and_a_body_pass_through() -> None:
 async def test_a_stream_that_waited_has_one_head() -> None:
     client = Client()
 
-    await client.side.tell(Phase.LOADING)
-    await client.side.tell(Phase.READY)
+    await client.side.report_phase(Phase.LOADING)
+    await client.side.report_phase(Phase.READY)
     await client.side.pass_head(STREAM)
 
     assert client.statuses == [200]
@@ -70,7 +70,7 @@ async def test_a_stream_that_waited_has_one_head() -> None:
 async def test_others_wait_without_a_word() -> None:
     client = Client(streams=False)
 
-    await client.side.tell(Phase.LOADING)
+    await client.side.report_phase(Phase.LOADING)
 
     assert client.messages == []
 
@@ -93,7 +93,7 @@ async def test_a_refusal_after_the_head_is_an_event(
 ) -> None:
     client = Client(dialect)
 
-    await client.side.tell(Phase.PLACING)
+    await client.side.report_phase(Phase.PLACING)
     await client.side.pass_head(REFUSAL)
     await client.side.pass_body([body[:5], body[5:]])
     await client.side.end()
@@ -117,7 +117,7 @@ async def test_an_error_is_not_written_into_an_event_that_broke_off() -> None:
 
     await client.side.pass_head(STREAM)
     await client.side.pass_body([b'data: {"text":"so fa'])
-    await client.side.tell(Phase.LOADING)
+    await client.side.report_phase(Phase.LOADING)
     await client.side.fail(Unavailable("It has died."))
 
     broken, event, last, end = client.body.split(b"\n\n")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from remora.deployments.gateway.crashes import MAX_KNOWN, REMEMBERED_S, Crashes, fingerprint
+from remora.deployments.gateway.crashes import MAX_KNOWN, REMEMBERED_S, CrashCounts, fingerprint
 
 
 def test_a_request_is_barred_after_as_many_crashes_as_allowed() -> None:
-    crashes = Crashes(max_crashes=2)
+    crashes = CrashCounts(max_crashes=2)
 
     crashes.note(b"poison")
     once = crashes.is_barred(b"poison")
@@ -15,12 +15,12 @@ def test_a_request_is_barred_after_as_many_crashes_as_allowed() -> None:
     assert not once
     assert crashes.is_barred(b"poison")
     assert not crashes.is_barred(b"other")
-    assert crashes.verdict(b"poison").startswith("2 replicas died")
+    assert crashes.message(b"poison").startswith("2 replicas died")
 
 
 def test_crashes_are_forgotten_after_a_while() -> None:
     now = 0.0
-    crashes = Crashes(max_crashes=1, clock=lambda: now)
+    crashes = CrashCounts(max_crashes=1, clock=lambda: now)
 
     crashes.note(b"poison")
     now = REMEMBERED_S + 1
@@ -29,7 +29,7 @@ def test_crashes_are_forgotten_after_a_while() -> None:
 
 
 def test_only_the_latest_are_remembered() -> None:
-    crashes = Crashes(max_crashes=1)
+    crashes = CrashCounts(max_crashes=1)
 
     for number in range(MAX_KNOWN + 1):
         crashes.note(str(number).encode())
@@ -46,7 +46,7 @@ def test_a_repeated_request_is_known_again_and_no_other_is() -> None:
 
 
 def test_a_request_that_was_answered_is_not_to_blame() -> None:
-    crashes = Crashes(max_crashes=2)
+    crashes = CrashCounts(max_crashes=2)
     crashes.note(b"popular")
     crashes.forgive(b"popular")
     crashes.forgive(b"never seen")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from remora.deployments.gateway.call import NoWayBack
-from remora.deployments.gateway.merge import Whole
+from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.metrics import GatewayMetrics
-from remora.deployments.gateway.model import Model
+from remora.deployments.gateway.model import GatewayModel
+from remora.deployments.gateway.relayed_request import GatewayUnreachable
 from remora.deployments.routing.key import RouteKey
 from tests.deployments.fakes import FakeEngine, FakeServer, make_server_config
 from tests.deployments.gateway.fakes import Replica, gateway, ready
@@ -27,7 +27,7 @@ class Listening(Replica):
         self._whole = self.relay.whole
         self.relay.whole = self.whole  # type: ignore[method-assign]
 
-    async def whole(self, scope: Mapping[str, Any], body: bytes) -> Whole:
+    async def whole(self, scope: Mapping[str, Any], body: bytes) -> WholeAnswer:
         self.bodies.append(body)
         return await self._whole(scope, body)
 
@@ -70,7 +70,7 @@ async def test_a_replica_that_is_stuck_does_not_keep_the_others_answers(
 @pytest.mark.parametrize(
     ("found", "statuses"),
     [
-        ([Whole("one", 200, (), b""), RuntimeError("?")], [200, 503]),
+        ([WholeAnswer("one", 200, (), b""), RuntimeError("?")], [200, 503]),
         (TimeoutError(), []),
     ],
 )
@@ -90,7 +90,7 @@ async def test_a_replica_that_fails_is_not_left_out(found: Any, statuses: list[i
     tunnel: Any = None
     handle: Any = Handle()
     config = make_server_config()
-    model = Model("a", handle, config, tunnel, GatewayMetrics(), key_of=_key_of)
+    model = GatewayModel("a", handle, config, tunnel, GatewayMetrics(), key_of=_key_of)
 
     assert [answer.status for answer in await model.ask_all({}, b"")] == statuses
 
@@ -115,6 +115,6 @@ async def test_a_body_over_the_limit_is_no_upload_where_nothing_is_uploaded() ->
 
 
 def test_who_has_no_way_back_is_known_on_the_other_side() -> None:
-    error = pickle.loads(pickle.dumps(NoWayBack("one")))
+    error = pickle.loads(pickle.dumps(GatewayUnreachable("one")))
 
     assert (error.replica, error.retry_after_s) == ("one", 1.0)

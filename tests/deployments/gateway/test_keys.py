@@ -10,7 +10,7 @@ import pytest
 from remora.configs.errors import Unavailable
 from remora.deployments.gateway import model as module
 from remora.deployments.gateway.metrics import GatewayMetrics
-from remora.deployments.gateway.model import Model
+from remora.deployments.gateway.model import GatewayModel
 from remora.deployments.gateway.wait_queue import Phase
 from remora.deployments.routing.key import RouteKey
 from tests.deployments.fakes import make_server_config
@@ -25,7 +25,7 @@ async def key_of(*_request: Any) -> RouteKey:
     return RouteKey()
 
 
-def make_model(monkeypatch: pytest.MonkeyPatch, **routing: Any) -> Model:
+def make_model(monkeypatch: pytest.MonkeyPatch, **routing: Any) -> GatewayModel:
     async def phase(_handle: object) -> Phase:
         return Phase.LOADING
 
@@ -33,10 +33,10 @@ def make_model(monkeypatch: pytest.MonkeyPatch, **routing: Any) -> Model:
     handle: Any = Handle()
     tunnel: Any = None
     config = make_server_config(routing=routing)
-    return Model("a", handle, config, tunnel, GatewayMetrics(), key_of=key_of)
+    return GatewayModel("a", handle, config, tunnel, GatewayMetrics(), key_of=key_of)
 
 
-async def refusal(model: Model) -> str | None:
+async def refusal(model: GatewayModel) -> str | None:
     """Wait half a second at most for a replica that does not come."""
     taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -45,7 +45,7 @@ async def refusal(model: Model) -> str | None:
 
     try:
         async with asyncio.timeout(0.5):
-            await model.carrier.room.wait_for(taken, tell)
+            await model.carrier.wait_queue.wait_for(taken, tell)
     except Unavailable as error:
         return error.limit
     except TimeoutError:
@@ -72,7 +72,7 @@ async def test_a_request_is_held_as_configured(
 async def test_a_request_is_barred_after_as_many_crashes_as_configured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def barred_after(model: Model) -> int:
+    def barred_after(model: GatewayModel) -> int:
         crashes = model.carrier._crashes
         for number in range(1, 10):
             crashes.note(b"poison")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from remora.configs.errors import InvalidRequest, UnknownModel
-from remora.deployments.gateway.model_choice import asks_for_stream, choose
+from remora.deployments.gateway.model_choice import choose_model, wants_stream
 from remora.deployments.http.core.wire_formats import OLLAMA, OPENAI, TGI, Dialect
 
 NAMES = ("big", "small")
@@ -30,7 +30,7 @@ NAMES = ("big", "small")
 def test_the_model_is_told_by_body_path_or_query(
     path: str, query: str, body: Any, name: str
 ) -> None:
-    assert choose(NAMES, path, query, body) == name
+    assert choose_model(NAMES, path, query, body) == name
 
 
 @pytest.mark.parametrize("names", [("llama", "llama:70b"), ("llama:70b", "llama")])
@@ -47,13 +47,13 @@ def test_the_model_is_told_by_body_path_or_query(
 def test_a_name_that_begins_with_another_is_its_own(
     names: tuple[str, ...], asked: str, name: str
 ) -> None:
-    assert choose(names, "/v1/completions", "", {"model": asked}) == name
+    assert choose_model(names, "/v1/completions", "", {"model": asked}) == name
 
 
 @pytest.mark.parametrize("body", [{}, {"model": None}, [], None])
 def test_a_request_that_names_no_model_is_told_which_there_are(body: Any) -> None:
     with pytest.raises(InvalidRequest, match="'big', 'small'") as caught:
-        choose(NAMES, "/v1/completions", "", body)
+        choose_model(NAMES, "/v1/completions", "", body)
 
     assert caught.value.param == "model"
 
@@ -61,12 +61,12 @@ def test_a_request_that_names_no_model_is_told_which_there_are(body: Any) -> Non
 @pytest.mark.parametrize("name", ["huge", "", "bigger", "small/er", "BIG"])
 def test_an_unknown_model_is_refused_with_the_list(name: str) -> None:
     with pytest.raises(UnknownModel, match="serves 'big', 'small'"):
-        choose(NAMES, "/v1/completions", "", {"model": name})
+        choose_model(NAMES, "/v1/completions", "", {"model": name})
 
 
 @pytest.mark.parametrize("body", [None, {}, {"model": "other"}, 5])
 def test_one_model_alone_judges_everything_itself(body: Any) -> None:
-    assert choose(("only",), "/v1/completions", "", body) == "only"
+    assert choose_model(("only",), "/v1/completions", "", body) == "only"
 
 
 @pytest.mark.parametrize(
@@ -83,4 +83,4 @@ def test_one_model_alone_judges_everything_itself(body: Any) -> None:
 def test_comments_come_first_only_where_events_are_asked_for(
     path: str, dialect: Dialect, body: Any, streams: bool
 ) -> None:
-    assert asks_for_stream(path, dialect, body) is streams
+    assert wants_stream(path, dialect, body) is streams

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
-from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.gateway import Gateway
+from remora.deployments.gateway.relayed_request import RelayedRequest
 from remora.deployments.gateway.tunnel import Tunnel
 from remora.deployments.routing.key import RouteKey
 from tests.deployments.connection import Connection
@@ -67,7 +67,7 @@ async def test_a_request_ends_at_any_moment(is_ready: bool, ends: str, takes: bo
 class HangingReplica(Replica):
     """Answers, and then does not come to an end."""
 
-    async def answer(self, call: Call, route: RouteKey) -> None:
+    async def answer(self, call: RelayedRequest, route: RouteKey) -> None:
         await super().answer(call, route)
         await asyncio.Event().wait()
 
@@ -96,7 +96,7 @@ async def test_a_replicas_end_of_a_call_may_be_cancelled_at_any_moment(again: bo
     num_open = len(os.listdir("/proc/self/fd"))
     async with nothing_left():
         for moment in range(30):
-            line = tunnel.line()
+            line = tunnel.open_channel()
             scope = {
                 "type": "http",
                 "method": "POST",
@@ -104,7 +104,7 @@ async def test_a_replicas_end_of_a_call_may_be_cancelled_at_any_moment(again: bo
                 "query_string": b"",
                 "headers": [(b"content-type", b"application/json")],
             }
-            call = Call(
+            call = RelayedRequest(
                 scope=scope,
                 body=json.dumps(BODY).encode(),
                 address=tunnel.address,

@@ -9,10 +9,10 @@ from contextlib import suppress
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from remora.deployments.gateway.call import Call
 from remora.deployments.gateway.frames import SECRET_BYTES, Frame, Kind
 from remora.deployments.gateway.relay import Relay
-from remora.deployments.gateway.tunnel import CutOff, Line, Tunnel
+from remora.deployments.gateway.relayed_request import RelayedRequest
+from remora.deployments.gateway.tunnel import AnswerChannel, CutOff, Tunnel
 
 PIECE = b"x" * 10_000
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
@@ -52,19 +52,19 @@ async def tunnel() -> AsyncIterator[Tunnel]:
     await asyncio.sleep(0.01)  # transports close in the loop's next turns
 
 
-def start(tunnel: Tunnel, line: Line, app: Speaker) -> asyncio.Task[None]:
-    relay = Relay(lambda: app, lambda: None, whereabouts=lambda: ("here", "one"))
-    call = Call(scope=SCOPE, body=b"", address=tunnel.address, secret=line.secret)
+def start(tunnel: Tunnel, line: AnswerChannel, app: Speaker) -> asyncio.Task[None]:
+    relay = Relay(lambda: app, lambda: None, own_ids=lambda: ("here", "one"))
+    call = RelayedRequest(scope=SCOPE, body=b"", address=tunnel.address, secret=line.secret)
     return asyncio.create_task(relay.answer(call))
 
 
-async def read_on(line: Line) -> None:
+async def read_on(line: AnswerChannel) -> None:
     while True:
         await line.read()
 
 
 async def test_the_first_piece_comes_before_the_second_is_made(tunnel: Tunnel) -> None:
-    line, app = tunnel.line(), Speaker()
+    line, app = tunnel.open_channel(), Speaker()
     app.go_on.clear()
     task = start(tunnel, line, app)
 
@@ -79,7 +79,7 @@ async def test_the_first_piece_comes_before_the_second_is_made(tunnel: Tunnel) -
 
 
 async def test_a_replica_gets_no_further_ahead_than_the_sockets_hold(tunnel: Tunnel) -> None:
-    line, app = tunnel.line(), Speaker()
+    line, app = tunnel.open_channel(), Speaker()
     task = start(tunnel, line, app)
     await line.read()
 
@@ -94,7 +94,7 @@ async def test_a_replica_gets_no_further_ahead_than_the_sockets_hold(tunnel: Tun
 
 
 async def test_hanging_up_is_a_client_that_leaves(tunnel: Tunnel) -> None:
-    line, app = tunnel.line(), Speaker()
+    line, app = tunnel.open_channel(), Speaker()
     task = start(tunnel, line, app)
     await line.read()
 
@@ -106,7 +106,7 @@ async def test_hanging_up_is_a_client_that_leaves(tunnel: Tunnel) -> None:
 
 
 async def test_a_whole_answer_has_its_end_and_a_cancelled_one_has_not(tunnel: Tunnel) -> None:
-    whole, broken = tunnel.line(), tunnel.line()
+    whole, broken = tunnel.open_channel(), tunnel.open_channel()
     tasks = [start(tunnel, whole, Speaker(3)), start(tunnel, broken, stuck := Speaker(3))]
     stuck.go_on.clear()
 
@@ -122,7 +122,7 @@ async def test_a_whole_answer_has_its_end_and_a_cancelled_one_has_not(tunnel: Tu
 
 
 async def test_strangers_are_hung_up_on(tunnel: Tunnel) -> None:
-    line = tunnel.line()
+    line = tunnel.open_channel()
     hellos = [
         bytes(Frame(Kind.HELLO, b"?" * SECRET_BYTES)),
         bytes(Frame(Kind.HELLO, line.secret[:-1])),
@@ -142,7 +142,7 @@ async def test_strangers_are_hung_up_on(tunnel: Tunnel) -> None:
 
 
 async def test_an_answer_that_has_begun_cannot_be_taken_over(tunnel: Tunnel) -> None:
-    line, app = tunnel.line(), Speaker()
+    line, app = tunnel.open_channel(), Speaker()
     app.go_on.clear()
     task = start(tunnel, line, app)
     await line.read()

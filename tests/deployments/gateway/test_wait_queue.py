@@ -8,29 +8,29 @@ from collections.abc import Iterable
 import pytest
 
 from remora.configs.errors import Unavailable
-from remora.deployments.gateway.wait_queue import Phase, WaitingRoom
+from remora.deployments.gateway.wait_queue import Phase, WaitQueue
 
 
-def allocate_slots(
+def make_queue(
     phases: Iterable[Phase | None],
     *,
     max_held: int = 8,
     max_wait_s: float = 30.0,
-    tell_s: float = 30.0,
-) -> WaitingRoom:
+    report_s: float = 30.0,
+) -> WaitQueue:
     """Return a room that sees these phases, one at each look, the last for ever."""
     left = list(phases)
 
     async def look() -> Phase | None:
         return left.pop(0) if len(left) > 1 else left[0]
 
-    return WaitingRoom(
+    return WaitQueue(
         look,
         max_held=max_held,
         max_wait_s=max_wait_s,
         patience_s=0.001,
         look_s=0.001,
-        tell_s=tell_s,
+        report_s=report_s,
     )
 
 
@@ -49,7 +49,7 @@ class Listener:
 
 
 async def test_a_request_is_told_how_far_its_replica_has_come() -> None:
-    room = allocate_slots([Phase.PLACING, Phase.PLACING, Phase.LOADING, Phase.READY])
+    room = make_queue([Phase.PLACING, Phase.PLACING, Phase.LOADING, Phase.READY])
     listener = Listener(after=3)
 
     await room.wait_for(listener.taken, listener.tell)
@@ -59,7 +59,7 @@ async def test_a_request_is_told_how_far_its_replica_has_come() -> None:
 
 
 async def test_a_phase_that_lasts_is_told_again_and_again() -> None:
-    room = allocate_slots([Phase.LOADING], tell_s=0.0)
+    room = make_queue([Phase.LOADING], report_s=0.0)
     listener = Listener(after=5)
 
     await room.wait_for(listener.taken, listener.tell)
@@ -68,7 +68,7 @@ async def test_a_phase_that_lasts_is_told_again_and_again() -> None:
 
 
 async def test_busy_replicas_are_waited_for_without_a_word() -> None:
-    room = allocate_slots([Phase.READY], max_held=0)
+    room = make_queue([Phase.READY], max_held=0)
     listener = Listener()
     asyncio.get_running_loop().call_later(0.05, listener.taken.set_result, None)
 
@@ -78,7 +78,7 @@ async def test_busy_replicas_are_waited_for_without_a_word() -> None:
 
 
 async def test_a_request_that_is_taken_at_once_asks_nobody() -> None:
-    room = allocate_slots([])  # a look would fail
+    room = make_queue([])  # a look would fail
     listener = Listener()
     listener.taken.set_result(None)
 
@@ -88,7 +88,7 @@ async def test_a_request_that_is_taken_at_once_asks_nobody() -> None:
 
 
 async def test_no_more_than_the_limit_are_held() -> None:
-    room = allocate_slots([Phase.PLACING], max_held=2)
+    room = make_queue([Phase.PLACING], max_held=2)
     listeners = [Listener() for _ in range(3)]
     tasks = [asyncio.create_task(room.wait_for(x.taken, x.tell)) for x in listeners]
 
@@ -105,7 +105,7 @@ async def test_no_more_than_the_limit_are_held() -> None:
 
 
 async def test_a_request_is_held_for_so_long_and_no_longer() -> None:
-    room = allocate_slots([Phase.LOADING], max_wait_s=0.02)
+    room = make_queue([Phase.LOADING], max_wait_s=0.02)
     listener = Listener()
 
     with pytest.raises(Unavailable, match=r"within 0.02 s") as caught:
@@ -116,7 +116,7 @@ async def test_a_request_is_held_for_so_long_and_no_longer() -> None:
 
 
 async def test_a_request_that_leaves_makes_room() -> None:
-    room = allocate_slots([Phase.LOADING], max_held=1)
+    room = make_queue([Phase.LOADING], max_held=1)
     listener = Listener()
     task = asyncio.create_task(room.wait_for(listener.taken, listener.tell))
     while not listener.told:
@@ -133,7 +133,7 @@ async def test_an_answer_that_is_there_waits_for_nobody() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    room = WaitingRoom(look, max_held=0, max_wait_s=30.0, patience_s=0.001, look_s=30.0)
+    room = WaitQueue(look, max_held=0, max_wait_s=30.0, patience_s=0.001, look_s=30.0)
     listener = Listener()
     asyncio.get_running_loop().call_later(0.05, listener.taken.set_result, None)
 
@@ -144,7 +144,7 @@ async def test_an_answer_that_is_there_waits_for_nobody() -> None:
 
 
 async def test_what_cannot_be_told_changes_nothing() -> None:
-    room = allocate_slots([Phase.READY, None], max_held=0)
+    room = make_queue([Phase.READY, None], max_held=0)
     listener = Listener()
     asyncio.get_running_loop().call_later(0.05, listener.taken.set_result, None)
 
@@ -161,7 +161,7 @@ async def test_a_controller_that_never_answers_holds_nobody_for_ever() -> None:
         raise AssertionError
 
     first = [Phase.LOADING]
-    room = WaitingRoom(look, max_held=1, max_wait_s=0.05, patience_s=0.001, look_s=0.001)
+    room = WaitQueue(look, max_held=1, max_wait_s=0.05, patience_s=0.001, look_s=0.001)
     listener = Listener()
 
     async with asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""What a gateway hands to a replica with each request. Pickled once per request."""
+"""What a gateway sends to a replica with each request. Pickled once per request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import Scope
 from remora.configs.errors import RemoraError, Unavailable
 from remora.deployments.http.generation.resumption import Begun
 
-# Of an ASGI scope: what is plain data and belongs to the request.
+# Entries of an ASGI scope that are plain data and belong to the request.
 _SCOPE_KEYS = (
     "type",
     "http_version",
@@ -28,37 +28,37 @@ _SCOPE_KEYS = (
 _REQUEST_ID = b"x-request-id"
 
 
-class Unreachable(RemoraError):
-    """The replica is on another machine than the gateway, which listens on its own only."""
+class TcpNeeded(RemoraError):
+    """The replica is on another machine, and the gateway does not listen on TCP yet."""
 
 
-class NoWayBack(Unavailable):
-    """The gateway did not take a replica's connection; another replica may have more luck."""
+class GatewayUnreachable(Unavailable):
+    """A replica cannot connect to the gateway; another replica may."""
 
     def __init__(self, replica: str) -> None:
         super().__init__(f"The replica {replica} cannot reach the gateway. Please try again.")
         self.replica = replica
 
-    def __reduce__(self) -> tuple[type[NoWayBack], tuple[str]]:
-        """Pickle what it is made from."""
-        return NoWayBack, (self.replica,)
+    def __reduce__(self) -> tuple[type[GatewayUnreachable], tuple[str]]:
+        """Pickle the constructor's argument instead of the message."""
+        return GatewayUnreachable, (self.replica,)
 
 
-class BrokenOff(RemoraError):
-    """An answer has no end, although its replica lives: a bug, or a client that took nothing."""
+class AnswerTruncated(RemoraError):
+    """An answer has no end although its replica lives: a bug, or a client that read nothing."""
 
 
 class CannotContinue(RemoraError):
-    """An answer that another replica had begun came out differently."""
+    """The replica's answer differs from the part that another replica has sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a gateway takes answers.
+    """Where a gateway listens for answers.
 
     node_id:  Ray's id of its machine
-    path:     of a Unix socket there
-    tcp:      host and port for other machines; None = it does not listen for them yet
+    path:     of its Unix socket
+    tcp:      host and port for other machines; None = it does not listen on TCP yet
     """
 
     node_id: str
@@ -67,12 +67,12 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One request, and where its answer is to go.
+class RelayedRequest:
+    """A request and the address for its answer.
 
     scope:   the plain part of its ASGI scope
-    secret:  proves to the gateway that an answer is this call's
-    begun:   set when the answer may have to go on elsewhere, or has begun elsewhere
+    secret:  identifies the answer to the gateway
+    begun:   set if streams are resumed: the part of the answer that the client has
     """
 
     scope: Mapping[str, Any]
@@ -83,7 +83,7 @@ class Call:
 
 
 def plain_scope(scope: Scope, request_id: str) -> Mapping[str, Any]:
-    """Return the part of a scope that can be passed on, with the request's id among its headers."""
+    """Return the plain part of a scope, with the request id as a header."""
     plain = {key: scope[key] for key in _SCOPE_KEYS if key in scope}
     headers = [(name, value) for name, value in scope["headers"] if name != _REQUEST_ID]
     return plain | {"headers": [*headers, (_REQUEST_ID, request_id.encode("latin-1"))]}
