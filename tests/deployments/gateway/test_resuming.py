@@ -19,10 +19,10 @@ NAMED = {"x-request-id": "same"}
 
 
 class Versions(FixedAdapters):
-    """One adapter, of some version."""
+    """One adapter with a given lora_id."""
 
     def __init__(self, version: int) -> None:
-        self._instances = {"a": version}
+        self._lora_ids = {"a": version}
 
 
 def make_replica(name: str, *, stop_at: int | None = None, text: str = TEXT) -> Replica:
