@@ -53,12 +53,10 @@ from remora.deployments.http.endpoints import (
     GENERATE,
     RERANK,
     SCORE,
-    Endpoint,
-    run,
-    stream,
 )
+from remora.deployments.http.generation.endpoint import Endpoint, run, stream
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.sglang.weight_update import WeightUpdate
+from remora.deployments.http.generation.weight_update import WeightUpdate
 from remora.deployments.live_update import InPlace
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay

@@ -159,9 +159,7 @@ async def _chat(server: ServerState, given: Prompt) -> Request:
         text = server.tokenizer.decode(text, skip_special_tokens=True)
     messages = [{"role": "user", "content": text}]
     fields = {"messages": messages, "max_tokens": OUTPUT_TOKENS, "temperature": 0}
-    job = await prepare_chat(server, parse(ChatBody, fields), _name())
-    (request,) = job.requests
-    return request
+    return (await prepare_chat(server, parse(ChatBody, fields), _name())).request
 
 
 ROUTINES: Mapping[str, Callable[[ServerState, Prompt], Awaitable[Request]]] = {

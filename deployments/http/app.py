@@ -54,8 +54,9 @@ from remora.deployments.http.generation.bodies import (
     DetokenizeBody,
     TokenizeBody,
 )
+from remora.deployments.http.generation.routes import Route, generation_routes
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.handlers import Route, generation_routes
+from remora.deployments.http.generation.weight_update import UpdateBody
 from remora.deployments.http.ollama.routes import OLLAMA_BODIES, ollama_routes
 from remora.deployments.http.pooling.classify import ClassifyBody, EncodeBody, PoolingBody
 from remora.deployments.http.pooling.embeddings import EmbeddingsBody
@@ -64,7 +65,6 @@ from remora.deployments.http.responses.bodies import ResponsesBody
 from remora.deployments.http.responses.response import responses_routes
 from remora.deployments.http.sglang.parse_routes import PARSE_BODIES, parse_routes
 from remora.deployments.http.sglang.score import ScoreBody
-from remora.deployments.http.sglang.weight_update import UpdateBody
 from remora.deployments.http.shared_paths import GENERATE_BODIES, generate_routes
 from remora.deployments.observing.spans import note_parent
 

@@ -15,9 +15,11 @@ from starlette.responses import Response
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.core.wire_formats import OPENAI, TGI, Dialect
-from remora.deployments.http.endpoints import GENERATE, Endpoint, Job
+from remora.deployments.http.endpoints import GENERATE
+from remora.deployments.http.generation.endpoint import Endpoint
+from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.routes import Route, generation_routes, read_body
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.handlers import Route, generation_routes, read_body
 from remora.deployments.http.lightllm.bodies import LightBody, TokensBody, parse_light
 from remora.deployments.http.lightllm.generate import count_tokens, prepare_light, token_load
 from remora.deployments.http.sglang.bodies import GenerateBody, parse_generate

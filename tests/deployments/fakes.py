@@ -27,7 +27,7 @@ from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.sglang.weight_update import WeightUpdate
+from remora.deployments.http.generation.weight_update import WeightUpdate
 from remora.engine.grammar.constraint import Constraint
 from remora.engine.grammar.service import GrammarStats
 from remora.engine.observe.inspection import Inspection

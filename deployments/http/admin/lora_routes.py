@@ -15,8 +15,8 @@ from starlette.responses import PlainTextResponse, Response
 from remora.deployments.http.core.auth import ADMIN
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.handlers import read_body
 
 _Name = Annotated[str, Field(min_length=1, max_length=1024)]
 

@@ -14,9 +14,9 @@ from remora.deployments.http.core.auth import ADMIN, require_operator
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.core.sse import while_connected
 from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.handlers import read_body
-from remora.deployments.http.sglang.weight_update import UpdateBody
+from remora.deployments.http.generation.weight_update import UpdateBody
 
 
 def token_routes(server: ServerState) -> APIRouter:

@@ -128,7 +128,7 @@ async def check_token(server: ServerState) -> None:
     )
     try:
         async with asyncio.timeout(HEALTH_TOKEN_TIMEOUT_S):
-            opening = server.calls.open("health", [request], needs_place=False)
+            opening = server.calls.open("health", [request], takes_place=False)
             async with aclosing(await opening) as outputs:
                 async for _ in outputs:
                     pass

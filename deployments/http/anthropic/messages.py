@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,85 +14,90 @@ from remora.deployments.http.anthropic.events import TOOL_USE, BlockWriter
 from remora.deployments.http.anthropic.to_chat import chat_body, renames_of
 from remora.deployments.http.core.field_names import in_callers_words
 from remora.deployments.http.core.fields import check_ignored, ignored_fields, parse
+from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import JSONAnswer, read_json
-from remora.deployments.http.generation.chat import ChatJob, prepare_chat
+from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.prompts import encode, render
 from remora.deployments.http.generation.reasoning import EFFORT
-from remora.deployments.http.generation.reply import Reply
+from remora.deployments.http.generation.replies import Reply
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
-from remora.engine.types import FinishReason
-from remora.engine.types import Request as EngineRequest
+from remora.engine.types import FinishReason, Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageJob:
-    """One validated request."""
+class MessageJob(Job):
+    """One checked request."""
 
-    body: MessagesBody
-    chat: ChatJob
-
-    @property
-    def rid(self) -> str:
-        """The caller's name of the request, or one drawn for it."""
-        return self.chat.rid
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client wants events."""
-        return bool(self.body.stream)
-
-    @property
-    def requests(self) -> tuple[EngineRequest, ...]:
-        """What the engine gets."""
-        return self.chat.requests
+    chat: PreparedChat
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer."""
-        replies, writer = self.chat.replies(), BlockWriter()
-        async for _, output in outputs:
-            writer.take(replies.add(output).events)
-        writer.finish()
-        message = self._message(replies.all[0]) | {"content": writer.blocks}
-        return message | _end(replies.all[0], writer)
-
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the answer event by event."""
-        replies, writer = self.chat.replies(), BlockWriter()
-        async for _, output in outputs:
-            piece = replies.add(output)
-            if piece.begins:
-                yield {"type": "message_start", "message": self._message(piece.reply)}
-            for event in writer.take(piece.events):
-                yield event
-        for event in writer.finish():
-            yield event
+        replies, blocks = self.chat.replies(), BlockWriter()
+        async for prompt, output in outputs:
+            blocks.take(replies.of(prompt, output).add(output))
+        blocks.finish()
         reply = replies.all[0]
-        yield {"type": "message_delta", "delta": _end(reply, writer), "usage": self._usage(reply)}
-        yield {"type": "message_stop"}
+        message = _message(self.chat, reply) | {"content": blocks.blocks}
+        return message | _end(reply, blocks)
 
-    def _message(self, reply: Reply) -> dict[str, Any]:
-        """Return the message without its content and end."""
-        return {
-            "id": f"msg_{self.rid}",
-            "type": "message",
-            "role": "assistant",
-            "model": self.chat.model.name,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": self._usage(reply),
-        }
+    def writer(self) -> MessageWriter:
+        """Return the writer of a streamed answer."""
+        return MessageWriter(self.chat)
 
-    def _usage(self, reply: Reply) -> dict[str, Any]:
-        """Return the usage so far; the prompt is the sum of what was cached and what was not."""
-        return {
-            "input_tokens": len(self.chat.prompt_ids) - reply.num_cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": reply.num_cached_tokens,
-            "output_tokens": reply.num_output_tokens,
-            "output_tokens_details": {"thinking_tokens": reply.num_reasoning_tokens},
-        }
+
+class MessageWriter(ChunkWriter):
+    """Writes a message as events."""
+
+    def __init__(self, chat: PreparedChat) -> None:
+        self._chat = chat
+        self._replies = chat.replies()
+        self._blocks = BlockWriter()
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the events of one output."""
+        reply = self._replies.of(prompt, output)
+        begins = not reply.has_begun
+        events = self._blocks.take(reply.add(output))
+        if not begins:
+            return events
+        return [{"type": "message_start", "message": _message(self._chat, reply)}, *events]
+
+    async def end(self) -> Sequence[Chunk]:
+        """Return how the message ended."""
+        reply, last = self._replies.all[0], self._blocks.finish()
+        delta, usage = _end(reply, self._blocks), _usage(self._chat, reply)
+        return [
+            *last,
+            {"type": "message_delta", "delta": delta, "usage": usage},
+            {"type": "message_stop"},
+        ]
+
+
+def _message(chat: PreparedChat, reply: Reply) -> dict[str, Any]:
+    """Return the message without its content and end."""
+    return {
+        "id": f"msg_{chat.rid}",
+        "type": "message",
+        "role": "assistant",
+        "model": chat.model.name,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(chat, reply),
+    }
+
+
+def _usage(chat: PreparedChat, reply: Reply) -> dict[str, Any]:
+    """Return the usage so far; the prompt is the sum of what was cached and what was not."""
+    return {
+        "input_tokens": len(chat.prompt_ids) - reply.num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": reply.num_cached_tokens,
+        "output_tokens": reply.num_output_tokens,
+        "output_tokens_details": {"thinking_tokens": reply.num_reasoning_tokens},
+    }
 
 
 def _end(reply: Reply, writer: BlockWriter) -> dict[str, Any]:
@@ -116,7 +121,10 @@ async def prepare_message(server: ServerState, body: MessagesBody, rid: str) -> 
     """
     chat = chat_body(body, knows_efforts=_knows_efforts(server))
     with in_callers_words(renames_of(body)):
-        return MessageJob(body=body, chat=await prepare_chat(server, chat, rid))
+        prepared = await prepare_chat(server, chat, rid)
+    return MessageJob(
+        rid=rid, requests=(prepared.request,), streams=bool(body.stream), chat=prepared
+    )
 
 
 async def count_tokens(server: ServerState, body: CountTokensBody) -> int:

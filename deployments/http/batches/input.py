@@ -14,7 +14,8 @@ from typing import Any, Literal
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import Body, Label, parse
 from remora.deployments.http.core.wire import parse_json
-from remora.deployments.http.endpoints import CHAT, COMPLETIONS, RESPONSES, Endpoint
+from remora.deployments.http.endpoints import CHAT, COMPLETIONS, RESPONSES
+from remora.deployments.http.generation.endpoint import Endpoint
 
 ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
     {

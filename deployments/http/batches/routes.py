@@ -24,8 +24,8 @@ from remora.deployments.http.core.fields import (
     parse,
 )
 from remora.deployments.http.core.wire import JSONAnswer
+from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.handlers import read_body
 
 
 class BatchBody(Body):

@@ -14,6 +14,26 @@ from prometheus_client.registry import Collector
 _FINE_S = tuple(0.0005 * 2 ** (step / 8) for step in range(155))
 
 
+class Series:
+    """Counts and sum of one set of label values.
+
+    bounds:  [num_bounds] upper edges, ascending
+    counts:  [num_bounds + 1]
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, num: int = 1) -> None:
+        """Note `num` times the same value."""
+        self.counts[bisect_left(self._bounds, value)] += num
+        self.total += value * num
+
+
 class Histogram(Collector):
     """One histogram, with a series for each set of values of a request's own labels.
 
@@ -36,30 +56,29 @@ class Histogram(Collector):
         self._shown = tuple(shown)
         self._labels = tuple(labels)
         self._bounds = tuple(sorted({*shown, *counted}))
-        self._counts: dict[tuple[str, ...], list[int]] = {}
-        self._sums: dict[tuple[str, ...], float] = {}
-        self._series(("",) * len(self._labels))
+        self._series: dict[tuple[str, ...], Series] = {}
+        self.series(("",) * len(self._labels))
 
-    def _series(self, labels: tuple[str, ...]) -> list[int]:
-        counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
-        self._sums[labels] = 0.0
-        return counts
+    def series(self, labels: tuple[str, ...]) -> Series:
+        """Return the series of these values of a request's own labels."""
+        found = self._series.get(labels)
+        if found is None:
+            found = self._series[labels] = Series(self._bounds)
+        return found
 
     def observe(self, value: float, num: int = 1, labels: tuple[str, ...] = ()) -> None:
-        """Note `num` times the same, of a request with these values of its own labels."""
-        counts = self._counts.get(labels) or self._series(labels)
-        counts[bisect_left(self._bounds, value)] += num
-        self._sums[labels] += value * num
+        """Note `num` times the same value, of a request with these values of its own labels."""
+        self.series(labels).observe(value, num)
 
     def collect(self) -> Iterable[Metric]:
         """Yield the histogram."""
         names = ["model_name", *self._labels]
         metric = HistogramMetricFamily(self._name, self._text, labels=names)
-        for labels, counts in tuple(self._counts.items()):
-            totals = list(accumulate(counts))
+        for labels, series in tuple(self._series.items()):
+            totals = list(accumulate(series.counts))
             shown = [(str(edge), totals[bisect_left(self._bounds, edge)]) for edge in self._shown]
             buckets = [*shown, ("+Inf", totals[-1])]
-            metric.add_metric([self._model, *labels], buckets, self._sums[labels])
+            metric.add_metric([self._model, *labels], buckets, series.total)
         yield metric
 
 
@@ -83,4 +102,6 @@ class Latencies(Histogram):
 
     def counts(self) -> tuple[int, ...]:
         """Return how many were noted up to each bound and above the one before, and above all."""
-        return tuple(map(sum, zip(*self._counts.values(), strict=True)))
+        return tuple(
+            map(sum, zip(*(series.counts for series in self._series.values()), strict=True))
+        )

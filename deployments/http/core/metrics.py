@@ -161,9 +161,9 @@ class Metrics:
         """Count sequences that ended."""
         self._finished.labels(self._model, reason, *self._own()).inc(num_sequences)
 
-    def of_call(self) -> CallMetrics:
-        """Return what notes the call that the running task makes, under its own labels."""
-        return CallMetrics(self, self._own())
+    def of_request(self) -> RequestMetrics:
+        """Return the metrics of the running task's request, under its own labels."""
+        return RequestMetrics(self, self._own())
 
     def _own(self) -> tuple[str, ...]:
         return current_labels() or ("",) * len(self._labels)
@@ -173,33 +173,34 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class CallMetrics:
-    """What one call adds to the histograms.
+class RequestMetrics:
+    """What one request adds to the histograms.
 
-    labels:  values of its own labels
+    labels:  values of the request's own labels
     """
 
     def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
         self._metrics = metrics
         self._labels = labels
+        self._observe_inter_token = metrics.inter_token.series(labels).observe
 
     def prompt(self, num_tokens: int) -> None:
         """Note the length of a prompt."""
         self._metrics.prompt_tokens.observe(num_tokens, labels=self._labels)
 
     def first_token(self, seconds: float, queue_s: float) -> None:
-        """Note how long the call waited for its first token, and in the queue."""
+        """Note how long the request waited for its first token, and in the queue."""
         self._metrics.first_token.observe(seconds, labels=self._labels)
         self._metrics.queue.observe(queue_s, labels=self._labels)
 
     def tokens(self, seconds: float, num_tokens: int) -> None:
-        """Note `num_tokens` tokens of one sequence that came `seconds` after the last one."""
-        self._metrics.inter_token.observe(seconds / num_tokens, num_tokens, self._labels)
+        """Note `num_tokens` tokens of one sequence, `seconds` after the previous ones."""
+        self._observe_inter_token(seconds / num_tokens, num_tokens)
 
     def finished(self, num_tokens: int) -> None:
         """Note the length of an output."""
         self._metrics.output_tokens.observe(num_tokens, labels=self._labels)
 
     def whole(self, seconds: float) -> None:
-        """Note how long the whole call took."""
+        """Note how long the whole request took."""
         self._metrics.whole.observe(seconds, labels=self._labels)

@@ -1,15 +1,17 @@
-"""Streams of frames (mostly server-sent events), and noticing that the client has gone.
+"""Streams of frames (mostly server-sent events), and clients that disconnect.
 
-Ray Serve cancels the handler when its client goes away; plain uvicorn only says so through
-`receive`. Both ways end in the same place: what was generating is closed.
+Ray Serve cancels the handler when its client disconnects; uvicorn only sends a message through
+`receive`. Either way the outputs are closed, which aborts the request in the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, aclosing
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -19,8 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from remora.deployments.http.core.body_limits import limit
 from remora.deployments.http.core.errors import CLIENT_GONE, log_error
+from remora.deployments.http.core.wire import dumps
 from remora.deployments.http.core.wire_formats import Dialect
 from remora.deployments.scoped_task import scoped_task
+from remora.engine.types import Output
+
+Chunk = dict[str, Any]
+Frame = Callable[[Mapping[str, Any]], bytes]
 
 KEEP_ALIVE_S = 15.0
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -44,61 +51,97 @@ async def _until_disconnect(receive: Receive) -> None:
         pass
 
 
-async def as_events(
-    chunks: AsyncGenerator[dict[str, Any], None], dialect: Dialect, request_id: str
-) -> AsyncGenerator[bytes, None]:
-    """Yield chunks as frames; an error becomes a frame too, since the status has been sent."""
-    place = 0
-    try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                place += 1
-                yield dialect.frame(chunk)
-    except Exception as error:
-        # A boundary: past this point only the stream itself can tell the client.
-        log_error(error, request_id)
-        yield dialect.error_frame(error, place)
-    if dialect.last:
-        yield dialect.last
+class ChunkWriter:
+    """Writes one streamed reply as chunks of its API. Used once.
+
+    num_chunks:  chunks written so far; dialects that number late errors go by it
+    """
+
+    num_chunks = 0
+
+    def begin(self) -> Sequence[Chunk]:
+        """Return the chunks before the first output."""
+        return ()
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the chunks of one output of a prompt."""
+        raise NotImplementedError
+
+    async def end(self) -> Sequence[Chunk]:
+        """Return the chunks after the last output."""
+        return ()
+
+    def fail(self, error: Exception) -> Sequence[Chunk]:
+        """Return the chunks before the error that ends the stream."""
+        return ()
+
+    def close(self) -> None:
+        """Release what the stream holds. Called once, at its end, however it ends."""
+
+    def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
+        """Return `chunks` as a function that returns bytes; a writer may have a faster one."""
+
+        def write(prompt: int, output: Output) -> bytes:
+            return self.joined(self.chunks(prompt, output), frame)
+
+        return write
+
+    def joined(self, chunks: Sequence[Chunk], frame: Frame) -> bytes:
+        """Return the frames of chunks, which count as written."""
+        self.num_chunks += len(chunks)
+        return b"".join(map(frame, chunks))
 
 
-def _part(body: bytes, *, more_body: bool = True) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": body, "more_body": more_body}
+class TextFrame:
+    """The frame of a chunk in which nothing but one text changes. Only the text is encoded.
+
+    chunk:  makes the chunk of a text
+    """
+
+    _MARK = secrets.token_hex(16)
+
+    def __init__(self, chunk: Callable[[str], Chunk], frame: Frame) -> None:
+        self._parts = frame(chunk(self._MARK)).split(dumps(self._MARK))
+
+    def of(self, text: str) -> bytes:
+        """Return the frame with this text: the bytes that `frame(chunk(text))` would return."""
+        return dumps(text).join(self._parts)
 
 
 class EventStream(Response):
-    """Sends frames as they come, a sign of life when none came for a while, and closes the source.
+    """Sends the chunks of a stream as they are written, and keep-alives while there are none.
 
-    close:  called once the stream has ended for whatever reason
+    outputs:  (index of the prompt, output); closed at the end, however the stream ends
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        outputs: AsyncGenerator[tuple[int, Output], None],
+        writer: ChunkWriter,
         dialect: Dialect,
         *,
-        close: Callable[[], Awaitable[None]],
+        request_id: str,
         headers: Mapping[str, str],
     ) -> None:
         super().__init__(headers={**_HEADERS, **headers}, media_type=dialect.media_type)
         del self.headers["content-length"]
-        self._events = events
-        self._keep_alive = dialect.keep_alive
-        self._close = close
+        self._outputs = outputs
+        self._writer = writer
+        self._dialect = dialect
+        self._request_id = request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
-        wire = _Wire(send, self._keep_alive)
+        wire = _Wire(send, self._dialect.keep_alive)
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         async with AsyncExitStack() as held:
-            held.push_async_callback(self._close)
-            held.push_async_callback(self._events.aclose)
+            held.push_async_callback(self._outputs.aclose)
+            held.callback(self._writer.close)
             try:
                 await send(start)
                 await self._send_events(wire, receive)
             except TimeoutError:
-                # A client that takes nothing for so long has given up its answer.
-                log.warning("a client took nothing of its stream for %g s; closed", wire.stall_s)
+                log.warning("stream: closed, the client read nothing for %g s", wire.stall_s)
                 scope["state"]["count_refusal"]("stream_timeout_s")
 
     async def _send_events(self, wire: _Wire, receive: Receive) -> None:
@@ -118,49 +161,82 @@ class EventStream(Response):
                 await wire.send_in_time(b"", more_body=False)
 
     async def _write(self, wire: _Wire) -> None:
-        async for event in self._events:
-            await wire.send(event)
+        """Send all frames. An error becomes a frame too, since the status has been sent."""
+        dialect, writer = self._dialect, self._writer
+        write, send, next_output = writer.framed(dialect.frame), wire.send, self._outputs.__anext__
+        has_ended = False
+        try:
+            body = writer.joined(writer.begin(), dialect.frame)
+        except Exception as error:
+            # A boundary, as below: past the status only the stream itself can report an error.
+            body, has_ended = self._failed(error), True
+        while True:
+            if body:
+                await send(body)
+            if has_ended:
+                break
+            try:
+                prompt, output = await next_output()
+                body = write(prompt, output)
+            except StopAsyncIteration:
+                body, has_ended = await self._ending(), True
+            except Exception as error:
+                # A boundary, see above.
+                body, has_ended = self._failed(error), True
+        if dialect.last:
+            await send(dialect.last)
+
+    async def _ending(self) -> bytes:
+        try:
+            return self._writer.joined(await self._writer.end(), self._dialect.frame)
+        except Exception as error:
+            # A boundary, see `_write`.
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> bytes:
+        log_error(error, self._request_id)
+        written = self._writer.joined(self._writer.fail(error), self._dialect.frame)
+        return written + self._dialect.error_frame(error, self._writer.num_chunks)
 
 
 class _Wire:
-    """The way to the client, and how long ago something went through it.
+    """The connection to the client, and when something was last sent over it.
 
-    A timeout of its own for each event would cost as much as making the event; so whoever watches
-    the stream looks, now and then, how long the event on the way has been there.
+    A timeout for each event would cost as much as writing the event, so the task that watches the
+    stream looks now and then how long the current event has been on its way.
     """
 
     def __init__(self, send: Send, keep_alive: bytes) -> None:
         self._send = send
         self._keep_alive = keep_alive
         self.stall_s: float = limit("stream_timeout_s")
-        self._time = asyncio.get_running_loop().time
-        self._sent_at = self._time()
+        self._sent_at = time.monotonic()
         self._sending_since: float | None = None
 
     async def send(self, body: bytes) -> None:
         """Send an event; returns once the client's side has room for more."""
-        self._sending_since = self._time()
-        await self._send(_part(body))
+        self._sending_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
         self._sending_since = None
-        self._sent_at = self._time()
+        self._sent_at = time.monotonic()
 
     async def send_in_time(self, body: bytes, *, more_body: bool = True) -> None:
-        """Send something while nobody watches. Raises TimeoutError after `stall_s`."""
+        """Send while no task watches. Raises TimeoutError after `stall_s`."""
         async with asyncio.timeout(self.stall_s):
-            await self._send(_part(body, more_body=more_body))
-        self._sent_at = self._time()
+            await self._send({"type": "http.response.body", "body": body, "more_body": more_body})
+        self._sent_at = time.monotonic()
 
     def patience_s(self) -> float:
-        """Return when to look again, at the latest."""
+        """Return after how many seconds to look again, at the latest."""
         if self._sending_since is not None:
-            return self._sending_since + self.stall_s - self._time()
+            return self._sending_since + self.stall_s - time.monotonic()
         if not self._keep_alive:
             return self.stall_s
-        return min(self.stall_s, self._sent_at + KEEP_ALIVE_S - self._time())
+        return min(self.stall_s, self._sent_at + KEEP_ALIVE_S - time.monotonic())
 
     async def keep_alive(self) -> None:
-        """Send a sign of life after a while of nothing. Raises TimeoutError if all is stuck."""
-        now = self._time()
+        """Send a keep-alive if one is due. Raises TimeoutError if an event is stuck."""
+        now = time.monotonic()
         if self._sending_since is not None:
             if now - self._sending_since >= self.stall_s:
                 raise TimeoutError

@@ -1,14 +1,13 @@
-"""/v1/chat/completions: from a body to a job, and from a job's outputs to an answer.
+"""Conversations: from a body to a checked request for the engine.
 
-Other chat dialects come this way too: they translate their body into a ChatBody, take the ChatJob
-of it, and write its replies in their own words.
+Every chat API translates its body into a ChatBody, which is checked here, once, and writes the
+replies in its own format.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
@@ -21,8 +20,7 @@ from remora.deployments.http.generation.constraints import (
 from remora.deployments.http.generation.logprobs import LogprobWriter, check_scored
 from remora.deployments.http.generation.prompts import check_room, cut_of, encode, render
 from remora.deployments.http.generation.reasoning import check_effort, opened
-from remora.deployments.http.generation.reply import ParserMaker, Replies
-from remora.deployments.http.generation.request_tracker import OutputStream
+from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.resumption import created_at
 from remora.deployments.http.generation.sampling import openai_sampling
 from remora.deployments.http.generation.server_state import (
@@ -32,16 +30,16 @@ from remora.deployments.http.generation.server_state import (
     with_prompt_logprobs,
 )
 from remora.deployments.http.generation.tools import tool_use_of
-from remora.deployments.http.openai.chat_writer import ChatWriter, reasoning_names
+from remora.deployments.parsers.replies import ParserFactory
 from remora.deployments.parsers.tools import ToolChoice, ToolUse
-from remora.engine.types import Grammar, ReasoningBudget, Request, SamplingParams
+from remora.engine.types import Grammar, Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatJob:
-    """One validated chat request.
+class PreparedChat:
+    """One checked conversation, in no API's format.
 
-    prompt:        the conversation as the template wrote it
+    prompt:        the conversation as the template renders it
     make_parser:   of one reply's text
     counts_calls:  whether a reply that calls tools ends with `tool_calls`
     """
@@ -51,85 +49,25 @@ class ChatJob:
     model: ServedModel
     created: int
     prompt: str
-    prompt_ids: list[int]
-    sampling: SamplingParams
-    writer: ChatWriter
+    request: Request
     logprobs: LogprobWriter
-    make_parser: ParserMaker = lambda: None
+    make_parser: ParserFactory = lambda: None
     counts_calls: bool = True
-    grammar: Grammar | None = None
-    thinking: ReasoningBudget | None = None
 
     @property
-    def streams(self) -> bool:
-        """Whether the client wants chunks."""
-        return bool(self.body.stream)
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt's tokens."""
+        return self.request.prompt_ids
 
     @property
-    def requests(self) -> tuple[Request, ...]:
-        """What the engine gets."""
-        request = Request(
-            request_id=self.rid,
-            prompt_ids=self.prompt_ids,
-            sampling=self.sampling,
-            priority=self.body.priority or 0,
-            cache_salt=self.body.cache_salt or "",
-            grammar=self.grammar,
-            reasoning=self.thinking,
-            lora_id=self.model.lora_id,
-        )
-        return (request,)
+    def sampling(self) -> SamplingParams:
+        """How tokens are sampled."""
+        return self.request.sampling
 
     def replies(self) -> Replies:
-        """Return a reader of the call's outputs."""
-        return Replies(self.sampling.n, self.make_parser, counts_calls=self.counts_calls)
-
-    async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer."""
-        replies = self.replies()
-        answer = self._envelope("chat.completion")
-        answer["choices"] = [self.writer.choice(reply) for reply in await replies.gather(outputs)]
-        answer["usage"] = replies.usage(len(self.prompt_ids))
-        if self.body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = self.logprobs.prompt(replies.all[0].prompt_logprobs or ())
-        return answer | self._prompt_fields()
-
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the answer piece by piece; then usage, if asked for."""
-        options = self.body.stream_options
-        replies = self.replies()
-        told_once = self._prompt_fields()
-        async for _, output in outputs:
-            for choice in self.writer.pieces(replies.add(output)):
-                chunk = self._envelope("chat.completion.chunk") | {"choices": [choice]} | told_once
-                if options and options.include_usage:
-                    continuous = options.continuous_usage_stats
-                    chunk["usage"] = replies.usage(len(self.prompt_ids)) if continuous else None
-                told_once = {}
-                yield chunk
-        if options and options.include_usage:
-            usage = replies.usage(len(self.prompt_ids))
-            yield self._envelope("chat.completion.chunk") | {"choices": [], "usage": usage}
-
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        envelope: dict[str, Any] = {
-            "id": f"chatcmpl-{self.rid}",
-            "object": kind,
-            "created": self.created,
-            "model": self.model.name,
-        }
-        return (
-            envelope if self.body.service_tier is None else envelope | {"service_tier": "default"}
-        )
-
-    def _prompt_fields(self) -> dict[str, Any]:
-        """Return what the answer tells of the prompt."""
-        fields: dict[str, Any] = {}
-        if self.body.return_token_ids:
-            fields["prompt_token_ids"] = self.prompt_ids
-        if self.body.return_prompt_text:
-            fields["prompt_text"] = self.prompt
-        return fields
+        """Return a reader of the request's outputs."""
+        n = self.sampling.n
+        return Replies(1, n, self.make_parser, counts_calls=self.counts_calls)
 
 
 def _check(server: ServerState, body: ChatBody, use: ToolUse) -> None:
@@ -172,7 +110,7 @@ async def _grammar(server: ServerState, body: ChatBody, use: ToolUse) -> Grammar
     return await server.grammars.compile(constraint, param="functions" if body.is_old else "tools")
 
 
-async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> ChatJob:
+async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> PreparedChat:
     """Check everything that can be checked before the engine is asked.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
@@ -198,18 +136,26 @@ async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> ChatJob
         cut=cut,
     )
     sampling = _with_room(server, body, sampling, len(ids))
-    logprobs = LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
     continues = bool(body.continue_final_message)
-    return ChatJob(
+    return PreparedChat(
         body=body,
         rid=rid,
         model=model,
         created=created_at(),
         prompt=prompt,
-        prompt_ids=ids,
-        sampling=sampling,
-        writer=ChatWriter(body, logprobs, reasoning_names(server.config.api.reasoning_field)),
-        logprobs=logprobs,
+        request=Request(
+            request_id=rid,
+            prompt_ids=ids,
+            sampling=sampling,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            grammar=await _grammar(server, body, use),
+            reasoning=server.formats.reasoning_budget(
+                prompt, budget=body.thinking_token_budget, continues=continues, use=use
+            ),
+            lora_id=model.lora_id,
+        ),
+        logprobs=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
         make_parser=server.formats.make_parser(
             prompt=prompt,
             use=use,
@@ -220,10 +166,6 @@ async def prepare_chat(server: ServerState, body: ChatBody, rid: str) -> ChatJob
             note=server.metrics.count_call_fault,
         ),
         counts_calls=use.choice is not ToolChoice.NAMED,
-        grammar=await _grammar(server, body, use),
-        thinking=server.formats.reasoning_budget(
-            prompt, budget=body.thinking_token_budget, continues=continues, use=use
-        ),
     )
 
 

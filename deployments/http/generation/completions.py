@@ -1,9 +1,10 @@
-"""/v1/completions: from a body to a job, everything checked."""
+"""Prompts to continue: from a body to checked requests for the engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from remora.configs.errors import InvalidRequest, PromptTooLong
 from remora.deployments.http.core.body_limits import check_sequences
@@ -15,13 +16,13 @@ from remora.deployments.http.generation.prompts import Cut, check_room, cut_of, 
 from remora.deployments.http.generation.resumption import created_at
 from remora.deployments.http.generation.sampling import openai_sampling
 from remora.deployments.http.generation.server_state import (
+    ServedModel,
     ServerState,
     check_together,
     with_prompt_logprobs,
 )
 from remora.deployments.http.generation.suffix import with_suffix
-from remora.deployments.http.openai.completions_job import CompletionJob
-from remora.engine.types import SamplingParams
+from remora.engine.types import Request, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -67,8 +68,36 @@ def _sampling(server: ServerState, body: CompletionBody, max_tokens: int) -> Sam
     )
 
 
-async def prepare_completion(server: ServerState, body: CompletionBody, rid: str) -> CompletionJob:
-    """Check everything that can be checked before the engine is asked.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCompletion:
+    """One checked request with one or many prompts, in no API's format.
+
+    prompts:   tokens of each prompt
+    shown:     text of each prompt, when the answer holds it; else empty
+    echoes:    text of each prompt, when the answer repeats it; else empty
+    n:         replies to each prompt in the answer, of the `sampling.n` that are generated
+    is_dry:    whether no output is wanted (echo with max_tokens 0): the engine still generates one
+               token, which is left out
+    """
+
+    body: CompletionBody
+    rid: str
+    model: ServedModel
+    created: int
+    prompts: list[list[int]]
+    shown: list[str]
+    echoes: list[str]
+    n: int
+    is_dry: bool
+    sampling: SamplingParams
+    requests: tuple[Request, ...]
+    logprobs: LogprobWriter
+
+
+async def prepare_completion(
+    server: ServerState, body: CompletionBody, rid: str
+) -> PreparedCompletion:
+    """Check everything that can be checked without the engine.
 
     Raises InvalidRequest, PromptTooLong, UnknownModel.
     """
@@ -101,21 +130,32 @@ async def prepare_completion(server: ServerState, body: CompletionBody, rid: str
         and sampling.prompt_logprobs is None
         and not body.suffix
     )
-    return CompletionJob(
+    return PreparedCompletion(
         body=body,
         rid=rid,
         model=model,
         created=created_at(),
         prompts=prompts,
-        num_kept=len(task),
         shown=await _texts(server, given) if body.return_prompt_text else [],
         echoes=await _echoes(server, body, prompts, cut) if body.echo else [],
         n=body.n or 1,
-        heals=[may_heal and isinstance(prompt, str) for prompt in given],
-        sampling=sampling,
-        grammar=grammar,
         is_dry=is_dry,
-        writer=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
+        sampling=sampling,
+        requests=tuple(
+            Request(
+                request_id=rid,
+                prompt_ids=ids,
+                sampling=sampling,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt or "",
+                grammar=grammar,
+                heal=may_heal and isinstance(prompt, str),
+                lora_id=model.lora_id,
+                kept_tokens=len(task),
+            )
+            for prompt, ids in zip(given, prompts, strict=True)
+        ),
+        logprobs=LogprobWriter(server.tokenizer, as_ids=bool(body.return_tokens_as_token_ids)),
     )
 
 

@@ -22,7 +22,7 @@ MAX_ENTRIES = 2**20
 # Where every event of a stream repeats all before it.
 MAX_REPEATED_ENTRIES = 2**15
 
-Line = TokenLogprob | None
+LogprobEntry = TokenLogprob | None
 
 
 def finite(logprob: float) -> float:
@@ -140,7 +140,7 @@ class LogprobWriter:
         return TextOffsets(self._tokenizer, shows_special=shows_special)
 
     def completion(
-        self, token_ids: Iterable[int], lines: Sequence[Line], offsets: list[int]
+        self, token_ids: Iterable[int], lines: Sequence[LogprobEntry], offsets: list[int]
     ) -> dict[str, Any]:
         """Return `logprobs` of a text choice.
 
@@ -162,7 +162,7 @@ class LogprobWriter:
         top.setdefault(self.token(line.token_id), finite(line.logprob))
         return top
 
-    def prompt(self, lines: Iterable[Line]) -> list[dict[str, Any] | None]:
+    def prompt(self, lines: Iterable[LogprobEntry]) -> list[dict[str, Any] | None]:
         """Return `prompt_logprobs`: for each prompt token, id -> logprob, rank, text."""
         return [self._prompt_entry(line) if line else None for line in lines]
 
@@ -176,7 +176,7 @@ class LogprobWriter:
         }
 
     def native(
-        self, token_ids: Sequence[int], lines: Sequence[Line], *, with_text: bool
+        self, token_ids: Sequence[int], lines: Sequence[LogprobEntry], *, with_text: bool
     ) -> list[list[Any]]:
         """Return [[logprob, id, text or None], ...]."""
         return [
@@ -184,7 +184,9 @@ class LogprobWriter:
             for id_, line in zip(token_ids, lines, strict=True)
         ]
 
-    def native_top(self, lines: Sequence[Line], *, with_text: bool) -> list[list[Any] | None]:
+    def native_top(
+        self, lines: Sequence[LogprobEntry], *, with_text: bool
+    ) -> list[list[Any] | None]:
         """Return the most likely tokens of each place, as `native` writes them."""
         return [
             [self._native_entry(*entry, with_text=with_text) for entry in line.top]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Self
@@ -20,7 +20,7 @@ from remora.configs.errors import EngineError, InvalidRequest, RequestTimedOut, 
 from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.concurrency import ConcurrencyLimiter
-from remora.deployments.http.core.metrics import CallMetrics, Metrics
+from remora.deployments.http.core.metrics import Metrics
 from remora.deployments.http.generation.resumption import resumable
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.scoped_task import scoped_task
@@ -28,50 +28,67 @@ from remora.engine.protocols import EngineClient
 from remora.engine.types import Output, Request
 
 Event = tuple[int, Output]
+OutputStream = AsyncGenerator[Event, None]
+"""Outputs of a running request, as (index of the prompt, output). Must be closed."""
+
+_READY: Event = (0, Output(index=0, token_ids=(), text=""))
 
 
-class OutputStream:
-    """Outputs of a running call, as (index of the prompt, output). Must be closed."""
-
-    def __init__(self, first: Event | None, rest: AsyncGenerator[Event, None]) -> None:
-        self._first = first
-        self._rest = rest
-
-    def __aiter__(self) -> OutputStream:
-        return self
-
-    def __anext__(self) -> Awaitable[Event]:
-        # Not a coroutine of its own: it would stand between each event and its reader.
-        return self._rest.__anext__() if self._first is None else self._take_first(self._first)
-
-    async def _take_first(self, first: Event) -> Event:
-        self._first = None
-        return first
-
-    async def aclose(self) -> None:
-        """End the call; what is not finished is aborted."""
-        await self._rest.aclose()
-
-
-@dataclass(slots=True, eq=False)
 class _Clock:
-    """Latencies and lengths of one call."""
+    """Latencies and lengths of one request."""
 
-    metrics: Metrics
-    own: CallMetrics
-    started: float
-    last: dict[tuple[int, int], float]
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.own = metrics.of_request()
+        self.started = time.monotonic()
+        self._last: dict[tuple[int, int], float] = {}
 
     def note(self, prompt: int, output: Output) -> None:
-        now, key = time.monotonic(), (prompt, output.index)
-        if not self.last:
+        now, key, last = time.monotonic(), (prompt, output.index), self._last
+        previous = last.get(key)
+        if previous is not None:
+            if output.token_ids:
+                self.own.tokens(now - previous, len(output.token_ids))
+        elif not last:
             self.own.first_token(now - self.started, output.queue_s)
-        elif output.token_ids and key in self.last:
-            self.own.tokens(now - self.last[key], len(output.token_ids))
-        self.last[key] = now
+        last[key] = now
         if output.finish_reason is not None:
-            self.metrics.count_finish(output.finish_reason.value)
+            self._metrics.count_finish(output.finish_reason.value)
             self.own.finished(output.num_output_tokens)
+
+
+class _Intervals:
+    """Holds outputs back until a sequence has `num_tokens` new tokens; never its first and last."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._held: dict[tuple[int, int], Output] = {}
+        self._begun: set[tuple[int, int]] = set()
+
+    def take(self, prompt: int, output: Output) -> Output | None:
+        """Return what is due: this output, joined with those held back; None = nothing yet."""
+        key = (prompt, output.index)
+        whole = output if key not in self._held else _joined(self._held.pop(key), output)
+        is_due = key not in self._begun or whole.finish_reason is not None
+        if is_due or len(whole.token_ids) >= self._num_tokens:
+            self._begun.add(key)
+            return whole
+        self._held[key] = whole
+        return None
+
+
+def _joined(first: Output, second: Output) -> Output:
+    """Return two outputs of one sequence as one."""
+    logprobs = second.logprobs
+    if first.logprobs is not None:
+        logprobs = first.logprobs + (second.logprobs or ())
+    return replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        text=first.text + second.text,
+        logprobs=logprobs,
+        prompt_logprobs=first.prompt_logprobs or second.prompt_logprobs,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +98,14 @@ class RequestLimits:
     timeout_s:        of the whole call; None = as long as it likes
     queue_timeout_s:  until its turn
     max_sequences:    of the call
-    max_calls:        that run at once; None = any number
+    max_requests:        that run at once; None = any number
     wait_when_busy:   whether one more waits, for as long as in the queue
     """
 
     timeout_s: float | None
     queue_timeout_s: float
     max_sequences: int
-    max_calls: int | None = None
+    max_requests: int | None = None
     wait_when_busy: bool = False
 
     @classmethod
@@ -98,7 +115,7 @@ class RequestLimits:
             timeout_s=config.api.request_timeout_s,
             queue_timeout_s=config.engine.queue_timeout_s,
             max_sequences=plan.max_open_sequences,
-            max_calls=config.api.max_concurrent_requests,
+            max_requests=config.api.max_concurrent_requests,
             wait_when_busy=config.api.wait_when_busy,
         )
 
@@ -118,18 +135,24 @@ class RequestTracker:
         self.observers = RequestObservers()
         self._numbers = itertools.count()
         self._open: dict[str, set[str]] = {}
-        self._places = ConcurrencyLimiter()
+        self._limiter = ConcurrencyLimiter()
 
     async def open(
-        self, rid: str, requests: Sequence[Request], *, needs_place: bool = True
+        self,
+        rid: str,
+        requests: Sequence[Request],
+        *,
+        takes_place: bool = True,
+        interval_tokens: int = 1,
     ) -> OutputStream:
-        """Submit all requests and wait for the first output of any; without requests, of none.
+        """Submit all requests and wait for the first output of any; without requests, for none.
 
-        rid:  names the whole call; each request is also known under its own `request_id`
-        needs_place:  whether it counts as one of those that run at once
+        rid:              names the whole request; each prompt is also known by its `request_id`
+        takes_place:      whether it counts against `max_requests`
+        interval_tokens:  outputs of a sequence are joined to so many tokens, but for the first
 
-        Raises what the engine raises, InvalidRequest for a call that could never be taken, and
-        RequestTimedOut.
+        Raises what the engine raises, InvalidRequest for a request that exceeds the server's
+        capacity, and RequestTimedOut.
         """
         wanted = sum(request.sampling.n for request in requests)
         self.check_size(wanted, "prompt" if len(requests) > 1 else "n")
@@ -144,25 +167,28 @@ class RequestTracker:
         names: dict[str, set[str]] = {rid: {request.request_id for request in numbered}}
         for given, request in zip(requests, numbered, strict=True):
             names.setdefault(given.request_id, set()).add(request.request_id)
-        events = self._run(rid, names, numbered, needs_place)
+        intervals = None if interval_tokens == 1 else _Intervals(interval_tokens)
+        outputs = self._run(rid, names, numbered, takes_place, intervals)
         try:
-            return OutputStream(await self._first_of(events, numbered), events)
+            await self._wait_for_first(outputs, numbered)
         except BaseException:
-            # Also a caller that went away just after the first event had come.
-            await events.aclose()
+            # Also a caller that disconnected just after the first output arrived.
+            await outputs.aclose()
             raise
+        return outputs
 
-    async def _first_of(
-        self, events: AsyncGenerator[Event, None], requests: Sequence[Request]
-    ) -> Event | None:
-        """Wait for the first event, but not for longer than a queue's time in the queue."""
+    async def _wait_for_first(self, outputs: OutputStream, requests: Sequence[Request]) -> None:
+        """Wait until `outputs` is ready, but at most the queue timeout while all are queued."""
         timeout_s = self.limits.queue_timeout_s
-        async with scoped_task(anext(events, None)) as first:
-            await asyncio.wait({first}, timeout=timeout_s)
-            if not first.done() and await self._all_wait(requests):
-                message = f"The request waited for {timeout_s:g} s without its turn."
-                raise Unavailable(message, 5.0, limit="queue_timeout_s")
-            return await first
+        async with scoped_task(anext(outputs)) as ready:
+            await asyncio.wait({ready}, timeout=timeout_s)
+            if not ready.done() and await self._all_wait(requests):
+                raise Unavailable(
+                    f"Queue timeout: the request waited {timeout_s:g} s (engine.queue_timeout_s).",
+                    5.0,
+                    limit="queue_timeout_s",
+                )
+            await ready
 
     async def _all_wait(self, requests: Sequence[Request]) -> bool:
         waiting = [await self._client.is_waiting(request.request_id) for request in requests]
@@ -191,31 +217,44 @@ class RequestTracker:
         rid: str,
         names: Mapping[str, set[str]],
         requests: Sequence[Request],
-        needs_place: bool,
-    ) -> AsyncGenerator[Event, None]:
-        """Yield the outputs of requests that callers know by `names`."""
+        takes_place: bool,
+        intervals: _Intervals | None,
+    ) -> OutputStream:
+        """Yield _READY once there is a first output (or none is to come), then all outputs.
+
+        names:  the callers' names of the requests, each with their ids
+        """
         for name, ids in names.items():
             self._open.setdefault(name, set()).update(ids)
-        clock = _Clock(self._metrics, self._metrics.of_call(), time.monotonic(), {})
+        clock = _Clock(self._metrics)
         for request in requests:
             clock.own.prompt(len(request.prompt_ids))
         unfinished = sum(request.sampling.n for request in requests)
         trace = self.observers.begin(rid, requests)
         reason = "disconnect"
         limits = self.limits
-        most = limits.max_calls if needs_place else None
+        most = limits.max_requests if takes_place else None
         wait_s = limits.queue_timeout_s if limits.wait_when_busy else None
         try:
             async with (
-                self._places.taken(most, wait_s=wait_s),
-                aclosing(self._within_deadline(_merge(self._client, requests))) as events,
+                self._limiter.taken(most, wait_s=wait_s),
+                aclosing(self._merged(requests, limits.timeout_s)) as events,
             ):
+                is_ready = False
                 async for prompt, output in events:
                     clock.note(prompt, output)
                     if trace is not None:
                         trace.note(prompt, output)
-                    unfinished -= output.finish_reason is not None
-                    yield prompt, output
+                    if output.finish_reason is not None:
+                        unfinished -= 1
+                    if not is_ready:
+                        is_ready = True
+                        yield _READY
+                    due = output if intervals is None else intervals.take(prompt, output)
+                    if due is not None:
+                        yield prompt, due
+                if not is_ready:
+                    yield _READY
             clock.own.whole(time.monotonic() - clock.started)
         except Exception:
             reason = "error"
@@ -229,9 +268,19 @@ class RequestTracker:
                 if not self._open[name]:
                     del self._open[name]
 
-    def _within_deadline(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        timeout_s = self.limits.timeout_s
-        return events if timeout_s is None else _limited(events, timeout_s)
+    def _merged(self, requests: Sequence[Request], timeout_s: float | None) -> OutputStream:
+        """Return the outputs of all requests, which end with RequestTimedOut after `timeout_s`."""
+        if len(requests) == 1:
+            outputs = _single(self._client.generate(requests[0]))
+        else:
+            outputs = _merge(self._client, requests)
+        return outputs if timeout_s is None else _limited(outputs, timeout_s)
+
+
+async def _single(outputs: AsyncGenerator[Output, None]) -> OutputStream:
+    async with aclosing(outputs):
+        async for output in outputs:
+            yield 0, output
 
 
 async def _limited(
@@ -253,11 +302,6 @@ async def _limited(
 
 async def _merge(client: EngineClient, requests: Sequence[Request]) -> AsyncGenerator[Event, None]:
     """Yield the outputs of all requests as they come; the first error ends them all."""
-    if len(requests) == 1:
-        async with aclosing(client.generate(requests[0])) as outputs:
-            async for output in outputs:
-                yield 0, output
-        return
     # The bound makes the engine's client merge outputs while the consumer is busy.
     queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue(maxsize=len(requests))
 

@@ -17,8 +17,8 @@ from remora.deployments.http.core.settings import Settings
 from remora.deployments.http.generation.encoding import Encoder
 from remora.deployments.http.generation.request_tracker import RequestLimits, RequestTracker
 from remora.deployments.http.generation.task_prompts import TaskPrompts
+from remora.deployments.http.generation.weight_update import Weights, WeightUpdate
 from remora.deployments.http.responses.archive import Archive
-from remora.deployments.http.sglang.weight_update import Weights, WeightUpdate
 from remora.deployments.observing.request_log import RequestLog
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.parsers.replies import ReplyFormats

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
+    from remora.engine.types import Output
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,14 @@ def tokens_of(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list
         start = end
     if text and last < 0 and tokens:
         tokens[0] = TextToken(tokens[0].id, text, is_special=False)
+    return tokens
+
+
+def tokens_of_output(tokenizer: Tokenizer, output: Output) -> list[TextToken]:
+    """Return the tokens of one output; one at least if it is the last of its sequence."""
+    tokens = tokens_of(tokenizer, output.token_ids, output.text)
+    if not tokens and output.finish_reason is not None:
+        return [TextToken(0, output.text, is_special=not output.text)]
     return tokens
 
 

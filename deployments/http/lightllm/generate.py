@@ -6,28 +6,41 @@ not given, the model's generation_config does; and a stop sequence stays in the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.field_names import in_callers_words, renames
 from remora.deployments.http.core.fields import PREFIX, Body
-from remora.deployments.http.generation.choices import Choice, Choices
+from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.generation.constraints import grammar_of
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.logprobs import check_scored, finite
 from remora.deployments.http.generation.prompts import check_room, encode, prompt_ids, usual_cut
+from remora.deployments.http.generation.replies import Replies, Reply
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.sampling import as_seed, check_vocabulary, sampling_params
+from remora.deployments.http.generation.sampling import (
+    as_seed,
+    check_vocabulary,
+    may_heal,
+    sampling_params,
+)
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.generation.token_stream import TextToken, tokens_of
+from remora.deployments.http.generation.token_stream import TextToken, tokens_of, tokens_of_output
 from remora.deployments.http.lightllm.bodies import (
     LightBody,
     LightParameters,
     TokensBody,
 )
-from remora.deployments.http.sglang.generate import heals
-from remora.engine.types import FinishReason, Grammar, Request, SamplingParams, TokenLogprob
+from remora.engine.types import (
+    FinishReason,
+    Grammar,
+    Output,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+)
 
 if TYPE_CHECKING:
     from remora.engine.tokens.tokenizer import Tokenizer
@@ -41,96 +54,93 @@ _RENAMES = renames((r"^parameters\.guided_regex", "parameters.regular_constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LightJob:
-    """One validated request. `heals`: the prompt's last token is taken back and written anew."""
+class LightJob(Job):
+    """One checked request."""
 
     body: LightBody
-    rid: str
-    lora_id: int
-    prompt_ids: list[int]
-    sampling: SamplingParams
-    grammar: Grammar | None
-    heals: bool
     tokenizer: Tokenizer
 
     @property
-    def streams(self) -> bool:
-        """Whether the client wants chunks."""
-        return self.body.stream
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """What the engine gets."""
-        request = Request(
-            request_id=self.rid,
-            prompt_ids=self.prompt_ids,
-            sampling=self.sampling,
-            grammar=self.grammar,
-            heal=self.heals,
-            lora_id=self.lora_id,
-        )
-        return (request,)
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt's tokens."""
+        return self.requests[0].prompt_ids
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
-        """Return the whole answer; lists of one stand for themselves, but for the text's."""
-        choices = Choices(1, self.sampling.n)
-        await choices.gather(outputs)
+        """Return the whole answer; a list of one is its entry, but for the texts."""
+        replies = Replies(1, self.requests[0].sampling.n)
+        await replies.gather(outputs)
         parameters = self.body.parameters
-        shown = choices.best(parameters.num_shown)
+        shown = replies.best(parameters.num_shown)
         answer = {
-            "generated_text": [choice.text for choice in shown],
-            "count_output_tokens": _bare([choice.num_output_tokens for choice in shown]),
-            "finish_reason": _bare([_finish_reason(choice.finish_reason) for choice in shown]),
+            "generated_text": [reply.text for reply in shown],
+            "count_output_tokens": _bare([reply.num_output_tokens for reply in shown]),
+            "finish_reason": _bare([_finish_reason(reply.finish_reason) for reply in shown]),
             "prompt_tokens": len(self.prompt_ids),
         }
         if parameters.return_details:
-            answer["tokens"] = _bare([self._tokens(choice) for choice in shown])
-        lines = choices.prompt_logprobs(shown[0])
-        if lines is not None:
+            answer["tokens"] = _bare([self._tokens(reply) for reply in shown])
+        entries = replies.prompt_logprobs(shown[0])
+        if entries is not None:
             answer["prompt_token_ids"] = self.prompt_ids
             answer["prompt_logprobs"] = [
-                None if line is None else {str(line.token_id): finite(line.logprob)}
-                for line in lines
+                None if entry is None else {str(entry.token_id): finite(entry.logprob)}
+                for entry in entries
             ]
         return answer
 
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield a chunk for each token; the last one says that all is finished."""
-        count = 0
-        async for _, output in outputs:
-            tokens = tokens_of(self.tokenizer, output.token_ids, output.text)
-            lines = list(output.logprobs or ())
-            if not tokens and output.finish_reason is not None:
-                tokens = [TextToken(0, output.text, is_special=not output.text)]
-            for place, token in enumerate(tokens):
-                count += bool(output.token_ids)
-                is_last = output.finish_reason is not None and place == len(tokens) - 1
-                line = lines[place] if place < len(lines) else None
-                yield {
-                    "token": self._token(token, line, count),
-                    "generated_text": None,
-                    "finished": is_last,
-                    "finish_reason": _finish_reason(output.finish_reason) if is_last else None,
-                    "details": None,
-                }
+    def writer(self) -> LightWriter:
+        """Return the writer of a streamed answer."""
+        return LightWriter(self)
 
-    def _tokens(self, choice: Choice) -> list[dict[str, Any]]:
-        tokens = tokens_of(self.tokenizer, choice.token_ids, choice.text)
+    def _tokens(self, reply: Reply) -> list[dict[str, Any]]:
+        tokens = tokens_of(self.tokenizer, reply.token_ids, reply.text)
         return [
-            self._token(token, line, count)
-            for count, (token, line) in enumerate(zip(tokens, choice.logprobs, strict=True), 1)
+            self.token(token, entry, count)
+            for count, (token, entry) in enumerate(zip(tokens, reply.logprobs, strict=True), 1)
         ]
 
-    def _token(self, token: TextToken, line: TokenLogprob | None, count: int) -> dict[str, Any]:
+    def token(self, token: TextToken, entry: TokenLogprob | None, count: int) -> dict[str, Any]:
+        """Return the object of one token, the `count`th of its reply."""
         return {
             "id": token.id,
-            # An end of sequence is no text here, not even by name.
+            # An end of sequence has no text here, not even its name.
             "text": "" if token.is_special else token.text,
-            "logprob": finite(line.logprob) if line else None,
+            "logprob": finite(entry.logprob) if entry else None,
             "special": token.is_special,
             "count_output_tokens": count,
             "prompt_tokens": len(self.prompt_ids),
         }
+
+
+class LightWriter(ChunkWriter):
+    """Writes a chunk for each token; the last one says that the reply is finished."""
+
+    def __init__(self, job: LightJob) -> None:
+        self._job = job
+        self._num_tokens = 0
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the chunks of one output."""
+        chunks: list[Chunk] = []
+        entries = output.logprobs or ()
+        for place, token in enumerate(tokens_of_output(self._job.tokenizer, output)):
+            self._num_tokens += bool(output.token_ids)
+            entry = entries[place] if place < len(entries) else None
+            chunks.append(
+                {
+                    "token": self._job.token(token, entry, self._num_tokens),
+                    "generated_text": None,
+                    "finished": False,
+                    "finish_reason": None,
+                    "details": None,
+                }
+            )
+        if output.finish_reason is not None:
+            chunks[-1] |= {
+                "finished": True,
+                "finish_reason": _finish_reason(output.finish_reason),
+            }
+        return chunks
 
 
 def _bare(values: list[Any]) -> Any:
@@ -242,14 +252,19 @@ async def prepare_light(server: ServerState, body: LightBody, rid: str) -> Light
     if not body.stream:
         check_scored(sampling, len(ids), sampling.max_tokens or 0, f"{PREFIX}max_new_tokens")
     grammar = await _grammar(server, parameters)
-    return LightJob(
-        body=body,
-        rid=rid,
-        lora_id=lora_id,
+    request = Request(
+        request_id=rid,
         prompt_ids=ids,
         sampling=sampling,
         grammar=grammar,
-        heals=heals(server, sampling, grammar),
+        heal=may_heal(server, sampling, grammar),
+        lora_id=lora_id,
+    )
+    return LightJob(
+        rid=rid,
+        requests=(request,),
+        streams=body.stream,
+        body=body,
         tokenizer=server.tokenizer,
     )
 

@@ -1,58 +1,52 @@
 """Answers to Ollama's /api/chat and /api/generate, written from the replies of a chat.
 
-A tool call is told once it is whole, with its arguments as an object. Times are in nanoseconds.
+A tool call is written once it is whole, with its arguments as an object. Times are in nanoseconds.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
+from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import parse_json
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.logprobs import LogprobWriter
-from remora.deployments.http.generation.reply import TOOL_CALLS, Call, Replies, Reply, ReplyPiece
+from remora.deployments.http.generation.replies import Replies, Reply, ToolCall
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.ollama.bodies import OllamaBody
-from remora.deployments.parsers.events import CallArguments, CallBegun, Reasoning, Text
-from remora.engine.types import FinishReason, Request
+from remora.deployments.parsers.events import CallArguments, CallBegun, Reasoning, ReplyEvent, Text
+from remora.engine.types import Output
 
 _UNLOAD = (0, 0.0, "0", "0s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaJob:
-    """One validated request.
+class OllamaJob(Job):
+    """One checked request; without engine requests, one that only loads or unloads the model.
 
     is_chat:     whether an answer has a `message`; else it has a `response`
-    requests:    one; none where only the model was to be loaded
-    started_ns:  when the request came, on the monotonic clock
+    started_ns:  arrival of the request, on the monotonic clock
     """
 
     body: OllamaBody
-    rid: str
     model: str
     is_chat: bool
-    requests: tuple[Request, ...]
     replies: Callable[[], Replies]
-    writer: LogprobWriter
+    logprobs: LogprobWriter
     started_ns: int
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client wants chunks."""
-        return self.body.streams
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer."""
         if not self.requests:
-            return self._loaded()
+            return self.loaded()
         first_ns = time.monotonic_ns()
         (reply,) = await self.replies().gather(outputs)
-        texts = [reply.text or ""]
+        texts = [reply.text]
         calls: list[dict[str, Any]] = []
         for call in reply.calls:
             written = _call(call, len(calls))
@@ -60,80 +54,34 @@ class OllamaJob:
                 texts.append(call.arguments)
             else:
                 calls.append(written)
-        answer = self._line("".join(texts), thought=reply.thought, calls=calls)
+        reasoning = "".join(reply.reasoning) if reply.reasoning else None
+        answer = self.line("".join(texts), reasoning=reasoning, calls=calls)
         if self.body.logprobs:
-            answer["logprobs"] = self.writer.chat(reply.logprobs)["content"]
-        return answer | self._ending(reply, first_ns)
+            answer["logprobs"] = self.logprobs.chat(reply.logprobs)["content"]
+        return answer | self.ending(reply, first_ns)
 
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the answer piece by piece, and then how it ended."""
-        if not self.requests:
-            yield self._loaded()
-            return
-        first_ns = time.monotonic_ns()
-        told, replies = _Told(), self.replies()
-        async for _, output in outputs:
-            piece = replies.add(output)
-            lines = self._lines(piece, told)
-            if self.body.logprobs and piece.output.logprobs:
-                lines = lines or [self._line("")]
-                lines[0]["logprobs"] = self.writer.chat(piece.output.logprobs)["content"]
-            for line in lines:
-                yield line | {"done": False}
-            if piece.finish_reason is not None:
-                yield self._line("") | self._ending(piece.reply, first_ns)
+    def writer(self) -> OllamaWriter:
+        """Return the writer of a streamed answer."""
+        return OllamaWriter(self)
 
-    def _lines(self, piece: ReplyPiece, told: _Told) -> list[dict[str, Any]]:
-        """Return what one output of the engine adds."""
-        lines = []
-        for event in piece.events:
-            match event:
-                case CallArguments():
-                    continue
-                case CallBegun(number):
-                    lines += self._calls(piece.reply, told, up_to=number)
-                    told.num_begun = number + 1
-                case Text(text):
-                    lines += [*self._calls(piece.reply, told), self._line(text)]
-                case Reasoning(text):
-                    lines += [*self._calls(piece.reply, told), self._line("", thought=text)]
-        if piece.finish_reason is not None:
-            lines += self._calls(piece.reply, told)
-        return lines
-
-    def _calls(
-        self, reply: Reply, told: _Told, *, up_to: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the calls that are whole and have not been told."""
-        whole = reply.calls[told.num_told : told.num_begun if up_to is None else up_to]
-        told.num_told += len(whole)
-        lines = []
-        for call in whole:
-            written = _call(call, told.num_written)
-            told.num_written += written is not None
-            lines.append(
-                self._line(call.arguments) if written is None else self._line("", calls=[written])
-            )
-        return lines
-
-    def _line(
-        self, text: str, *, thought: str | None = None, calls: list[dict[str, Any]] | None = None
+    def line(
+        self, text: str, *, reasoning: str | None = None, calls: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
+        """Return an answer, or a line of a streamed one, without its end."""
         line: dict[str, Any] = {"model": self.model, "created_at": _now()}
-        says: dict[str, Any] = {} if thought is None else {"thinking": thought}
-        if self.is_chat:
-            if calls:
-                says["tool_calls"] = calls
-            line["message"] = {"role": "assistant", "content": text, **says}
-            return line
-        return line | {"response": text, **says}
+        fields: dict[str, Any] = {} if reasoning is None else {"thinking": reasoning}
+        if not self.is_chat:
+            return line | {"response": text, **fields}
+        if calls:
+            fields["tool_calls"] = calls
+        return line | {"message": {"role": "assistant", "content": text, **fields}}
 
-    def _ending(self, reply: Reply, first_ns: int) -> dict[str, Any]:
+    def ending(self, reply: Reply, first_ns: int) -> dict[str, Any]:
+        """Return how a reply ended, and the times and counts of the request."""
         now_ns = time.monotonic_ns()
-        reason = reply.finish_reason
         return {
             "done": True,
-            "done_reason": FinishReason.STOP.value if reason == TOOL_CALLS else reason,
+            "done_reason": reply.finish_reason,
             "total_duration": now_ns - self.started_ns,
             "load_duration": 0,
             "prompt_eval_count": len(self.requests[0].prompt_ids),
@@ -142,22 +90,73 @@ class OllamaJob:
             "eval_duration": max(1, now_ns - first_ns),
         }
 
-    def _loaded(self) -> dict[str, Any]:
-        """Return the answer to a body that asks for nothing but the model's presence."""
+    def loaded(self) -> dict[str, Any]:
+        """Return the answer to a body that only loads or unloads the model."""
         reason = "unload" if self.body.keep_alive in _UNLOAD else "load"
-        return self._line("") | {"done": True, "done_reason": reason}
+        return self.line("") | {"done": True, "done_reason": reason}
 
 
-@dataclass(slots=True, eq=False)
-class _Told:
-    """How far a stream has come with the calls of its reply."""
+class OllamaWriter(ChunkWriter):
+    """Writes a streamed answer: lines, then how it ended.
 
-    num_begun: int = 0
-    num_told: int = 0
-    num_written: int = 0
+    _num_begun:    tool calls that have begun
+    _num_taken:    tool calls that were whole and are written, as calls or as text
+    _num_written:  tool calls written as calls
+    """
+
+    def __init__(self, job: OllamaJob) -> None:
+        self._job = job
+        self._replies = job.replies()
+        self._first_ns = time.monotonic_ns()
+        self._num_begun = self._num_taken = self._num_written = 0
+
+    def begin(self) -> Sequence[Chunk]:
+        """Return the only line of a request that generates nothing."""
+        return () if self._job.requests else (self._job.loaded(),)
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the lines of one output."""
+        job, reply = self._job, self._replies.of(prompt, output)
+        lines = self._lines(reply, reply.add(output))
+        if output.finish_reason is not None:
+            lines += self._calls(reply)
+        if job.body.logprobs and output.logprobs:
+            lines = lines or [job.line("")]
+            lines[0]["logprobs"] = job.logprobs.chat(output.logprobs)["content"]
+        lines = [line | {"done": False} for line in lines]
+        if output.finish_reason is not None:
+            lines.append(job.line("") | job.ending(reply, self._first_ns))
+        return lines
+
+    def _lines(self, reply: Reply, events: Iterable[ReplyEvent]) -> list[Chunk]:
+        lines, line = [], self._job.line
+        for event in events:
+            match event:
+                case CallArguments():
+                    continue
+                case CallBegun(number):
+                    lines += self._calls(reply, up_to=number)
+                    self._num_begun = number + 1
+                case Text(text):
+                    lines += [*self._calls(reply), line(text)]
+                case Reasoning(text):
+                    lines += [*self._calls(reply), line("", reasoning=text)]
+        return lines
+
+    def _calls(self, reply: Reply, *, up_to: int | None = None) -> list[Chunk]:
+        """Return the lines of calls that are whole and not written yet."""
+        whole = reply.calls[self._num_taken : self._num_begun if up_to is None else up_to]
+        self._num_taken += len(whole)
+        lines = []
+        for call in whole:
+            written = _call(call, self._num_written)
+            self._num_written += written is not None
+            line = self._job.line
+            lines.append(line(call.arguments) if written is None else line("", calls=[written]))
+        return lines
 
 
-def _call(call: Call, index: int) -> dict[str, Any] | None:
+def _call(call: ToolCall, index: int) -> dict[str, Any] | None:
     """Return a call in Ollama's shape; None if its arguments were cut off and are no object."""
     try:
         arguments = parse_json((call.arguments or "{}").encode("utf-8", "replace"))

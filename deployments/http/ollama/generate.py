@@ -14,7 +14,7 @@ from remora.deployments.http.generation.chat import prepare_chat
 from remora.deployments.http.generation.completions import prepare_completion
 from remora.deployments.http.generation.logprobs import LogprobWriter
 from remora.deployments.http.generation.reasoning import EFFORT, EFFORT_OFF, SWITCHES
-from remora.deployments.http.generation.reply import Replies
+from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.ollama.answers import OllamaJob
 from remora.deployments.http.ollama.bodies import (
@@ -23,6 +23,7 @@ from remora.deployments.http.ollama.bodies import (
     OllamaChatBody,
     OllamaGenerateBody,
 )
+from remora.engine.types import Request
 
 _LATEST = ":latest"
 
@@ -62,29 +63,32 @@ async def _of_chat(
 ) -> OllamaJob:
     started_ns = time.monotonic_ns()
     with in_callers_words(RENAMES):
-        job = await prepare_chat(server, parse(ChatBody, fields), rid)
+        chat = await prepare_chat(server, parse(ChatBody, fields), rid)
+    job = _job(server, body, rid, started_ns, is_chat=is_chat, served_name=chat.model.name)
+    return replace(job, requests=(chat.request,), replies=chat.replies)
+
+
+def _job(
+    server: ServerState,
+    body: OllamaBody,
+    rid: str,
+    started_ns: int,
+    *,
+    is_chat: bool,
+    served_name: str | None = None,
+    requests: tuple[Request, ...] = (),
+) -> OllamaJob:
+    """Return the job of a body; without requests, one that only loads or unloads the model."""
     return OllamaJob(
-        body=body,
         rid=rid,
-        model=body.model or job.model.name,
+        requests=requests,
+        streams=body.streams,
+        body=body,
+        model=body.model or served_name or server.plan.served_model_name,
         is_chat=is_chat,
-        requests=job.requests,
-        replies=job.replies,
-        writer=LogprobWriter(server.tokenizer),
+        replies=Replies,
+        logprobs=LogprobWriter(server.tokenizer),
         started_ns=started_ns,
-    )
-
-
-def _load_only(server: ServerState, body: OllamaBody, rid: str, *, is_chat: bool) -> OllamaJob:
-    return OllamaJob(
-        body=body,
-        rid=rid,
-        model=body.model or server.plan.served_model_name,
-        is_chat=is_chat,
-        requests=(),
-        replies=lambda: Replies(1, lambda: None),
-        writer=LogprobWriter(server.tokenizer),
-        started_ns=time.monotonic_ns(),
     )
 
 
@@ -92,7 +96,7 @@ async def prepare_ollama_chat(server: ServerState, body: OllamaChatBody, rid: st
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.messages:
-        return _load_only(server, body, rid, is_chat=True)
+        return _job(server, body, rid, time.monotonic_ns(), is_chat=True)
     fields = _chat_fields(server, body, model) | {
         "messages": [message.as_openai() for message in body.messages]
     }
@@ -107,7 +111,7 @@ async def prepare_ollama_generate(
     """Check everything that can be checked before the engine is asked. Raises RequestError."""
     model = await check_name(server, body.model)
     if not body.prompt:
-        return _load_only(server, body, rid, is_chat=False)
+        return _job(server, body, rid, time.monotonic_ns(), is_chat=False)
     if body.raw or body.suffix:
         return await _of_text(server, body, rid, model)
     messages = [{"role": "user", "content": body.prompt}]
@@ -132,18 +136,10 @@ async def _of_text(
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
     with in_callers_words(RENAMES):
-        job = await prepare_completion(server, parse(CompletionBody, fields), rid)
-    (request,) = job.requests
+        completion = await prepare_completion(server, parse(CompletionBody, fields), rid)
+    (request,) = completion.requests
     if body.options is None or body.options.max_tokens is None:
-        # Here an answer has no limit of its own unless it is given one.
+        # Here an answer has no limit of its own unless the body sets one.
         request = replace(request, sampling=replace(request.sampling, max_tokens=None))
-    return OllamaJob(
-        body=body,
-        rid=rid,
-        model=body.model or job.model.name,
-        is_chat=False,
-        requests=(request,),
-        replies=lambda: Replies(1, lambda: None),
-        writer=LogprobWriter(server.tokenizer),
-        started_ns=started_ns,
-    )
+    name = completion.model.name
+    return _job(server, body, rid, started_ns, is_chat=False, served_name=name, requests=(request,))

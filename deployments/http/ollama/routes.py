@@ -10,9 +10,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.endpoints import Endpoint
+from remora.deployments.http.generation.endpoint import Endpoint
+from remora.deployments.http.generation.routes import Route, generation_routes, read_body
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.handlers import Route, generation_routes, read_body
 from remora.deployments.http.ollama import info as ollama_info
 from remora.deployments.http.ollama.bodies import (
     EmbedBody,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from remora.deployments.http.core.body_limits import AtMost, check_size
 from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
 from remora.deployments.http.generation.bodies import PromptInput
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.sampling import check_vocabulary
 from remora.deployments.http.generation.server_state import ServerState
@@ -81,20 +82,13 @@ class PoolingBaseBody(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolingJob:
-    """One validated request.
+class PoolingJob(Job):
+    """One checked request.
 
-    tell:  from what the model gives for each row to the answer
+    tell:  turns the model's result for each row into the answer
     """
 
-    rid: str
-    requests: tuple[Request, ...]
     tell: Callable[[list[FloatArray]], Any]
-
-    @property
-    def streams(self) -> bool:
-        """These answers are told at once."""
-        return False
 
     @property
     def num_tokens(self) -> int:
@@ -112,10 +106,6 @@ class PoolingJob:
         if sum(result.size for result in results) > OFF_LOOP_NUMBERS:
             return await asyncio.to_thread(self.tell, results)
         return self.tell(results)
-
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the whole answer."""
-        yield await self.result(outputs)
 
 
 def facts_of(server: ServerState, *tasks: Task) -> PoolingFacts:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,9 +16,10 @@ from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.auth import viewer
 from remora.deployments.http.core.errors import error_body, unsupported
 from remora.deployments.http.core.field_names import in_callers_words
+from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.core.wire import JSONAnswer
-from remora.deployments.http.generation.chat import ChatJob, prepare_chat
-from remora.deployments.http.generation.reply import Replies, ReplyPiece
+from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.responses.archive import Archive, ItemIds, Record, new_response_id
@@ -27,106 +27,42 @@ from remora.deployments.http.responses.bodies import ResponsesBody
 from remora.deployments.http.responses.events import OutputWriter
 from remora.deployments.http.responses.input import earlier_items, with_references
 from remora.deployments.http.responses.to_chat import RENAMES, as_written, chat_body
-from remora.engine.types import Request
+from remora.engine.types import Output
 
 _LENGTH, _ABORT = "length", "abort"
 MAX_LISTED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseJob:
-    """One validated request. Its name is the id of the response, whatever the caller's was.
+class ResponseJob(Job):
+    """One checked request. `rid` is the id of the response, whatever name the caller sent.
 
-    ids:  of items of the response, and of those of its input that have none
+    ids:  of items of the response, and of items of its input that have none
     """
 
     body: ResponsesBody
-    chat: ChatJob
+    chat: PreparedChat
     archive: Archive
     ids: ItemIds
 
-    @property
-    def rid(self) -> str:
-        """Id of the response."""
-        return self.chat.rid
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client wants events."""
-        return bool(self.body.stream)
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """What the engine gets."""
-        return self.chat.requests
-
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return the whole answer."""
-        replies, writer = self.chat.replies(), OutputWriter(self.ids)
-        self.archive.begin(self._response("in_progress"))
+        writer = ResponseWriter(self)
+        writer.begin()
         try:
-            async for _, output in outputs:
-                self._take(writer, replies.add(output))
-            writer.finish(_item_status(replies))
-            return await self._finished(replies, writer)
+            async for prompt, output in outputs:
+                writer.take(prompt, output)
+            _, response = await writer.finish()
+            return response
         finally:
-            self.archive.end(self.rid)
+            writer.close()
 
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the answer event by event."""
-        numbers = itertools.count()
-        async with aclosing(self._events(outputs)) as events:
-            async for event in events:
-                yield event | {"sequence_number": next(numbers)}
+    def writer(self) -> ResponseWriter:
+        """Return the writer of a streamed answer."""
+        return ResponseWriter(self)
 
-    async def _events(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        replies, writer = self.chat.replies(), OutputWriter(self.ids)
-        begun = self._response("in_progress")
-        self.archive.begin(begun)
-        try:
-            yield {"type": "response.created", "response": begun}
-            yield {"type": "response.in_progress", "response": begun}
-            async for _, output in outputs:
-                for event in self._take(writer, replies.add(output)):
-                    yield event
-            for event in writer.finish(_item_status(replies)):
-                yield event
-            response = await self._finished(replies, writer)
-            kind = "completed" if response["status"] == "completed" else "incomplete"
-            yield {"type": f"response.{kind}", "response": response}
-        except Exception as error:
-            yield {"type": "response.failed", "response": self._failed(error, writer)}
-            raise
-        finally:
-            self.archive.end(self.rid)
-
-    def _take(self, writer: OutputWriter, piece: ReplyPiece) -> list[dict[str, Any]]:
-        lines = piece.output.logprobs if self.body.wants_logprobs else None
-        return writer.take(piece.events, self.chat.logprobs.chat(lines)["content"] if lines else ())
-
-    async def _finished(self, replies: Replies, writer: OutputWriter) -> dict[str, Any]:
-        """Return the response as it is at its end, and keep it if it is to be kept."""
-        reason = replies.all[0].finish_reason
-        status = {_LENGTH: "incomplete", _ABORT: "cancelled"}.get(reason or "", "completed")
-        response = self._response(status) | {
-            "output": writer.items,
-            "usage": _usage(replies.usage(len(self.chat.prompt_ids))),
-        }
-        if status == "incomplete":
-            response["incomplete_details"] = {"reason": "max_output_tokens"}
-        if status == "completed":
-            response["completed_at"] = int(time.time())
-        if response["store"]:
-            items = [as_written(item, self.ids) for item in self.body.input]
-            await self.archive.keep(Record(response, items))
-        return response
-
-    def _failed(self, error: Exception, writer: OutputWriter) -> dict[str, Any]:
-        message = error_body(error)["error"]["message"]
-        failure = {"code": "server_error", "message": message}
-        return self._response("failed") | {"output": writer.items, "error": failure}
-
-    def _response(self, status: str) -> dict[str, Any]:
+    def response(self, status: str) -> dict[str, Any]:
+        """Return the response object without output."""
         body = self.body
         return {
             "id": self.rid,
@@ -162,8 +98,70 @@ class ResponseJob:
         }
 
 
-def _item_status(replies: Replies) -> str:
-    return "incomplete" if replies.all[0].finish_reason in (_LENGTH, _ABORT) else "completed"
+class ResponseWriter(ChunkWriter):
+    """Writes a response as numbered events, and stores it when it is complete."""
+
+    def __init__(self, job: ResponseJob) -> None:
+        self._job = job
+        self._replies = job.chat.replies()
+        self._items = OutputWriter(job.ids)
+        self._numbers = itertools.count()
+
+    def begin(self) -> Sequence[Chunk]:
+        """Return the first events."""
+        begun = self._job.response("in_progress")
+        self._job.archive.begin(begun)
+        kinds = ("response.created", "response.in_progress")
+        return self._numbered({"type": kind, "response": begun} for kind in kinds)
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the events of one output."""
+        return self._numbered(self.take(prompt, output))
+
+    def take(self, prompt: int, output: Output) -> list[dict[str, Any]]:
+        """Add one output; returns its events, not numbered."""
+        events = self._replies.of(prompt, output).add(output)
+        entries = output.logprobs if self._job.body.wants_logprobs else None
+        logprobs = self._job.chat.logprobs.chat(entries)["content"] if entries else ()
+        return self._items.take(events, logprobs)
+
+    async def end(self) -> Sequence[Chunk]:
+        """Return the last events."""
+        events, response = await self.finish()
+        kind = "completed" if response["status"] == "completed" else "incomplete"
+        return self._numbered([*events, {"type": f"response.{kind}", "response": response}])
+
+    def fail(self, error: Exception) -> Sequence[Chunk]:
+        """Return the event of a response that failed."""
+        message = error_body(error)["error"]["message"]
+        failure = {"code": "server_error", "message": message}
+        response = self._job.response("failed") | {"output": self._items.items, "error": failure}
+        return self._numbered([{"type": "response.failed", "response": response}])
+
+    def close(self) -> None:
+        """Note that the response is not being written any more."""
+        self._job.archive.end(self._job.rid)
+
+    async def finish(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Return the last events of items and the whole response; stores it if it is to be."""
+        job, reason = self._job, self._replies.all[0].reason
+        status = {_LENGTH: "incomplete", _ABORT: "cancelled"}.get(reason or "", "completed")
+        events = self._items.finish("completed" if status == "completed" else "incomplete")
+        response = job.response(status) | {
+            "output": self._items.items,
+            "usage": _usage(self._replies.usage([len(job.chat.prompt_ids)])),
+        }
+        if status == "incomplete":
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if status == "completed":
+            response["completed_at"] = int(time.time())
+        if response["store"]:
+            items = [as_written(item, job.ids) for item in job.body.input]
+            await job.archive.keep(Record(response, items))
+        return events, response
+
+    def _numbered(self, events: Iterable[dict[str, Any]]) -> list[Chunk]:
+        return [event | {"sequence_number": next(self._numbers)} for event in events]
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
@@ -204,8 +202,16 @@ async def prepare_response(server: ServerState, body: ResponsesBody, rid: str) -
     body = body.model_copy(update={"input": await with_references(archive, body.input)})
     chat = chat_body(body, earlier)
     with in_callers_words(RENAMES):
-        job = await prepare_chat(server, chat, new_response_id())
-    return ResponseJob(body=body, chat=job, archive=archive, ids=ItemIds(job.rid))
+        prepared = await prepare_chat(server, chat, new_response_id())
+    return ResponseJob(
+        rid=prepared.rid,
+        requests=(prepared.request,),
+        streams=bool(body.stream),
+        body=body,
+        chat=prepared,
+        archive=archive,
+        ids=ItemIds(prepared.rid),
+    )
 
 
 def responses_routes(server: ServerState) -> APIRouter:

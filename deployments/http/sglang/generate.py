@@ -8,23 +8,25 @@ is new.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.body_limits import check_sequences, limit
 from remora.deployments.http.core.errors import unsupported
-from remora.deployments.http.generation.choices import Choices
+from remora.deployments.http.core.sse import Chunk, ChunkWriter
 from remora.deployments.http.generation.constraints import grammar_of
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.logprobs import LogprobWriter, check_num_entries
 from remora.deployments.http.generation.prompts import check_room, prompt_ids, usual_cut
+from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.sampling import as_seed, sampling_params
+from remora.deployments.http.generation.sampling import as_seed, may_heal, sampling_params
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.sglang.answers import AnswerWriter, Prompt
+from remora.deployments.http.sglang.answers import AnswerOptions, AnswerWriter, Prompt
 from remora.deployments.http.sglang.bodies import GenerateBody, PromptOptions
-from remora.engine.types import Grammar, Request, SamplingParams
+from remora.engine.types import Output, Request, SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
 PREFIX = "sampling_params."
@@ -39,89 +41,53 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateJob:
-    """One validated /generate request, of one or many prompts.
+class GenerateJob(Job):
+    """One checked request of one or many prompts.
 
-    heals:     for each prompt, whether its last token is taken back and written anew
-    lora_ids:  for each prompt; 0 = the base model
-    num_kept:  tokens that stand before the prompts of a task
     is_list:   whether the answer is a list
     is_delta:  whether an event of a stream holds only what is new
     """
 
     body: GenerateBody
-    rid: str
-    lora_ids: list[int]
-    num_kept: int
     prompts: list[Prompt]
-    samplings: list[SamplingParams]
-    grammars: list[Grammar | None]
-    heals: list[bool]
     is_list: bool
     is_delta: bool
-    started: float
-    eos_ids: Collection[int]
-    writer: LogprobWriter
-
-    @property
-    def streams(self) -> bool:
-        """Whether the client wants chunks."""
-        return bool(self.body.stream)
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """What the engine gets."""
-        return tuple(
-            Request(
-                request_id=prompt.name,
-                prompt_ids=prompt.ids,
-                sampling=sampling,
-                priority=self.body.priority or 0,
-                cache_salt=self.body.cache_salt or "",
-                grammar=grammar,
-                heal=heal,
-                lora_id=lora_id,
-                kept_tokens=self.num_kept,
-            )
-            for prompt, sampling, grammar, heal, lora_id in zip(
-                self.prompts, self.samplings, self.grammars, self.heals, self.lora_ids, strict=True
-            )
-        )
+    answers: AnswerOptions
 
     async def result(self, outputs: OutputStream) -> Any:
         """Return the whole answer."""
-        choices = self._choices()
-        await choices.gather(outputs)
-        writer = self._answers(choices, is_delta=False)
-        answers = [writer.write(choice) async for choice in choices.each()]
+        replies = self.replies()
+        writer = AnswerWriter(self.prompts, replies, self.answers, is_delta=False)
+        await replies.gather(outputs)
+        answers = [writer.write(reply) async for reply in replies.each()]
         return answers if self.is_list else answers[0]
 
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield what each choice has become, whenever one has grown."""
-        choices = self._choices()
-        writer = self._answers(choices, is_delta=self.is_delta)
-        async for event in outputs:
-            choice = choices.add(event)
-            if not writer.is_due(choice):
-                continue
-            answer = writer.write(choice)
-            if self.is_list:
-                answer["index"] = choices.number(choice)
-            yield answer
+    def writer(self) -> GenerateWriter:
+        """Return the writer of a streamed answer."""
+        return GenerateWriter(self)
 
-    def _choices(self) -> Choices:
-        return Choices(len(self.prompts), self.samplings[0].n)
+    def replies(self) -> Replies:
+        """Return a reader of the outputs."""
+        return Replies(len(self.prompts), self.requests[0].sampling.n)
 
-    def _answers(self, choices: Choices, *, is_delta: bool) -> AnswerWriter:
-        return AnswerWriter(
-            self.prompts,
-            choices,
-            self.writer,
-            started=self.started,
-            with_text=bool(self.body.return_text_in_logprobs),
-            is_delta=is_delta,
-            eos_ids=self.eos_ids,
-        )
+
+class GenerateWriter(ChunkWriter):
+    """Writes a reply so far, or what is new of it, whenever enough is new."""
+
+    def __init__(self, job: GenerateJob) -> None:
+        self._replies = job.replies()
+        self._is_list = job.is_list
+        self._answers = AnswerWriter(job.prompts, self._replies, job.answers, is_delta=job.is_delta)
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the chunk of one output, if one is due."""
+        reply = self._replies.add(prompt, output)
+        if not self._answers.is_due(reply):
+            return ()
+        answer = self._answers.write(reply)
+        if self._is_list:
+            answer["index"] = self._replies.number(reply)
+        return (answer,)
 
 
 def _check_n(options: Sequence[PromptOptions]) -> None:
@@ -190,12 +156,6 @@ def _check_logprobs(
     check_num_entries(num_tokens, top, "top_logprobs_num", is_repeated=is_repeated)
 
 
-def heals(server: ServerState, sampling: SamplingParams, grammar: Grammar | None) -> bool:
-    """Whether the last token of a prompt that came as text is taken back and written anew."""
-    is_free = grammar is None and sampling.prompt_logprobs is None
-    return server.config.grammar.token_healing and is_free
-
-
 async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) -> GenerateJob:
     """Check everything that can be checked before the engine is asked.
 
@@ -239,21 +199,35 @@ async def prepare_generate(server: ServerState, body: GenerateBody, rid: str) ->
     is_delta = server.config.api.stream_text == "delta"
     _check_logprobs(prompts, samplings, is_repeated=bool(body.stream) and not is_delta)
     grammars = [await grammar_of(server, one.sampling, prefix=PREFIX) for one in options]
+    requests = tuple(
+        Request(
+            request_id=prompt.name,
+            prompt_ids=prompt.ids,
+            sampling=sampling,
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            grammar=grammar,
+            heal=isinstance(text, str) and may_heal(server, sampling, grammar),
+            lora_id=lora_id,
+            kept_tokens=len(task),
+        )
+        for prompt, text, sampling, grammar, lora_id in zip(
+            prompts, given.prompts, samplings, grammars, lora_ids, strict=True
+        )
+    )
     return GenerateJob(
-        body=body,
         rid=rid,
-        lora_ids=lora_ids,
-        num_kept=len(task),
+        requests=requests,
+        streams=bool(body.stream),
+        body=body,
         prompts=prompts,
-        samplings=samplings,
-        grammars=grammars,
-        heals=[
-            isinstance(prompt, str) and heals(server, sampling, grammar)
-            for prompt, sampling, grammar in zip(given.prompts, samplings, grammars, strict=True)
-        ],
         is_list=given.is_list or samplings[0].n > 1,
         is_delta=is_delta,
-        started=started,
-        eos_ids=server.tokenizer.eos_token_ids,
-        writer=LogprobWriter(server.tokenizer),
+        answers=AnswerOptions(
+            started=started,
+            with_text=bool(body.return_text_in_logprobs),
+            eos_ids=server.tokenizer.eos_token_ids,
+            logprobs=LogprobWriter(server.tokenizer),
+            weights=server.weights,
+        ),
     )

@@ -19,10 +19,10 @@ from remora.deployments.http.core.body_limits import AtMost
 from remora.deployments.http.core.fields import Body, check_ignored, ignored_fields, parse
 from remora.deployments.http.core.wire import JSONAnswer
 from remora.deployments.http.generation.encoding import OFF_LOOP_CHARS
-from remora.deployments.http.generation.reply import Replies, Reply
+from remora.deployments.http.generation.replies import Replies, Reply
+from remora.deployments.http.generation.routes import read_body
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.tools import ToolBody
-from remora.deployments.http.handlers import read_body
 from remora.deployments.parsers.format_choice import reasoning_parser_names
 from remora.deployments.parsers.reasoning import reasoning_format
 from remora.deployments.parsers.replies import ReplyFormats
@@ -73,14 +73,14 @@ def parse_routes(server: ServerState) -> APIRouter:
             {"tool_index": number, "name": call.name, "parameters": call.arguments}
             for number, call in enumerate(reply.calls)
         ]
-        return _answer(server, body, {"normal_text": reply.text or "", "calls": calls})
+        return _answer(server, body, {"normal_text": reply.text, "calls": calls})
 
     @router.post("/separate_reasoning")
     async def separate_reasoning(request: Request) -> Response:
         body = parse(SeparateBody, await read_body(server, request))
         formats = _thought_formats(server, body.reasoning_parser)
         reply = await _read(formats, NO_TOOLS, body.text)
-        texts = {"reasoning_text": reply.thought or "", "text": reply.text or ""}
+        texts = {"reasoning_text": "".join(reply.reasoning), "text": reply.text}
         return _answer(server, body, texts)
 
     return router
@@ -120,8 +120,8 @@ def _unknown(param: str, name: str | None, names: tuple[str, ...]) -> InvalidReq
 
 async def _read(formats: ReplyFormats, use: ToolUse, text: str) -> Reply:
     def work() -> Reply:
-        replies = Replies(1, formats.make_parser(prompt="", use=use))
+        replies = Replies(1, 1, formats.make_parser(prompt="", use=use))
         whole = Output(index=0, token_ids=(), text=text, finish_reason=FinishReason.STOP)
-        return replies.add(whole).reply
+        return replies.add(0, whole)
 
     return await asyncio.to_thread(work) if len(text) > OFF_LOOP_CHARS else work()

@@ -8,7 +8,7 @@ only token that may come.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
@@ -17,8 +17,9 @@ from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from remora.deployments.http.core.fields import Body, Label, fault, is_token_list
 from remora.deployments.http.generation.bodies import PromptInput, check_prompt
-from remora.deployments.http.generation.choices import Choices
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.prompts import check_room, prompt_ids
+from remora.deployments.http.generation.replies import Replies
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.resumption import created_at
 from remora.deployments.http.generation.sampling import check_vocabulary
@@ -73,23 +74,16 @@ class ScoreBody(Body):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreJob:
-    """One validated request."""
+class ScoreJob(Job):
+    """One checked request."""
 
     body: ScoreBody
-    rid: str
     server: ServerState
     model: str
-    requests: tuple[Request, ...]
-
-    @property
-    def streams(self) -> bool:
-        """Scores are told at once."""
-        return False
 
     async def result(self, outputs: OutputStream) -> dict[str, Any]:
         """Return a list of scores for each item, one for each label."""
-        found = [dict(_of_top(line)) for line in await _lines(outputs, len(self.requests))]
+        found = [dict(_of_top(line)) for line in await _first_tokens(outputs, len(self.requests))]
         missing = [
             (item, label)
             for item, known in enumerate(found)
@@ -108,10 +102,6 @@ class ScoreJob:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
 
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the whole answer."""
-        yield await self.result(outputs)
-
     async def _forced(self, missing: Sequence[tuple[int, int]]) -> list[float]:
         """Return the log-probabilities of labels that are not among the likeliest tokens."""
         logprobs: list[float] = []
@@ -125,14 +115,12 @@ class ScoreJob:
                 for item, label in missing[start : start + size]
             ]
             async with aclosing(await self.server.calls.open(self.rid, asked)) as outputs:
-                logprobs += [line.logprob for line in await _lines(outputs, len(asked))]
+                logprobs += [line.logprob for line in await _first_tokens(outputs, len(asked))]
         return logprobs
 
 
-async def _lines(outputs: OutputStream, num_prompts: int) -> list[TokenLogprob]:
-    choices = Choices(num_prompts, 1)
-    await choices.gather(outputs)
-    return [choice.logprobs[0] for choice in choices]
+async def _first_tokens(outputs: OutputStream, num_prompts: int) -> list[TokenLogprob]:
+    return [reply.logprobs[0] for reply in await Replies(num_prompts).gather(outputs)]
 
 
 def _of_top(line: TokenLogprob) -> list[tuple[int, float]]:

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.fields import PREFIX
-from remora.deployments.http.generation.choices import Choice, Choices
+from remora.deployments.http.core.sse import Chunk, ChunkWriter
+from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.logprobs import check_scored, finite
 from remora.deployments.http.generation.prompts import check_room, prompt_ids, usual_cut
+from remora.deployments.http.generation.replies import Replies, Reply
 from remora.deployments.http.generation.request_tracker import OutputStream
-from remora.deployments.http.generation.sampling import as_seed, sampling_params
+from remora.deployments.http.generation.sampling import as_seed, may_heal, sampling_params
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.generation.token_stream import TextToken, tokens_of
-from remora.deployments.http.sglang.generate import heals
+from remora.deployments.http.generation.token_stream import TextToken, tokens_of, tokens_of_output
 from remora.deployments.http.tgi.bodies import TgiBody, TgiGrammar, TgiParameters
 from remora.engine.grammar.constraint import Constraint, ConstraintKind
 from remora.engine.types import (
     FinishReason,
-    Grammar,
+    Output,
     Request,
     SamplingParams,
     TokenLogprob,
@@ -45,130 +46,97 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TgiJob:
-    """One validated request.
+class TgiJob(Job):
+    """One checked request.
 
-    seed:        of the draw, where there is one and one only
-    heals:       whether the prompt's last token is taken back and written anew
-    wraps:       whether the whole answer is a list of one
+    seed:   of the draw, where there is exactly one
+    wraps:  whether the whole answer is a list of one
     """
 
     body: TgiBody
-    rid: str
-    lora_id: int
-    prompt_ids: list[int]
-    sampling: SamplingParams
     seed: int | None
-    grammar: Grammar | None
-    heals: bool
     tokenizer: Tokenizer
     wraps: bool = False
 
     @property
-    def streams(self) -> bool:
-        """Whether the client wants chunks."""
-        return bool(self.body.stream)
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """What the engine gets."""
-        request = Request(
-            request_id=self.rid,
-            prompt_ids=self.prompt_ids,
-            sampling=self.sampling,
-            grammar=self.grammar,
-            heal=self.heals,
-            lora_id=self.lora_id,
-        )
-        return (request,)
+    def prompt_ids(self) -> Sequence[int]:
+        """The prompt's tokens."""
+        return self.requests[0].prompt_ids
 
     async def result(self, outputs: OutputStream) -> Any:
         """Return the whole answer: of several sequences, the likeliest."""
-        choices = Choices(1, self.sampling.n)
-        await choices.gather(outputs)
-        (best,) = choices.best(1)
-        others = [choice for choice in choices if choice is not best]
+        replies = Replies(1, self.requests[0].sampling.n)
+        await replies.gather(outputs)
+        (best,) = replies.best(1)
+        others = [reply for reply in replies if reply is not best]
         answer: dict[str, Any] = {"generated_text": self._text(best)}
         if self._shows_details:
-            answer["details"] = self._details(best, choices.prompt_logprobs(best) or ())
+            answer["details"] = self._details(best, replies.prompt_logprobs(best) or ())
             if others:
                 answer["details"]["best_of_sequences"] = [
-                    {"generated_text": self._text(choice), **self._details(choice)}
-                    for choice in others
+                    {"generated_text": self._text(reply), **self._details(reply)}
+                    for reply in others
                 ]
         return [answer] if self.wraps else answer
 
-    async def chunks(self, outputs: OutputStream) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield a chunk for each token; the last one holds the whole text."""
-        choices = Choices(1, 1)
-        number = 0
-        async for event in outputs:
-            _, output = event
-            choice = choices.add(event)
-            tokens = tokens_of(self.tokenizer, output.token_ids, output.text)
-            if not tokens and output.finish_reason is not None:
-                tokens = [TextToken(0, output.text, is_special=not output.text)]
-            chunks = []
-            for place, token in enumerate(tokens):
-                number += 1
-                line = output.logprobs[place] if output.logprobs and output.token_ids else None
-                chunks.append(self._chunk(number, token, line))
-            if output.finish_reason is not None:
-                chunks[-1] |= {
-                    "generated_text": self._text(choice),
-                    "details": self._ending(choice) | {"input_length": len(self.prompt_ids)},
-                }
-            for chunk in chunks:
-                yield chunk
+    def writer(self) -> TgiWriter:
+        """Return the writer of a streamed answer."""
+        return TgiWriter(self)
+
+    def chunk(self, number: int, token: TextToken, entry: TokenLogprob | None) -> Chunk:
+        """Return the chunk of one token."""
+        chunk: Chunk = {
+            "index": number,
+            "token": _token(token, entry),
+            "generated_text": None,
+            "details": None,
+        }
+        if self.body.parameters.top_n_tokens:
+            chunk["top_tokens"] = self._top(entry)
+        return chunk
+
+    def last_fields(self, reply: Reply) -> dict[str, Any]:
+        """Return what the last chunk holds of the whole reply."""
+        details = self._ending(reply) | {"input_length": len(self.prompt_ids)}
+        return {"generated_text": self._text(reply), "details": details}
 
     @property
     def _shows_details(self) -> bool:
         parameters = self.body.parameters
         return bool(parameters.details or parameters.decoder_input_details)
 
-    def _text(self, choice: Choice) -> str:
-        return (self.body.inputs if self.body.parameters.return_full_text else "") + choice.text
-
-    def _chunk(self, number: int, token: TextToken, line: TokenLogprob | None) -> dict[str, Any]:
-        chunk: dict[str, Any] = {
-            "index": number,
-            "token": _token(token, line),
-            "generated_text": None,
-            "details": None,
-        }
-        if self.body.parameters.top_n_tokens:
-            chunk["top_tokens"] = self._top(line)
-        return chunk
+    def _text(self, reply: Reply) -> str:
+        return (self.body.inputs if self.body.parameters.return_full_text else "") + reply.text
 
     def _details(
-        self, choice: Choice, prompt_lines: tuple[TokenLogprob | None, ...] = ()
+        self, reply: Reply, prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     ) -> dict[str, Any]:
-        tokens = tokens_of(self.tokenizer, choice.token_ids, choice.text)
-        details = self._ending(choice) | {
+        tokens = tokens_of(self.tokenizer, reply.token_ids, reply.text)
+        details = self._ending(reply) | {
             "prefill": [
                 {
                     "id": token_id,
                     "text": self.tokenizer.token_text(token_id),
-                    "logprob": finite(line.logprob) if line else None,
+                    "logprob": finite(entry.logprob) if entry else None,
                 }
-                for token_id, line in zip(self.prompt_ids, prompt_lines, strict=False)
+                for token_id, entry in zip(self.prompt_ids, prompt_logprobs, strict=False)
             ],
             "tokens": [
-                _token(token, line) for token, line in zip(tokens, choice.logprobs, strict=True)
+                _token(token, entry) for token, entry in zip(tokens, reply.logprobs, strict=True)
             ],
         }
         if self.body.parameters.top_n_tokens:
-            details["top_tokens"] = [self._top(line) for line in choice.logprobs]
+            details["top_tokens"] = [self._top(entry) for entry in reply.logprobs]
         return details
 
-    def _ending(self, choice: Choice) -> dict[str, Any]:
+    def _ending(self, reply: Reply) -> dict[str, Any]:
         return {
-            "finish_reason": _finish_reason(choice),
-            "generated_tokens": choice.num_output_tokens,
+            "finish_reason": _finish_reason(reply),
+            "generated_tokens": reply.num_output_tokens,
             "seed": self.seed,
         }
 
-    def _top(self, line: TokenLogprob | None) -> list[dict[str, Any]]:
+    def _top(self, entry: TokenLogprob | None) -> list[dict[str, Any]]:
         return [
             {
                 "id": token_id,
@@ -176,23 +144,44 @@ class TgiJob:
                 "logprob": finite(logprob),
                 "special": token_id in self.tokenizer.special_ids,
             }
-            for token_id, logprob in (line.top if line else ())
+            for token_id, logprob in (entry.top if entry else ())
         ]
 
 
-def _token(token: TextToken, line: TokenLogprob | None) -> dict[str, Any]:
+class TgiWriter(ChunkWriter):
+    """Writes a chunk for each token; the last one holds the whole text."""
+
+    def __init__(self, job: TgiJob) -> None:
+        self._job = job
+        self._reply = Reply(0, 0)
+        self._num_tokens = 0
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the chunks of one output."""
+        self._reply.add(output)
+        chunks = []
+        for place, token in enumerate(tokens_of_output(self._job.tokenizer, output)):
+            self._num_tokens += 1
+            entry = output.logprobs[place] if output.logprobs and output.token_ids else None
+            chunks.append(self._job.chunk(self._num_tokens, token, entry))
+        if output.finish_reason is not None:
+            chunks[-1] |= self._job.last_fields(self._reply)
+        return chunks
+
+
+def _token(token: TextToken, entry: TokenLogprob | None) -> dict[str, Any]:
     return {
         "id": token.id,
         "text": token.text,
-        "logprob": finite(line.logprob) if line else 0.0,
+        "logprob": finite(entry.logprob) if entry else 0.0,
         "special": token.is_special,
     }
 
 
-def _finish_reason(choice: Choice) -> str:
-    if choice.finish_reason is FinishReason.STOP:
-        return "eos_token" if choice.stop_reason is None else "stop_sequence"
-    return str(choice.finish_reason)
+def _finish_reason(reply: Reply) -> str:
+    if reply.finish_reason is FinishReason.STOP:
+        return "eos_token" if reply.stop_reason is None else "stop_sequence"
+    return str(reply.finish_reason)
 
 
 def _check(body: TgiBody) -> None:
@@ -280,15 +269,20 @@ async def prepare_tgi(
     if parameters.grammar is not None:
         constraint = _constraint(parameters.grammar)
         grammar = await server.grammars.compile(constraint, param=f"{PREFIX}grammar")
-    return TgiJob(
-        body=body,
-        rid=rid,
-        lora_id=lora_id,
+    request = Request(
+        request_id=rid,
         prompt_ids=ids,
         sampling=sampling,
-        seed=seed,
         grammar=grammar,
-        heals=heals(server, sampling, grammar),
+        heal=may_heal(server, sampling, grammar),
+        lora_id=lora_id,
+    )
+    return TgiJob(
+        rid=rid,
+        requests=(request,),
+        streams=bool(body.stream),
+        body=body,
+        seed=seed,
         tokenizer=server.tokenizer,
         wraps=wraps,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remora.configs.schema import ServeConfig
-from remora.deployments.http.endpoints import run
+from remora.deployments.http.generation.endpoint import run
 from remora.deployments.llm_server import LLMServer
 from remora.deployments.routing.key import RouteKey, pages_of
 from remora.deployments.routing.prompt_keys import PromptKeys

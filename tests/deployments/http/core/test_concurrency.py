@@ -98,7 +98,7 @@ async def test_the_limit_may_change_while_calls_run() -> None:
 
     state.adopt(make_config(max_concurrent_requests=5))
 
-    assert state.calls.limits.max_calls == 5
+    assert state.calls.limits.max_requests == 5
 
 
 @pytest.mark.parametrize("again", [False, True])

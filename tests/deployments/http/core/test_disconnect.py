@@ -12,10 +12,11 @@ from starlette.types import Message
 
 from remora.configs.sections.limits import LimitsSection
 from remora.deployments.http.core import body_limits as limits
-from remora.deployments.http.core.sse import EventStream
+from remora.deployments.http.core.sse import Chunk, ChunkWriter, EventStream
 from remora.deployments.http.core.wire_formats import OPENAI
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.llm_server import LLMServer
+from remora.engine.types import Output
 from tests.deployments.connection import Connection
 from tests.deployments.fakes import FakeEngine, FakeServer, make_app
 from tests.moments import cancelled, end, nothing_left, steps
@@ -154,17 +155,22 @@ async def test_nothing_is_sent_before_the_first_token() -> None:
     assert connection.sent[0]["status"] == 200
 
 
+class Texts(ChunkWriter):
+    def chunks(self, prompt: int, output: Output) -> list[Chunk]:
+        return [{"text": output.text}]
+
+
 async def test_a_client_that_takes_nothing_loses_its_stream() -> None:
     limits.apply(LimitsSection(stream_timeout_s=0.02))
     closed = asyncio.Event()
     refused: list[str] = []
 
-    async def events() -> AsyncGenerator[bytes, None]:
-        while True:
-            yield b"data: 1\n\n"
-
-    async def close() -> None:
-        closed.set()
+    async def outputs() -> AsyncGenerator[tuple[int, Output], None]:
+        try:
+            while True:
+                yield 0, Output(index=0, token_ids=(), text="1")
+        finally:
+            closed.set()
 
     async def never() -> Message:
         await asyncio.Event().wait()
@@ -174,7 +180,7 @@ async def test_a_client_that_takes_nothing_loses_its_stream() -> None:
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    stream = EventStream(events(), OPENAI, close=close, headers={})
+    stream = EventStream(outputs(), Texts(), OPENAI, request_id="r", headers={})
     async with asyncio.timeout(10):
         scope = {"type": "http", "state": {"count_refusal": refused.append}}
         await stream(scope, never, take_the_start_only)

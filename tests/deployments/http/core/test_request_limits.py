@@ -125,7 +125,7 @@ async def test_a_request_that_waits_too_long_for_its_turn_is_given_up() -> None:
         refused, counted = await complete(server, prompt=["a", "b"], stream=True)
 
     assert (refused.status_code, counted) == (503, ["queue_timeout_s"])
-    assert "waited for 0.02 s" in refused.json()["error"]["message"]
+    assert "waited 0.02 s" in refused.json()["error"]["message"]
     assert refused.headers["retry-after"] == "5"
     assert server.client.running == set()
 

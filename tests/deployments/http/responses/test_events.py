@@ -14,8 +14,8 @@ import pytest
 from pydantic import BaseModel
 
 from remora.configs.errors import EngineError, QueueFull
-from remora.deployments.http import endpoints as jobs
 from remora.deployments.http.endpoints import RESPONSES
+from remora.deployments.http.generation import endpoint
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
 from tests.deployments.http.core.test_disconnect import running
@@ -253,7 +253,7 @@ async def test_a_response_that_nobody_waits_for_is_not_running() -> None:
     server = ServerState.over(FakeServer(FakeEngine(gate=asyncio.Event())))
     job, _ = await RESPONSES.job(server, {"input": "Hi", "stream": True}, "r1")
 
-    async with aclosing(jobs.stream(server, job)) as events:
+    async with aclosing(endpoint.stream(server, job)) as events:
         created = await anext(events)
         id_ = created["response"]["id"]
         while_it_runs = server.responses.running(id_)

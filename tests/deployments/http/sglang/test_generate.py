@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from remora.deployments.http.endpoints import GENERATE, stream
+from remora.deployments.http.endpoints import GENERATE
+from remora.deployments.http.generation.endpoint import stream
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import (
     EOS,

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from remora.configs.errors import ConfigError, InvalidRequest
-from remora.deployments.http.sglang.weight_update import UpdateBody, Weights, WeightUpdate
+from remora.deployments.http.generation.weight_update import UpdateBody, Weights, WeightUpdate
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client, make_server_config
 from tests.moments import cancelled, nothing_left, steps
 

@@ -1,4 +1,4 @@
-"""From an endpoint to a route: read the body, run the job, answer whole or streamed."""
+"""HTTP routes of endpoints: read the body, run the job, answer whole or streamed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from remora.deployments.http.core.auth import viewer
 from remora.deployments.http.core.fields import Body
-from remora.deployments.http.core.sse import EventStream, as_events, while_connected
+from remora.deployments.http.core.sse import EventStream, while_connected
 from remora.deployments.http.core.wire import JSONAnswer, read_json, written
-from remora.deployments.http.endpoints import Endpoint, open_stream, run
+from remora.deployments.http.generation.endpoint import Endpoint, open_outputs, run
 from remora.deployments.http.generation.server_state import ServerState
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -22,7 +22,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path at which text is made.
+    """One path that generates.
 
     body:  what is sent there, for the description of the API
     """
@@ -34,7 +34,7 @@ class Route:
 
 
 def generation_routes(server: ServerState, routes: Iterable[Route]) -> APIRouter:
-    """Return the router of endpoints that make text."""
+    """Return the router of endpoints that generate."""
     router = APIRouter(tags=["generation"])
     for route in routes:
         for method in route.methods:
@@ -48,7 +48,7 @@ async def read_body(server: ServerState, request: Request) -> Any:
 
 
 def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
-    """Return the route of an endpoint that makes text."""
+    """Return the route of an endpoint that generates."""
 
     async def handle(request: Request) -> Response:
         request_id = request.state.request_id
@@ -59,14 +59,15 @@ def handler(server: ServerState, endpoint: Endpoint[Any]) -> Handler:
         own = server.for_caller(request.state.owner, viewer(request))
         job, headers = await endpoint.job(own, body, request_id)
         if not job.streams:
-            answer = await while_connected(request, run(server, job))
-            return JSONAnswer(await written(answer), headers=dict(headers))
+            whole = await while_connected(request, run(server, job))
+            return JSONAnswer(await written(whole), headers=dict(headers))
         async with AsyncExitStack() as held:
-            # No header is sent before there is a first token to send with it.
-            opening = held.enter_async_context(open_stream(server, job))
-            outputs = await while_connected(request, opening)
-            events = as_events(job.chunks(outputs), dialect, request_id)
-            close = held.pop_all().aclose
-        return EventStream(events, dialect, close=close, headers=headers)
+            # No header is sent before there is a first output to send with it.
+            outputs = await while_connected(request, open_outputs(server, job, held))
+            answer = EventStream(
+                outputs, job.writer(), dialect, request_id=request_id, headers=headers
+            )
+            held.pop_all()  # the answer closes the outputs
+        return answer
 
     return handle

@@ -1,42 +1,44 @@
-"""OpenAI's objects of a chat: a whole choice, and the deltas that it is streamed in."""
+"""OpenAI's choice objects of a chat: whole choices, and the deltas of streamed ones."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from remora.deployments.http.generation.bodies import ChatBody
 from remora.deployments.http.generation.logprobs import LogprobWriter
-from remora.deployments.http.generation.reply import TOOL_CALLS, Call, Reply, ReplyPiece
+from remora.deployments.http.generation.replies import TOOL_CALLS, Reply, ToolCall
 from remora.deployments.parsers.events import CallArguments, CallBegun, Reasoning, ReplyEvent, Text
+from remora.engine.types import Output
 
 REASONING_NAMES = ("reasoning", "reasoning_content")
 
 
 def reasoning_names(field: str) -> tuple[str, ...]:
-    """Return the names under which an answer holds thought; `field` as in `api.reasoning_field`."""
+    """Return the names of the fields that hold reasoning; `field` as in `api.reasoning_field`."""
     return REASONING_NAMES if field == "both" else (field,)
 
 
-class ChatWriter:
+class ChoiceWriter:
     """Writes the choices of one chat.
 
-    thought_names:  of the fields that hold thought
+    names:  of the fields that hold reasoning
     """
 
-    def __init__(
-        self, body: ChatBody, logprobs: LogprobWriter, thought_names: tuple[str, ...]
-    ) -> None:
+    def __init__(self, body: ChatBody, logprobs: LogprobWriter, names: tuple[str, ...]) -> None:
         self._body = body
         self._logprobs = logprobs
-        self._thought_names = () if body.include_reasoning is False else thought_names
+        self._names = () if body.include_reasoning is False else names
+        self.shows_reasoning = bool(self._names)
+        self.shows_tokens = bool(body.logprobs or body.return_token_ids)
 
-    def choice(self, reply: Reply) -> dict[str, Any]:
+    def whole(self, reply: Reply) -> dict[str, Any]:
         """Return one whole choice."""
         value = {
             "index": reply.index,
             "message": self._message(reply),
             "logprobs": self._logprobs.chat(reply.logprobs) if self._body.logprobs else None,
-            "finish_reason": self._finish_reason(reply.finish_reason),
+            "finish_reason": self._finish_reason(reply.reason),
             "stop_reason": reply.stop_reason,
         }
         if self._body.return_token_ids:
@@ -44,11 +46,11 @@ class ChatWriter:
         return value
 
     def _message(self, reply: Reply) -> dict[str, Any]:
-        has_more = reply.calls or reply.thought is not None
-        content = "" if reply.text is None and not has_more else reply.text
+        has_more = reply.calls or reply.reasoning
+        content = reply.text if reply.texts or not has_more else None
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if reply.thought is not None:
-            message |= dict.fromkeys(self._thought_names, reply.thought)
+        if reply.reasoning:
+            message |= dict.fromkeys(self._names, "".join(reply.reasoning))
         if reply.calls and self._body.is_old:
             message["function_call"] = _function(reply.calls[0])
         elif reply.calls:
@@ -58,26 +60,30 @@ class ChatWriter:
             ]
         return message
 
-    def pieces(self, piece: ReplyPiece) -> list[dict[str, Any]]:
-        """Return the choice objects that one output becomes: role, deltas, finish reason."""
-        output = piece.output
-        deltas = [delta for event in piece.events if (delta := self._delta(event))]
-        shows_tokens = self._body.logprobs or self._body.return_token_ids
-        if not deltas and output.token_ids and shows_tokens:
+    def pieces(
+        self, reply: Reply, output: Output, events: Sequence[ReplyEvent], *, begins: bool
+    ) -> list[dict[str, Any]]:
+        """Return the choice objects of one output: role, deltas, finish reason."""
+        deltas = [delta for event in events if (delta := self._delta(event))]
+        if not deltas and output.token_ids and self.shows_tokens:
             deltas = [{"content": ""}]
         pieces = [_piece(output.index, delta) for delta in deltas]
         if pieces and self._body.logprobs:
             pieces[0]["logprobs"] = self._logprobs.chat(output.logprobs or ())
         if pieces and self._body.return_token_ids:
             pieces[0]["token_ids"] = output.token_ids
-        if piece.begins:
+        if begins:
             pieces.insert(0, _piece(output.index, {"role": "assistant", "content": ""}))
-        if piece.finish_reason is not None:
+        if output.finish_reason is not None:
             last = _piece(output.index, {})
-            last["finish_reason"] = self._finish_reason(piece.finish_reason)
+            last["finish_reason"] = self._finish_reason(reply.reason)
             last["stop_reason"] = output.stop_reason
             pieces.append(last)
         return pieces
+
+    def delta(self, index: int, event: ReplyEvent) -> dict[str, Any]:
+        """Return the choice object of one event."""
+        return _piece(index, self._delta(event))
 
     def _delta(self, event: ReplyEvent) -> dict[str, Any]:
         """Return what an event adds to the message; empty if it is not shown."""
@@ -85,7 +91,7 @@ class ChatWriter:
             case Text(text):
                 return {"content": text}
             case Reasoning(text):
-                return dict.fromkeys(self._thought_names, text)
+                return dict.fromkeys(self._names, text)
             case CallBegun(number, call_id, name):
                 function = {"name": name, "arguments": ""}
                 return self._call_delta(number, function, id=call_id, type="function")
@@ -101,7 +107,7 @@ class ChatWriter:
         return "function_call" if reason == TOOL_CALLS and self._body.is_old else reason
 
 
-def _function(call: Call) -> dict[str, str]:
+def _function(call: ToolCall) -> dict[str, str]:
     return {"name": call.name, "arguments": call.arguments}
 
 

@@ -1,0 +1,108 @@
+"""An endpoint that generates: how a body is read, how it becomes a job, how the job runs.
+
+    body -> model (fields.parse) -> job (checked, tokenised) -> outputs (RequestTracker) -> answer
+
+HTTP routes (routes.py) and Python handles use the same endpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, Literal
+
+from remora.configs.errors import InvalidRequest
+from remora.configs.sections.pooling import Task
+from remora.deployments.http.core.body_limits import apply
+from remora.deployments.http.core.fields import Body, BodyT, check_ignored, ignored_fields
+from remora.deployments.http.core.wire_formats import Dialect
+from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.request_tracker import OutputStream
+from remora.deployments.http.generation.server_state import ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[BodyT]):
+    """How one API's bodies become jobs.
+
+    dialect:  returns the wire format of the answer to a body; None = that of the path
+    kind:     what is generated: a reply to a conversation, the continuation of a prompt, or
+              vectors and scores; any = `prepare` refuses what the server does not offer
+    """
+
+    parse: Callable[[Any], BodyT]
+    prepare: Callable[[ServerState, BodyT, str], Awaitable[Job]]
+    dialect: Callable[[Any], Dialect] | None = None
+    kind: Literal["chat", "completion", "pooling", "any"] = "chat"
+
+    async def job(self, server: ServerState, body: Any, rid: str) -> tuple[Job, Mapping[str, str]]:
+        """Return the job of a body, and headers that report fields left out of it.
+
+        Raises RequestError.
+        """
+        self._check_open(server)
+        apply(server.config.limits)
+        parsed = self.parse(body)
+        headers = check_ignored(ignored_fields(parsed), reject=server.rejects_unknown_fields)
+        return await self.prepare(server, parsed, _own_name(parsed) or rid), headers
+
+    def _check_open(self, server: ServerState) -> None:
+        generation = server.config.api.generation
+        if self.kind == "any":
+            return
+        if (server.pooling is not None) != (self.kind == "pooling"):
+            raise InvalidRequest(_other_task(server.plan.task), code="not_offered")
+        if self.kind != "pooling" and generation not in ("all", self.kind):
+            message = f"This server answers {generation}s only (api.generation)."
+            raise InvalidRequest(message, code="not_offered")
+
+
+def _own_name(body: Body) -> str | None:
+    name = getattr(body, "rid", None) or getattr(body, "request_id", None)
+    return name if isinstance(name, str) else None
+
+
+def _other_task(task: Task) -> str:
+    if task == "generate":
+        return (
+            "This server's model generates text. Embeddings and scores come from a server whose "
+            "model.task is embed, classify, rerank or reward."
+        )
+    return (
+        f"This server's model makes no text: its task is {task} (model.task). Ask /v1/models for "
+        "what it is called, and /v1/embeddings, /v1/rerank, /v1/score, /classify, /pooling or "
+        "/encode for what it gives."
+    )
+
+
+async def run(server: ServerState, job: Job) -> Any:
+    """Run a job to its end and return the whole answer."""
+    async with aclosing(await server.calls.open(job.rid, job.requests)) as outputs:
+        return await job.result(outputs)
+
+
+async def open_outputs(server: ServerState, job: Job, held: AsyncExitStack) -> OutputStream:
+    """Start a job whose answer is streamed; returns once there is a first output.
+
+    held:  closes the outputs, also where the task that opens them is cancelled as it ends
+    """
+    interval = server.config.api.stream_interval_tokens
+    outputs = await server.calls.open(job.rid, job.requests, interval_tokens=interval)
+    held.push_async_callback(outputs.aclose)
+    return outputs
+
+
+async def stream(server: ServerState, job: Job) -> AsyncGenerator[dict[str, Any], None]:
+    """Run a job and yield its chunks."""
+    async with AsyncExitStack() as held:
+        outputs = await open_outputs(server, job, held)
+        writer = job.writer()
+        held.callback(writer.close)
+        for chunk in writer.begin():
+            yield chunk
+        async for prompt, output in outputs:
+            for chunk in writer.chunks(prompt, output):
+                yield chunk
+        for chunk in await writer.end():
+            yield chunk

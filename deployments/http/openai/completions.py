@@ -1,0 +1,227 @@
+"""/v1/completions: from a body to a job, and from outputs to OpenAI's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remora.deployments.http.core.sse import Chunk, ChunkWriter, Frame, TextFrame
+from remora.deployments.http.generation.bodies import CompletionBody
+from remora.deployments.http.generation.completions import PreparedCompletion, prepare_completion
+from remora.deployments.http.generation.job import Job
+from remora.deployments.http.generation.logprobs import LogprobEntry, TextOffsets
+from remora.deployments.http.generation.replies import Replies, Reply, with_pauses
+from remora.deployments.http.generation.request_tracker import OutputStream
+from remora.deployments.http.generation.server_state import ServerState
+from remora.engine.types import FinishReason, Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionJob(Job):
+    """One checked request."""
+
+    completion: PreparedCompletion
+
+    async def result(self, outputs: OutputStream) -> dict[str, Any]:
+        """Return the whole answer; choice i * n + j is reply j to prompt i."""
+        choices = _ChoiceWriter(self.completion)
+        await choices.replies.gather(outputs)
+        answer = choices.envelope()
+        kept = choices.replies.best(self.completion.n)
+        answer["choices"] = [
+            choices.whole(reply, number) async for number, reply in with_pauses(enumerate(kept))
+        ]
+        answer["usage"] = choices.usage()
+        return answer
+
+    def writer(self) -> CompletionWriter:
+        """Return the writer of a streamed answer."""
+        return CompletionWriter(self.completion)
+
+
+class CompletionWriter(ChunkWriter):
+    """Writes streamed completions: a chunk for each output that shows anything; then usage."""
+
+    def __init__(self, completion: PreparedCompletion) -> None:
+        self._completion = completion
+        self._choices = _ChoiceWriter(completion)
+        options = completion.body.stream_options
+        self._shows_usage = options is not None and bool(options.include_usage)
+        self._is_continuous = options is not None and bool(options.continuous_usage_stats)
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Chunk]:
+        """Return the chunk of one output, if it shows anything."""
+        reply = self._choices.replies.add(prompt, output)
+        choice = self._choices.piece(reply, output)
+        return () if choice is None else (self._chunk(choice),)
+
+    async def end(self) -> Sequence[Chunk]:
+        """Return the usage, if asked for."""
+        if not self._shows_usage:
+            return ()
+        return (self._choices.envelope() | {"choices": [], "usage": self._choices.usage()},)
+
+    def framed(self, frame: Frame) -> Callable[[int, Output], bytes]:
+        """Return `chunks` as bytes; of a chunk that holds one text, only the text is encoded."""
+        general = super().framed(frame)
+        choices, body = self._choices, self._completion.body
+        is_plain = body.logprobs is None and not body.return_token_ids
+        if not is_plain or (self._shows_usage and self._is_continuous) or self._completion.is_dry:
+            return general
+        frames = [
+            TextFrame(lambda text, n=number: self._chunk(_text_choice(n, text)), frame)  # type: ignore[misc]
+            for number in range(len(choices.replies.all))
+        ]
+
+        def write(prompt: int, output: Output) -> bytes:
+            reply = choices.replies.of(prompt, output)
+            number = choices.replies.number(reply)
+            if number not in choices.begun or output.finish_reason is not None:
+                return general(prompt, output)
+            reply.add(output)
+            return frames[number].of(output.text) if output.text else b""
+
+        return write
+
+    def _chunk(self, choice: dict[str, Any]) -> Chunk:
+        chunk = self._choices.envelope()
+        chunk["choices"] = [choice]
+        if self._shows_usage:
+            chunk["usage"] = self._choices.usage() if self._is_continuous else None
+        return chunk
+
+
+class _ChoiceWriter:
+    """Writes the choice objects of one request.
+
+    begun:  number of a reply of which a chunk was written -> where its tokens' texts begin, when
+            log-probabilities are shown
+    """
+
+    def __init__(self, completion: PreparedCompletion) -> None:
+        self._completion = completion
+        self._body = completion.body
+        self.replies = Replies(len(completion.prompts), completion.sampling.n)
+        self.begun: dict[int, TextOffsets | None] = {}
+
+    def envelope(self) -> dict[str, Any]:
+        """Return an answer or a chunk without its choices."""
+        envelope: dict[str, Any] = {
+            "id": f"cmpl-{self._completion.rid}",
+            "object": "text_completion",
+            "created": self._completion.created,
+            "model": self._completion.model.name,
+        }
+        if self._body.service_tier is not None:
+            envelope["service_tier"] = "default"
+        return envelope
+
+    def usage(self) -> dict[str, Any]:
+        """Return OpenAI's usage object."""
+        usage = self.replies.usage([len(ids) for ids in self._completion.prompts])
+        if self._completion.is_dry:
+            usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
+        return usage
+
+    def whole(self, reply: Reply, number: int) -> dict[str, Any]:
+        """Return one whole choice."""
+        is_dry, body = self._completion.is_dry, self._body
+        ids = [] if is_dry else reply.token_ids
+        entries = [] if is_dry else reply.logprobs
+        text = self._echo(reply) + ("" if is_dry else reply.text)
+        value = _text_choice(number, text) | self._ending(reply)
+        if body.logprobs is not None:
+            value["logprobs"] = self._logprobs(reply, ids, entries, self._offsets(), begins=True)
+        if body.prompt_logprobs is not None:
+            prompt_logprobs = self.replies.prompt_logprobs(reply) or ()
+            value["prompt_logprobs"] = self._completion.logprobs.prompt(prompt_logprobs)
+        if body.return_token_ids:
+            value["token_ids"] = ids
+        return value | self._prompt_fields(reply)
+
+    def piece(self, reply: Reply, output: Output) -> dict[str, Any] | None:
+        """Return the choice object of one output; None if it would show nothing."""
+        number = self.replies.number(reply)
+        begins, is_dry = number not in self.begun, self._completion.is_dry
+        ids = () if is_dry else output.token_ids
+        text = "" if is_dry else output.text
+        if begins:
+            text = self._echo(reply) + text
+        shows_tokens = self._body.logprobs is not None or self._body.return_token_ids
+        if not (text or output.finish_reason or (ids and shows_tokens)):
+            return None
+        piece = _text_choice(number, text)
+        if output.finish_reason is not None:
+            piece |= self._ending(output)
+        if begins:
+            self.begun[number] = None if self._body.logprobs is None else self._offsets()
+        offsets = self.begun[number]
+        if offsets is not None:
+            entries = () if is_dry else output.logprobs or ()
+            piece["logprobs"] = self._logprobs(reply, ids, entries, offsets, begins=begins)
+        if self._body.return_token_ids:
+            piece["token_ids"] = ids
+        return piece | self._prompt_fields(reply) if begins else piece
+
+    def _prompt_fields(self, reply: Reply) -> dict[str, Any]:
+        """Return the fields of a choice that repeat its prompt."""
+        fields: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            fields["prompt_token_ids"] = self._completion.prompts[reply.prompt]
+        if self._body.return_prompt_text:
+            fields["prompt_text"] = self._completion.shown[reply.prompt]
+        return fields
+
+    def _ending(self, ended: Reply | Output) -> dict[str, Any]:
+        if self._completion.is_dry and ended.finish_reason is FinishReason.STOP:
+            # The extra token was an end of sequence; the answer ends by its limit of 0 tokens.
+            return {"finish_reason": FinishReason.LENGTH, "stop_reason": None}
+        return {"finish_reason": ended.finish_reason, "stop_reason": ended.stop_reason}
+
+    def _echo(self, reply: Reply) -> str:
+        echoes = self._completion.echoes
+        return echoes[reply.prompt] if echoes else ""
+
+    def _logprobs(
+        self,
+        reply: Reply,
+        ids: Sequence[int],
+        entries: Sequence[LogprobEntry],
+        offsets: TextOffsets,
+        *,
+        begins: bool,
+    ) -> dict[str, Any]:
+        starts: list[int] = []
+        shown = ids
+        if begins and self._completion.echoes:
+            prompt = self._completion.prompts[reply.prompt]
+            starts = offsets.of_prompt(prompt, self._echo(reply))
+            shown = (*prompt, *ids)
+            entries = (*(self.replies.prompt_logprobs(reply) or ()), *entries)
+        starts += offsets.of_output(ids)
+        return self._completion.logprobs.completion(shown, entries, starts)
+
+    def _offsets(self) -> TextOffsets:
+        shows_special = not self._completion.sampling.skip_special_tokens
+        return self._completion.logprobs.offsets(shows_special=shows_special)
+
+
+def _text_choice(number: int, text: str) -> dict[str, Any]:
+    return {"index": number, "text": text, "logprobs": None, "finish_reason": None}
+
+
+async def prepare_completion_job(
+    server: ServerState, body: CompletionBody, rid: str
+) -> CompletionJob:
+    """Check everything that can be checked without the engine.
+
+    Raises InvalidRequest, PromptTooLong, UnknownModel.
+    """
+    completion = await prepare_completion(server, body, rid)
+    return CompletionJob(
+        rid=rid,
+        requests=completion.requests,
+        streams=bool(body.stream),
+        completion=completion,
+    )
