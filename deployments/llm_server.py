@@ -46,6 +46,7 @@ from remora.deployments.http.batches.runner import BatchRunner
 from remora.deployments.http.batches.store import BatchStore
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.endpoints import (
+    BATCH_ENDPOINTS,
     CHAT,
     CLASSIFY,
     COMPLETIONS,
@@ -57,6 +58,7 @@ from remora.deployments.http.endpoints import (
 from remora.deployments.http.generation.endpoint import Endpoint, run, stream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.weight_update import WeightUpdate
+from remora.deployments.http.responses.archive import archive_of
 from remora.deployments.live_update import InPlace
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
@@ -131,6 +133,7 @@ class LLMServer:
                 self._dynamic_adapters.served,
             )
         self._served = ServerState.over(self)
+        archive_of(self._served)  # refuses what is configured wrongly before the server is ready
         if self.config.metrics.per_rank:
             ranks = RankCollector(self._engine.stats, self.plan.served_model_name)
             self._served.metrics.registry.register(ranks)
@@ -325,4 +328,4 @@ def _run_batches(server: ServerState) -> asyncio.Task[None] | None:
     folder = server.config.api.batch_dir
     if folder is None:
         return None
-    return asyncio.create_task(BatchRunner(server, BatchStore(Path(folder))).run())
+    return asyncio.create_task(BatchRunner(server, BatchStore(Path(folder)), BATCH_ENDPOINTS).run())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.anthropic.bodies import MessagesBody
 from remora.deployments.http.anthropic.messages import prepare_message
+from remora.deployments.http.batches.input import BATCH_PATHS
 from remora.deployments.http.core.fields import parse
 from remora.deployments.http.generation.bodies import ChatBody, CompletionBody
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.ollama.routes import ollama_generation
 from remora.deployments.http.openai.chat import prepare_chat_job
 from remora.deployments.http.openai.completions import prepare_completion_job
 from remora.deployments.http.pooling.classify import (
@@ -69,3 +73,8 @@ RERANK = Endpoint(partial(parse, RerankBody), prepare_rerank, kind="pooling")
 CLASSIFY = Endpoint(parse_classify, prepare_classify, kind="pooling")
 POOLING = Endpoint(partial(parse, PoolingBody), prepare_pooling, kind="pooling")
 ENCODE = Endpoint(partial(parse, EncodeBody), prepare_encode, kind="pooling")
+
+OLLAMA_ROUTES = ollama_generation(EMBEDDINGS)
+BATCH_ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
+    dict(zip(BATCH_PATHS, (CHAT, COMPLETIONS, RESPONSES), strict=True))
+)

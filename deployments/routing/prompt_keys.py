@@ -23,9 +23,9 @@ from remora.configs.planning.plan import EnginePlan, make_plan
 from remora.configs.schema import ServeConfig
 from remora.deployments.adapters.served_adapters import FixedAdapters
 from remora.deployments.http.app import GENERATION
+from remora.deployments.http.endpoints import OLLAMA_ROUTES
 from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.ollama.routes import OLLAMA_ROUTES
 from remora.deployments.http.shared_paths import text_routes
 from remora.deployments.routing.key import RouteKey
 from remora.engine.grammar.constraint import Constraint

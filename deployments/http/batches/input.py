@@ -1,29 +1,19 @@
-"""The input of a batch: one request a line, checked before any of them runs.
+"""The input file of a batch: one request per line, all checked before any of them runs.
 
-Bodies stay in the file; a line is kept as the place where it stands.
+Bodies stay in the file; a line is kept as its byte range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from remora.configs.errors import InvalidRequest
 from remora.deployments.http.core.fields import Body, Label, parse
 from remora.deployments.http.core.wire import parse_json
-from remora.deployments.http.endpoints import CHAT, COMPLETIONS, RESPONSES
-from remora.deployments.http.generation.endpoint import Endpoint
 
-ENDPOINTS: Mapping[str, Endpoint[Any]] = MappingProxyType(
-    {
-        "/v1/chat/completions": CHAT,
-        "/v1/completions": COMPLETIONS,
-        "/v1/responses": RESPONSES,
-    }
-)
+BATCH_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_LINES = 50_000
 MAX_SHOWN_FAULTS = 100
 
@@ -38,8 +28,8 @@ class LineBody(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Where a request stands in its file.
+class BatchLine:
+    """Where a request is in its file.
 
     number:      counted from 1
     start, end:  bytes [start, end)
@@ -56,10 +46,10 @@ class Input:
     """The requests of a file, and what is wrong with it, as OpenAI's error objects."""
 
     path: Path
-    lines: tuple[Line, ...]
+    lines: tuple[BatchLine, ...]
     faults: tuple[dict[str, Any], ...]
 
-    def body(self, line: Line) -> dict[str, Any]:
+    def body(self, line: BatchLine) -> dict[str, Any]:
         """Read a request's body anew."""
         with self.path.open("rb") as file:
             file.seek(line.start)
@@ -72,7 +62,7 @@ def read_input(path: Path, url: str, *, max_line_bytes: int) -> Input:
 
     url:  the one that all lines must be for
     """
-    lines: list[Line] = []
+    lines: list[BatchLine] = []
     faults: list[dict[str, Any]] = []
     names: set[str] = set()
     start = number = 0
@@ -91,7 +81,7 @@ def read_input(path: Path, url: str, *, max_line_bytes: int) -> Input:
                 continue
             if name is not None:
                 names.add(name)
-                lines.append(Line(number, name, first, start))
+                lines.append(BatchLine(number, name, first, start))
     if not lines and not faults:
         faults.append(_fault(InvalidRequest("The file holds no request."), None))
     return Input(path, tuple(lines), tuple(faults))

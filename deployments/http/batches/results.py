@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from remora.deployments.http.batches.input import Line
+from remora.deployments.http.batches.input import BatchLine
 from remora.deployments.http.core.wire import dumps
 
 MAX_STARTS = 3
@@ -82,7 +82,7 @@ class Results:
         """Return how often each line was begun, by its number."""
         return Counter(int(raw) for raw in _whole_lines(self._starts))
 
-    def note_starts(self, lines: Iterable[Line]) -> None:
+    def note_starts(self, lines: Iterable[BatchLine]) -> None:
         """Note that lines are begun now."""
         with self._starts.open("a", encoding="ascii") as file:
             file.writelines(f"{line.number}\n" for line in lines)

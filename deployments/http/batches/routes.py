@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 
 from remora.configs.errors import InvalidRequest
-from remora.deployments.http.batches.input import ENDPOINTS
+from remora.deployments.http.batches.input import BATCH_PATHS
 from remora.deployments.http.batches.store import BatchStore
 from remora.deployments.http.batches.upload import MAX_PARALLEL_UPLOADS, read_upload
 from remora.deployments.http.core.auth import viewer
@@ -139,8 +139,8 @@ def _add_batches(router: APIRouter, server: ServerState, store: BatchStore) -> N
     async def create(request: Request) -> Response:
         body = parse(BatchBody, await read_body(server, request))
         headers = check_ignored(ignored_fields(body), reject=server.rejects_unknown_fields)
-        if body.endpoint not in ENDPOINTS:
-            raise InvalidRequest(f"endpoint must be one of {', '.join(ENDPOINTS)}.", "endpoint")
+        if body.endpoint not in BATCH_PATHS:
+            raise InvalidRequest(f"endpoint must be one of {', '.join(BATCH_PATHS)}.", "endpoint")
         given = await asyncio.to_thread(store.files.find, body.input_file_id, viewer(request))
         if given.purpose != "batch":
             raise InvalidRequest("The input file's purpose must be batch.", "input_file_id")

@@ -18,11 +18,12 @@ from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 from remora.configs.errors import CapacityError, EngineError, RequestTimedOut
-from remora.deployments.http.batches.input import ENDPOINTS, Input, Line, read_input
+from remora.deployments.http.batches.input import BatchLine, Input, read_input
 from remora.deployments.http.batches.results import MAX_STARTS, Result, Results
 from remora.deployments.http.batches.store import Batch, BatchStore
 from remora.deployments.http.core.body_limits import apply
 from remora.deployments.http.core.errors import answer_to, error_body, log_error
+from remora.deployments.http.generation.endpoint import Endpoint
 from remora.deployments.http.generation.server_state import ServerState
 
 POLL_S = 1.0  # how often a replica looks for a batch that nobody runs
@@ -38,11 +39,17 @@ log = logging.getLogger(__name__)
 
 
 class BatchRunner:
-    """Runs the batches of a store, one after the other, for as long as the replica lives."""
+    """Runs the batches of a store, one after the other, for as long as the replica lives.
 
-    def __init__(self, server: ServerState, store: BatchStore) -> None:
+    endpoints:  by the path that a batch names
+    """
+
+    def __init__(
+        self, server: ServerState, store: BatchStore, endpoints: Mapping[str, Endpoint[Any]]
+    ) -> None:
         self._served = server
         self._store = store
+        self._endpoints = endpoints
 
     async def run(self) -> None:
         """Run whatever there is to run, until cancelled."""
@@ -63,7 +70,7 @@ class BatchRunner:
                 if batch is None:
                     continue
                 log.info("batch %s runs", batch.id)
-                await _Run(self._served, self._store, batch).run()
+                await _Run(self._served, self._store, batch, self._endpoints[batch.endpoint]).run()
                 log.info("batch %s: %s", batch.id, batch.status)
                 return True
         return False
@@ -72,12 +79,15 @@ class BatchRunner:
 class _Run:
     """One batch being run by the holder of its lock."""
 
-    def __init__(self, server: ServerState, store: BatchStore, batch: Batch) -> None:
+    def __init__(
+        self, server: ServerState, store: BatchStore, batch: Batch, endpoint: Endpoint[Any]
+    ) -> None:
         self._served, self._store, self._batch = server, store, batch
+        self._endpoint = endpoint
         output, error = store.files.data_path(batch.output), store.files.data_path(batch.error)
         self._results = Results(output, error, store.starts_path(batch.id))
-        self._running: dict[asyncio.Task[Result], Line] = {}
-        self._pending: deque[Line] = deque()
+        self._running: dict[asyncio.Task[Result], BatchLine] = {}
+        self._pending: deque[BatchLine] = deque()
         self._saved_at = 0.0
 
     async def run(self) -> None:
@@ -191,7 +201,7 @@ class _Run:
         batch.become(status)
         await self._save()
 
-    async def _answer(self, given: Input, line: Line) -> Result:
+    async def _answer(self, given: Input, line: BatchLine) -> Result:
         """Return the result of one line; whatever is wrong with it is part of that."""
         rid = uuid.uuid4().hex
         try:
@@ -206,7 +216,7 @@ class _Run:
     async def _ask(self, body: dict[str, Any], rid: str) -> Any:
         batch = self._batch
         own = self._served.for_caller(batch.owner, batch.owner or None)
-        job, _ = await ENDPOINTS[batch.endpoint].job(own, body, rid)
+        job, _ = await self._endpoint.job(own, body, rid)
         lowest = LOWEST_PRIORITY
         if self._served.plan.low_priority_first:
             lowest = -lowest
@@ -246,21 +256,21 @@ async def _on_disk(
     return working.result()
 
 
-def _result(line: Line, rid: str, status: int, body: Mapping[str, Any]) -> Result:
+def _result(line: BatchLine, rid: str, status: int, body: Mapping[str, Any]) -> Result:
     response = {"status_code": status, "request_id": rid, "body": body}
     return Result(_record(line, response, None), status != 200)
 
 
-def _expired(line: Line) -> Result:
+def _expired(line: BatchLine) -> Result:
     error = {"code": "batch_expired", "message": "The batch's time was over before its turn came."}
     return Result(_record(line, None, error), True)
 
 
-def _given_up(line: Line) -> Result:
+def _given_up(line: BatchLine) -> Result:
     message = f"The server has stopped {MAX_STARTS} times while it worked on this request."
     return Result(_record(line, None, {"code": "server_error", "message": message}), True)
 
 
-def _record(line: Line, response: Any, error: Any) -> dict[str, Any]:
+def _record(line: BatchLine, response: Any, error: Any) -> dict[str, Any]:
     name = f"batch_req_{uuid.uuid4().hex}"
     return {"id": name, "custom_id": line.custom_id, "response": response, "error": error}

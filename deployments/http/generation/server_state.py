@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from remora.configs.errors import InvalidRequest, UnknownModel
@@ -18,7 +18,6 @@ from remora.deployments.http.generation.encoding import Encoder
 from remora.deployments.http.generation.request_tracker import RequestLimits, RequestTracker
 from remora.deployments.http.generation.task_prompts import TaskPrompts
 from remora.deployments.http.generation.weight_update import Weights, WeightUpdate
-from remora.deployments.http.responses.archive import Archive
 from remora.deployments.observing.request_log import RequestLog
 from remora.deployments.observing.request_trace import RequestObservers
 from remora.deployments.parsers.replies import ReplyFormats
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 32
 
 OpenAIBodyT = TypeVar("OpenAIBodyT", bound=OpenAIBody)
+PartT = TypeVar("PartT")
 
 
 class GrammarMaker(Protocol):
@@ -129,6 +129,18 @@ class ServedModel:
     lora_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request.
+
+    owner:   owner of what the request creates
+    viewer:  owner of what the request may see; None = of everything
+    """
+
+    owner: str = ""
+    viewer: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
     """Everything a request handler needs."""
@@ -142,12 +154,13 @@ class ServerState:
     formats: ReplyFormats
     metrics: Metrics
     calls: RequestTracker
-    responses: Archive
     inspection: Inspection | None
     weights: Weights
     tasks: TaskPrompts
     created: int
     pooling: PoolingSide | None = None
+    caller: Caller = Caller()
+    _parts: dict[type, Any] = field(default_factory=dict)
 
     @classmethod
     def over(cls, server: ModelServer) -> ServerState:
@@ -179,7 +192,6 @@ class ServerState:
             ),
             metrics=metrics,
             calls=calls,
-            responses=Archive.configured(server.config),
             inspection=server.inspection,
             weights=Weights(server.config.model.weight_version, server.exchange),
             tasks=TaskPrompts.configured(api, server.tokenizer),
@@ -209,12 +221,15 @@ class ServerState:
         self.calls.limits = RequestLimits.of(config, self.plan)
 
     def for_caller(self, owner: str, viewer: str | None) -> ServerState:
-        """Return what one caller is served: what others have made is theirs.
+        """Return the state for one caller's requests; arguments as in Caller."""
+        return replace(self, caller=Caller(owner, viewer))
 
-        owner:   whose the things are that this caller makes
-        viewer:  whose are found; None = everybody's
-        """
-        return replace(self, responses=self.responses.seen_by(owner, viewer))
+    def part(self, kind: type[PartT], make: Callable[[ServeConfig], PartT]) -> PartT:
+        """Return the one object of this type that an API keeps here, made when first asked for."""
+        if kind not in self._parts:
+            self._parts[kind] = make(self.config)
+        found: PartT = self._parts[kind]
+        return found
 
     async def model(self, name: str | None, param: str = "model") -> ServedModel:
         """Return which model a name means (None: not given, the base). Raises UnknownModel."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
@@ -21,7 +22,7 @@ from remora.deployments.http.ollama.bodies import (
     OllamaGenerateBody,
     ShowBody,
 )
-from remora.deployments.http.ollama.embed import prepare_embed, prepare_embed_prompt
+from remora.deployments.http.ollama.embed import Embedder
 from remora.deployments.http.ollama.generate import prepare_ollama_chat, prepare_ollama_generate
 
 OLLAMA_CHAT = Endpoint(partial(parse, OllamaChatBody), prepare_ollama_chat)
@@ -29,27 +30,28 @@ OLLAMA_GENERATE = Endpoint(
     partial(parse, OllamaGenerateBody), prepare_ollama_generate, kind="completion"
 )
 
-OLLAMA_EMBED = Endpoint(partial(parse, EmbedBody), prepare_embed, kind="pooling")
-OLLAMA_EMBED_PROMPT = Endpoint(
-    partial(parse, EmbedPromptBody), prepare_embed_prompt, kind="pooling"
-)
-
-OLLAMA_ROUTES = (
-    Route("/api/chat", OLLAMA_CHAT, OllamaChatBody),
-    Route("/api/generate", OLLAMA_GENERATE, OllamaGenerateBody),
-    Route("/api/embed", OLLAMA_EMBED, EmbedBody),
-    Route("/api/embeddings", OLLAMA_EMBED_PROMPT, EmbedPromptBody),
-)
-# What the paths below /api are sent, for the description of the API.
-OLLAMA_BODIES: Mapping[str, type[Body]] = {
-    **{route.path: route.body for route in OLLAMA_ROUTES},
-    "/api/show": ShowBody,
-}
+# Bodies of paths other than those of `ollama_generation`, for the description of the API.
+OLLAMA_BODIES: Mapping[str, type[Body]] = {"/api/show": ShowBody}
 
 
-def ollama_routes(server: ServerState) -> APIRouter:
-    """Return the router of all of them."""
-    router = generation_routes(server, OLLAMA_ROUTES)
+def ollama_generation(embeddings: Endpoint[Any]) -> tuple[Route, ...]:
+    """Return the paths that generate; `embeddings` is the endpoint of /v1/embeddings."""
+    embedder = Embedder(embeddings)
+    embed = Endpoint(partial(parse, EmbedBody), embedder.prepare, kind="pooling")
+    embed_prompt = Endpoint(
+        partial(parse, EmbedPromptBody), embedder.prepare_prompt, kind="pooling"
+    )
+    return (
+        Route("/api/chat", OLLAMA_CHAT, OllamaChatBody),
+        Route("/api/generate", OLLAMA_GENERATE, OllamaGenerateBody),
+        Route("/api/embed", embed, EmbedBody),
+        Route("/api/embeddings", embed_prompt, EmbedPromptBody),
+    )
+
+
+def ollama_routes(server: ServerState, generation: Iterable[Route]) -> APIRouter:
+    """Return the router of all paths; `generation` as `ollama_generation` returns it."""
+    router = generation_routes(server, generation)
 
     @router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def alive() -> Response:

@@ -19,6 +19,7 @@ from remora.configs.errors import Unavailable, UnknownModel
 from remora.configs.schema import ServeConfig
 from remora.deployments.http.core.errors import unsupported
 from remora.deployments.http.core.wire import dumps
+from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.responses.store import MemoryStore, ResponseStore, store_of
 
 MAX_CHAIN = 256
@@ -201,6 +202,12 @@ class Archive:
         if self._store is None:
             raise unsupported(param or "response_id", self._refusal)
         return self._store
+
+
+def archive_of(server: ServerState) -> Archive:
+    """Return the server's archive as the request's caller sees it. Raises ConfigError."""
+    archive = server.part(Archive, Archive.configured)
+    return archive.seen_by(server.caller.owner, server.caller.viewer)
 
 
 class ItemIds:

@@ -22,7 +22,13 @@ from remora.deployments.http.generation.chat import PreparedChat, prepare_chat
 from remora.deployments.http.generation.job import Job
 from remora.deployments.http.generation.request_tracker import OutputStream
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.http.responses.archive import Archive, ItemIds, Record, new_response_id
+from remora.deployments.http.responses.archive import (
+    Archive,
+    ItemIds,
+    Record,
+    archive_of,
+    new_response_id,
+)
 from remora.deployments.http.responses.bodies import ResponsesBody
 from remora.deployments.http.responses.events import OutputWriter
 from remora.deployments.http.responses.input import earlier_items, with_references
@@ -197,7 +203,7 @@ async def prepare_response(server: ServerState, body: ResponsesBody, rid: str) -
 
     Raises InvalidRequest, PromptTooLong, UnknownModel, UnknownResponse.
     """
-    archive = server.responses
+    archive = archive_of(server)
     earlier = await earlier_items(archive, body)
     body = body.model_copy(update={"input": await with_references(archive, body.input)})
     chat = chat_body(body, earlier)
@@ -219,7 +225,7 @@ def responses_routes(server: ServerState) -> APIRouter:
     router = APIRouter(tags=["responses"])
 
     def archive_for(request: HTTPRequest) -> Archive:
-        return server.responses.seen_by(request.state.owner, viewer(request))
+        return archive_of(server.for_caller(request.state.owner, viewer(request)))
 
     @router.get("/v1/responses/{response_id}")
     async def retrieve(request: HTTPRequest, response_id: str, stream: bool = False) -> Response:

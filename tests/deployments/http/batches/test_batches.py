@@ -27,6 +27,7 @@ from remora.deployments.http.batches.results import Result, Results
 from remora.deployments.http.batches.runner import LOWEST_PRIORITY, BatchRunner
 from remora.deployments.http.batches.store import BatchStore
 from remora.deployments.http.core.auth import Access, Keys
+from remora.deployments.http.endpoints import BATCH_ENDPOINTS
 from remora.deployments.http.generation.server_state import ServerState
 from tests.deployments.fakes import FakeEngine, FakeServer, make_config, make_plan
 from tests.moments import cancelled, end, nothing_left, steps
@@ -60,7 +61,7 @@ async def opened(
 
 def make_runner(server: FakeServer) -> tuple[BatchRunner, BatchStore]:
     store = BatchStore(Path(str(server.config.api.batch_dir)))
-    return BatchRunner(ServerState.over(server), store), store
+    return BatchRunner(ServerState.over(server), store, BATCH_ENDPOINTS), store
 
 
 def make_line(name: str, url: str = URL, **body: Any) -> dict[str, Any]:

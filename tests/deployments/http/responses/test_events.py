@@ -17,6 +17,7 @@ from remora.configs.errors import EngineError, QueueFull
 from remora.deployments.http.endpoints import RESPONSES
 from remora.deployments.http.generation import endpoint
 from remora.deployments.http.generation.server_state import ServerState
+from remora.deployments.http.responses.archive import archive_of
 from tests.deployments.fakes import FakeEngine, FakeServer, make_client
 from tests.deployments.http.core.test_disconnect import running
 from tests.deployments.http.openai.test_openai_client import openai_client
@@ -256,7 +257,7 @@ async def test_a_response_that_nobody_waits_for_is_not_running() -> None:
     async with aclosing(endpoint.stream(server, job)) as events:
         created = await anext(events)
         id_ = created["response"]["id"]
-        while_it_runs = server.responses.running(id_)
+        while_it_runs = archive_of(server).running(id_)
 
     assert while_it_runs is not None
-    assert server.responses.running(id_) is None
+    assert archive_of(server).running(id_) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,10 @@ def make_server(noting: Noting | None = None, **model: Any) -> FakeServer:
 async def version(client: httpx.AsyncClient) -> tuple[str, int]:
     info = (await client.get("/server_info")).json()
     assert (await client.get("/get_model_info")).json()["weight_version"] == info["weight_version"]
+    for streams in (False, True):
+        answer = await client.post("/generate", json={"text": "ab", "stream": streams})
+        first = answer.json() if not streams else json.loads(answer.text.split("\n")[0][6:])
+        assert first["meta_info"]["weight_version"] == info["weight_version"]
     return info["weight_version"], info["weight_updates"]
 
 
