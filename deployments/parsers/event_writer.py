@@ -91,6 +91,8 @@ class EventWriter:
         self._pieces.append(piece)
 
     def _flush(self) -> None:
+        if not self._pieces:
+            return
         text = "".join(self._pieces)
         self._pieces.clear()
         if text and self._pieces_are_text:

@@ -124,9 +124,24 @@ class ReasoningSplitter:
         self._num_newlines = 0  # newlines held back at the end of the reasoning
         self._has_begun = False  # whether the reasoning has a first character, shown or not
         self._is_line_start = True
+        firsts = "".join({mark[0] for mark in (form.closing, *interrupts)})
+        self._search_special = re.compile(rf"[\n{re.escape(firsts)}]").search
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer has begun, so that nothing is held back any more."""
+        return self._stage is _Stage.ANSWER
+
+    def _is_plain(self, text: str) -> bool:
+        """Return whether a text within reasoning holds no newline and no beginning of a mark."""
+        if self._stage is not _Stage.REASONING or self._held or self._is_line_start:
+            return False
+        return self._has_begun and self._search_special(text) is None
 
     def push(self, text: str) -> list[SplitText]:
         """Take the next piece of text; return the pieces that are certain now."""
+        if self.is_over or self._is_plain(text):
+            return [SplitText(not self.is_over, text, text)] if text else []
         pieces: list[SplitText] = []
         rest, self._held = self._held + text, ""
         while rest:

@@ -7,6 +7,7 @@ Readers also record where in the raw text the reasoning was, to count its tokens
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -49,7 +50,8 @@ class ReplyReader:
         if not spans:
             return 0
         offsets = _char_offsets(map(self._text_of_token, token_ids))
-        return sum(any(start <= offset < end for start, end in spans) for offset in offsets)
+        within = itertools.takewhile(lambda offset: offset < spans[-1][1], offsets)
+        return sum(any(start <= offset < end for start, end in spans) for offset in within)
 
 
 def _char_offsets(texts: Iterable[bytes]) -> Iterable[int]:
@@ -111,7 +113,14 @@ class ReasoningReader:
 
     def push(self, text: str) -> list[ReplyEvent]:
         """Take the next piece of text; return the events that are certain now."""
-        return [event for piece in self._splitter.push(text) for event in self._read(piece)]
+        if self._splitter.is_over:  # what was held back has been emitted with the first of this
+            if self._after:
+                return self._after.push(text)
+            return [Text(text)] if text else []
+        pieces = self._splitter.push(text)
+        if len(pieces) == 1:
+            return self._read(pieces[0])
+        return [event for piece in pieces for event in self._read(piece)]
 
     def finish(self) -> list[ReplyEvent]:
         """Return what was held back. Nothing may be pushed afterwards."""
