@@ -51,6 +51,8 @@ class ReplyReader:
             return 0
         offsets = _char_offsets(map(self._text_of_token, token_ids))
         within = itertools.takewhile(lambda offset: offset < spans[-1][1], offsets)
+        if len(spans) == 1 and spans[0][0] == 0:
+            return sum(1 for _ in within)
         return sum(any(start <= offset < end for start, end in spans) for offset in within)
 
 
