@@ -1,4 +1,4 @@
-"""Things kept for later calls, the least recently used given up first."""
+"""A cache bounded in bytes that evicts the least recently used entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """Values by key, together within `max_bytes`. For one thread at a time."""
+    """Values by key, limited to `max_bytes` in total. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -20,7 +20,7 @@ class BoundedCache(Generic[Value]):
         return len(self._entries)
 
     def get(self, key: bytes) -> Value | None:
-        """Return a value, which is then the most recently used."""
+        """Return a value and mark it as most recently used."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -28,7 +28,7 @@ class BoundedCache(Generic[Value]):
         return entry[0]
 
     def put(self, key: bytes, value: Value, num_bytes: int) -> None:
-        """Keep a value, unless it is larger than everything that may be kept."""
+        """Store a value, unless it is larger than the whole cache."""
         if key in self._entries:
             self.num_bytes -= self._entries.pop(key)[1]
         if num_bytes > self._max_bytes:

@@ -1,6 +1,6 @@
 """Sets of characters as sorted ranges of code points, by name.
 
-Surrogates are in no set: no UTF-8 text holds them.
+Surrogates are in no set, because UTF-8 text cannot contain them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 
 
 def union(*sets: Ranges) -> Ranges:
-    """Return what is in any of the sets."""
+    """Return the union of the sets."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(pair for ranges in sets for pair in ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -23,7 +23,7 @@ def union(*sets: Ranges) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """Return what is not in the set (surrogates never are)."""
+    """Return the complement, without surrogates."""
     gaps, at = [], 0
     for low, high in union(ranges, ((FIRST_SURROGATE, LAST_SURROGATE),)):
         if at < low:
@@ -35,7 +35,7 @@ def complement(ranges: Ranges) -> Ranges:
 
 
 def intersection(first: Ranges, second: Ranges) -> Ranges:
-    """Return what is in both sets."""
+    """Return the intersection of both sets."""
     return complement(union(complement(first), complement(second)))
 
 
@@ -56,7 +56,7 @@ _SPACE: Ranges = (
     (0xFEFF, 0xFEFF),
 )
 
-# `\s` stands for the spaces that all dialects agree on, `\S` for what is a space in none of them.
+# `\s` is the whitespace that all regex dialects agree on, `\S` excludes all whitespace of any.
 CLASSES: dict[str, Ranges] = {
     "d": _DIGIT,
     "w": _WORD,
@@ -67,5 +67,5 @@ CLASSES: dict[str, Ranges] = {
 }
 ANY_BUT_NEWLINE = complement(((10, 10), (13, 13), (0x2028, 0x2029)))
 
-# What stands for itself within a JSON string.
+# Characters that need no escape within a JSON string.
 JSON_PLAIN = complement(((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))

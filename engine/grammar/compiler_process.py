@@ -1,7 +1,7 @@
-"""This side of the compiler process: starts it, asks it, replaces it.
+"""The client of the compiler process: starts, queries and replaces it.
 
-Blocking calls, for any number of threads at once. What a source does to the child that compiles it
-is told by the process; a process that is gone, or does not answer at all, is replaced.
+Calls block and may come from any number of threads. The process reports failures of its children; a
+process that ended or does not answer is replaced.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 120.0
 COMMAND = (sys.executable, "-P", "-m", "remora.engine.grammar.worker")
-# The time limit is processor time. One that sleeps is given up after so many times the limit; it
-# keeps nobody waiting, and at a tenth of a processor none that computes is taken for one.
+# The limit is processor time. A child that sleeps is stopped after this multiple of the limit; it
+# delays no other child, and a child that gets a tenth of a processor is still within it.
 WALL_RATIO = 10
-# What the process itself may be late with its answer.
+# Allowed delay of the process's answer.
 GRACE_S = 5.0
-# Typical, and tried when the process starts: so that what is done once is done by then.
+# Typical sources, compiled when the process starts, so that one-time work is done by then.
 _WARM_UP = Constraint(
     kind=ConstraintKind.JSON_SCHEMA,
     source='{"type":"object","properties":{"a":{"type":"string"},"b":{"type":"integer"}}}',
@@ -41,7 +41,7 @@ _WARM_UP = Constraint(
 
 
 class CompilerProcess:
-    """Compiles in another process."""
+    """Compiles sources in another process."""
 
     def __init__(self, section: GrammarSection, vocabulary: Vocabulary) -> None:
         self._timeout_s = section.compile_timeout_s
@@ -64,15 +64,15 @@ class CompilerProcess:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, or of the last one."""
+        """Process id of the current or last process."""
         return None if self._server is None else self._server.pid
 
     def start(self) -> None:
-        """Start the process, if there is none. Raises EngineError."""
+        """Start the process if it is not running. Raises EngineError."""
         self._started()
 
     def compile(self, source: Source) -> bytes:
-        """Compile one source. Raises ConstraintError, also where it takes too long or crashes."""
+        """Compile one source. Raises ConstraintError, also for a timeout or crash of its child."""
         request = frame(_request(source))
         for _ in range(2):
             server = self._started()
@@ -85,7 +85,7 @@ class CompilerProcess:
                     limit="compile_timeout_s",
                     is_passing=True,
                 ) from None
-            except (OSError, EOFError) as error:  # its own end, and no fault of the source
+            except (OSError, EOFError) as error:  # closed by `close`, not a fault of the source
                 logger.warning("grammar compiler %s is gone: %s", server.pid, error)
                 server.end()
                 continue
@@ -96,7 +96,7 @@ class CompilerProcess:
         raise EngineError("the grammar compiler ended twice while it was asked")
 
     def close(self) -> None:
-        """End the process for good; calls that are waiting for it fail."""
+        """End the process for good; waiting calls fail."""
         with self._lock:
             self._is_closed = True
             server = self._server
@@ -104,7 +104,7 @@ class CompilerProcess:
             server.end()
 
     def _started(self) -> _Server:
-        """Return a process that can be asked, a new one where need be."""
+        """Return a running process, starting a new one if necessary."""
         with self._starting:
             server = self._server
             if server is not None and not server.has_ended:
@@ -125,7 +125,7 @@ class CompilerProcess:
 
 
 class _Server:
-    """One process. Is ended once; who is waiting for an answer then gets EOFError or OSError."""
+    """One process. When it ends, waiting calls get EOFError or OSError."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -135,7 +135,7 @@ class _Server:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                # Not a session of its own: the kernel may weigh niceness within sessions only.
+                # No session of its own: the kernel may apply niceness within sessions only.
                 process_group=0,
             )
         self._lock = threading.Lock()
@@ -155,12 +155,12 @@ class _Server:
             return receive(ours, timeout_s)
 
     def end(self) -> None:
-        """Kill the process and its children, and give back what it held."""
+        """Kill the process and its children, and release its resources."""
         with self._lock:
             if self.has_ended:
                 return
             self.has_ended = True
-            with contextlib.suppress(ProcessLookupError):  # somebody else has waited for it
+            with contextlib.suppress(ProcessLookupError):  # already waited for by another thread
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
             self._control.close()

@@ -1,4 +1,4 @@
-"""What an output can be held to, before anything has been compiled."""
+"""Constraints on an output, before they are compiled."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class ConstraintError(ValueError):
-    """A constraint that cannot be held to; the message is for the caller.
+    """A constraint that cannot be enforced; the message is for the caller.
 
-    limit:       name of the limit that it is over, if it is over one
-    is_passing:  whether the same constraint may well be taken another time
+    limit:       name of the exceeded limit, if any
+    is_passing:  whether the same constraint may succeed later
     """
 
     def __init__(self, message: str, *, limit: str | None = None, is_passing: bool = False) -> None:
@@ -20,7 +20,7 @@ class ConstraintError(ValueError):
 
 
 class ConstraintKind(StrEnum):
-    """How a constraint is written; the value is its name in messages."""
+    """Kind of a constraint; the value is its name in messages."""
 
     JSON_OBJECT = "json_object"
     JSON_SCHEMA = "json_schema"

@@ -1,9 +1,8 @@
-"""Patterns and plain schemas as grammars in xgrammar's EBNF.
+"""Regular expressions and plain schemas as grammars in xgrammar's EBNF.
 
-xgrammar's own reading of patterns within schemas builds automata that let wrong texts through
-(`b{1,2}|b|c` matches "bbb"), and its strings of bounded length may hold control characters. Its
-EBNF is read right. So a schema is converted with a name in the place of each such string, and the
-names become rules written here.
+xgrammar's own conversion of patterns within schemas accepts wrong texts (`b{1,2}|b|c` matches
+"bbb"), and its bounded strings may contain control characters. Its EBNF is reliable. So a schema is
+converted with a placeholder name for each such string, and the names become rules written here.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ from remora.engine.grammar.json_schema.merge import Schema
 from remora.engine.grammar.regex import Chars, Choice, Node, Repeat
 from remora.engine.grammar.regex_reader import read_pattern
 
-# xgrammar prints "ß" as \xdf, and reads what follows as more digits of it.
+# xgrammar prints "ß" as \xdf, and reads following characters as more digits of it.
 _PRINTED_HEX = re.compile(r"\\(?:x([0-9a-fA-F]{2})|.)")
 
-# What xgrammar's free strings are made of: surrogates, which no UTF-8 text holds, among it.
+# xgrammar's rule for free strings; it includes surrogates, which UTF-8 text cannot contain.
 _FREE_CHAR = r"[^\0-\u001f\"\\\r\n]"
 
 
 class StringRules:
-    """The strings of one schema that have a rule of their own."""
+    """Rules for the strings of one schema."""
 
     def __init__(self) -> None:
         self._bodies: list[str] = []
 
     def name(self, node: Node) -> str:
-        """Return the name of a new rule for the inside of a string."""
+        """Return the name of a new rule for the content of a string."""
         self._bodies.append(render_ebnf(node))
         return _rule_name(len(self._bodies) - 1)
 
     def put_into(self, grammar: str) -> str:
-        """Return a grammar that xgrammar printed, with the rules where their names stand."""
+        """Return a grammar printed by xgrammar with the placeholder names replaced by rules."""
         grammar = _PRINTED_HEX.sub(_four_digits, grammar)
         grammar = grammar.replace(_FREE_CHAR, render_ebnf(Chars(JSON_PLAIN)))
         for index in range(len(self._bodies)):
@@ -50,7 +49,7 @@ def with_named_strings(schema: Schema, rules: StringRules) -> Schema:
     """Return a plain schema whose patterns are names of `rules`."""
 
     def rename(pattern: str) -> str:
-        return rules.name(read_pattern(pattern, "pattern", is_ours=True))
+        return rules.name(read_pattern(pattern, "pattern", is_generated=True))
 
     def string(node: Schema) -> Schema:
         if "pattern" in node:
@@ -64,7 +63,7 @@ def with_named_strings(schema: Schema, rules: StringRules) -> Schema:
 
 
 def has_patterns(schema: Schema) -> bool:
-    """Whether a plain schema holds any pattern."""
+    """Whether a plain schema contains any pattern."""
     found: list[str] = []
 
     def note(pattern: str) -> str:
@@ -132,7 +131,7 @@ def render_ebnf(node: Node) -> str:
 
 
 def _single(node: Node) -> int | None:
-    """Return the character that a node stands for, if it is only one."""
+    """Return the character of a node that stands for a single character, else None."""
     if (
         not isinstance(node, Chars)
         or len(node.ranges) != 1

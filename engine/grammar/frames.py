@@ -1,6 +1,6 @@
-"""Messages between this process and the compiler's: a JSON head, and bytes after it.
+"""Messages to and from the compiler process: a JSON head followed by bytes.
 
-They go over connections that carry one message each way.
+A connection carries one message in each direction.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def frame(head: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 def receive(connection: socket.socket, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-    """Read the message of a connection, which must come within `timeout_s`.
+    """Read the message of a connection within `timeout_s`.
 
-    Raises TimeoutError, another OSError, or EOFError where the message is not whole.
+    Raises TimeoutError, another OSError, or EOFError if the message is incomplete.
     """
     deadline = time.monotonic() + timeout_s
     received = bytearray()
@@ -45,7 +45,7 @@ def receive(connection: socket.socket, timeout_s: float) -> tuple[dict[str, Any]
 
 
 def _size(received: bytearray) -> int:
-    """Return how long the message is that begins here, as far as that is known."""
+    """Return the length of the message that starts here, or None if it is not known yet."""
     if len(received) < _LENGTHS.size:
         return _LENGTHS.size
     head_size, body_size = _LENGTHS.unpack_from(received)

@@ -1,6 +1,6 @@
-"""What is looked at before anything is compiled: sizes, nesting, and JSON that is JSON.
+"""Checks before anything is compiled: size, nesting, valid JSON.
 
-What the section `grammar` does not name is fixed: the compilers were tried up to there.
+Limits that the section `grammar` does not name are fixed: compilers were tested up to them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EBNF_REPEAT = re.compile(r"\{[0-9, ]*\}")
 
 
 def check_size(constraint: Constraint, section: GrammarSection = DEFAULTS) -> None:
-    """Raise ConstraintError where the source is longer than any that is read."""
+    """Raise ConstraintError if the source is longer than `grammar.max_source_bytes`."""
     try:
         size = len(constraint.source.encode())
     except UnicodeEncodeError:
@@ -61,7 +61,7 @@ def check_choices(value: Any) -> list[str]:
 
 
 def check_ebnf(source: str) -> None:
-    """Raise ConstraintError where a grammar repeats more than compilers should be asked to."""
+    """Raise ConstraintError if a grammar has too many repeats for the compilers."""
     product = 1
     for repeat in _EBNF_REPEAT.findall(source):
         counts = [int(digits[:9]) for digits in re.findall("[0-9]+", repeat)]

@@ -1,8 +1,8 @@
-"""What the matchers of both backends share: the end of a sequence, and one mask per place.
+"""Shared by the matchers of both backends: the end of a sequence, and one mask per position.
 
-A place that accepts the end may accept more as well; whether it does is seen from its mask, which
-is then kept for the step that asks for it. Others wait for each mask, so a sequence has a budget of
-time: an ambiguous grammar, which takes longer with each token, ends it.
+A position that accepts the end may accept more as well; its mask tells, and is kept for the step
+that asks for it. Other requests wait for each mask, so a sequence has a time budget: an ambiguous
+grammar that takes longer with each token ends the sequence.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from remora.engine.types import MaskWords, MatcherTooSlow
 
 T = TypeVar("T")
 
-# Processor time that a sequence may take: so much at once, and so much more with each token.
-# Schemas in use take up to 6 ms for a token with 49,000 tokens to choose from; 0.07 ms is usual.
+# Processor time of a sequence: a reserve, and an allowance per token. Common schemas take up to 6
+# ms per token for a vocabulary of 49,000 tokens; 0.07 ms is typical.
 RESERVE_S = 0.25
 TOKEN_S = 0.01
 TOKENS_OF_BUDGET = 50_000
 TOO_SLOW = (
-    "to tell which token may come next takes too long; where alternatives or repeats match the same"
+    "computing the next tokens takes too long; where alternatives or repeats match the same"
     " text, leave one"
 )
 
 
 class BaseMatcher(ABC):
-    """How far one sequence has come. Subclasses know the backend's own state."""
+    """Progress of one sequence in a grammar. Subclasses hold the backend's state."""
 
     def __init__(self, ends: EndMask) -> None:
         self._ends = ends
         self._has_ended = False
-        self._mask: MaskWords | None = None  # of this place, once it has been worked out
+        self._mask: MaskWords | None = None  # of this position, once computed
         self._scale = max(1.0, ends.vocab_size / TOKENS_OF_BUDGET)
         self._left_s = RESERVE_S * self._scale
 
@@ -48,11 +48,11 @@ class BaseMatcher(ABC):
         return self._may_end() and np.array_equal(self._current_mask(), self._ends.words)
 
     def fill(self, words: MaskWords) -> None:
-        """Write which tokens may come next; after the end, only the end itself."""
+        """Write which tokens may come next; after the end, only end tokens."""
         words[:] = self._ends.words if self._has_ended else self._current_mask()
 
     def accept(self, token_id: int) -> bool:
-        """Go on by one token; False, and nothing changed, if the grammar does not allow it."""
+        """Advance by one token; False, without a change, if the grammar does not allow it."""
         if self._has_ended:
             return token_id in self._ends.ids
         if token_id in self._ends.ids:
@@ -84,12 +84,12 @@ class BaseMatcher(ABC):
 
     @abstractmethod
     def _may_end(self) -> bool:
-        """Whether what has been accepted is a whole match."""
+        """Whether the accepted tokens are a complete match."""
 
     @abstractmethod
     def _advance(self, token_id: int) -> bool:
-        """Take a token that is no end; False, and nothing changed, if it does not fit."""
+        """Advance by a token that is not an end; False, without a change, if it does not fit."""
 
     @abstractmethod
     def _write(self, words: MaskWords) -> None:
-        """Write the tokens that fit here, the ends among them where a match is whole."""
+        """Write the tokens that may come next, including end tokens after a complete match."""

@@ -1,9 +1,9 @@
 r"""Grammars compiled and matched by outlines-core: regular expressions only.
 
-outlines searches where we match: of `yes|yes please` it would allow "yes" alone, and after a place
-where a text may end it loses what does not end with the next token. A `\z` behind the pattern cures
-both, but cannot stand where the text begins: so the empty text is taken out of the pattern, and
-the matcher knows by itself whether it may end at once.
+outlines searches instead of matching: for `yes|yes please` it would allow "yes" only, and after a
+position where a text may end it loses texts that do not end with the next token. A `\z` after the
+pattern cures both, but does not work at the start of the text: so the empty text is removed from
+the pattern, and the matcher itself knows whether the text may be empty.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from remora.engine.grammar.vocabulary import EndMask, Vocabulary
 from remora.engine.types import MaskWords
 
 _IS_FILLED, _MAY_BE_EMPTY = b"\0", b"\1"
-# Tables of transitions, once loaded, against their serialised form; measured.
+# Memory of loaded transition tables relative to their serialised form; measured.
 _LOADED_RATIO = 3
 
 
 class OutlinesCompiler:
-    """Turns patterns into bytes that OutlinesLoader reads. Lives in the compiler process."""
+    """Compiles patterns to bytes for OutlinesLoader. Runs in the compiler process."""
 
     def __init__(self, vocabulary: Vocabulary, *, is_compact: bool) -> None:
-        """Read the vocabulary. Spaces are in the patterns already: `is_compact` says nothing."""
+        """Read the vocabulary. Patterns contain whitespace, so `is_compact` has no effect."""
         end_id, *_ = vocabulary.end_ids
         table: dict[bytes, list[int]] = {}
         for token_id, token in enumerate(vocabulary.tokens):
             if token_id != end_id:
-                # outlines measures masks by how many tokens there are, so every id must be one;
-                # 0xff is in no UTF-8 text.
+                # outlines sizes masks by the number of tokens, so every id needs a token; 0xff
+                # occurs in no UTF-8 text.
                 table.setdefault(token or b"\xff%d" % token_id, []).append(token_id)
         self._table = TokenTable(end_id, table)
 
     def compile(self, source: Source) -> bytes:
         """Compile one source. Raises ConstraintError."""
-        node = read_pattern(source.text, "pattern", is_ours=True)
+        node = read_pattern(source.text, "pattern", is_generated=True)
         filled = without_empty(node)
         if filled is None:
             raise ConstraintError("only the empty text matches it")
@@ -53,13 +53,13 @@ class OutlinesCompiler:
 
 
 class OutlinesLoader:
-    """Makes grammars of what OutlinesCompiler wrote. May be used from any thread."""
+    """Loads grammars compiled by OutlinesCompiler. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ends = EndMask(vocabulary)
 
     def load(self, data: bytes) -> OutlinesGrammar:
-        """Read one compiled grammar."""
+        """Load one compiled grammar."""
         return OutlinesGrammar(
             Index.from_binary(data[1:]),
             len(data) * _LOADED_RATIO,
@@ -79,7 +79,7 @@ class OutlinesGrammar:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Size in memory."""
         return self._num_bytes
 
     def matcher(self) -> OutlinesMatcher:
@@ -88,7 +88,7 @@ class OutlinesGrammar:
 
 
 class OutlinesMatcher(BaseMatcher):
-    """How far one sequence has come in a grammar."""
+    """Progress of one sequence in a grammar."""
 
     def __init__(self, index: Index, ends: EndMask, *, may_be_empty: bool) -> None:
         super().__init__(ends)

@@ -1,8 +1,8 @@
-"""From a caller's constraint to the source that a compiler process is given.
+"""From a caller's constraint to the source for a compiler process.
 
-Here is decided what can be held to and what is refused; what comes out is small, canonical (equal
-constraints give equal sources) and within what the compilers were tried on. The order of an
-object's properties is kept: it is the order in which they are written.
+Decides what is enforced and what is refused. The result is small, canonical (equal constraints have
+equal sources) and within the limits that compilers were tested with. The order of an object's
+properties is kept: they are generated in this order.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ONLY_XGRAMMAR = (ConstraintKind.JSON_OBJECT, ConstraintKind.EBNF, ConstraintKin
 
 
 class SourceKind(StrEnum):
-    """What a compiler is given."""
+    """Kind of a source."""
 
     SCHEMA = "schema"
     REGEX = "regex"
@@ -38,7 +38,7 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One thing to compile.
+    """One source to compile.
 
     text:  schema, tag: JSON in the plain form; regex: as `regex.render` writes it
     """
@@ -83,7 +83,7 @@ def _source_of(constraint: Constraint, section: GrammarSection) -> Source:
 
 
 def _space(section: GrammarSection) -> Node:
-    """Return what may stand between the parts of a JSON text."""
+    """Return the pattern of whitespace between the parts of a JSON text."""
     if section.json_compact:
         return Series(())
     if section.json_whitespace_pattern is not None:

@@ -1,7 +1,7 @@
-"""Regular expressions as a tree: measured, and written out for compilers.
+"""Regular expressions as a tree: measured, and written for compilers.
 
-They are written in a spelling that all compilers read alike: groups, repeats, alternatives, and
-character classes of literal ranges. `regex_reader.py` reads callers' patterns into trees. Knows no
+They are written in a subset that all compilers read alike: groups, repeats, alternatives, and
+character classes of literal ranges. `regex_reader.py` parses callers' patterns into trees. Knows no
 compiler and no JSON schema.
 """
 
@@ -22,7 +22,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One part after the other; none: the empty text."""
+    """A sequence of parts; none: the empty text."""
 
     parts: tuple[Node, ...]
 
@@ -56,7 +56,7 @@ def num_copies(node: Node) -> int:
 
 
 def num_nodes(node: Node) -> int:
-    """Return how many nodes a tree has, counting a shared one as often as it is written."""
+    """Return the number of nodes of a tree, counting a shared one as often as it is written."""
     counted: dict[int, int] = {}
 
     def count(part: Node) -> int:
@@ -69,7 +69,7 @@ def num_nodes(node: Node) -> int:
 
 
 def lengths(node: Node) -> tuple[int, int | None]:
-    """Return the fewest and the most characters of a match; None = no end."""
+    """Return the minimum and maximum length of a match in characters; None = unbounded."""
     if isinstance(node, Chars):
         return 1, 1
     if isinstance(node, Repeat):
@@ -86,7 +86,7 @@ def lengths(node: Node) -> tuple[int, int | None]:
 
 
 def render(node: Node) -> str:
-    """Write a tree out in the spelling that every compiler reads alike."""
+    """Write a tree in the subset that every compiler reads alike."""
     if isinstance(node, Chars):
         return _render_chars(node.ranges)
     if isinstance(node, Series):
@@ -97,7 +97,7 @@ def render(node: Node) -> str:
     if isinstance(node, Choice):
         return "|".join(render(option) for option in node.options)
     body = render(node.body) if isinstance(node.body, Chars) else f"(?:{render(node.body)})"
-    # Not "?", which xgrammar gets wrong around repeats.
+    # Not "?", which xgrammar handles incorrectly around repeats.
     short = {(0, None): "*", (1, None): "+", (1, 1): ""}.get((node.low, node.high))
     if short is not None:
         return body + short
@@ -107,9 +107,7 @@ def render(node: Node) -> str:
 
 
 def within_json(node: Node) -> Node | None:
-    """Return the tree without the characters that a JSON string spells by an escape; None when
-    nothing is left to match.
-    """
+    """Return the tree without characters that JSON strings escape; None if nothing remains."""
     if isinstance(node, Chars):
         ranges = intersection(node.ranges, JSON_PLAIN)
         return Chars(ranges) if ranges else None
@@ -126,7 +124,7 @@ def within_json(node: Node) -> Node | None:
 
 
 def without_empty(node: Node) -> Node | None:
-    """Return the tree for the same texts but the empty one; None when there is no other."""
+    """Return the tree for the same texts except the empty one; None if there is no other."""
     if isinstance(node, Chars) or lengths(node)[0] > 0:
         return node
     if isinstance(node, Repeat):
@@ -148,7 +146,7 @@ def without_empty(node: Node) -> Node | None:
 def one_of(options: Sequence[Node]) -> Node:
     """Return the tree that matches any of the options; single characters become one class.
 
-    Told apart they would have compilers follow two ways for the same text.
+    Separate options would make compilers follow two paths for the same text.
     """
     ranges = [option.ranges for option in options if isinstance(option, Chars)]
     if len(ranges) < 2:
@@ -180,6 +178,6 @@ def _render_chars(ranges: Ranges) -> str:
 
 
 def _render_char(code: int) -> str:
-    """Spell ASCII other than letters and digits in hex: no compiler takes that for syntax."""
+    """Write ASCII other than letters and digits in hex: no compiler reads that as syntax."""
     char = chr(code)
     return char if code > 0x7F or char.isalnum() else f"\\u{code:04x}"

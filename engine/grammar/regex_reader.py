@@ -1,9 +1,9 @@
-"""Callers' regular expressions read into trees, within limits.
+"""A parser of callers' regular expressions, within limits.
 
-Compilers differ in what they take and in what they quietly leave out (lookahead, anchors, flags).
-So a pattern is read here, by the rules of ECMA-262 with ASCII classes, and whatever is not regular
-is refused. A pattern always matches the whole text: `^` and `$` at its ends say nothing, and are
-refused elsewhere.
+Compilers differ in what they accept and in what they silently ignore (lookahead, anchors, flags).
+So patterns are parsed here, by the rules of ECMA-262 with ASCII classes, and everything that is not
+regular is refused. A pattern always matches the whole text: `^` and `$` at its ends have no effect,
+and are refused elsewhere.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _REPEAT = re.compile(r"\{([0-9]{1,9})(,([0-9]{1,9})?)?\}")
 _GROUP_NAME = re.compile(r"P?<[A-Za-z_][A-Za-z0-9_]*>")
 
 
-def read_pattern(pattern: str, place: str, *, is_ours: bool = False) -> Node:
-    """Read a pattern. Raises ConstraintError, which begins with `place`.
+def read_pattern(pattern: str, place: str, *, is_generated: bool = False) -> Node:
+    """Parse a pattern. Raises ConstraintError, whose message starts with `place`.
 
-    is_ours:  it was written by `render`, and has been measured before that
+    is_generated:  it was written by `render`, and measured before that
     """
     size = len(pattern.encode("utf-8", "surrogatepass"))
-    if size > MAX_PATTERN_BYTES and not is_ours:
+    if size > MAX_PATTERN_BYTES and not is_generated:
         raise ConstraintError(
             f"{place}: it has {size} bytes; at most {MAX_PATTERN_BYTES} are taken",
             limit="max_pattern_bytes",
@@ -65,11 +65,11 @@ class _Reader:
 
     @property
     def rest(self) -> int:
-        """Characters still to read."""
+        """Characters left to read."""
         return len(self._text) - self.at
 
     def choice(self, depth: int) -> Node:
-        """Read alternatives up to the end of the group (not taken) or of the pattern."""
+        """Parse alternatives up to the end of the group (not consumed) or of the pattern."""
         if depth > MAX_GROUP_DEPTH:
             raise ConstraintError(f"groups nest deeper than {MAX_GROUP_DEPTH}", limit="max_depth")
         options = [self._series(depth)]
@@ -129,13 +129,13 @@ class _Reader:
             raise ConstraintError(
                 f"the repeat at position {at} asks for at least {low}, at most {high}"
             )
-        self._take("?")  # lazy or greedy, the texts that match are the same
+        self._take("?")  # lazy and greedy repeats match the same texts
         if self._peek() == "+" or self._bounds() is not None:
             raise ConstraintError(f"the repeat at position {at} is itself repeated; use a group")
         return Repeat(node, low, high)
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        """Read a repeat, if there is one."""
+        """Parse a repeat, if there is one."""
         for char, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(char):
                 return bounds

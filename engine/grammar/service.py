@@ -1,9 +1,9 @@
-"""Constraints in, compiled grammars out, for the requests of one model.
+"""The grammar service of one model: constraints in, compiled grammars out.
 
-Checked here, compiled in another process, loaded in a thread: the event loop waits for nothing.
-Equal constraints are compiled once, grammars and failures are kept within bounds. A few are
-compiled at once, so that one which takes all of its time holds up nobody; the others wait in the
-order in which they came. Backends are imported on first use: they bring torch along.
+Constraints are checked here, compiled in another process and loaded in a thread: the event loop
+never waits. Equal constraints are compiled once; grammars and failures are cached within limits. A
+few are compiled concurrently, so that a slow one does not delay the others; the rest wait in order
+of arrival. Backends are imported on first use, because they import torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from remora.engine.grammar.vocabulary import Vocabulary
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import Grammar
 
-# Two at least, so that one alone never blocks the way; each may take grammar.compile_memory.
+# At least two, so that a single slow source delays none; each may take grammar.compile_memory.
 NUM_PARALLEL = max(2, min(4, len(os.sched_getaffinity(0))))
 MAX_WAITING = 256
 FAILURE_CACHE_BYTES = 256 * 1024
@@ -35,7 +35,7 @@ FAILURE_CACHE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarStats:
-    """What the service has done so far. `*_total` only grow."""
+    """Counters of the service. `*_total` only grow."""
 
     num_cached: int
     cached_bytes: int
@@ -79,21 +79,21 @@ class GrammarService:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the compiler in the background, so that the first request need not wait for it."""
+        """Start the compiler in the background, so that the first request does not wait for it."""
         if self._section.backend != "none" and self._end_ids and self._tokenizer.takes_text:
             self._compiles.submit(self._warm)
 
     async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
         """Return the compiled constraint; it may be shared with other requests.
 
-        Raises InvalidRequest, which names `param`, where it cannot be held to, and QueueFull.
+        Raises InvalidRequest, which names `param`, if it cannot be enforced, and QueueFull.
         """
         self._check_enabled(param)
         try:
             source = await asyncio.wrap_future(self._check(constraint))
             compiled = asyncio.wrap_future(self._grammar(source))
-            # Others may wait for the same grammar: it is compiled even if this call is cancelled,
-            # and then nobody here asks what became of it.
+            # Other requests may wait for the same grammar: it is compiled even if this call is
+            # cancelled, and then the result is not retrieved here.
             compiled.add_done_callback(lambda done: done.cancelled() or done.exception())
             return await asyncio.shield(compiled)
         except ConstraintError as error:
@@ -101,7 +101,7 @@ class GrammarService:
             raise InvalidRequest(message, param, "invalid_grammar", limit=error.limit) from None
 
     def stats(self) -> GrammarStats:
-        """Return what has been done so far."""
+        """Return the current counters."""
         with self._lock:
             return GrammarStats(
                 num_cached=len(self._grammars),
@@ -113,7 +113,7 @@ class GrammarService:
             )
 
     def close(self) -> None:
-        """End the compiler. Calls that wait for it fail."""
+        """End the compiler. Waiting calls fail."""
         with self._lock:
             self._is_closed = True
         backend = self._backend
@@ -121,7 +121,7 @@ class GrammarService:
             backend[0].close()
         for pool in (self._checks, self._compiles):
             pool.shutdown(wait=True, cancel_futures=True)
-        if self._backend is not None:  # made meanwhile
+        if self._backend is not None:  # created meanwhile
             self._backend[0].close()
 
     def _check_open(self) -> None:
@@ -145,7 +145,7 @@ class GrammarService:
             return self._checks.submit(prepare, constraint, self._section)
 
     def _grammar(self, source: Source) -> Future[Grammar]:
-        """Return the grammar of a source: known, on its way, or on its way from now on."""
+        """Return the grammar of a source: cached, being compiled, or submitted now."""
         key = hashlib.sha256(f"{source.kind}\0{source.text}".encode()).digest()
         done: Future[Grammar] = Future()
         with self._lock:
@@ -172,7 +172,7 @@ class GrammarService:
         return running
 
     def _make(self, key: bytes, source: Source) -> Grammar:
-        """Compile and load one source, and keep what came of it. Runs in a thread of its own."""
+        """Compile and load one source, and cache the result. Runs in a compiling thread."""
         try:
             process, loader = self._ready()
             grammar = loader.load(process.compile(source))
@@ -195,7 +195,7 @@ class GrammarService:
         self._ready()[0].start()
 
     def _ready(self) -> tuple[CompilerProcess, Loader]:
-        """Return the compiler and the loader, made on first use."""
+        """Return the compiler and the loader, created on first use."""
         with self._making:
             self._check_open()
             if self._backend is None:

@@ -1,6 +1,6 @@
-"""Structural tags with every schema, pattern and grammar in them brought within limits.
+"""Structural tags whose schemas, patterns and grammars are brought within limits.
 
-Both forms are taken: the old one, {"structures": [{begin, schema, end}], "triggers": [...]}, and
+Accepts both forms: the old one, {"structures": [{begin, schema, end}], "triggers": [...]}, and
 xgrammar's, {"format": {...}}.
 """
 
@@ -16,7 +16,7 @@ from remora.engine.grammar.limits import check_ebnf
 from remora.engine.grammar.regex import render
 from remora.engine.grammar.regex_reader import read_pattern
 
-# Formats that hold nothing to be checked here, and those that hold other formats.
+# Formats without content to check, and formats that contain other formats.
 _LEAVES = frozenset({"const_string", "any_text", "token", "exclude_token", "any_tokens", "grammar"})
 _SINGLE = frozenset({"tag", "optional", "plus", "star", "repeat"})
 _SERIES = {
@@ -32,7 +32,7 @@ MAX_REPEAT = 10_000
 def plain_tag(tag: Any, *, max_spaces: int) -> dict[str, Any]:
     """Rewrite a structural tag (parsed JSON).
 
-    max_spaces:  whitespace characters allowed in one place of the JSON within it
+    max_spaces:  whitespace characters allowed in one place of its JSON
 
     Raises ConstraintError.
     """
@@ -46,7 +46,7 @@ def plain_tag(tag: Any, *, max_spaces: int) -> dict[str, Any]:
 
 
 def from_old_form(tag: dict[str, Any]) -> dict[str, Any]:
-    """Return the format that a tag of the old form means. Raises ConstraintError."""
+    """Convert a tag of the old form to a format. Raises ConstraintError."""
     structures, triggers = tag["structures"], tag.get("triggers")
     if not isinstance(structures, list) or not isinstance(triggers, list):
         raise ConstraintError("'structures' and 'triggers' must be lists")

@@ -1,8 +1,8 @@
-"""A compiled grammar tried out before anybody decodes with it.
+"""Trial of a compiled grammar before it is used for decoding.
 
-What the next token may be is worked out while others wait, so it must be quick everywhere. Where a
-grammar is ambiguous it may take seconds a token: a short walk at random finds most of those. What
-it does not find, `BaseMatcher` ends when it is met.
+Other requests wait while the next tokens are computed, so this must be fast everywhere. An
+ambiguous grammar may take seconds per token: a short random walk finds most of them. `BaseMatcher`
+ends those that it does not find.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from remora.engine.grammar.prepare import Source
 from remora.engine.types import Grammar, MatcherTooSlow
 
 NUM_STEPS = 24
-# Processor time of a walk beside what its tokens may take.
+# Processor time of a walk in addition to the allowance of its tokens.
 RESERVE_S = 0.025
 
 
 class Compiler(Protocol):
-    """What a backend has in the compiler process."""
+    """A backend's part in the compiler process."""
 
     def compile(self, source: Source) -> bytes:
         """Compile one source. Raises ConstraintError."""
@@ -32,10 +32,10 @@ class Compiler(Protocol):
 
 
 class Loader(Protocol):
-    """What a backend has where grammars are used."""
+    """A backend's part in the engine's process."""
 
     def load(self, data: bytes) -> Grammar:
-        """Read what a compiler wrote."""
+        """Load what a compiler wrote."""
         ...
 
 
@@ -48,14 +48,14 @@ class TryingCompiler:
         self._vocab_size = vocab_size
 
     def compile(self, source: Source) -> bytes:
-        """Compile one source. Raises ConstraintError, also where using it would be too slow."""
+        """Compile one source. Raises ConstraintError, also if the grammar would be too slow."""
         data = self._compiler.compile(source)
         try_out(self._loader.load(data), self._vocab_size)
         return data
 
 
 def try_out(grammar: Grammar, vocab_size: int) -> None:
-    """Raise ConstraintError where nothing may begin, or steps take too long."""
+    """Raise ConstraintError if no token may start a match, or if steps take too long."""
     scale = max(1.0, vocab_size / TOKENS_OF_BUDGET)
     left_s = RESERVE_S * scale
     rng, matcher = random.Random(0), grammar.matcher()

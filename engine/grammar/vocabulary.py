@@ -1,4 +1,4 @@
-"""The model's tokens as the compilers of grammars see them."""
+"""The model's tokens as grammar compilers see them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from remora.engine.types import MaskWords
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What each id of a model stands for.
+    """The bytes of each token id of a model.
 
-    tokens:   [vocab_size] bytes; empty for ids that no grammar allows: control tokens, the ends,
+    tokens:   [vocab_size] bytes; empty for ids that no grammar allows: control tokens, end tokens,
               and ids that only pad the model's matrix
     end_ids:  ids that end a sequence
     """
@@ -38,7 +38,7 @@ class Vocabulary:
         """Read it from a tokenizer.
 
         vocab_size:  of the model; the tokenizer's may be smaller or larger
-        marker_ids:  control tokens that a grammar may spell by their text nevertheless
+        marker_ids:  control tokens that a grammar may spell by their text
         """
         hidden = (tokenizer.special_ids - frozenset(marker_ids)) | frozenset(end_ids)
         tokens = tuple(
@@ -51,28 +51,28 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Ids are below this."""
+        """Upper bound of ids."""
         return len(self.tokens)
 
     @property
     def num_words(self) -> int:
-        """Words of 32 bits in a mask."""
+        """Number of 32-bit words in a mask."""
         return (self.size + 31) // 32
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON that `from_json` reads."""
+        """Return it as JSON for `from_json`."""
         tokens = [base64.b64encode(token).decode() for token in self.tokens]
         return {"tokens": tokens, "end_ids": list(self.end_ids)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Read what `to_json` returned."""
+        """Read the output of `to_json`."""
         tokens = tuple(base64.b64decode(token) for token in value["tokens"])
         return cls(tokens=tokens, end_ids=tuple(value["end_ids"]))
 
 
 class EndMask:
-    """Which ids end a sequence, as mask words. Shared by the matchers of one vocabulary."""
+    """The end-of-sequence ids as mask words. Shared by the matchers of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if not vocabulary.end_ids:

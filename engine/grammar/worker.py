@@ -1,12 +1,12 @@
 """The compiler process: `python -P -m remora.engine.grammar.worker`.
 
-A fork server: it imports a backend and reads the vocabulary once, and then forks a child for each
-source. A source that hangs, crashes or eats memory costs that child, and the others go on. A
-child's time is processor time, so that a busy machine refuses nothing that an idle one takes.
+A fork server: it imports a backend and reads the vocabulary once, then forks a child for each
+source. A source that hangs, crashes or exhausts memory costs that child, and the others continue. A
+child's limit is processor time, so that a busy machine refuses nothing that an idle one accepts.
 
-Input is a socket that brings connections: one for each exchange, with one message there and one
-back. The first is the greeting, which the server answers; each of the others is answered by a
-child, or by the server where its child could not. When the input ends, everything ends.
+The input is a socket that delivers connections: one for each exchange, with one message in each
+direction. The server answers the first one, the greeting; children answer the others, or the server
+if its child could not. When the input ends, everything ends.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from remora.engine.grammar.trial import Compiler, TryingCompiler
 from remora.engine.grammar.vocabulary import Vocabulary
 
 NICENESS = 10
-# On the wall; the other side has given up long before if it lives.
+# Wall-clock time; the client has given up long before if it is alive.
 GREETING_TIMEOUT_S = 300.0
-# How a child ends that has answered; 0 would be how it ends if native code calls exit.
+# Exit code of a child that has answered; native code that calls exit would end with 0.
 ANSWERED = 101
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """What one child may take.
+    """Limits of one child.
 
     timeout_s:     processor time
-    wall_s:        on the wall, for one that sleeps
-    memory_bytes:  beside what the server has
+    wall_s:        wall-clock time, for a child that sleeps
+    memory_bytes:  in addition to the server's memory
     """
 
     timeout_s: float
@@ -52,7 +52,7 @@ class ChildLimits:
     memory_bytes: int
 
     def set(self) -> None:
-        """Hold this process to them; a signal ends it when its time is over."""
+        """Apply the limits to this process; a signal ends it when its time is over."""
         signal.setitimer(signal.ITIMER_PROF, self.timeout_s)
         signal.setitimer(signal.ITIMER_REAL, self.wall_s)
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -62,7 +62,7 @@ class ChildLimits:
 
 
 class ForkServer:
-    """Forks a child for each connection, and sees to it that each is answered."""
+    """Forks a child for each connection, and makes sure that each is answered."""
 
     def __init__(self, control: socket.socket, compiler: Compiler, limits: ChildLimits) -> None:
         self._control = control
@@ -73,7 +73,7 @@ class ForkServer:
         self._selector.register(control, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Serve until the input ends; children that are still at work end with it."""
+        """Serve until the input ends; running children are killed then."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._control:
@@ -95,7 +95,7 @@ class ForkServer:
         self._selector.register(pidfd, selectors.EVENT_READ, bury)
 
     def _bury(self, pid: int, pidfd: int, connection: socket.socket) -> None:
-        """Take note of the end of a child, and answer if it did not."""
+        """Record the end of a child, and answer if it did not."""
         self._selector.unregister(pidfd)
         os.close(pidfd)
         self._pids.remove(pid)
@@ -103,11 +103,11 @@ class ForkServer:
         with connection:
             if ending != ANSWERED:
                 connection.settimeout(0)
-                with contextlib.suppress(OSError):  # nobody listens any more
+                with contextlib.suppress(OSError):  # the client has disconnected
                     connection.sendall(frame(self._reason(ending)))
 
     def _reason(self, ending: int) -> dict[str, Any]:
-        # By the clock on the wall, or by somebody else: no fault that the source would have again.
+        # The wall clock or another process ended it: the same source may succeed later.
         is_passing = ending in (-signal.SIGALRM, -signal.SIGKILL)
         if ending in (-signal.SIGPROF, -signal.SIGALRM):
             limit = f"{self._limits.timeout_s:g} s (grammar.compile_timeout_s)"
@@ -151,8 +151,8 @@ def serve_one(connection: socket.socket, compiler: Compiler, limits: ChildLimits
     status = 1
     try:
         limits.set()
-        os.dup2(1, 2)  # what native code prints is no log of ours
-        # Others' connections, and the input: both must end when the server does.
+        os.dup2(1, 2)  # native code's output does not belong in the log
+        # Other connections and the input must end when the server does.
         os.closerange(3, connection.fileno())
         os.closerange(connection.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         request, _ = receive(connection, limits.wall_s)
@@ -191,9 +191,9 @@ def _compiler(head: dict[str, Any]) -> Compiler:
 
 
 def _put_torch_aside() -> None:
-    """Spare this process two libraries that xgrammar imports for its annotations.
+    """Replace two libraries that xgrammar imports for its annotations only.
 
-    They would take seconds, most of the memory, and most of the time of a fork.
+    Importing them takes seconds, most of the memory, and most of the time of a fork.
     """
     sys.modules["torch"] = None  # type: ignore[assignment]  # what xgrammar stands on tries it only
     importlib.import_module("tvm_ffi")

@@ -1,4 +1,4 @@
-"""Grammars compiled and matched by xgrammar. Takes every kind of source."""
+"""Grammars compiled and matched by xgrammar. Supports every kind of source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _tokenizer_info(vocabulary: Vocabulary) -> xgrammar.TokenizerInfo:
 
 
 class XgrammarCompiler:
-    """Turns sources into bytes that XgrammarLoader reads. Lives in the compiler process."""
+    """Compiles sources to bytes for XgrammarLoader. Runs in the compiler process."""
 
     def __init__(self, vocabulary: Vocabulary, *, is_compact: bool) -> None:
         self._compiler = xgrammar.GrammarCompiler(
@@ -66,7 +66,7 @@ class XgrammarCompiler:
         return rules.put_into(str(grammar))
 
     def _with_grammars(self, node: Any) -> Any:
-        """Return a structural tag with grammars of ours in the place of schemas and patterns."""
+        """Return a structural tag with schemas and patterns replaced by grammars."""
         if isinstance(node, list):
             return [self._with_grammars(item) for item in node]
         if not isinstance(node, dict):
@@ -81,14 +81,14 @@ class XgrammarCompiler:
 
 
 class XgrammarLoader:
-    """Makes grammars of what XgrammarCompiler wrote. May be used from any thread."""
+    """Loads grammars compiled by XgrammarCompiler. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._info = _tokenizer_info(vocabulary)
         self._ends = EndMask(vocabulary)
 
     def load(self, data: bytes) -> XgrammarGrammar:
-        """Read one compiled grammar."""
+        """Load one compiled grammar."""
         compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._info)
         return XgrammarGrammar(compiled, len(data), self._ends)
 
@@ -100,13 +100,13 @@ class XgrammarGrammar:
         self, compiled: xgrammar.CompiledGrammar, num_serialized: int, ends: EndMask
     ) -> None:
         self._compiled = compiled
-        # Measured: memory is 0.7 to 1.0 of what is serialised; xgrammar's figure, down to 0.1.
+        # Measured: memory is 0.7 to 1.0 of the serialised size; xgrammar reports as little as 0.1.
         self._num_bytes = max(num_serialized, int(compiled.memory_size_bytes))
         self._ends = ends
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
+        """Size in memory."""
         return self._num_bytes
 
     def matcher(self) -> XgrammarMatcher:
@@ -115,7 +115,7 @@ class XgrammarGrammar:
 
 
 class XgrammarMatcher(BaseMatcher):
-    """How far one sequence has come in a grammar."""
+    """Progress of one sequence in a grammar."""
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, ends: EndMask) -> None:
         super().__init__(ends)
@@ -128,17 +128,17 @@ class XgrammarMatcher(BaseMatcher):
         return bool(self._matcher.accept_token(token_id))
 
     def _write(self, words: MaskWords) -> None:
-        words.fill(-1)  # xgrammar writes nothing where every token fits
+        words.fill(-1)  # xgrammar writes nothing if every token fits
         self._matcher.fill_next_token_bitmask(words.reshape(1, -1))
 
 
 def _pattern_grammar(pattern: str) -> str:
-    node = read_pattern(pattern, "pattern", is_ours=True)
+    node = read_pattern(pattern, "pattern", is_generated=True)
     return f"root ::= {render_ebnf(node)}\n"
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong, without the native source's place and clock."""
+    """Return the reason without the native source's file name and time."""
     lines = [line for line in str(error).splitlines() if line.strip()] or ["it does not compile"]
     text = lines[0].partition("] ")[2] if lines[0].startswith("[") else lines[0]
     place, _, message = text.partition(": ")

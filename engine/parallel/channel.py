@@ -126,8 +126,8 @@ class Listener:
         except OSError:
             hello = None
         magic, rank, secret = _HELLO.unpack(hello) if hello is not None else (b"", 0, b"")
-        is_ours = magic == _MAGIC and hmac.compare_digest(secret, self.address.secret)
-        if not is_ours or not 0 < rank < num_ranks or rank in found:
+        is_generated = magic == _MAGIC and hmac.compare_digest(secret, self.address.secret)
+        if not is_generated or not 0 < rank < num_ranks or rank in found:
             connection.close()
             return
         connection.settimeout(None)

@@ -1,4 +1,4 @@
-"""No tokenizer: ids come in and go out, and whoever sends or wants text is told so."""
+"""The tokenizer of a server without one: ids in, ids out, and a clear error for text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remora.engine.tokens.tokenizer import Tokenizer
 
 
 class AbsentTokenizer(Tokenizer):
-    """Stands where a tokenizer would; the text of all ids is empty."""
+    """Stands in for a tokenizer; the text of all ids is empty."""
 
     takes_text = False
 
@@ -25,7 +25,7 @@ class AbsentTokenizer(Tokenizer):
         self._templates = {}
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Raise InvalidRequest, unless there is nothing to be encoded."""
+        """Raise InvalidRequest, unless there is nothing to encode."""
         return _refuse() if texts else []
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:

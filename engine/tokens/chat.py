@@ -1,8 +1,8 @@
-"""From messages to text, by the chat template that comes with a model.
+"""Rendering of messages by the model's chat template.
 
-A template that knows no tools would drop them without a word; the model is told of them in plain
-words then. Whatever a template raises on a caller's messages is the caller's InvalidRequest, with
-the words of the template.
+A template without tool support would drop tools silently; the system message then describes them.
+Every exception of a template on a caller's messages becomes InvalidRequest with the template's
+message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remora.configs.errors import InvalidRequest
 from remora.engine.tokens.chat_template import ChatTemplate
 from remora.engine.tokens.plain_tools import in_plain_words
 
-# Arguments of the renderer itself: a caller's template variables may not replace them.
+# Arguments of the renderer itself: a caller's template variables must not replace them.
 RESERVED_KWARGS = frozenset(
     {
         "add_generation_prompt",
@@ -40,7 +40,7 @@ RESERVED_KWARGS = frozenset(
         "truncation",
     }
 )
-# What a template, which is plain Python underneath, may run into on messages it does not expect.
+# Exceptions that templates, which are plain Python underneath, raise on unexpected messages.
 TEMPLATE_FAILURES = (
     TemplateError,
     ArithmeticError,
@@ -62,7 +62,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """Return the conversation as the template writes it. Raises InvalidRequest."""
+    """Return the conversation as rendered by the template. Raises InvalidRequest."""
     _check(messages, template_kwargs)
     if add_generation_prompt and continue_final_message:
         raise InvalidRequest(
@@ -107,10 +107,10 @@ def _needs_plain_words(
 
 
 def _with_read_calls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copy messages with what templates expect of tools and clients leave out.
+    """Copy messages and complete tool calls and results as templates expect them.
 
-    Arguments of calls, JSON text in OpenAI's form, become objects where they are; results get the
-    names of the functions that they are from.
+    Arguments of calls, JSON text in OpenAI's form, become objects where possible; results get the
+    names of their functions.
     """
     chat: list[dict[str, Any]] = []
     names: dict[str, str] = {}

@@ -1,9 +1,8 @@
-"""Chat templates: programs in Jinja's language that come with a checkpoint and write its chats.
+"""Chat templates: Jinja programs in a checkpoint that render its chats.
 
-Templates are written for transformers' renderer, so this one gives them the same: its settings and
-extensions of the language, its names beside the messages, its ways with what callers leave out.
-They are strangers' programs and run in Jinja's sandbox, over plain data only, for a limited time
-and within limited room.
+Templates are written for transformers' renderer, so this one provides the same settings, language
+extensions and variables, and treats missing values alike. They are untrusted programs and run in
+Jinja's sandbox, on plain data only, with limits on time and memory.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from jinja2.meta import find_undeclared_variables
 from remora.engine.tokens.template_limits import Allowance, OverRenderLimit, allowance
 from remora.engine.tokens.template_sandbox import TemplateSandbox, held_values
 
-# Names that callers and templates have given to what a model thought before it answered.
+# Names of reasoning text used by callers and templates.
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
-# Ends the message that is to be continued. A template that trims messages takes the space away.
+# Ends the message to be continued. A template that trims messages removes the space.
 OPEN_END = "\ue0f0OPEN-END\ue0f0 "
-# Of one rendering.
+# Limits of one rendering.
 MAX_RENDER_S = 0.5
 MAX_RENDER_CHARS = 4 * 2**20
 
 
 class ChatTemplate:
-    """A template with the special tokens that it may name; compiled when first needed.
+    """A template with the special tokens that it may use; compiled when first needed.
 
-    max_render_s, max_render_chars:  of one rendering
+    max_render_s, max_render_chars:  limits of one rendering
     """
 
     max_render_s = MAX_RENDER_S
@@ -50,7 +49,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Return the chat as text. Raises whatever the template raises; ValueError of its own."""
+        """Return the chat as text. Raises the template's exceptions, and ValueError."""
         chat = [_prepared(message) for message in messages]
         last_text = _leave_open(chat[-1]) if continue_final_message else None
         text = self._write(
@@ -67,7 +66,7 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names that the template looks for. Raises what a malformed template raises."""
+        """Names of the template's variables. Raises the exceptions of malformed templates."""
         return frozenset(find_undeclared_variables(TemplateSandbox().parse(self.source)))
 
     def _write(self, names: dict[str, Any]) -> str:
@@ -95,7 +94,7 @@ class ChatTemplate:
 
 
 def _prepared(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of plain data without what is None, its reasoning under every usual name."""
+    """Return a copy of plain data without None values, with reasoning under every usual name."""
     prepared: dict[str, Any] = _plain({k: v for k, v in message.items() if v is not None})
     named = (prepared[name] for name in REASONING_NAMES if prepared.get(name) is not None)
     reasoning = next(named, None)
@@ -128,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 
 def _leave_open(message: dict[str, Any]) -> str:
-    """Mark the end of a message's text, which is changed; returns the text as it was."""
+    """Append a marker to a message's text in place; return the original text."""
     content = message.get("content")
     if isinstance(content, str):
         message["content"] = content + OPEN_END

@@ -1,4 +1,4 @@
-"""The tokenizer that a configuration asks for."""
+"""The tokenizer selected by a configuration."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Ids to text, piece by piece, so that the pieces add up to the text of the whole.
+"""Incremental detokenisation: pieces of text that add up to the text of the whole.
 
-A token alone has no text of its own: it may hold part of a character, and decoders treat the start
-of a text specially. So a window of the last tokens is decoded with and without the new ones, and
-the difference is the new text, unless it ends within a character. The window opens in the prompt.
+A token alone has no text of its own: it may be part of a character, and decoders treat the start of
+a text specially. So a window of the last tokens is decoded with and without the new ones, and the
+difference is the new text, unless it ends within a character. The window starts in the prompt.
 
-Alternative weighed: the `tokenizers` library's own decode stream. It raises on some byte
-sequences, and when a prompt ends within a character its first piece may repeat the prompt.
+Alternative considered: the `tokenizers` library's decode stream. It raises on some byte sequences,
+and if a prompt ends within a character, its first piece may repeat the prompt.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from functools import lru_cache
 
 from remora.engine.tokens.tokenizer import Tokenizer
 
-# Enough of the prompt to be past the start of its text and any character it ends in.
+# Enough of the prompt to be past the start of its text and any incomplete character at its end.
 PROMPT_TAIL_TOKENS = 8
-# Tokens held back before decoding is tried at growing distances only; see `push`.
+# From this many held tokens on, decoding is tried at growing distances only; see `push`.
 PATIENT_FROM_TOKENS = 16
 
-# Windows mostly are one token long, and a text's tokens come back: a few MB of texts.
+# Windows are mostly one token long, and tokens recur: a few MB of cached texts.
 CACHED_TOKENS = 2**14
 
 REPLACEMENT = "\ufffd"
@@ -29,11 +29,12 @@ REPLACEMENT = "\ufffd"
 class Detokenizer:
     """Text of one sequence's output, in the context of its prompt.
 
-    shown_special_ids:  control tokens that are shown although `skip_special_tokens` hides others
-    heals:              the output begins by writing the prompt's last token anew
+    shown_special_ids:  control tokens that are shown even if `skip_special_tokens` hides others
+    heals:              the output starts by generating the prompt's last token again
 
-    The pieces of `push` and `finish` add up to text(prompt tail + output) less what it shares with
-    text(prompt tail). No piece of `push` ends in U+FFFD: it may be a character yet to be completed.
+    The pieces of `push` and `finish` add up to text(prompt tail + output) without the common prefix
+    with text(prompt tail). No piece of `push` ends in U+FFFD, because the character may still be
+    completed.
     """
 
     def __init__(
@@ -46,11 +47,11 @@ class Detokenizer:
         heals: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        # Left out here rather than by the decoder: a run of them would let the window grow.
+        # Left out here, not by the decoder: a run of them would let the window grow.
         self._hidden_ids = frozenset[int]()
         if skip_special_tokens:
             self._hidden_ids = tokenizer.special_ids - shown_special_ids
-        # Invariant: the text of _shown, and of nothing in _held, has been given out.
+        # Invariant: the text of _shown, and of nothing in _held, has been returned.
         tail = prompt_ids[-PROMPT_TAIL_TOKENS:]
         self._shown = self._visible(tail[:-1] if heals else tail)
         self._held: list[int] = []
@@ -58,10 +59,10 @@ class Detokenizer:
         self._next_try = 0
 
     def push(self, ids: Iterable[int]) -> str:
-        """Take new ids; return the text that they complete, often one token's."""
+        """Add ids; return the text that they complete, often that of one token."""
         self._held += self._visible(ids)
-        # Garbage bytes can go on for ever. Waiting until they have doubled before they are
-        # decoded again keeps the total work linear.
+        # Invalid bytes may continue for ever. Waiting until their number has doubled before
+        # decoding again keeps the total work linear.
         if len(self._held) < max(1, self._next_try):
             return ""
         text = self._text(self._shown + self._held)
@@ -79,7 +80,7 @@ class Detokenizer:
         return text[start:]
 
     def finish(self) -> str:
-        """Return the text still held back. Nothing may be pushed afterwards."""
+        """Return the remaining text. Nothing may be pushed afterwards."""
         text = self._text(self._shown + self._held)
         return text[_shared_length(self._shown_text, text) :]
 

@@ -1,9 +1,9 @@
-"""Opening a checkpoint's tokenizer.json, with what stands beside it.
+"""Opening a checkpoint's tokenizer.json with its related files.
 
-transformers takes a second and 100 MB to come to the same: importing it alone costs more than the
-file. But it knows many kinds of checkpoints, and for some it builds another tokenizer than the
-file says. So a folder is read here only when every setting in it is understood; otherwise, and for
-folders without that file, transformers is asked.
+transformers needs a second and 100 MB for the same result: importing it alone costs more than
+reading the file. But it supports many kinds of checkpoints, and builds some tokenizers differently
+from the file. So a folder is read here only if every setting in it is known; otherwise, and for
+folders without that file, transformers loads it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ROLES = (
     "cls_token",
     "mask_token",
 )
-# Classes that take the file as it is, for the kinds of models whose own class is not preferred.
+# Classes that use the file unchanged, for kinds of models without a preferred class of their own.
 PLAIN_CLASSES = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 PLAIN_MODEL_TYPES = frozenset({"llama", "qwen3"})
-# Settings of padding, truncation and bookkeeping, which we do not use; of cleaning up decoded
-# text, which works on words of the BERT kind; and of what is always taken from tokenizer.json.
+# Ignored settings: padding, truncation and bookkeeping, which are not used; cleaning of decoded
+# text, which applies to BERT tokenizers; and values that always come from tokenizer.json.
 WITHOUT_EFFECT = frozenset(
     {
         "add_bos_token",
@@ -46,7 +46,7 @@ WITHOUT_EFFECT = frozenset(
         "pad_to_multiple_of",
         "pad_token_type_id",
         "padding_side",
-        "response_schema",  # the form before response_template, which transformers leaves out too
+        "response_schema",  # the form before response_template, which transformers ignores too
         "stride",
         "tokenizer_class",
         "truncation_side",
@@ -60,17 +60,17 @@ UNDERSTOOD = WITHOUT_EFFECT | {
     "response_template",
 }
 TOKEN_FLAGS = ("content", "special", "lstrip", "rstrip", "normalized", "single_word")
-# Files that say more about tokens or templates.
+# Other files with tokens or templates.
 LEGACY_TOKEN_FILES = ("added_tokens.json", "special_tokens_map.json")
 OTHER_TEMPLATES = ("additional_chat_templates", "chat_template.json")
 
 
 class TokenizerParts(Protocol):
-    """What we need of a tokenizer; transformers' fast ones have it too."""
+    """The required interface of a tokenizer; transformers' fast tokenizers have it too."""
 
     @property
     def backend_tokenizer(self) -> Backend:
-        """Return what encodes and decodes."""
+        """Return the underlying tokenizer."""
         ...
 
     @property
@@ -135,21 +135,21 @@ def load_tokenizer(
 ) -> TokenizerParts:
     """Load the tokenizer of a checkpoint folder. Raises ConfigError; never downloads.
 
-    trust_code:  whether code that lies in the folder may run
+    trust_code:  whether code in the folder may run
     """
     try:
         own = read_fast_tokenizer(folder) if loader == "auto" else None
         return own or _load_by_transformers(folder, trust_code=trust_code)
     except ConfigError:
         raise
-    except Exception as error:  # a malformed file: they raise anything, bare Exceptions too
+    except Exception as error:  # malformed files raise arbitrary exceptions
         raise ConfigError(
             f"{folder} has no tokenizer that can be loaded: {type(error).__name__}: {error}"
         ) from error
 
 
 def read_fast_tokenizer(folder: Path) -> FastTokenizer | None:
-    """Read tokenizer.json, or return None where it is not all that counts."""
+    """Read tokenizer.json, or return None if other files or settings matter too."""
     file = folder / "tokenizer.json"
     settings = _read_object(folder / "tokenizer_config.json")
     if not file.is_file() or not _is_plain(folder, settings):
@@ -170,8 +170,8 @@ def read_fast_tokenizer(folder: Path) -> FastTokenizer | None:
 
 
 def _is_plain(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether the folder says nothing that we do not understand."""
-    # With `added_tokens_decoder` the older files are not looked at.
+    """Whether all settings in the folder are known."""
+    # With `added_tokens_decoder`, the older files are not used.
     others: tuple[str, ...] = OTHER_TEMPLATES
     if "added_tokens_decoder" not in settings:
         others += LEGACY_TOKEN_FILES
@@ -186,7 +186,7 @@ def _is_plain(folder: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def _agrees(backend: Backend, special: Mapping[str, Any], named: Mapping[str, Any]) -> bool:
-    """Whether tokenizer.json has all the tokens that the settings name, as they name them."""
+    """Whether tokenizer.json has all tokens that the settings name, under the same names."""
     added = backend.get_added_tokens_decoder()
     controls = [token.content for token in added.values() if token.special]
     return all(token in controls for token in special.values()) and all(
@@ -224,7 +224,7 @@ def _load_by_transformers(folder: Path, *, trust_code: bool) -> TokenizerParts:
 
 
 def _read_object(file: Path) -> Mapping[str, Any]:
-    """Return a JSON object; an empty one for what is none: others will complain of it."""
+    """Return a JSON object, empty for invalid files, which other code reports."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

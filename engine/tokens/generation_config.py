@@ -1,7 +1,7 @@
-"""What a checkpoint recommends for generation: sampling defaults and end-of-sequence ids.
+"""A checkpoint's recommendations for generation: sampling defaults and end-of-sequence ids.
 
-Read from `generation_config.json`. A server samples unless the caller asks for temperature 0 or the
-checkpoint says `"do_sample": false` outright. A GGUF file has none of it.
+Read from `generation_config.json`. Sampling is on unless the caller sets temperature 0 or the
+checkpoint has `"do_sample": false`. GGUF files have no such settings.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from remora.configs.errors import ConfigError, InvalidSampling
 from remora.engine.types import SamplingParams
 
 FILE_NAME = "generation_config.json"
-# Their names -> ours.
+# Names in the file -> names of SamplingParams.
 SAMPLING_NAMES = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -40,7 +40,7 @@ def read_generation_defaults(path: Path) -> dict[str, float | int]:
     }
     if found.get("do_sample") is False:
         defaults["temperature"] = 0.0
-    if defaults.get("top_k", 0) < 0:  # -1 is a common way to write "off"
+    if defaults.get("top_k", 0) < 0:  # -1 commonly means "off"
         defaults["top_k"] = 0
     try:
         SamplingParams(**defaults)  # type: ignore[arg-type]
@@ -50,9 +50,9 @@ def read_generation_defaults(path: Path) -> dict[str, float | int]:
 
 
 def read_eos_token_ids(path: Path) -> tuple[int, ...]:
-    """Return the end-of-sequence ids that a checkpoint folder names, beside its tokenizer's.
+    """Return the end-of-sequence ids of a checkpoint folder, in addition to its tokenizer's.
 
-    As transformers does, `config.json` is asked only where there is no generation_config.json.
+    As in transformers, `config.json` is used only if there is no generation_config.json.
     """
     found = _read_json(path / FILE_NAME) or _read_json(path / "config.json")
     ids = found.get("eos_token_id")

@@ -1,8 +1,8 @@
-"""From the engine's tokens to what the caller sees: text, stop strings, reasons, log-probabilities.
+"""From the engine's tokens to the caller's outputs: text, stop strings, finish reasons, logprobs.
 
-Runs on the caller's side, off the engine loop. Tokens go through one by one, so what a caller gets
-in total does not depend on how the engine's events were grouped. A stop string is found here and
-not in the engine: `take_stopped` says which sequences the engine must still be told to abort.
+Runs on the caller's side, outside of the engine loop. Tokens are processed one by one, so the total
+output does not depend on how the engine groups events. Stop strings are found here and not in the
+engine: `take_stopped` returns the sequences that the engine must still abort.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from remora.engine.types import (
 
 
 class OutputProcessor:
-    """Turns the SequenceOutputs of one request into Outputs."""
+    """Converts the SequenceOutputs of one request to Outputs."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
-        """`tokenizer`: None = no text is made and no stop string looked for."""
+        """`tokenizer`: None = no text is produced and no stop string is searched."""
         self._sequences = [
             _SequenceText(index, request, tokenizer) for index in range(request.sampling.n)
         ]
@@ -40,7 +40,7 @@ class OutputProcessor:
         return self._num_unfinished == 0
 
     def process(self, events: Iterable[SequenceOutput]) -> list[Output]:
-        """Take events in; return one Output for each index that they say something new of."""
+        """Take in events; return one Output for each index with new content."""
         touched: dict[int, _SequenceText] = {}
         for event in events:
             sequence = self._sequences[event.index]
@@ -54,13 +54,13 @@ class OutputProcessor:
         return [sequence.give() for sequence in touched.values()]
 
     def take_stopped(self) -> list[int]:
-        """Return, once, the indexes that a stop string ended while the engine goes on with them."""
+        """Return, once, the indexes that a stop string ended while the engine continues."""
         stopped, self._stopped = self._stopped, []
         return stopped
 
 
 class _SequenceText:
-    """One of the n sequences: what has been taken in, and what of it was not given out yet."""
+    """One of the n sequences: the state so far, and the part not returned yet."""
 
     def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None) -> None:
         sampling = request.sampling
@@ -93,7 +93,7 @@ class _SequenceText:
         self._pooled: FloatArray | None = None
 
     def take(self, event: SequenceOutput) -> bool:
-        """Take in one event, but nothing after a stop string; return whether it was the last."""
+        """Take in one event, ignoring tokens after a stop string; return whether it is the last."""
         self._num_cached_tokens = max(self._num_cached_tokens, event.num_cached_tokens)
         self._queue_s = event.queue_s
         if self._wants_prompt_logprobs and event.token_ids:
@@ -110,7 +110,7 @@ class _SequenceText:
         return self.is_finished
 
     def give(self) -> Output:
-        """Return what is new since the last call."""
+        """Return the changes since the last call."""
         output = Output(
             index=self.index,
             token_ids=tuple(self._token_ids),

@@ -1,11 +1,11 @@
-"""Tools and their calls in plain words, for models whose chat template knows none.
+"""Tools and calls as plain text, for models whose chat template has no tool support.
 
     system:     You can call these functions. Each stands on a line of its own, as JSON. ...
-    assistant:  what it said, then its calls as a JSON list, as it was told to write them
+    assistant:  its text, then its calls as a JSON list, in the requested form
     user:       The call of add (call_1) returned: 3
 
-This is the form that calls held to a grammar take, so such a model sees its earlier calls as it
-would write them.
+This is also the form of calls that a grammar enforces, so the model sees earlier calls as it would
+write them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ INSTRUCTION = (
 def in_plain_words(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """Return a conversation that any template can write: no calls, no results, tools described."""
-    told: list[dict[str, Any]] = []
+    """Return a conversation for any template: no calls, no results, tools described as text."""
+    plain_messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     previous_role = None
     for message in messages:
@@ -36,15 +36,15 @@ def in_plain_words(
             names[str(call.get("id"))] = str((call.get("function") or {}).get("name"))
         plain = _plain_message(message, names)
         if message.get("role") == previous_role == "tool":  # results of one turn, in one message
-            told[-1]["content"] += "\n" + plain["content"]
+            plain_messages[-1]["content"] += "\n" + plain["content"]
         else:
-            told.append(plain)
+            plain_messages.append(plain)
         previous_role = message.get("role")
-    return _with_system(told, describe_tools(tools)) if tools else told
+    return _with_system(plain_messages, describe_tools(tools)) if tools else plain_messages
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a model is told about the functions that it may call."""
+    """Return the description of the functions for the model."""
     lines = [
         json.dumps(
             {
@@ -79,7 +79,7 @@ def _plain_message(message: Mapping[str, Any], names: Mapping[str, str]) -> dict
 
 
 def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Put a text at the end of the system's message, which there may not be."""
+    """Append a text to the system message, which is created if missing."""
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     said = _text(messages[0].get("content"))
@@ -88,7 +88,7 @@ def _with_system(messages: list[dict[str, Any]], text: str) -> list[dict[str, An
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message's content, of its parts if it has several."""
+    """Return the text of a message's content, or of its parts."""
     if isinstance(content, list | tuple):
         texts = (part.get("text") for part in content if isinstance(part, Mapping))
         return "\n".join(text for text in texts if isinstance(text, str))

@@ -1,9 +1,9 @@
 """Regular expressions that end an output.
 
-RE2 matches them in linear time whatever a caller writes. Text is held back while it may be part of
-a match, so the most characters that a match can have must be known beforehand; RE2 does not tell,
-hence the small reader here, which follows an expression that RE2 has accepted. Anchors and word
-boundaries are refused: whether they hold would depend on where the output was cut into pieces.
+RE2 matches them in linear time. Text is held back while it may be part of a match, so the maximum
+length of a match must be known in advance; RE2 does not report it, hence the small parser here for
+expressions that RE2 has accepted. Anchors and word boundaries are refused: whether they match would
+depend on how the output is divided into pieces.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Expression(Protocol):
 
 
 class Match(Protocol):
-    """A place in a text."""
+    """A position in a text."""
 
     def span(self) -> tuple[int, int]:
-        """Return where it starts and ends, in characters."""
+        """Return start and end, in characters."""
         ...
 
 
 class StopRegex:
-    """One expression: tells where, in a text, the match that ends first lies.
+    """One expression; finds the match in a text that ends first.
 
-    width:  most characters of a match
-    Raises InvalidSampling for what RE2 does not take, and for what looks beyond the match.
+    width:  maximum length of a match in characters
+    Raises InvalidSampling for expressions that RE2 refuses or that look beyond the match.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -53,7 +53,7 @@ class StopRegex:
         found = self._anywhere.search(text)
         if found is None:
             return None
-        # A text that holds a match still holds it when it grows, so the end can be bisected.
+        # A text with a match still has it when the text grows, so the end can be bisected.
         short, long = 0, found.span()[1]
         while long - short > 1:
             middle = (short + long) // 2
@@ -67,7 +67,7 @@ class StopRegex:
 
 @lru_cache(maxsize=CACHED_PATTERNS)
 def stop_regex(pattern: str) -> StopRegex:
-    """Compile an expression, or find it compiled. Raises InvalidSampling."""
+    """Compile an expression, with a cache. Raises InvalidSampling."""
     return StopRegex(pattern)
 
 
@@ -88,7 +88,7 @@ def _refusal(pattern: str, reason: str) -> InvalidSampling:
 
 
 def _compile(pattern: str) -> Expression:
-    import re2  # only for those who use it
+    import re2  # imported only when used
 
     options = re2.Options()
     options.log_errors = False
@@ -104,15 +104,16 @@ def _compile(pattern: str) -> Expression:
 
 
 def _max_width(pattern: str) -> float:
-    """Return the most characters that a match of an expression valid in RE2 has; inf = unbounded.
+    """Return the maximum length in characters of a match of a valid RE2 expression; inf =
+    unbounded.
 
-    Raises InvalidSampling for what looks at the text around the match.
+    Raises InvalidSampling for expressions that look at the text around the match.
     """
     return _WidthReader(pattern).alternatives()
 
 
 class _WidthReader:
-    """Reads an expression from left to right; each method returns the width of what it has read."""
+    """Parses an expression from left to right; each method returns the width of what it parsed."""
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
@@ -201,7 +202,7 @@ class _WidthReader:
         return 1.0
 
     def _repeated(self, width: float) -> float:
-        """Read what repeats the item before, if anything does."""
+        """Parse the repeat of the previous item, if there is one."""
         if self._take("*") or self._take("+"):
             width = inf if width else 0.0
         elif not self._take("?"):
@@ -213,7 +214,7 @@ class _WidthReader:
         return width
 
     def _bounds(self) -> tuple[float, float | None]:
-        """Read {n}, {n,} or {n,m}; anything else in braces is literal text."""
+        """Parse {n}, {n,} or {n,m}; anything else in braces is literal text."""
         inside, brace, _ = self._pattern[self._at + 1 :].partition("}")
         low, comma, high = inside.partition(",")
         is_count = self._ahead("{") and bool(brace) and _is_number(low)

@@ -1,7 +1,7 @@
-"""Texts that end an output, given as they are or by expressions, in a text that comes in pieces.
+"""Stop texts and stop expressions, found in a text that arrives in pieces.
 
-The match that ends first wins, the longest one where several end together: that can be decided the
-moment it is there, so it does not depend on how the text was cut into pieces.
+The match that ends first wins, the longest one if several end together. This is decided as soon as
+the match is complete, so the result does not depend on the pieces.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from remora.engine.tokens.stop_regex import stop_regex
 
 
 class StopTexts:
-    """Looks for the first of `stops` or `patterns`; shows text once it can be no part of one.
+    """Searches for the first of `stops` or `patterns`; returns text once it cannot be part of a
+    match.
 
-    patterns:  of bounded width; up to the widest one's is held back, as nobody tells which text
-               begins a match
-    include:   whether the text that is shown ends with the stop text, or before it
+    patterns:  of bounded width; text up to the largest width is held back, since any of it may
+               start a match
+    include:   whether returned text includes the stop text
     """
 
     def __init__(
@@ -28,13 +29,13 @@ class StopTexts:
 
     @property
     def are_any(self) -> bool:
-        """Whether there is anything to look for."""
+        """Whether there is anything to search for."""
         return bool(self._stops or self._regexes)
 
     def push(self, delta: str) -> tuple[str, str | None]:
-        """Take a piece of text; return what may be shown now, and the stop text if one is there.
+        """Take a piece of text; return the text to show now, and the stop text if one was found.
 
-        After a match all that is to be shown has been returned; nothing may be pushed or finished.
+        After a match all remaining text has been returned; nothing may be pushed or finished.
         """
         text = self._held + delta
         spans = [
@@ -50,12 +51,12 @@ class StopTexts:
         return text[:start], None
 
     def finish(self) -> str:
-        """Return the text still held back, when no more comes."""
+        """Return the text still held back, at the end of the output."""
         return self._held
 
 
 def _open_start(text: str, stop: str) -> int:
-    """Return where the longest end of `text` that begins `stop` starts; len(text) if none does."""
+    """Return the start of the longest suffix of `text` that is a prefix of `stop`, or len(text)."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)

@@ -1,4 +1,4 @@
-"""Chat templates in files of their own."""
+"""Chat templates in separate files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from remora.configs.errors import ConfigError
 
-FILES = ("chat_template.jinja", "additional_chat_templates")  # go before any of SETTINGS
+FILES = ("chat_template.jinja", "additional_chat_templates")  # these precede SETTINGS
 SETTINGS = "tokenizer_config.json"
-OLD_FILE = "chat_template.json"  # beside tokenizers from before there was chat_template.jinja
+OLD_FILE = "chat_template.json"  # used before chat_template.jinja existed
 
 
 def read_template_file(file: Path) -> str:
@@ -28,7 +28,7 @@ def read_template_file(file: Path) -> str:
 
 
 def template_place(path: Path) -> str:
-    """Say where in a folder or a GGUF file chat templates come from, given that there are some."""
+    """Name the source of chat templates in a folder or GGUF file that has some."""
     if path.is_file():
         return f"metadata of {path}"
     found = [name for name in FILES if (path / name).exists()]
@@ -36,7 +36,7 @@ def template_place(path: Path) -> str:
 
 
 def find_template_file(wanted: str, names: Collection[str]) -> Path:
-    """Return the file that `model.chat_template` means, which is none of the templates `names`."""
+    """Return the file of `model.chat_template`, which is none of the templates `names`."""
     file = Path(wanted).expanduser()
     if file.is_file():
         return file

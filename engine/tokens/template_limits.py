@@ -1,8 +1,9 @@
-"""What one rendering of a chat template may take: time, and what its steps make.
+"""Limits of rendering one chat template: time, and memory that its operations create.
 
-Memory is kept by two rules. Before a step that can make much of little its result is reckoned, from
-above, and refused when no chat could need it. After every step what it made is taken from what the
-rendering as a whole may make, whether or not the template keeps it. Knows nothing of Jinja.
+Two rules bound memory. Before an operation that can create much from little, its result size is
+estimated from above, and refused if no chat could need it. After every operation, the size of its
+result is deducted from the budget of the rendering, whether or not the template keeps it. Knows
+nothing of Jinja.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from contextvars import ContextVar
 from sys import getsizeof
 from typing import Any
 
-# A reckoned step may be this many times the text that may come out: it is reckoned from above.
+# An estimated operation may create this multiple of the allowed output, since it is an upper bound.
 STEP_CHARS_PER_CHAR, STEP_CHARS = 8, 2**14
-# Texts are made some ten times over on their way through a template, and small ones have overheads.
+# Texts are created about ten times over in a template, and small ones have overheads.
 BYTES_PER_CHAR, BYTES = 64, 2**24
 MAX_INT_BITS = 4096
-# The clock is looked at after so much work, of which a step is at least so much.
+# The clock is checked after this much work, of which an operation is at least this much.
 WORK_BETWEEN_LOOKS, WORK_OF_STEP = 2**16, 2**9
 TEXTS = (str, bytes)
 VIEWS: tuple[type[Collection[Any]], ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -28,7 +29,7 @@ NUMBER_CHARS = 24
 
 
 class OverRenderLimit(ValueError):
-    """A rendering that was given up. `limit` is the key of the configuration."""
+    """A rendering that was aborted. `limit` is the configuration key."""
 
     def __init__(self, message: str, limit: str) -> None:
         super().__init__(message)
@@ -36,11 +37,11 @@ class OverRenderLimit(ValueError):
 
 
 class Allowance:
-    """What is left of one rendering's time and room.
+    """The remaining time and memory of one rendering.
 
-    max_seconds:  of the thread's own time: waiting for a busy machine costs nobody an answer
-    max_chars:    that may come out
-    held:         tells what an object that is none of Python's own holds for a template to read
+    max_seconds:  of the thread's own time: a busy machine does not abort renderings
+    max_chars:    of the output
+    held:         returns what a non-builtin object holds for a template to read
     """
 
     def __init__(
@@ -57,21 +58,21 @@ class Allowance:
         self._work = 0
 
     def expect(self, num_chars: int, step: str) -> None:
-        """Raise OverRenderLimit if a step that may make `num_chars` may not be taken."""
+        """Raise OverRenderLimit if creating `num_chars` characters exceeds the limit."""
         self._check_step(num_chars, step)
         self._spend(num_chars)
 
     def take(self, num_bytes: int) -> None:
-        """Count what a step made. Raises OverRenderLimit when it is too much in all."""
+        """Count the result of an operation. Raises OverRenderLimit if the total is too large."""
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
-            raise _too_much("its steps make too much, all together")
+            raise _too_much("its operations create too much in total")
         self._spend(num_bytes)
 
     def take_made(self, value: Any) -> Any:
         """Count the result of a call, a list with its items; return it."""
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
-            raise _too_much(f"it makes a number of more than {MAX_INT_BITS} bits")
+            raise _too_much(f"it creates a number of more than {MAX_INT_BITS} bits")
         num_bytes = getsizeof(value)
         if isinstance(value, list | tuple):
             num_bytes += sum(map(getsizeof, value))
@@ -79,9 +80,9 @@ class Allowance:
         return value
 
     def size(self, value: Any, step: str) -> int:
-        """Return how long `value` is as text, indented by one, from above but for escapes.
+        """Return an upper bound of the length of `value` as indented text, without escapes.
 
-        A list that holds another one often counts it as often. Raises OverRenderLimit.
+        A list that contains another one repeatedly counts it as often. Raises OverRenderLimit.
         """
         if isinstance(value, str):
             return len(value)
@@ -113,7 +114,7 @@ class Allowance:
 
     def _check_step(self, num_chars: int, step: str) -> None:
         if num_chars > self._max_step_chars:
-            raise _too_much(f"{step!r} could make more than {self._max_step_chars} characters")
+            raise _too_much(f"{step!r} could create more than {self._max_step_chars} characters")
 
     def _spend(self, work: int) -> None:
         self._work += work + WORK_OF_STEP
@@ -130,5 +131,5 @@ def _too_much(words: str) -> OverRenderLimit:
     return OverRenderLimit(words, "max_template_chars")
 
 
-# Of the rendering that this thread is at.
+# Of the rendering that runs in this thread.
 allowance: ContextVar[Allowance] = ContextVar("allowance")

@@ -1,9 +1,9 @@
-"""The language of chat templates: Jinja in its sandbox, with what transformers adds to it.
+"""The language of chat templates: Jinja in its sandbox, with transformers' extensions.
 
-A template reaches Python by operators, methods, filters, output and what gathers output, and each
-goes through an `Allowance` here. What a step may make is reckoned by one rule: no more than what it
-is given times the largest of its arguments, numbers as they are. Names for which that says too
-little or too much are data below; tests call everything that a template can.
+A template reaches Python by operators, methods, filters, output and collected output, and each
+passes an `Allowance` here. One rule estimates the result of an operation: at most the size of its
+inputs times the largest of its arguments, numbers by value. Operations for which the rule is too
+low or too high are listed below; tests call everything that a template can.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Methods and filters that make no more than they are given, and take no longer than to read it:
-# of anything, and of texts (of other things they first make texts).
+# Methods and filters whose result is at most as large as the input, in linear time: of anything,
+# and of texts (other inputs are converted to text first).
 NO_MORE = _names(
     "abs attr copy d default first float get int items keys last length list map random reject "
     "rejectattr reverse select selectattr values"
@@ -56,18 +56,18 @@ NO_MORE_TEXT = _names(
     "removeprefix removesuffix rstrip safe split splitlines startswith strip swapcase title trim "
     "truncate upper wordcount"
 )
-# What reads a generator, which is read before, to be measured.
+# Filters that read a generator; it is read first, to be measured.
 READERS = _names("batch groupby join max min slice sort sum unique")
-# Methods that make bytes, which are no part of a chat.
+# Methods that create bytes, which no chat contains.
 BYTE_MAKERS = frozenset({"encode", "to_bytes"})
-# Tests that compare what they are given, and others that do more than to look at it.
+# Tests that compare their arguments, and others that do more than inspect them.
 COMPARISONS = _names("!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lt ne")
 OTHER_TESTS = frozenset({"divisibleby", "even", "lower", "odd", "upper"})
-# Where a number among the arguments is a value, not a count or a width.
+# Operations in which a numeric argument is a value, not a count or a width.
 VALUE_TAKERS = COMPARISONS | {"dictsort", "groupby", "max", "min", "sort", "sum", "unique"}
-# What writes by `%`: tests of numbers do when they are given text.
+# Operations that format with `%`: tests of numbers do so for text.
 PERCENT = frozenset({"format", "divisibleby", "even", "odd"})
-# Steps of the language that become filters, by names that no template can write.
+# Operations of the language that become filters, under names that no template can write.
 CONCAT, SLICE, MEASURE, LOOK = "~", "[:]", "comparison", "body"
 PLAIN = (str, bytes, int, float, list, tuple, dict)
 OWNERS = (*PLAIN, type)
@@ -76,15 +76,15 @@ _TEXT_METHODS = frozenset(
     name for name in dir(str) if not name.startswith(("_", "format")) and name not in BYTE_MAKERS
 )
 MAX_TIME_FORMAT = 1024
-# Of one item of a list that is written in a template, in a list.
+# Of one item of a list literal that contains lists.
 ITEM_BYTES = 64
-# A width or precision of `%`: a number right before what may follow one.
+# A width or precision of `%`: a number directly before a conversion.
 _WIDTH = re.compile(r"\d+(?=[.*hlLdiouxXeEfFgGcrsa%])")
 FLOAT_CHARS = 330
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """What templates are compiled for and run in, with an `allowance` set."""
+    """The environment that templates are compiled for and run in, with an `allowance`."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -101,7 +101,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         for name in COMPARISONS | OTHER_TESTS:
             compare: Any = self.tests[name]
             self.tests[name] = _limited(name, compare)
-        del self.globals["lipsum"]  # makes up text
+        del self.globals["lipsum"]  # creates text
         self.globals.update(
             raise_exception=_refuse,
             strftime_now=_time_now,
@@ -110,12 +110,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         )
 
     def compiled(self, source: str) -> Template:
-        """Return a template whose every step is limited. Raises what a malformed one raises."""
+        """Return a template whose every operation is limited. Raises for malformed templates."""
         program = _Limiter().visit(self.parse(source))
         return self.from_string(program.set_environment(self))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Return a sum, product, power or formatted text. Raises OverRenderLimit before it does."""
+        """Return a sum, product, power or formatted text. Raises OverRenderLimit before computing
+        it.
+        """
         limit = allowance.get()
         if operator == "+":
             limit.expect(_length(left) + _length(right), operator)
@@ -128,8 +130,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return result
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call what a template may call. Raises OverRenderLimit."""
-        if type(called) is Macro:  # its steps are limited
+        """Call a function available to templates. Raises OverRenderLimit."""
+        if type(called) is Macro:  # its operations are limited
             return super().call(context, called, *args, **kwargs)
         limit = allowance.get()
         owner = getattr(called, "__self__", None)
@@ -138,7 +140,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return limit.take_made(super().call(context, called, *args, **kwargs))
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """Join what a macro, a block or an assignment wrote. Raises OverRenderLimit."""
+        """Join the output of a macro, a block or an assignment. Raises OverRenderLimit."""
         limit, kept, num_chars = allowance.get(), [], 0
         for piece in pieces:
             kept.append(piece)
@@ -149,7 +151,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return text
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute or an item; the usual ones without Jinja's detours."""
+        """Return an attribute or an item; common ones without Jinja's indirections."""
         if type(obj) is dict and attribute not in _DICT_NAMES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) is str and attribute in _TEXT_METHODS:
@@ -157,11 +159,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether a template may have an attribute."""
+        """Return whether a template may access an attribute."""
         return attr not in BYTE_MAKERS and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Return `str.format` and `format_map` with limits, None for anything else."""
+        """Return limited `str.format` and `format_map`, None for anything else."""
         if super().wrap_str_format(value) is None:
             return None
         text: str = value.__self__
@@ -183,9 +185,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 def _limited(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter or test that is measured before and after."""
-    start = 1 if hasattr(make, "jinja_pass_arg") else 0  # of the context, before what is filtered
+    start = 1 if hasattr(make, "jinja_pass_arg") else 0  # the context, before the filtered value
 
-    @wraps(make)  # with the marks that Jinja calls it by
+    @wraps(make)  # with Jinja's markers
     def counted(*args: Any, **kwargs: Any) -> Any:
         return allowance.get().take_made(make(*args, **kwargs))
 
@@ -204,7 +206,7 @@ def _limited(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
 def _checked(
     limit: Allowance, name: str, subject: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
-    """Refuse a step that could make too much; return its arguments, generators of them read."""
+    """Refuse an operation that could create too much; return its arguments, generators read."""
     if name in NO_MORE or (name in NO_MORE_TEXT and isinstance(subject, str)):
         return args
     if name in READERS:
@@ -233,9 +235,9 @@ def _replace_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
 
 
 def _join_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
-    """Reckon text between the items, and at each end; whichever argument it is.
+    """Estimate text between the items, and at each end; for any argument order.
 
-    Items come first in the filter, last in the method of text.
+    Items are first in the filter, last in the method of text.
     """
     if isinstance(subject, str) and given and not isinstance(given[0], str):
         subject, given = given[0], [subject]
@@ -244,20 +246,20 @@ def _join_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
 
 
 def _wrapped_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
-    """Reckon text after each character; widths add nothing."""
+    """Estimate text after each character; widths add nothing."""
     size = limit.size(subject, "wordwrap")
     after = sum(limit.size(each, "wordwrap") for each in given if not isinstance(each, int))
     return (1 + size) * (2 + after)
 
 
 def _summed_chars(limit: Allowance, subject: Any, given: list[Any]) -> int:
-    """Reckon a list that is copied with every item; numbers make nothing."""
+    """Estimate a list that is copied with every item; numbers add nothing."""
     size = limit.size(subject, "sum") + sum(limit.size(each, "sum") for each in given)
     is_copied = any(isinstance(each, COLLECTIONS) for each in given)
     return size * (1 + len(subject)) if is_copied and isinstance(subject, COLLECTIONS) else size
 
 
-# What the rule says too much of.
+# Operations for which the rule is too high.
 RECKONERS: dict[str, Callable[[Allowance, Any, list[Any]], int]] = {
     "join": _join_chars,
     "replace": _replace_chars,
@@ -267,7 +269,7 @@ RECKONERS: dict[str, Callable[[Allowance, Any, list[Any]], int]] = {
 
 
 def held_values(item: Any) -> Iterable[Any]:
-    """Return what an object of Jinja's holds that a filter can read by its attributes."""
+    """Return the attributes of a Jinja object that a filter can read."""
     if isinstance(item, Namespace):
         values: dict[str, Any] = object.__getattribute__(item, "_Namespace__attrs")
         return values.values()
@@ -293,7 +295,7 @@ def _check_operands(limit: Allowance, operator: str, left: Any, right: Any) -> N
             num_bits = left.bit_length() + right.bit_length()
         if num_bits > MAX_INT_BITS:
             raise OverRenderLimit(
-                f"{operator!r} would make a number of more than {MAX_INT_BITS} bits",
+                f"{operator!r} would create a number of more than {MAX_INT_BITS} bits",
                 "max_template_chars",
             )
     elif operator == "%" and isinstance(left, str):
@@ -309,7 +311,7 @@ def _length(value: Any) -> int:
 
 
 def _percent_chars(limit: Allowance, text: str, values: Any) -> int:
-    """Reckon what `text % values` may make: its widths, and values as often as it may show them."""
+    """Estimate `text % values`: its widths, and each value as often as it may appear."""
     num_fields = text.count("%")
     widths = sum(min(int(width[:20]), 10**20) for width in _WIDTH.findall(text))
     if "*" in text and isinstance(values, tuple):
@@ -320,7 +322,7 @@ def _percent_chars(limit: Allowance, text: str, values: Any) -> int:
 
 
 class _Formatter(SandboxedFormatter):
-    """`str.format`, each field of which is a step."""
+    """`str.format`, each field of which is an operation."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:
         value, used = super().get_field(field_name, args, kwargs)
@@ -338,11 +340,11 @@ class _Formatter(SandboxedFormatter):
 
 
 class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter):
-    """The same of text that is marked as safe."""
+    """The same for text marked as safe."""
 
 
 class _Limiter(NodeTransformer):
-    """Makes filters of those steps of a program that Jinja gives to nobody."""
+    """Converts operations that Jinja does not intercept to filters."""
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -354,7 +356,7 @@ class _Limiter(NodeTransformer):
         return _filter(SLICE, node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
-        """Measure lists that are compared: one that holds another often is compared as often."""
+        """Measure compared lists: one that contains another repeatedly is compared as often."""
         self.generic_visit(node)
         sides = [node.expr, *(operand.expr for operand in node.ops)]
         if sum(not isinstance(side, nodes.Const) for side in sides) > 1:
@@ -364,12 +366,12 @@ class _Limiter(NodeTransformer):
         return node
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        """Measure tuples as they are made: as keys they are read wherever they are looked up."""
+        """Measure tuples when they are created: as keys they are read at every lookup."""
         self.generic_visit(node)
         return _filter(MEASURE, node) if node.ctx == "load" else node
 
     def _with_look(self, node: Any) -> nodes.Node:
-        """Let each pass through a body take what the lists that are written in it take."""
+        """Charge each iteration for the list literals in the loop's body."""
         written = node.find_all((nodes.List, nodes.Tuple, nodes.Dict))
         num_items = sum(1 + len(made.items) for made in written)
         body: nodes.Node = self.generic_visit(node)
@@ -418,7 +420,7 @@ def _measured_output(context: Context, value: Any) -> Any:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}`: marks, for training, what the assistant wrote; here it only shows it."""
+    """`{% generation %}`: marks assistant output for training; here it only renders it."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -454,8 +456,10 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _time_now(format: str) -> str:
-    if len(format) > MAX_TIME_FORMAT:  # the system's writer takes memory by its length
-        raise ValueError(f"a format of time has {len(format)} characters; {MAX_TIME_FORMAT} may be")
+    if len(format) > MAX_TIME_FORMAT:  # strftime allocates memory by the format's length
+        raise ValueError(
+            f"a format of time has {len(format)} characters; at most {MAX_TIME_FORMAT} are allowed"
+        )
     return datetime.now().strftime(format)
 
 
@@ -466,15 +470,15 @@ class _DictMaker:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """Make a dict of keys with one value, as `dict.fromkeys`."""
+        """Create a dict of keys with one value, as `dict.fromkeys`."""
         return dict.fromkeys(*args)
 
 
 class _SafeNamespace(Namespace):
-    """`namespace(...)` that keeps no names of Python's own."""
+    """`namespace(...)` without names of Python's own."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args  # a template may well call an attribute "self"
+        self, *given = args  # a template may name an attribute "self"
         values = dict(*given, **kwargs)
         for name in values:
             _check_attribute(name)
@@ -485,7 +489,7 @@ class _SafeNamespace(Namespace):
         super().__setitem__(name, value)
 
     def __repr__(self) -> str:
-        return "<Namespace>"  # what it holds may be more than can be written
+        return "<Namespace>"  # its content may be larger than the allowed output
 
 
 def _check_attribute(name: Any) -> None:

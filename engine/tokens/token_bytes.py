@@ -1,8 +1,8 @@
-"""The bytes that one entry of a vocabulary stands for.
+"""The bytes of one vocabulary entry.
 
 Decoding an id alone is not enough: it loses the leading space of sentencepiece vocabularies, and
-shows U+FFFD for a part of a character. The vocabulary's own spelling has it all: byte-level BPE
-writes each byte as one printable character, sentencepiece writes a space as U+2581 and odd bytes
+returns U+FFFD for part of a character. The vocabulary's own spelling is complete: byte-level BPE
+writes each byte as one printable character, sentencepiece writes a space as U+2581 and other bytes
 as <0xAB>.
 """
 
@@ -20,7 +20,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Spelling(StrEnum):
-    """How a vocabulary writes the bytes of its entries."""
+    """How a vocabulary spells the bytes of its entries."""
 
     BYTE_LEVEL = "byte-level"
     BYTE_FALLBACK = "sentencepiece with byte tokens"
@@ -29,7 +29,7 @@ class Spelling(StrEnum):
 
 
 def spelling_of(backend: Backend) -> Spelling:
-    """Tell the spelling from the tokenizer's decoder."""
+    """Detect the spelling from the tokenizer's decoder."""
     if backend.decoder is None:
         return Spelling.PLAIN
     steps = _steps(json.loads(backend.decoder.__getstate__()))
@@ -43,11 +43,11 @@ def spelling_of(backend: Backend) -> Spelling:
 
 
 def entry_bytes(entry: str, spelling: Spelling) -> bytes:
-    """Return the bytes that a vocabulary entry (not an added token) stands for."""
+    """Return the bytes of a vocabulary entry (not an added token)."""
     if spelling is Spelling.BYTE_LEVEL:
         try:
             return bytes(_BYTE_OF[char] for char in entry)
-        except KeyError:  # not written by a byte-level trainer; the decoder takes it literally too
+        except KeyError:  # not written by a byte-level trainer; the decoder uses it literally too
             return entry.encode()
     if spelling is Spelling.BYTE_FALLBACK:
         match = BYTE_TOKEN.fullmatch(entry)
@@ -67,7 +67,7 @@ def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 def _byte_alphabet() -> dict[str, int]:
     """Map each character of the byte-level alphabet (GPT-2's) to its byte.
 
-    Bytes that Latin-1 prints stand for themselves, the others, in order, for U+0100 and on.
+    Bytes that Latin-1 prints map to themselves, the others, in order, to U+0100 and up.
     """
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printed]

@@ -1,7 +1,7 @@
-"""Tokens by their bytes: which ones begin with these, which ones together spell those.
+"""Lookup of tokens by their bytes: by prefix, and sequences that spell given bytes.
 
-Sorted once, on first use, so that tokens with a common beginning lie side by side. Control tokens
-have no place among them: no text continues into one. Knows nothing of models or rows.
+Sorted once, on first use, so that tokens with a common prefix are adjacent. Control tokens are
+excluded: no text continues into one. Knows nothing of models or rows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import cached_property
 
 
 class Spellings:
-    """What the tokens of a model stand for.
+    """The bytes of a model's tokens.
 
-    token_bytes:  the bytes of an id; none for ids without text
+    token_bytes:  the bytes of an id; empty for ids without text
     special_ids:  control tokens
     """
 
@@ -29,9 +29,9 @@ class Spellings:
         self.special_ids = special_ids
 
     def starting(self, prefix: bytes) -> list[int]:
-        """Return the tokens that may come next where the text must go on with `prefix`.
+        """Return the tokens that may come next if the text must continue with `prefix`.
 
-        Those that begin with it, and those that are a beginning of it.
+        These are tokens that start with it, and tokens that are a prefix of it.
         """
         spellings, _ = self._sorted
         first = bisect_left(spellings, prefix)
@@ -42,7 +42,7 @@ class Spellings:
         return [*shorter, *self._sorted[1][first:last]]
 
     def spell(self, data: bytes) -> list[int] | None:
-        """Return tokens that together stand for `data`, long ones first; None if there are none."""
+        """Return tokens that together spell `data`, long ones first; None if there are none."""
         spelled: list[int] = []
         while data:
             for end in range(len(data), 0, -1):
@@ -55,7 +55,7 @@ class Spellings:
         return spelled
 
     def prepare(self) -> None:
-        """Sort now rather than on first use."""
+        """Sort now instead of on first use."""
         _ = self._sorted
 
     def _exactly(self, spelling: bytes) -> list[int]:
@@ -67,7 +67,7 @@ class Spellings:
 
     @cached_property
     def _sorted(self) -> tuple[list[bytes], list[int]]:
-        """Return the spellings, rising, and the id of each."""
+        """Return the sorted byte strings, and the id of each."""
         pairs = sorted(
             (spelling, token_id)
             for token_id in range(self._size)

@@ -1,9 +1,8 @@
 """Text to ids and back, for one model.
 
-Works on the Rust tokenizer, which may be used from any thread (the calls of transformers' wrapper
-around it set truncation on the shared object and may not). Texts of any length are
-encoded whole. Ids that the tokenizer does not know (a model's vocabulary may be padded) have no
-text.
+Uses the Rust tokenizer, which is thread-safe (transformers' wrapper sets truncation on the shared
+object and is not). Texts of any length are encoded completely. Ids unknown to the tokenizer (a
+model's vocabulary may be padded) have no text.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ NO_KWARGS: Mapping[str, Any] = {}
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template. Safe to use from several threads.
+    """A model's tokenizer and chat template. Thread-safe.
 
-    vocab_size:       ids are below this
+    vocab_size:       upper bound of ids
     special_ids:      ids of control tokens, which `skip_special_tokens` leaves out
     eos_token_ids:    ids that end a sequence: the tokenizer's own first, then the checkpoint's
-    max_token_chars:  no token stands for more characters of a text than this
-    added_tokens:     text of each token that is found in texts as it stands, control or not
-    template_place:   where the chat template comes from, if there is one, for people
-    response_template: how the checkpoint says its replies are to be read, in transformers' terms
+    max_token_chars:  maximum number of characters of a text that one token covers
+    added_tokens:     text of each token that is matched literally, control or not
+    template_place:   source of the chat template, if there is one, for messages
+    response_template: the checkpoint's description of its replies, in transformers' format
     """
 
     takes_text: bool = True
@@ -50,7 +49,9 @@ class Tokenizer:
     template_place: str = "the tokenizer"
 
     def __init__(self, tokenizer: TokenizerParts, *, eos_token_ids: Sequence[int] = ()) -> None:
-        """Wrap a fast tokenizer, ours or transformers'; `eos_token_ids` come beside its own."""
+        """Wrap a fast tokenizer, of this package or transformers; `eos_token_ids` are added to its
+        own.
+        """
         self._backend = tokenizer.backend_tokenizer
         self._special_tokens = tokenizer.special_tokens_map
         self._templates = self._compiled(tokenizer.chat_template or {})
@@ -69,13 +70,13 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys((*own, *eos_token_ids)))
-        # Without byte tokens, one "unknown" may stand for a word of any length.
+        # Without byte tokens, one "unknown" token may cover a word of any length.
         is_bounded = self._spelling in (Spelling.BYTE_LEVEL, Spelling.BYTE_FALLBACK)
         self.max_token_chars = max(map(len, vocabulary), default=1) if is_bounded else sys.maxsize
 
     @property
     def backend(self) -> Backend:
-        """Return the tokenizer itself, which is shared: change nothing."""
+        """Return the underlying tokenizer, which is shared and must not be changed."""
         return self._backend
 
     @classmethod
@@ -88,8 +89,8 @@ class Tokenizer:
     ) -> Self:
         """Load from a checkpoint folder or a GGUF file. Raises ConfigError; never downloads.
 
-        loader:  of folders: transformers, or only where we do not understand all that is there
-        trust_code:  whether code that lies in the folder may run
+        loader:  of folders: always transformers, or only for unknown settings
+        trust_code:  whether code in the folder may run
         """
         if path.is_file() and path.suffix == ".gguf":
             from remora.engine.weights.gguf.tokenizer import gguf_eos_token_ids, load_gguf_tokenizer
@@ -105,26 +106,26 @@ class Tokenizer:
         return found
 
     def add_eos_token_ids(self, ids: Sequence[int]) -> None:
-        """Let further ids end a sequence."""
+        """Add ids that end a sequence."""
         self.eos_token_ids = tuple(dict.fromkeys((*self.eos_token_ids, *ids)))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text. Control tokens written out in it become control tokens.
 
-        add_special_tokens:  put what the model expects around a bare text (often a BOS); texts
-                             rendered from chats have it already
+        add_special_tokens:  add the tokens that the model expects around a plain text (often a
+                             BOS); rendered chats contain them already
         """
         (ids,) = self.encode_batch([text], add_special_tokens=add_special_tokens)
         return ids
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Return the ids of each of several texts, in one call of the tokenizer."""
-        # Its `encode` would hold the interpreter for as long as it takes; a batch lets go of it.
+        # `encode` would hold the interpreter lock all the time; a batch releases it.
         encodings = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Return the text of ids. Bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ids. Invalid UTF-8 becomes U+FFFD."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
@@ -140,7 +141,7 @@ class Tokenizer:
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def choose_template(self, wanted: str) -> None:
-        """Write chats by one template alone: the checkpoint's of that name, or that of a file.
+        """Render chats with one template only: the checkpoint's of that name, or that of a file.
 
         Raises ConfigError.
         """
@@ -158,25 +159,25 @@ class Tokenizer:
         self.template_place = f"{place}, as model.chat_template says"
 
     def _compiled(self, given: str | Mapping[str, str]) -> dict[str, ChatTemplate]:
-        """Return chat templates by name; the only one is `default`."""
+        """Return chat templates by name; a single one is named `default`."""
         sources = {"default": given} if isinstance(given, str) else given
         return {name: ChatTemplate(text, self._special_tokens) for name, text in sources.items()}
 
     @property
     def template_source(self) -> str | None:
-        """Text of the chat template, of all of them if there are several."""
+        """Text of the chat template, or of all of them."""
         return "\n".join(template.source for template in self._templates.values()) or None
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """Names that the chat template looks for: messages, tools, switches of its own."""
+        """Names of the chat template's variables: messages, tools, its own switches."""
         try:
             return frozenset[str]().union(*(each.variables for each in self._templates.values()))
-        except TemplateError:  # told to whoever has a chat written
+        except TemplateError:  # reported when a chat is rendered
             return frozenset()
 
     def limit_rendering(self, *, max_seconds: float, max_chars: int) -> None:
-        """Set how long the writing of one chat may take, and how much may come of it."""
+        """Set the limits of rendering one chat: time and characters."""
         for template in self._templates.values():
             template.max_render_s, template.max_render_chars = max_seconds, max_chars
 
@@ -190,14 +191,14 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Write a conversation by the model's chat template; encode it without special tokens.
+        """Render a conversation with the model's chat template; encode it without special tokens.
 
-        add_generation_prompt:   end with the opening of the assistant's next message
+        add_generation_prompt:   end with the start of the assistant's next message
         continue_final_message:  leave the last message open instead
         template_kwargs:         variables for the template
-        tools:                   functions that the model may call, in OpenAI's form; written in
-                                 plain words where the template knows none
-        documents:               texts to answer from, for templates that know them
+        tools:                   functions that the model may call, in OpenAI's form; described as
+                                 plain text if the template has no tool support
+        documents:               texts to answer from, for templates that use them
 
         Raises InvalidRequest.
         """

@@ -1,8 +1,8 @@
 """The formats of JSON schema that are enforced, as patterns.
 
-Both backends know formats of their own, which differ and let wrong values through; these hold for
-both. They are narrower than the standards where a pattern cannot say it all: no 29th of February,
-no leap seconds, no quoted or international mail addresses.
+Both backends have formats of their own, which differ and accept wrong values; these patterns apply
+to both. They are narrower than the standards where a pattern cannot express them: no 29th of
+February, no leap seconds, no quoted or international mail addresses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PATTERNS = {
     "uri": rf"[A-Za-z][A-Za-z0-9+.-]{{1,15}}://{_HOST}(?::[0-9]{{1,4}})?(?:/{_URI_CHAR}*)?",
 }
 
-# Other formats of the standard; a name that is not the standard's is a hint and says nothing.
+# Other formats of the standard are refused; names that the standard lacks are hints.
 UNENFORCEABLE = frozenset(
     {
         "idn-email",

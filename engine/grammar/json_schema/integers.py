@@ -10,7 +10,7 @@ _FIRST = Chars(((0x31, 0x39),))
 
 
 def integers(low: int | None, high: int | None) -> Node:
-    """Match the decimal integers from `low` to `high`, both included; None = no bound."""
+    """Match the decimal integers from `low` to `high`, inclusive; None = no bound."""
     options: list[Node] = []
     if low is None or low < 0:
         smallest = 1 if high is None or high >= 0 else -high
@@ -23,7 +23,7 @@ def integers(low: int | None, high: int | None) -> Node:
 
 
 def _naturals(low: int, high: int | None) -> Node:
-    """Match `low` to `high` without leading zeros, one length of number after the other."""
+    """Match `low` to `high` without leading zeros, one length at a time."""
     options: list[Node] = []
     if high is None:
         longer = Series((_FIRST, Repeat(DIGIT, len(str(low)), None)))

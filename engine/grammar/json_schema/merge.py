@@ -1,6 +1,6 @@
-"""Which keywords of JSON schema say something, and how two schemas become one that says both.
+"""Keywords of JSON schema that have an effect, and merging two schemas into one.
 
-Keywords that no table names (title, default, a client's own) are notes: they are left out.
+Keywords in no table (title, default, custom ones) are annotations and left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYWORDS_OF: Mapping[str, frozenset[str]] = {
 }
 _GENERAL = frozenset({"$ref", "type", "const", "enum", "anyOf", "oneOf", "allOf"})
 
-# What can be held to by neither backend, and the value with which it says nothing.
+# Keywords that no backend can enforce, and the value with which each has no effect.
 _REFUSED: Mapping[str, Any] = {
     "not": None,
     "if": None,
@@ -65,17 +65,17 @@ _KEPT = frozenset().union(_GENERAL, *KEYWORDS_OF.values())
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two JSON values are the same to the letter (1, 1.0 and true are three)."""
+    """Whether two JSON values are identical (1, 1.0 and true are three different values)."""
     return spelled(first) == spelled(second)
 
 
 def spelled(value: Any) -> str:
-    """Return a text that JSON values share where they are the same to the letter."""
+    """Return a text that is equal for identical JSON values only."""
     return json.dumps(value, sort_keys=True)
 
 
 def keywords(node: Any, path: str) -> Schema:
-    """Return the keywords of a schema that say something. Raises ConstraintError."""
+    """Return the keywords of a schema that have an effect. Raises ConstraintError."""
     if node is True:
         return {}
     if node is False:
@@ -99,8 +99,9 @@ def keywords(node: Any, path: str) -> Schema:
 
 
 def merge(first: Schema, second: Schema, path: str) -> Schema:
-    """Return the schema that holds where both hold. Raises ConstraintError where it takes more
-    than putting their keywords side by side.
+    """Return the conjunction of two schemas.
+
+    Raises ConstraintError if it takes more than combining their keywords.
     """
     _check_closed(first, second, path)
     merged = dict(first)
@@ -115,7 +116,7 @@ def merge(first: Schema, second: Schema, path: str) -> Schema:
 
 
 def _check_closed(first: Schema, second: Schema, path: str) -> None:
-    """Refuse a keyword about "the rest" that would come to mean another rest."""
+    """Refuse a keyword about remaining items or properties whose meaning merging would change."""
     for rest, named in (
         ("additionalProperties", {"properties", "patternProperties"}),
         ("items", {"prefixItems"}),

@@ -1,17 +1,16 @@
-"""JSON schema brought into a plain form that compilers can be trusted with.
+"""JSON schema in a plain form that compilers handle correctly.
 
-A compiler of schemas leaves out quietly what it does not know, and what it knows it may take only
-alone: `enum` beside `type`, `$ref` beside `maxLength`, `oneOf` whose branches overlap. Here every
-schema is rewritten so that each place holds exactly one of
+Compilers of schemas silently ignore keywords that they do not know, and some combinations: `enum`
+with `type`, `$ref` with `maxLength`, `oneOf` with overlapping branches. This module rewrites every
+schema so that each place contains exactly one of
 
     {"$ref": "#/$defs/..."}   {"anyOf": [...]}   {"enum": [...]}   {"type": one type, its keywords}
 
-and what does not fit is refused, by path and keyword. Every value that the plain form allows, the
-schema allows; the other way round it is narrower where that keeps a model from wandering off: an
-object that names properties and says nothing about others has no others, a pattern holds for the
-whole string.
+and refuses everything else, by path and keyword. The schema allows every value that the plain form
+allows. The plain form is narrower where that keeps models from rambling: an object with properties
+and without `additionalProperties` has no others, and a pattern must match the whole string.
 
-Knows no compiler. `schema_types.py` has the four types with keywords of their own.
+Knows no compiler. `types.py` has the four types with keywords of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MAX_PLAIN_NODES = 10_000
 MAX_DEPTH = 100
 MAX_INLINED = 40
 MAX_ENUM_INTEGER = 2**53
-# Processor time. Schemas are read where the engine lives, and hold the interpreter meanwhile.
+# Processor time. Schemas are parsed in the engine's process and hold the interpreter meanwhile.
 MAX_READ_S = 0.5
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 
@@ -51,7 +50,7 @@ ANY_PLAIN: Schema = {
 
 
 def plain_schema(schema: Any) -> Schema:
-    """Rewrite a schema (parsed JSON); `$defs` of the result hold what it refers to.
+    """Rewrite a schema (parsed JSON); `$defs` of the result contain what it refers to.
 
     Raises ConstraintError, which names the path and the keyword.
     """
@@ -70,7 +69,7 @@ class _Reader:
         self._until_s = time.thread_time() + MAX_READ_S
 
     def read(self) -> Schema:
-        """Rewrite the root, then whatever it has come to refer to."""
+        """Rewrite the root, then everything that it refers to."""
         root = self.schema(self._root, "#")
         defs: dict[str, Schema] = {}
         while len(defs) < len(self._names):
@@ -91,12 +90,12 @@ class _Reader:
         return plain
 
     def any(self) -> Schema:
-        """Return what stands for any JSON value."""
+        """Return the plain form of any JSON value."""
         self._uses_any = True
         return ANY
 
     def _flat(self, node: Any, path: str, depth: int = 0) -> Schema:
-        """Return the keywords of a place, with `allOf` and what stands beside `$ref` merged in."""
+        """Return the keywords of a place, merged with those of `allOf` and next to `$ref`."""
         if depth > MAX_INLINED:
             raise ConstraintError(f"{path}: the schemas put together here refer to themselves")
         self._check_time()
@@ -175,7 +174,7 @@ class _Reader:
                     )
 
     def _are_disjoint(self, first: Schema, second: Schema, path: str, depth: int) -> bool:
-        """Whether plainly no value matches both."""
+        """Whether the schemas obviously exclude each other."""
         self._check_time()
         one, other = self._solid(first, path), self._solid(second, path)
         if depth > 4:
@@ -202,7 +201,7 @@ class _Reader:
         )
 
     def _solid(self, flat: Schema, path: str) -> Schema:
-        """Follow a reference to where the keywords are."""
+        """Follow a reference to its keywords."""
         for _ in range(MAX_INLINED):
             if "$ref" not in flat:
                 return flat
@@ -219,7 +218,7 @@ class _Reader:
         return {"$ref": f"#/$defs/{name}"}
 
     def _target(self, pointer: str, path: str) -> Any:
-        """Return what a reference points at. Only places within the schema are looked up."""
+        """Return the target of a reference. Only places within the schema are looked up."""
         if pointer != "#" and not pointer.startswith("#/"):
             raise ConstraintError(
                 f"{path}: '$ref' is {pointer[:100]!r}; only places within the schema (#/...)"
@@ -238,7 +237,7 @@ class _Reader:
 
 
 def _types(flat: Schema, path: str) -> list[str]:
-    """Return the types that a place allows; none: all. Keywords of one type ask for that type."""
+    """Return the types that a place allows; none: all. Keywords of one type select that type."""
     named = flat.get("type")
     if named is None:
         return [name for name, known in KEYWORDS_OF.items() if known & flat.keys()]
@@ -251,7 +250,9 @@ def _types(flat: Schema, path: str) -> list[str]:
 def _enum(flat: Schema, types: Sequence[str], path: str) -> Schema:
     others = flat.keys() - {"enum", "type"}
     if others:
-        raise ConstraintError(f"{path}: the keyword {min(others)!r} cannot be enforced beside enum")
+        raise ConstraintError(
+            f"{path}: the keyword {min(others)!r} cannot be enforced together with enum"
+        )
     named = flat.get("type")
     values = [
         value

@@ -1,6 +1,6 @@
-"""Whether every value that a plain schema allows can be brought to an end.
+"""Whether every value of a plain schema can be completed.
 
-A schema whose every instance holds another instance of itself would let a model write forever.
+A schema whose every instance contains another instance of itself would never end.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from remora.engine.grammar.json_schema.merge import Schema
 
 
 def check_ends(root: Schema, defs: Mapping[str, Schema]) -> None:
-    """Raise ConstraintError where a definition has no finite instance, or refers straight back to
-    itself (a grammar that recurses without writing anything).
+    """Raise ConstraintError for definitions without a finite instance or with direct
+    self-reference.
+
+    A direct self-reference is a grammar that recurses without output.
     """
     everything = {"": root, **defs}
     ending: set[str] = set()
@@ -35,7 +37,7 @@ def check_ends(root: Schema, defs: Mapping[str, Schema]) -> None:
 
 
 def target(schema: Mapping[str, Any]) -> str:
-    """Return the name of the definition that a plain reference means."""
+    """Return the name of the definition that a plain reference points at."""
     return str(schema["$ref"]).rpartition("/")[2]
 
 

@@ -1,7 +1,7 @@
-"""A plain schema (see `schema.py`) as one regular expression, for compilers that know no more.
+"""A plain schema (see `schema.py`) as one regular expression, for backends without grammars.
 
-A regular expression cannot count nesting: schemas that refer to themselves are refused, and with
-them "any value". What else it could say only at unbearable length is refused too, by name.
+A regular expression cannot count nesting: recursive schemas are refused, and so is "any value".
+Schemas whose expression would be too long are refused by name.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NUMBER = Series(
 
 
 def schema_regex(schema: Schema, space: Node) -> Node:
-    """Return what matches the JSON texts of a plain schema.
+    """Return a pattern for the JSON texts of a plain schema.
 
-    space:  what may stand between the parts of a JSON text
+    space:  pattern of the whitespace between the parts of a JSON text
 
     Raises ConstraintError.
     """
@@ -48,7 +48,7 @@ def schema_regex(schema: Schema, space: Node) -> Node:
 
 
 class _Writer:
-    """One plain schema being written as a regular expression."""
+    """Conversion of one plain schema to a regular expression."""
 
     def __init__(self, defs: Schema, space: Node) -> None:
         self._defs = defs
@@ -85,7 +85,7 @@ class _Writer:
 
     def _string(self, schema: Schema) -> Node:
         if "pattern" in schema:
-            inner = read_pattern(schema["pattern"], "pattern", is_ours=True)
+            inner = read_pattern(schema["pattern"], "pattern", is_generated=True)
         else:
             inner = Repeat(_STRING_CHAR, schema.get("minLength", 0), schema.get("maxLength"))
         return _quoted(inner)
@@ -111,7 +111,7 @@ class _Writer:
                 return self._enclosed("[", self._listed(item, low, high), "]")
             most = None if high is None else high - len(prefix)
             more = Repeat(self._after_comma(item), max(low - len(prefix), 0), most)
-        # From the last place to the first: what may follow, if anything does.
+        # From the last place to the first: the optional continuation.
         for index in reversed(range(len(prefix))):
             here = Series((self._after_comma(prefix[index]) if index else prefix[index], more))
             more = here if index < low else Repeat(here, 0, 1)
@@ -123,20 +123,21 @@ class _Writer:
         patterns = schema.get("patternProperties", {})
         others = schema.get("additionalProperties", False)
         if properties and (others is not False or low or high is not None):
-            raise _beyond("'additionalProperties' or a count of properties beside 'properties'")
+            raise _beyond("'additionalProperties' or a count of properties with 'properties'")
         if properties:
             return self._enclosed("{", self._named(properties, set(schema["required"])), "}")
         if not patterns and others is False:
             return self._enclosed("{", _EMPTY, "}")
         name: Node = Repeat(_STRING_CHAR, 0, None)
         for pattern, node in patterns.items():
-            name, others = read_pattern(pattern, "pattern", is_ours=True), node
+            name, others = read_pattern(pattern, "pattern", is_generated=True), node
         pair = self._pair(_quoted(name), self.value(others))
         return self._enclosed("{", self._listed(pair, low, high), "}")
 
     def _named(self, properties: Schema, required: set[str]) -> Node:
-        """Match named properties in their order. One of those up to the first that is required
-        comes first; each later one brings its comma along.
+        """Match named properties in order.
+
+        One of those up to the first required property starts; each later one includes its comma.
         """
         pairs = [
             (name in required, self._pair(self._constant(name), self.value(node)))
@@ -157,7 +158,7 @@ class _Writer:
         return Series((name, self._space, literal(":"), self._space, value))
 
     def _listed(self, item: Node, low: int, high: int | None) -> Node:
-        """Match `low` to `high` items with commas between them."""
+        """Match `low` to `high` items separated by commas."""
         if high == 0:
             return _EMPTY
         more = Repeat(self._after_comma(item), max(low - 1, 0), None if high is None else high - 1)
@@ -171,7 +172,7 @@ class _Writer:
         return Series((literal(opening), self._space, inner, self._space, literal(closing)))
 
     def _constant(self, value: Any) -> Node:
-        """Match one JSON value as written without spaces."""
+        """Match one JSON value written without spaces."""
         return literal(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 

@@ -18,14 +18,14 @@ _LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 
 
 class Places(Protocol):
-    """What rewrites the schemas within a schema."""
+    """Rewrites the schemas within a schema."""
 
     def schema(self, node: Any, path: str) -> Schema:
         """Rewrite one place."""
         ...
 
     def any(self) -> Schema:
-        """Return what stands for any JSON value."""
+        """Return the plain form of any JSON value."""
         ...
 
 
@@ -37,7 +37,9 @@ def plain_string(flat: Schema, path: str) -> Schema:
         raise ConstraintError(f"{path}: the keyword 'format' cannot be enforced for {form!r}")
     patterns = [p for p in (flat.get("pattern"), PATTERNS.get(str(form))) if p is not None]
     if len(patterns) > 1:
-        raise ConstraintError(f"{path}: the keyword 'pattern' cannot be enforced beside 'format'")
+        raise ConstraintError(
+            f"{path}: the keyword 'pattern' cannot be enforced together with 'format'"
+        )
     if not patterns:
         return {"type": "string", **low, **high}
     pattern, shortest, longest = _pattern(patterns[0], f"{path}/pattern")
@@ -45,14 +47,14 @@ def plain_string(flat: Schema, path: str) -> Schema:
     if shortest < low.get("minLength", 0) or not is_short:
         keyword = "maxLength" if high else "minLength"
         raise ConstraintError(
-            f"{path}: the keyword {keyword!r} cannot be enforced beside a pattern or format that"
-            " does not keep to it itself; write the lengths into the pattern"
+            f"{path}: the keyword {keyword!r} cannot be enforced together with a pattern or format"
+            " that does not keep to it itself; write the lengths into the pattern"
         )
     return {"type": "string", "pattern": pattern}
 
 
 def _pattern(pattern: str, path: str) -> tuple[str, int, int | None]:
-    """Return a pattern as compilers are given it, and the lengths of what it matches."""
+    """Return a pattern in the form for compilers, and the lengths of its matches."""
     node = within_json(read_pattern(pattern, path))
     if node is None:
         raise ConstraintError(
@@ -63,7 +65,7 @@ def _pattern(pattern: str, path: str) -> tuple[str, int, int | None]:
 
 
 def plain_number(name: str, flat: Schema, path: str) -> Schema:
-    """Rewrite a number: at most one bound below and one above; whole ones for integers."""
+    """Rewrite a number: at most one lower and one upper bound; whole ones for integers."""
     bounds = {}
     for keyword in (*_LOW, *_HIGH):
         if keyword in flat:
@@ -94,11 +96,11 @@ def _whole(bounds: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain_array(places: Places, flat: Schema, path: str) -> Schema:
-    """Rewrite an array. A list of items by place without a word about more has no more."""
+    """Rewrite an array. A list of items by position without further keywords allows no more."""
     counts = _counts(flat, "minItems", "maxItems", path)
     low, high = counts[0].get("minItems", 0), counts[1].get("maxItems")
     items, prefix = flat.get("items"), flat.get("prefixItems", [])
-    if isinstance(items, list):  # as drafts before 2020-12 write it
+    if isinstance(items, list):  # spelling of drafts before 2020-12
         prefix, items = items, flat.get("additionalItems")
     if items is None and (not prefix or low > len(prefix)):
         items = True
@@ -176,7 +178,7 @@ def _named_by_pattern(
 def _property_counts(
     flat: Schema, num_named: int, required: Collection[str], others: Any, path: str
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the bounds on how many properties there are, where they say more than the names."""
+    """Return the bounds on the number of properties, if they restrict more than the names."""
     low, high = _counts(flat, "minProperties", "maxProperties", path)
     is_open = others not in (None, False) or "patternProperties" in flat
     fewest = low.get("minProperties", 0)
@@ -195,7 +197,7 @@ def _property_counts(
 
 
 def _counts(flat: Schema, low: str, high: str, path: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the two bounds of a count as far as they say something."""
+    """Return the two bounds of a count, if they have an effect."""
     bounds: dict[str, int] = {}
     for keyword in (low, high):
         if keyword in flat:

@@ -163,11 +163,11 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
         ("{% macro m() %}" + ENDLESS + "{% endmacro %}{% set x = m() %}", "more than 0.5 s"),
         ("{% for i in range(99999) %}{{ 'long enough' * 100 }}{% endfor %}", "characters"),
         ("{{ 'a' * 4194305 }}", "more than 4194304 characters"),
-        ("{% set x = 99999999 * [1, 2] %}", r"'\*' could make more than"),
+        ("{% set x = 99999999 * [1, 2] %}", r"'\*' could create more than"),
         ("{{ 10 ** 1000000 }}", "more than 4096 bits"),
-        ("{{ 'a'.center(10 ** 10) }}", "'center' could make more than"),
-        ("{{ '{:>9999999999}'.format(1) }}", "'format' could make more than"),
-        ("{% set x = ['a'] * 999 %}{{ x | map('center', 999999) | list }}", "all together"),
+        ("{{ 'a'.center(10 ** 10) }}", "'center' could create more than"),
+        ("{{ '{:>9999999999}'.format(1) }}", "'format' could create more than"),
+        ("{% set x = ['a'] * 999 %}{{ x | map('center', 999999) | list }}", "in total"),
     ],
 )
 def test_a_rendering_has_limits(source: str, words: str) -> None:
