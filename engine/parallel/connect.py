@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 BACKLOG = 1024
 SOURCE_PLACE = re.compile(r"^\[\S+:\d+\] ")  # gloo's messages begin with a source line
 # On CPUs a rank sends up to so many bytes directly to the others, which is faster than gloo's ring
-# for the few tokens of a decode step (tests/benchmarks/rank_sums.py).
+# for the few tokens of a decode step (tests/benchmarks/ranks/sums.py).
 EXCHANGE_BYTES = 2**18
 MESSAGES, SUMS = 0, 1  # tags
 LOOK_S = 0.02

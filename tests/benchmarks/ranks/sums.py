@@ -1,6 +1,6 @@
 """What a sum over ranks costs: two ways to make it, in turns, ranks being processes.
 
-    python tests/benchmarks/rank_sums.py
+    python tests/benchmarks/ranks/sums.py
 
 Prints the median microseconds of `Group.all_reduce`, by ranks and size.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
+sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
 from remora.engine.parallel import connect as connecting
 from remora.engine.parallel.layout import Layout

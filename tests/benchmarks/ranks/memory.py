@@ -1,6 +1,6 @@
 """How much memory each rank takes while it loads its share of a model and runs on it.
 
-    python tests/benchmarks/rank_memory.py
+    python tests/benchmarks/ranks/memory.py
 
 Writes a checkpoint of about 450 MB, starts ranks as processes on it, and prints for each what it
 holds of the weights and by how much its anonymous memory grew at most: while loading, and in all,
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
+sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
 from remora.configs.facts import MachineFacts
 from remora.configs.load import parse_args

@@ -1,6 +1,6 @@
 """What it costs to take another rank along: two ranks in two processes, no model.
 
-    python tests/benchmarks/step_channel.py [--steps 2000]
+    python tests/benchmarks/ranks/step_channel.py [--steps 2000]
 
 Prints milliseconds, p50 and p99: `send`, what rank 0's thread spends on telling; `there`, until
 the follower has read the step, brought its rows up to date and laid the inputs out, answer to us
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, not by pytest
+sys.path.insert(0, str(Path(__file__).parents[3]))  # run as a script, not by pytest
 
 from remora.engine.parallel.follower import Follower
 from remora.engine.parallel.group import Group
