@@ -1,4 +1,4 @@
-"""Self-attention of one decoder layer: projections, what turns heads, and the backend between."""
+"""Self-attention of one decoder layer: projections, QK norms, RoPE, and the attention backend."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 class SelfAttention:
     """Grouped-query attention with one fused projection to q, k and v.
 
-    Of several ranks each computes its own heads, and one summand of the result.
-    layer:        counted from the first one that this rank holds
-    head_norms:   of queries and keys, that the backend applies
-    other_norms:  of queries and keys, that it does not
-    norm_names:   of either in checkpoints; None = there they are not
+    Each rank computes its own heads and a partial sum of the result.
+    layer:        counted from this rank's first layer
+    head_norms:   norms of queries and keys that the backend applies
+    other_norms:  norms of queries and keys that this layer applies
+    norm_names:   of either in checkpoints; None = not stored there
     growth:       of its queries; None = they do not grow
     """
 
@@ -125,7 +125,7 @@ class SelfAttention:
         """Attend [num_tokens, hidden_size]; cos and sin are [num_tokens, pairs]."""
         heads = self.qkv_proj(hidden, batch.adapters).view(len(hidden), -1, self.head_dim)
         if self.growth is not None:
-            # In place; rotation does not care whether before it or after it.
+            # In place; a factor commutes with the rotation.
             factors = growth_factors(self.growth, batch.positions).to(heads.dtype)
             heads[:, : self.num_heads] *= factors[:, None, None]
         if self.other_norms is not None:
@@ -153,11 +153,11 @@ class SelfAttention:
         self.o_proj.pack()
 
     def linears(self) -> tuple[Linear, Linear]:
-        """Return its linear layers, the one that reads the stream first."""
+        """Return the linear layers, the input projection first."""
         return self.qkv_proj, self.o_proj
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the part of it that is held."""
+        """Yield each checkpoint name and the shard of it that this rank holds."""
         yield from self.qkv_proj.tensors(prefix)
         yield from self.o_proj.tensors(prefix)
         for norms in (self.head_norms, self.other_norms):
@@ -169,15 +169,15 @@ class SelfAttention:
 
 
 def growth_factors(growth: QueryGrowth, positions: Tensor) -> Tensor:
-    """Return what queries at positions [n] are multiplied by, [n] float32."""
+    """Return the factors on queries at positions [n], [n] float32."""
     periods = (positions + growth.offset).div(growth.period, rounding_mode="floor")
     return 1 + growth.rate * torch.log(1 + periods)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """Return what each head's scores fall by with distance (ALiBi, arXiv:2108.12409).
+    """Return each head's slope, by which scores fall with distance (ALiBi, arXiv:2108.12409).
 
-    A geometric series for a power of two; others take every second one of the next longer series.
+    A geometric series for a power of two; further heads take every second slope of the next series.
     """
     closest = 2 ** math.floor(math.log2(num_heads))
     slopes = [2.0 ** (-8 * (head + 1) / closest) for head in range(closest)]

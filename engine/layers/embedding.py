@@ -15,9 +15,9 @@ from remora.kernels.lora import NO_GROUPS, LowRankSlots, RowGroups
 
 
 class Embedding:
-    """A row of `weight` [what is held of the vocabulary, hidden_size] for each token id.
+    """Lookup of rows of `weight` [held vocabulary, hidden_size] by token id.
 
-    adapters:  low-rank updates of the rows, for tokens that ask for one; None = there are none
+    adapters:  low-rank updates of the rows, for tokens with an adapter; None = no slots
     """
 
     adapters: LowRankSlots | None = None
@@ -31,7 +31,7 @@ class Embedding:
     def __call__(self, token_ids: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
         """Look up [num_tokens] ids; returns a new tensor [num_tokens, hidden_size].
 
-        Rows of tokens that are not held are zero: the sum over the ranks is the whole.
+        Rows of tokens that other ranks hold are zero, so that a sum over ranks is complete.
         """
         if self.vocabulary.is_whole:
             return self._rows(token_ids, groups)
@@ -41,7 +41,7 @@ class Embedding:
         return self._rows(places, groups).masked_fill_(is_absent.unsqueeze(1), 0)
 
     def allocate_slots(self, num_slots: int, max_rank: int) -> LowRankSlots:
-        """Allocate `adapters`: a slot for each, of `max_rank` at most."""
+        """Allocate `adapters`: `num_slots` slots for updates of at most `max_rank`."""
         num_tokens, size = self.weight.shape
         device = str(self.weight.device)
         self.adapters = LowRankSlots(
@@ -50,7 +50,7 @@ class Embedding:
         return self.adapters
 
     def place(self) -> UpdatePlace:
-        """Return the place for updates of the weight, which there must be room for."""
+        """Return the slots for updates of the weight, which must be allocated."""
         assert self.adapters is not None
         held = slice(self.vocabulary.held.start, self.vocabulary.held.stop)
         return UpdatePlace(self.adapters, 0, outputs=slice(None), inputs=held, is_lookup=True)
@@ -62,14 +62,14 @@ class Embedding:
         return rows
 
     def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
-        """Yield the checkpoint name and the part of it that this memory is for."""
+        """Yield the checkpoint name and the shard of it that this rank holds."""
         if len(self.vocabulary.held) > 0:
             axes = (self.vocabulary, Axis.whole(self.weight.shape[1]))
             yield f"{name}.weight", Shard(memory=self.weight, axes=axes)
 
 
 class Head:
-    """Projection of hidden states to logits, with a weight of its own or the embedding's."""
+    """Projection of hidden states to logits, with its own weight or the embedding's."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class Head:
         dtype: torch.dtype,
         device: str,
     ) -> None:
-        """Allocate it.
+        """Allocate the weight.
 
         name:  of the weight in the checkpoint
-        tied:  the embedding whose memory it uses; None = memory of its own
-        scale, soft_cap:  what logits are multiplied by, and then c * tanh(logits / c) for a cap c
+        tied:  the embedding whose weight it shares; None = its own weight
+        scale, soft_cap:  factor on logits, and then c * tanh(logits / c) for a cap c
         """
         assert tied is None or not bias, "a head with a bias has a weight of its own"
         self.tied = tied is not None
@@ -110,11 +110,11 @@ class Head:
         return logits if self.soft_cap is None else cap(logits, self.soft_cap)
 
     def pack(self) -> None:
-        """Pack the projection; a tied one becomes a copy beside the embedding."""
+        """Pack the projection; a tied one becomes a copy of the embedding's weight."""
         self.linear.pack()
 
     def tensors(self) -> Iterator[tuple[str, Shard]]:
-        """Yield the checkpoint name and the part of it that this memory is for, when it has any."""
+        """Yield the checkpoint name and the shard of it that this rank holds; none if tied."""
         if not self.tied:
             yield from self.linear.tensors("")
 

@@ -1,10 +1,10 @@
-"""A feed-forward layer of experts: each token goes through a few of many small gated layers.
+"""Mixture-of-experts feed-forward layer: each token uses a few of many small gated layers.
 
-Every rank chooses alike, from the whole router, and computes a share of each expert's inner
-columns: its result is one summand of the whole. What chooses and multiplies is
-`kernels/moe_routing.py` and `kernels/moe.py`, which wait for no device.
+Every rank has the whole router and a shard of each expert's inner columns, so its result is a
+partial sum. Routing and products are in `kernels/moe_routing.py` and `kernels/moe.py`, which do not
+synchronise with the device.
 
-Legend: T tokens, E experts, H hidden size, I what is held of an expert's inner size.
+Legend: T tokens, E experts, H hidden size, I this rank's part of an expert's inner size.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SHARED = "shared_experts."
 
 
 class Experts:
-    """A router, the experts, and those that all tokens go through beside them.
+    """A router, routed experts, and shared experts that every token uses.
 
-    router:       in float32, for rounding would change who is chosen
-    correction:   [E] float32, added to scores for the choice alone; None = nothing is
+    router:       float32, because rounding would change the selected experts
+    correction:   [E] float32 or None, added to the scores for the selection only
     gate_up:      [E, 2 * I, H], gates first
     down:         [E, H, I]
-    biases:       [E, 2 * I] and [E, H], the latter at one rank alone; None = there are none
+    biases:       [E, 2 * I] and [E, H], the latter on one rank only; None = no biases
     shared_gate:  whose sigmoid what the shared experts give is multiplied with
     """
 
@@ -87,10 +87,10 @@ class Experts:
         made = self._multiply(routed, ids, weights)
         if self.shared is None:
             return made
-        scoped_task = self.shared(hidden, adapters)
+        shared = self.shared(hidden, adapters)
         if self.shared_gate is not None:
-            scoped_task *= torch.sigmoid(self.shared_gate(hidden))
-        return made.add_(scoped_task)
+            shared *= torch.sigmoid(self.shared_gate(hidden))
+        return made.add_(shared)
 
     def _multiply(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         biases, gating = self.biases, self.config.gating
@@ -111,12 +111,12 @@ class Experts:
         )
 
     def idle_bytes(self, num_tokens: int) -> int:
-        """Return the bytes of the experts that so many tokens do not go through, on average."""
+        """Return the bytes of the experts that `num_tokens` tokens do not use, on average."""
         share = 1 - self.config.experts_read(num_tokens) / self.config.num_experts
         return round((self.gate_up.nbytes + self.down.nbytes) * share)
 
     def make_invariant(self) -> None:
-        """Give a row the same bits whichever rows are beside it, where kernels can."""
+        """Make a row's bits independent of the other rows in the batch."""
         self._invariant = True
         for linear in (self.router, self.shared_gate):
             if linear is not None:
@@ -138,13 +138,13 @@ class Experts:
             self.shared.pack()
 
     def release(self) -> tuple[Tensor, Tensor]:
-        """Hand `gate_up` and `down` over to who computes with them; this layer no longer can."""
+        """Return `gate_up` and `down` and drop them; the layer cannot compute afterwards."""
         gate_up, down = self.gate_up, self.down
         self.gate_up, self.down = gate_up.new_empty(0), down.new_empty(0)
         return gate_up, down
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """Yield the linear layers that adapters may change, with the beginning of their names."""
+        """Yield the linear layers that adapters may change, with the prefix of their names."""
         if self.shared is not None:
             yield from self.shared.linears(f"{prefix}{SHARED}")
 

@@ -1,7 +1,5 @@
-"""Norms of queries and keys other than Qwen3's (each head by its root mean square, with one weight
-for all), which attention backends apply on their way.
-
-Of several ranks each holds its own heads' weights.
+"""QK norms that attention backends do not apply themselves: all but an RMS norm of each head with
+one weight for all heads (Qwen3). Each rank holds its own heads' weights.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from remora.engine.parallel.shard import Axis, Shard
 
 
 class HeadsNorm:
-    """Norm of the heads of q, or of k; with the heads of other ranks, if all are one row.
+    """Norm of the heads of q or of k; over all ranks' heads if the span is `all`.
 
     weight, bias:  [held heads or 1, head_dim]
     """
@@ -32,10 +30,7 @@ class HeadsNorm:
         dtype: torch.dtype,
         device: str,
     ) -> None:
-        """Allocate it.
-
-        copies:  ranks that hold the same heads
-        """
+        """Allocate the weights; `copies` is the number of ranks that hold the same heads."""
         self.config = config
         self.heads, self.head_dim, self.copies = heads, head_dim, copies
         shape = (1 if config.span == "head" else len(heads.held), head_dim)
@@ -58,7 +53,7 @@ class HeadsNorm:
         return (normed if self.bias is None else normed + self.bias).to(x.dtype)
 
     def tensors(self, name: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the part of it that is held."""
+        """Yield each checkpoint name and the shard of it that this rank holds."""
         for kind, memory in (("weight", self.weight), ("bias", self.bias)):
             if memory is None:
                 continue

@@ -1,14 +1,13 @@
-"""Attention whose K and V are made of a latent (multi-head latent attention, arXiv:2405.04434).
+"""Multi-head latent attention (arXiv:2405.04434): K and V are functions of one latent per token.
 
-Of a token only the latent and one rotated key are kept, for all heads. The matrices that would make
-K and V of latents are absorbed: queries are multiplied with the one before they attend, and what
-they come to with the other, so that K and V are never made.
+The KV cache holds only the latent and one rotated key per token, for all heads. The matrices that
+map latents to K and V are absorbed: one is applied to queries before attention, the other to the
+attention's result, so that K and V are never materialised.
 
-Of several ranks each computes its own heads, and one summand of the result; all of them make and
-keep the same latents.
+Each rank computes its own heads and a partial sum of the result; all ranks hold the same latents.
 
-Legend: T tokens, N heads held, C elements of a latent, P elements that are rotated, D elements of a
-head that are not, V elements of a head's value.
+Legend: T tokens, N heads of this rank, C latent size, P rotated elements, D unrotated elements of a
+head, V elements of a head's value.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from remora.engine.parallel.shard import Axis, Shard
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
-NORM_EPS = 1e-6  # of the norms of what is narrow, whatever config.json says of the others
+NORM_EPS = 1e-6  # of the norms of latents, independent of rms_norm_eps in config.json
 
 
 class LatentAttention:
-    """Queries by one projection or by two with a norm between, latents by one with a norm.
+    """Queries by one projection, or by two with a norm between; latents by one with a norm.
 
-    layer:    counted from the first one that this rank holds
-    in_proj:  what reads the stream: queries, or what they are made of, then latent and rotated key
-    unfold:   [N, D + V, C], of each head what makes keys of latents, then what makes values
+    layer:    counted from this rank's first layer
+    in_proj:  projects the stream to queries (or their narrow form), the latent and the rotated key
+    unfold:   [N, D + V, C]; maps latents to each head's keys, then values
     """
 
     def __init__(
@@ -120,17 +119,17 @@ class LatentAttention:
             linear.pack()
 
     def release(self) -> Tensor:
-        """Hand `unfold` over to who computes with it; this layer no longer can."""
+        """Return `unfold` and drop it; the layer cannot compute afterwards."""
         unfold, self.unfold = self.unfold, self.unfold.new_empty(0)
         return unfold
 
     def linears(self) -> tuple[Linear, ...]:
-        """Return its linear layers, the one that reads the stream first."""
+        """Return the linear layers, the input projection first."""
         middle = () if self.q_b_proj is None else (self.q_b_proj,)
         return (self.in_proj, *middle, self.o_proj)
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the part of it that is held."""
+        """Yield each checkpoint name and the shard of it that this rank holds."""
         for linear in self.linears():
             yield from linear.tensors(prefix)
         if self.q_norm is not None:

@@ -1,9 +1,8 @@
-"""The one linear layer of every model.
+"""The linear layer of every model.
 
-Projections that share an input are fused: one weight whose output columns are named parts, each
-with a place of its own in the checkpoint. Of each part, and of the inputs, a rank may hold a range.
-Knows nothing of what the parts mean, nor of other ranks: where a range of the inputs is held, the
-product is one summand of the whole.
+Projections that share an input are fused into one weight, whose outputs are named parts; each part
+is a tensor of the checkpoint. A rank may hold a range of each part and of the inputs. Knows neither
+the meaning of the parts nor other ranks: with a range of the inputs, the product is a partial sum.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from remora.kernels.memory import buffer
 
 
 def allocate_weight(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
-    """Allocate a weight; on a CPU from the system itself, which gets it back once it is packed."""
+    """Allocate a weight; on a CPU directly from the system, so that packing returns the memory."""
     if device == "cpu":
         return buffer(shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
@@ -33,11 +32,11 @@ Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class Linear:
     """y = x W^T + b.
 
-    weight:    [what is held of the parts, what is held of the inputs]
-    owns_weight:  whether nobody else reads the weight's memory
-    bias:      [what is held of the parts] or None
-    adapters:  low-rank updates of the weight, for rows that ask for one; None = there are none
-    product:   what multiplies
+    weight:    [held outputs, held inputs]
+    owns_weight:  whether the weight's memory is used by this layer only
+    bias:      [held outputs] or None
+    adapters:  low-rank updates of the weight, for rows with an adapter; None = no slots
+    product:   the function that multiplies
     """
 
     adapters: LowRankSlots | None = None
@@ -53,7 +52,7 @@ class Linear:
         device: str,
         borrowed: Tensor | None = None,
     ) -> None:
-        """Allocate it; `borrowed` is a weight that somebody else has memory for."""
+        """Allocate the weight, or share the memory of `borrowed`."""
         self.inputs = inputs
         self.parts = dict(parts)
         out_features = sum(len(part.held) for part in self.parts.values())
@@ -64,14 +63,14 @@ class Linear:
         self.bias = torch.empty(out_features, dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: Tensor, groups: RowGroups = NO_GROUPS) -> Tensor:
-        """Project [num_tokens, held inputs] to [num_tokens, held parts], by the rows' adapters."""
+        """Project [num_tokens, held inputs] to [num_tokens, held outputs], with rows' adapters."""
         y = self.product(x, self.weight, self.bias)
         if self.adapters is not None:
             self.adapters.add(x, y, groups)
         return y
 
     def allocate_slots(self, num_slots: int, max_rank: int) -> LowRankSlots:
-        """Allocate `adapters`: a slot for each, of `max_rank` at most."""
+        """Allocate `adapters`: `num_slots` slots for updates of at most `max_rank`."""
         parts = [len(part.held) for part in self.parts.values()]
         self.adapters = LowRankSlots(
             num_slots,
@@ -84,7 +83,7 @@ class Linear:
         return self.adapters
 
     def places(self, prefix: str) -> Iterator[tuple[str, UpdatePlace]]:
-        """Yield each checkpoint name and the place for updates of it, where there is room."""
+        """Yield each checkpoint name and the slots for its updates, if they are allocated."""
         if self.adapters is None:
             return
         inputs = _slice(self.inputs)
@@ -93,21 +92,21 @@ class Linear:
             yield f"{prefix}{name}.weight", place
 
     def pack(self) -> None:
-        """Put the loaded weight into the layout that this machine multiplies fastest.
+        """Convert the loaded weight to this machine's fastest layout.
 
-        The views out of `tensors` are void afterwards.
+        Invalidates the views that `tensors` returned.
         """
         if self.weight.numel() > 0:
             self.weight = pack_weight(self.weight)
 
     def release(self) -> tuple[Tensor, Tensor | None]:
-        """Hand weight and bias over to who computes with them from now on; this layer cannot."""
+        """Return weight and bias and drop them; the layer cannot compute afterwards."""
         weight, bias = self.weight, self.bias
         self.weight, self.bias = weight.new_empty(0), None
         return weight, bias
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the part of it that this layer's memory is for."""
+        """Yield each checkpoint name and the shard of it that this layer holds."""
         start = 0
         for name, part in self.parts.items():
             rows = slice(start, start + len(part.held))

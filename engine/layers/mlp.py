@@ -45,7 +45,7 @@ def _by_halves(activate: Activate, gate_up: Tensor) -> Tensor:
 class MLP:
     """down(act(gate(x)) * up(x)), with gate and up fused, or down(act(up(x))) with up alone.
 
-    Of several ranks each computes a share of the inner columns, and one summand of the result.
+    Each rank computes a shard of the inner columns and a partial sum of the result.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class MLP:
         self.down_proj.pack()
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """Yield its linear layers, each with the beginning of its parts' names."""
+        """Yield the linear layers, each with the prefix of its parts' names."""
         yield prefix, self.gate_up_proj
         yield prefix, self.down_proj
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the part of it that is held."""
+        """Yield each checkpoint name and the shard of it that this rank holds."""
         yield from self.gate_up_proj.tensors(prefix)
         yield from self.down_proj.tensors(prefix)

@@ -17,7 +17,7 @@ from remora.kernels.norm import add_rms_norm, rms_norm
 class Norm(Protocol):
     """A norm over the last dimension.
 
-    weight:  [dim]; what is multiplied with, offset included
+    weight:  [dim], with the offset added
     bias:    [dim] or None
     """
 
@@ -41,8 +41,8 @@ class Norm(Protocol):
 class RMSNorm:
     """Norm by the root mean square.
 
-    offset:  added to the checkpoint's weight, which is kept in float32 then: near 1 a format of 16
-             bits has few digits
+    offset:  added to the checkpoint's weight, which is then kept in float32, because 16-bit formats
+             have few digits near 1
     """
 
     bias: Tensor | None = None
@@ -81,7 +81,7 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Norm that subtracts the mean before, with a bias perhaps."""
+    """Layer norm: subtracts the mean first; the bias is optional."""
 
     def __init__(
         self, dim: int, *, eps: float, bias: bool, dtype: torch.dtype, device: str

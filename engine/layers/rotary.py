@@ -1,12 +1,12 @@
-"""Which angle each position turns each pair of a head's elements by.
+"""Rotary position embedding: cosines and sines of each position.
 
-The angles of a token depend on its position alone, never on how long its sequence is or what else
-is in the batch: K that is written once stays right, whatever is computed later and whoever shares
-it. That decides the meaning of the `dynamic` type. Its frequencies are a function of the sequence's
-length; here the length at a token is its own position + 1. transformers gives the same angles when
-it decodes token by token; when it prefills more than `original_max_position` tokens at once it
-turns all of them by the frequencies of the last one, which no cache could follow. The same goes for
-`longrope`, which has other frequencies past that length.
+A token's angles depend on its position only, never on the length of its sequence or on the batch,
+so that cached K stays valid for every later step and every sequence that shares it. This defines
+the `dynamic` type, whose frequencies depend on the sequence's length: here the length at a token is
+its position + 1. transformers computes the same angles when it decodes token by token; when it
+prefills more than `original_max_position` tokens at once, it uses the last token's frequencies for
+all of them, which a cache cannot follow. The same holds for `longrope`, whose frequencies change
+beyond that length.
 """
 
 from __future__ import annotations

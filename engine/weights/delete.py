@@ -1,4 +1,4 @@
-"""Removing weight files that are not needed any more."""
+"""Deletes the weight files of a checkpoint after they are loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def delete_weights(path: Path, load_format: str = "auto") -> None:
-    """Remove the files that weights were loaded from; what else is in a folder stays."""
+    """Delete the weight files; other files of the folder stay."""
     if load_format == "dummy":
         return
     for file in weight_files(path, load_format):

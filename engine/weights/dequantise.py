@@ -1,9 +1,9 @@
-"""Checkpoints of few bits, dequantised as they are read: the model computes in its own format.
+"""Dequantises checkpoints while they are read; the model computes in its own dtype.
 
-Two formats are known by the names of their tensors: MXFP4 (`*_blocks` beside `*_scales`: two
-numbers of four bits in a byte, an exponent for each 32; GPT-OSS), and float8 with a scale for each
-block of 128 x 128 (`*.weight` beside `*.weight_scale_inv`; DeepSeek-V3). Knows nothing of files;
-that config.json names one of the two is seen to in `models/architectures.py`.
+Two formats are recognised by their tensors' names: MXFP4 (`*_blocks` with `*_scales`: two 4-bit
+numbers in a byte, an exponent for each 32; GPT-OSS), and float8 with a scale for each block of
+128 x 128 (`*.weight` with `*.weight_scale_inv`; DeepSeek-V3). Opens no files;
+`models/architectures.py` checks that config.json names one of the two.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EXPONENT_BIAS = 127
 
 
 def dequantised(source: WeightSource, dtype: torch.dtype) -> WeightSource:
-    """Return a source of plain numbers: the same one, if nothing in it has few bits."""
+    """Return a source of dequantised tensors: `source` itself if it is not quantised."""
     found = DequantisedWeights(source, dtype)
     return found if found.shapes().keys() != source.shapes().keys() else source
 
 
 class DequantisedWeights:
-    """WeightSource over another one, with what it holds of few bits in plain numbers."""
+    """WeightSource that dequantises the tensors of another one."""
 
     def __init__(self, source: WeightSource, dtype: torch.dtype) -> None:
         self.label = source.label
@@ -57,7 +57,7 @@ class DequantisedWeights:
         return self._shapes
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each of these tensors, dequantised; of one at a time there is a plain copy."""
+        """Yield each of these tensors, dequantised one at a time."""
         wanted = set(names)
         scaled = wanted & self._scaled
         scales = dict(self._source.read({name + INVERSE for name in scaled})) if scaled else {}
@@ -74,7 +74,7 @@ class DequantisedWeights:
 def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Unpack weights of experts.
 
-    blocks:  [E, outputs, groups, 16] uint8, each the earlier number in its low bits
+    blocks:  [E, outputs, groups, 16] uint8, the first number of each pair in the low bits
     scales:  [E, outputs, groups] uint8, exponents
     Returns [E, inputs, outputs], a view of [E, outputs, inputs].
     """

@@ -1,8 +1,8 @@
-"""Random weights, for tests and for measuring without a checkpoint.
+"""Random weights, for tests and for benchmarks without a checkpoint.
 
-Each tensor's values follow from its name and the kind of device, so they are the same on every
-machine, however the model fuses or splits its layers, between ranks too. They are made where the
-weights belong: billions of them take a CPU minutes.
+A tensor's values depend on its name and the device type only, so they are the same on every machine
+and rank, however the model fuses or splits its layers. They are generated on the target device:
+billions of values take minutes on a CPU.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-STD = 0.02  # small enough for finite outputs at any depth that is in use
+STD = 0.02  # small enough for finite outputs at any depth in use
 
 
 class DummyWeights:
-    """WeightSource that makes up tensors of the wanted shapes."""
+    """WeightSource of random tensors of the given shapes."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, device: str = "cpu") -> None:
         self.label = "random weights"
@@ -25,11 +25,11 @@ class DummyWeights:
         self._device = device
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes that were asked for."""
+        """Return the given shapes."""
         return self._shapes
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield normal values; norm weights lie around 1."""
+        """Yield normally distributed values; norm weights are around 1."""
         for name in names:
             shape = self._shapes[name]
             generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))

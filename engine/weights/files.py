@@ -1,6 +1,6 @@
-"""Which files of a folder hold its weights, and whether they are what they should be.
+"""Finds the weight files of a model folder and checks that they are complete.
 
-Knows names, indexes and checksums of files; nothing of what is in them.
+Knows names, indexes and checksums of files, not their content.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ INDEX_ENDING = ".index.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileKind:
-    """How files of a kind are called.
+    """File names of one format.
 
-    single:  the file that holds everything, where it is one; `single` and INDEX_ENDING lists others
-    others:  patterns of what else people call them; all that fit are read
-    never:   names that fit `others` and hold no weights
+    single:  name of a checkpoint's only file; with INDEX_ENDING, the index of several
+    others:  patterns of other names; all files that match are read
+    never:   patterns of files that match `others` and hold no weights
     """
 
     single: str
@@ -46,7 +46,7 @@ PICKLES = FileKind(
 def find_files(folder: Path, load_format: str = "auto") -> list[Path]:
     """Return the weight files of a folder: pickles for `pt`, else safetensors.
 
-    Raises ConfigError when there are none, or some are not there or empty.
+    Raises ConfigError if there are none, or if some are missing or empty.
     """
     if load_format == "pt":
         found = _of_kind(folder, PICKLES)
@@ -55,7 +55,7 @@ def find_files(folder: Path, load_format: str = "auto") -> list[Path]:
         raise ConfigError(
             f"{folder} holds no PyTorch files: looked for {PICKLES.single}, "
             f"{PICKLES.single}{INDEX_ENDING} and {', '.join(PICKLES.others)}. "
-            f"{_what_is_there(folder)}"
+            f"{_list_folder(folder)}"
         )
     found = _of_kind(folder, SAFETENSORS)
     if found:
@@ -69,17 +69,17 @@ def find_files(folder: Path, load_format: str = "auto") -> list[Path]:
         )
     raise ConfigError(
         f"{folder} holds no weights: looked for {SAFETENSORS.single} and "
-        f"{SAFETENSORS.single}{INDEX_ENDING}. {_what_is_there(folder)} "
+        f"{SAFETENSORS.single}{INDEX_ENDING}. {_list_folder(folder)} "
         "To run with random weights set load_format: dummy."
     )
 
 
 def weight_files(path: Path, load_format: str = "auto") -> list[Path]:
-    """Return the weight files behind a model's path, of whatever kind; [] if there are none."""
+    """Return the weight files of a model's path, in any format; [] if there are none."""
     if path.is_file():
         return gguf_parts(path)
     for kind in (PICKLES,) if load_format == "pt" else (SAFETENSORS, PICKLES):
-        with suppress(ConfigError):  # whoever loads says what is wrong
+        with suppress(ConfigError):  # loading reports the error
             found = _of_kind(path, kind)
             if found:
                 return found
@@ -87,7 +87,7 @@ def weight_files(path: Path, load_format: str = "auto") -> list[Path]:
 
 
 def gguf_parts(path: Path) -> list[Path]:
-    """Return the files of a model whose first is `path`. Raises ConfigError if one is not there."""
+    """Return all parts of the GGUF model `path`. Raises ConfigError if a part is missing."""
     named = GGUF_PART.fullmatch(path.name)
     if named is None:
         return [path]
@@ -98,14 +98,14 @@ def gguf_parts(path: Path) -> list[Path]:
     absent = [name for name in names if not (path.parent / name).is_file()]
     if absent:
         raise ConfigError(
-            f"{len(absent)} of the {total} parts of {path} are not there, {absent[0]} first. "
+            f"{len(absent)} of the {total} parts of {path} are missing, {absent[0]} first. "
             "Is the download complete?"
         )
     return [path.parent / name for name in names]
 
 
 def check_whole(file: Path) -> None:
-    """Raise ConfigError for a file without content, and for git's stand-in for one."""
+    """Raise ConfigError for an empty file and for a git-lfs pointer."""
     with file.open("rb") as opened:
         start = opened.read(len(POINTER_START))
     if not start:
@@ -118,9 +118,9 @@ def check_whole(file: Path) -> None:
 
 
 def check_hashes(files: list[Path]) -> None:
-    """Compare files with the SHA-256 noted beside them. Raises ConfigError, also if there is none.
+    """Compare files with their stored SHA-256. Raises ConfigError if one differs or is missing.
 
-    A note is FILE.sha256, a line in SHA256SUMS, or what `hf download` wrote.
+    It is stored in FILE.sha256, in SHA256SUMS, or in the metadata of `hf download`.
     """
     for file in files:
         noted = _noted_hash(file)
@@ -200,7 +200,7 @@ def _indexed(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def _what_is_there(folder: Path) -> str:
+def _list_folder(folder: Path) -> str:
     names = sorted(file.name for file in folder.iterdir())
     if not names:
         return "The folder is empty."

@@ -1,4 +1,4 @@
-"""Telling checkpoints apart without reading them: same shapes are not yet the same model."""
+"""Fingerprints of checkpoints, from samples: tells models of the same shapes apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTH_BYTES = 8  # of a safetensors header
 def fingerprint(path: Path, raw_config: dict[str, Any]) -> str:
     """Return a hash of the config, and of the weight files' names, sizes, headers and samples.
 
-    path:  a model folder, with weights or without, or a GGUF file
+    path:  a model folder, with or without weights, or a GGUF file
     """
     digest = hashlib.sha256(json.dumps(raw_config, sort_keys=True, default=str).encode())
     for file in weight_files(path):

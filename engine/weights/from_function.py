@@ -1,4 +1,4 @@
-"""Tensors that a function has given, as a source of weights."""
+"""Weights that an operator's function returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class GivenWeights:
     """WeightSource over tensors in memory."""
 
     def __init__(self, pairs: Iterable[tuple[str, Tensor]], label: str) -> None:
-        """Take names and tensors. Raises ConfigError for what is none."""
+        """Collect pairs of name and tensor. Raises ConfigError for anything else."""
         self.label = label
         self._tensors: dict[str, Tensor] = {}
         for pair in pairs:
@@ -28,7 +28,7 @@ class GivenWeights:
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield those of these names that there are."""
+        """Yield the tensors of these names."""
         for name, tensor in self._tensors.items():
             if name in names:
                 yield name, tensor

@@ -1,8 +1,8 @@
-"""Filling a model's memory from a source of named tensors, at once or part by part.
+"""Fills a model's memory from a WeightSource, at once or part by part.
 
-Every tensor of the model is filled and every tensor of the source is used, or loading fails before
-a byte is read, with all the names in one message. A rank that holds a part of the model checks the
-whole and reads its part. Knows nothing of file formats.
+Every tensor of the model must be filled and every tensor of the source used; otherwise loading
+fails before a byte is read, with all names in one message. A rank checks the whole model and reads
+its shard. Knows no file formats.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from remora.engine.protocols import WeightSource
 
 logger = logging.getLogger(__name__)
 
-# Not weights: rotary frequencies follow from the config, and old files store them all the same.
+# Not weights: old files store rotary frequencies, which follow from the config.
 DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 MAX_NAMES_SHOWN = 8
 
 
 class Filling:
-    """Copies a source's parts into a model's memory, converting to its dtype and device.
+    """Copies a source's tensors into a model's memory, converted to its dtype and device.
 
-    As a context: parts are filled when they are asked for and the rest at the end, so whoever gives
-    memory up has asked for it before. What was filled is not held on to.
+    A context manager: `fill` fills parts on demand, and the exit fills the rest. References to
+    filled memory are dropped.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Filling:
     ) -> None:
         """Compare names and shapes; nothing is read.
 
-        expected:  shapes of the whole model's tensors; None = `tensors` are of all of them
-        unused:    names that the source may have and the model has no use for (a tied head)
-        num_threads:  that copy, each a tensor at a time
-        Raises ConfigError when they do not agree.
+        expected:  shapes of the whole model's tensors; None = `tensors` are all of them
+        unused:    names that the source may have and the model does not use (a tied head)
+        num_threads:  threads that copy, a tensor each at a time
+        Raises ConfigError if names or shapes differ.
         """
         if expected is None:
             expected = whole_shapes(tensors)
@@ -67,12 +67,12 @@ class Filling:
         )
 
     def __enter__(self) -> Self:
-        """Show the bar."""
+        """Show the progress bar."""
         self._advance = self._bar.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        """Fill what is left, unless there was an error."""
+        """Fill the rest, unless there was an error."""
         try:
             if kind is None:
                 self.fill()
@@ -88,7 +88,7 @@ class Filling:
             )
 
     def fill(self, names: Collection[str] | None = None) -> None:
-        """Fill these now, where that was not done; None = all. Raises ConfigError."""
+        """Fill these tensors if they are not filled yet; None = all. Raises ConfigError."""
         started = time.perf_counter()
         asked = self._left.keys() if names is None else self._left.keys() & names
         some = {name: self._left.pop(name) for name in list(asked)}
@@ -113,7 +113,7 @@ def fill(
 
 
 def _filled(tensors: Mapping[str, Shard], source: WeightSource, num_threads: int) -> Iterator[str]:
-    """Fill tensor after tensor; yield the name of each that is done."""
+    """Fill the tensors; yield the name of each one that is filled."""
     if not tensors:
         return
 
@@ -138,18 +138,18 @@ def _filled(tensors: Mapping[str, Shard], source: WeightSource, num_threads: int
 
 
 def _check_dtype(name: str, tensor: Tensor, wanted: torch.dtype, label: str) -> None:
-    """Raise ConfigError where copying would take codes or tiny floats for numbers."""
+    """Raise ConfigError for quantised codes and 8-bit floats, which cannot be copied as numbers."""
     if tensor.dtype == wanted or (tensor.is_floating_point() and tensor.dtype.itemsize > 1):
         return
     found, expected = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, wanted))
     raise ConfigError(
         f"{name} in {label} is stored as {found}; expected {expected} or another float of 16 bits "
-        "or more. Is it of a quantised checkpoint? Use the original one."
+        "or more. If the checkpoint is quantised, use the original one."
     )
 
 
 def whole_shapes(tensors: Mapping[str, Shard]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the whole tensors that these are parts of."""
+    """Return the shapes of the whole tensors of these shards."""
     return {name: shard.shape for name, shard in tensors.items()}
 
 

@@ -1,7 +1,7 @@
-"""Parts of files as memory.
+"""Maps or reads byte ranges of files.
 
-A mapped page counts as this process's memory once it was read. Mapping one tensor at a time, and
-letting go of it, keeps what is being loaded from counting twice.
+A mapped page counts as the process's memory after it was read. Mapping one tensor at a time, and
+unmapping it, keeps the weights from counting twice while they load.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from remora.configs.errors import ConfigError
 
 
 def map_range(file: BinaryIO, offset: int, num_bytes: int) -> memoryview:
-    """Map `num_bytes` from `offset` on, until the view and what was made of it are gone.
+    """Map `num_bytes` from `offset` on, as long as the view or a tensor over it exists.
 
-    Writing to the memory does not change the file. Raises ConfigError if the file is too short.
+    Writes do not change the file. Raises ConfigError if the file is too short.
     """
     if num_bytes == 0:
         return memoryview(bytearray())
@@ -43,5 +43,5 @@ def _check_length(file: BinaryIO, end: int) -> None:
     if os.fstat(file.fileno()).st_size < end:
         raise ConfigError(
             f"{file.name} ends before byte {end:,}, where one of its tensors ends. "
-            "Was it changed while it was read?"
+            "Did it change during the read?"
         )

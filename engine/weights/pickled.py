@@ -1,9 +1,8 @@
-"""Weights in PyTorch's own files, for those who ask for them.
+"""Reads PyTorch's own files, if the operator sets model.load_format: pt.
 
-Such a file is a pickle, a program that builds objects. torch reads it here with `weights_only`: a
-small machine of its own runs the program, which knows tensors and containers and nothing else.
-Files in the present format are mapped and given up tensor by tensor; those from before 2020 are
-read whole, one after the other.
+Such a file is a pickle, a program that builds objects. torch loads it with `weights_only`, which
+allows tensors and containers only. Zip files are mapped and freed tensor by tensor; the format from
+before 2020 is read a whole file at a time.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ from remora.configs.errors import ConfigError
 from remora.engine.weights.files import find_files
 
 ZIP_START = b"PK\x03\x04"
-GLOBAL = re.compile(r"GLOBAL:? (\S+)")  # in what torch says of a name that it does not allow
-WRAPPERS = ("state_dict", "model_state_dict", "model")  # what trainers put a model's tensors under
+GLOBAL = re.compile(r"GLOBAL:? (\S+)")  # in torch's message about a name that it does not allow
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which trainers store a model
 
 
 class PickledWeights:
-    """WeightSource over the PyTorch files of a folder, those with the largest tensors first.
+    """WeightSource over the PyTorch files of a folder; the largest tensors are read first.
 
-    Of a file too they come first: what a tensor takes beside the weights while it is read is then
-    less than what is still to come.
+    The extra copy of a tensor that is being read is then smaller than the tensors still to load.
 
-    mmap:  whether files that can be are mapped; otherwise one file at a time is in memory
+    mmap:  map files if their format allows; otherwise one file at a time is in memory
     """
 
     def __init__(self, folder: Path, *, mmap: bool = True) -> None:
@@ -43,7 +41,7 @@ class PickledWeights:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[Path, list[str]] = {}
         for file in find_files(folder, "pt"):
-            tensors = _load(file, mmap=True)  # shapes alone are wanted
+            tensors = _load(file, mmap=True)  # for the shapes only
             repeated = self._shapes.keys() & tensors.keys()
             if repeated:
                 raise ConfigError(
@@ -72,8 +70,8 @@ class PickledWeights:
                 if name not in names:
                     continue
                 tensor = tensors.pop(name)
-                if is_mapped:  # once nobody holds it: another thread may copy it still
-                    finalize(tensor, _give_up, tensor.untyped_storage())
+                if is_mapped:  # after the last reference: another thread may still copy it
+                    finalize(tensor, _free_pages, tensor.untyped_storage())
                 yield name, tensor
 
     def _size(self, name: str) -> int:
@@ -94,8 +92,8 @@ def _load(file: Path, *, mmap: bool) -> dict[str, Tensor]:
                 "Is the download complete?"
             ) from error
         raise ConfigError(
-            f"{file} asks for {named[1]}: it holds other things than tensors, and making those "
-            "would run code. Convert it to safetensors where you trust it."
+            f"{file} asks for {named[1]}: it holds objects other than tensors, and loading them "
+            "would run code. Convert it to safetensors on a machine where you trust it."
         ) from error
     return _named_tensors(file, loaded)
 
@@ -122,8 +120,8 @@ def _is_zip(file: Path) -> bool:
         return opened.read(len(ZIP_START)) == ZIP_START
 
 
-def _give_up(storage: torch.UntypedStorage) -> None:
-    """Let go of the pages of a mapped storage; looked at again they are read again."""
+def _free_pages(storage: torch.UntypedStorage) -> None:
+    """Free the pages of a mapped storage; another access reads them again."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE

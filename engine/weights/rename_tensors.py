@@ -1,7 +1,7 @@
-"""A checkpoint's tensors under our names.
+"""Renames a checkpoint's tensors to the model's names and splits fused ones, by `TensorRule`s.
 
-Goes by a model's `TensorRule`s: of a tensor that holds several of ours, each is a view. Knows
-nothing of file formats or of what the tensors mean.
+Splits are views. Knows neither file formats nor the meaning of tensors; the rules of each family
+are in `engine/models/families/`.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _LAST_WORD = re.compile(r"(\w+)\\\.(?:weight|\(weight\|bias\))$")
 
 
 class RenamingRules:
-    """The `Renaming` of a model: the first rule that matches a name counts, or the name stays."""
+    """The `Renaming` of a model: the first matching rule applies; other names stay."""
 
     def __init__(self, rules: Sequence[TensorRule]) -> None:
         self._rules = [(re.compile(rule.pattern), rule) for rule in rules]
 
     def names(self, theirs: str) -> tuple[str, ...]:
-        """Return the names of our tensors that one of the checkpoint holds."""
+        """Return the model's tensors that are in a tensor of the checkpoint."""
         return self._find(theirs)[1]
 
     def bars_updates(self, theirs: str) -> str:
-        """Return why updates of a weight are none of ours; empty if they are."""
+        """Return why updates of a weight cannot be split; empty if they can."""
         return self._find(theirs)[0].bars_updates
 
     def parts(self, theirs: str, whole: Tensor) -> tuple[Tensor, ...]:
-        """Take a tensor of the checkpoint apart, into those of `names`."""
+        """Split a tensor of the checkpoint into the tensors of `names`."""
         rule, names = self._find(theirs)
         return _divide(rule, names, whole.t() if rule.is_transposed else whole)
 
     def rows(self, theirs: str, rows: Tensor) -> tuple[Tensor, ...]:
-        """Divide what belongs to each output of a weight, [outputs, ...], among `names`."""
+        """Split rows [outputs, ...] that belong to a weight's outputs among `names`."""
         return _divide(*self._find(theirs), rows)
 
     def _find(self, theirs: str) -> tuple[TensorRule, tuple[str, ...]]:
-        """Return a tensor's rule and its names by it."""
+        """Return a tensor's rule and the names that it yields."""
         for pattern, rule in self._rules:
             match = pattern.fullmatch(theirs)
             if match is not None:
@@ -58,7 +58,7 @@ def _divide(rule: TensorRule, names: Sequence[str], rows: Tensor) -> tuple[Tenso
 
 
 def module_words(rules: Sequence[TensorRule]) -> dict[str, tuple[str, ...]]:
-    """Map last words of the names of a checkpoint's modules to those of ours that they hold."""
+    """Map the last part of a checkpoint's module names to that of the model's modules in them."""
     words: dict[str, set[str]] = defaultdict(set)
     for rule in rules:
         last = _LAST_WORD.search(rule.pattern)
@@ -68,7 +68,7 @@ def module_words(rules: Sequence[TensorRule]) -> dict[str, tuple[str, ...]]:
 
 
 class RenamedWeights:
-    """WeightSource over another one, whose names and shapes are the checkpoint's."""
+    """WeightSource with the model's names over one with the checkpoint's."""
 
     def __init__(self, source: WeightSource, rules: Sequence[TensorRule]) -> None:
         self.label = source.label
@@ -81,11 +81,11 @@ class RenamedWeights:
             self._shapes.update(self._split_shape(theirs, shape))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of every tensor, by our names."""
+        """Return the shape of every tensor, by the model's names."""
         return self._shapes
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of these names; what the checkpoint has in one comes one by one."""
+        """Yield the tensors of these names, fused ones split."""
         wanted = {
             theirs for theirs, ours in self._names.items() if any(name in names for name in ours)
         }

@@ -1,7 +1,7 @@
-"""Weights in safetensors files: one, or several with an index. Read tensor by tensor.
+"""Reads safetensors files, one or several with an index, tensor by tensor.
 
-A file's header is checked before a tensor is read: every tensor lies inside the file, has as many
-bytes as its shape says, and shares none with another.
+A file's header is checked before a tensor is read: every tensor is inside the file, has the number
+of bytes of its shape, and overlaps no other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remora.engine.weights.files import find_files, weight_files
 from remora.engine.weights.mmap import map_range, read_range
 
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-# Beside weights there may be tensors that the model has no use for.
+# Files may also hold tensors of other dtypes that the model does not use.
 STORED = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -62,7 +62,7 @@ class _Entry:
 class SafetensorsWeights:
     """WeightSource over the safetensors files of a folder.
 
-    mmap:  whether tensors are mapped from their files, or read whole
+    mmap:  map tensors from their files; False = read them
     """
 
     def __init__(self, folder: Path, *, mmap: bool = True) -> None:
@@ -81,7 +81,7 @@ class SafetensorsWeights:
         return self._shapes
 
     def dtype(self) -> str:
-        """Return the dtype of most tensors. Raises ConfigError if we cannot compute in it."""
+        """Return the most frequent dtype. Raises ConfigError if it is not supported."""
         most = self._dtypes.most_common(1)[0][0] if self._dtypes else "none"
         if most not in DTYPES:
             raise ConfigError(
@@ -93,7 +93,7 @@ class SafetensorsWeights:
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors of these names, one at a time.
 
-        Of a file that is mapped only the pages that are looked at are read.
+        With mmap only the pages that are accessed are read.
         """
         for file, entries in self._files.items():
             wanted = [entry for entry in entries if entry.name in names]
@@ -105,14 +105,14 @@ class SafetensorsWeights:
                     yield entry.name, entry.view(memory)
 
 
-MADE_UP = "bfloat16"  # number format of weights that are not there
+MADE_UP = "bfloat16"  # dtype if there are no weight files
 
 
 def stored_dtype(folder: Path) -> str:
-    """Return the number format of a folder's weights, from their headers.
+    """Return the dtype of a folder's weights, from their headers.
 
-    Pickles are not asked: configs without a dtype are older than any format but float32. To have no
-    weights is no fault here: who loads says so, or makes them up.
+    Pickles count as float32, because configs without a dtype are older than other dtypes. Missing
+    weights are not an error here: loading reports them, or generates random ones.
     """
     files = weight_files(folder)
     if not files:
@@ -123,7 +123,7 @@ def stored_dtype(folder: Path) -> str:
 
 
 def _read_header(file: Path) -> list[_Entry]:
-    """Return the tensors of a file in their order in it, which is the quickest to read."""
+    """Return the tensors of a file in file order, which is fastest to read."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(HEADER_START), "little")

@@ -1,10 +1,9 @@
-"""Other weights for an engine that runs: the same model, trained on.
+"""Replaces the weights of a running engine with new ones of the same model.
 
-They are loaded, checked and packed beside those that serve, in any thread, and take their place
-between two requests, in the engine's: a fault leaves everything as it was, and no request sees
-both.
-Memory must hold two copies meanwhile. On one rank of a CPU; on a GPU the KV cache has the memory,
-and graphs remember where weights lie.
+The new weights are loaded, checked and packed in any thread while the old ones serve. The engine's
+thread swaps them between two requests: an error changes nothing, and no request sees both. Memory
+must hold two copies meanwhile. Only for one rank on a CPU; on a GPU the KV cache takes the memory,
+and captured graphs hold the weights' addresses.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from remora.engine.runner.inputs import InputBatch
 from remora.engine.runner.runner import LocalRunner
 from remora.engine.weights.from_function import GivenWeights
 
-SLACK = 1.15  # of memory, for what loading needs beside the weights
+SLACK = 1.15  # memory that loading needs, per byte of weights
 
 
 class NewWeights:
-    """Makes forward passes of other weights, and gives them to a runner.
+    """Builds forward passes of new weights for a runner.
 
-    free_bytes:  tells how much memory could be taken now
+    free_bytes:  returns the memory that is free now
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class NewWeights:
         *,
         free_bytes: Callable[[], int],
     ) -> None:
-        """Import what the configuration names. Raises ConfigError."""
+        """Import the configured weight loaders. Raises ConfigError."""
         self._roots = [Path(root).expanduser().resolve() for root in config.model.weight_roots]
         self._loaders = {
             path: import_callable(f"model.weight_loaders: {path}", path)
@@ -59,11 +58,11 @@ class NewWeights:
         self._free_bytes = free_bytes
 
     def prepare(self, source: str, load_format: str | None) -> Callable[[], None]:
-        """Load other weights; returns what puts them in the place of those that serve.
+        """Load new weights; returns a function that swaps them in.
 
-        source:       a folder or GGUF file below the roots, or what a loader is given
-        load_format:  how it is read, or the name of a loader; None = by what the source is
-        The result is to be called once, on the engine's thread, while no request is open.
+        source:       a folder or GGUF file below the roots, or the argument of a loader
+        load_format:  format of the source, or the name of a loader; None = detect it
+        Call the result once, on the engine's thread, while no request is open.
         Raises ConfigError; nothing has changed then.
         """
         shape = DecoderModel(self._model, dtype=DTYPES[self._plan.dtype], device="meta")
@@ -81,7 +80,7 @@ class NewWeights:
         needed, free = int(num_bytes * SLACK), self._free_bytes()
         if free < needed:
             raise ConfigError(
-                f"other weights need {needed / 2**30:.2f} GiB beside those that serve, and "
+                f"new weights need {needed / 2**30:.2f} GiB in addition to the current ones, and "
                 f"{free / 2**30:.2f} GiB are free: restart the server with them instead"
             )
 
@@ -100,17 +99,15 @@ class NewWeights:
     def _read(self, source: str, load_format: str) -> DecoderModel:
         if load_format not in LOAD_FORMATS:
             known = ", ".join((*LOAD_FORMATS, *self._loaders))
-            raise ConfigError(f"load_format is {load_format!r}; this server takes {known}")
+            raise ConfigError(f"load_format is {load_format!r}; this server allows {known}")
         if not self._roots:
             raise ConfigError("model.weight_roots is not set: no weights are read from files")
         path = Path(source).resolve()
         if not any(path.is_relative_to(root) for root in self._roots):
-            raise ConfigError(f"{source} lies below none of model.weight_roots")
+            raise ConfigError(f"{source} is below none of model.weight_roots")
         loading = self._plan.loading
         if read_config(path, loading.config_overrides) != self._model:
-            raise ConfigError(
-                f"the config.json of {source} describes another model than the one that is served"
-            )
+            raise ConfigError(f"the config.json of {source} does not describe the served model")
         return load_model(
             path,
             dtype=DTYPES[self._plan.dtype],

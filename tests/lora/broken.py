@@ -131,7 +131,7 @@ BROKEN: dict[str, tuple[Breaker, str]] = {
     "endless": (instead(WEIGHTS, lambda file: file.symlink_to("/dev/zero")), "leads out"),
     "folder of that name": (instead(WEIGHTS, Path.mkdir), "no regular file"),
     "empty file": (instead(WEIGHTS, Path.touch), "cannot be read as safetensors"),
-    "DoRA": (dora, "it is a DoRA"),
+    "DoRA": (dora, "it uses DoRA"),
     "bias": (settings(bias="all"), "bias"),
     "other sum": (other_sum, "SHA-256"),
 }
