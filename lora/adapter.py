@@ -188,7 +188,7 @@ def _by_module(tensors: Mapping[str, Tensor]) -> dict[str, _ModuleTensors]:
 
 
 class _Reader:
-    """Collects the updates of an adapter's modules, and the faults of those that do not fit."""
+    """Collects the updates of an adapter's modules, and the faults of the others."""
 
     def __init__(
         self, config: AdapterConfig, shapes: Mapping[str, tuple[int, ...]], renaming: Renaming

@@ -50,7 +50,7 @@ class Registry:
             self._file = sqlite3.connect(file, isolation_level=None)
             self._file.execute("PRAGMA synchronous = FULL")
             self._file.executescript(_SCHEMA)
-            # After the store was lost, new ids must differ from those that replicas still have.
+            # After the store was lost, new ids must differ from the ones on replicas.
             self._file.execute(
                 "INSERT INTO versions SELECT ? WHERE NOT EXISTS (SELECT 1 FROM versions)",
                 (time.time_ns() // 1_000_000,),

@@ -1,8 +1,8 @@
-"""What models of transformers attend with: our backend, by way of their attention interface.
+"""Runs remora's attention backend inside models of transformers, by its attention interface.
 
-A model calls the function that is registered here for each of its attentions; which step it is
-about comes with the call, as a keyword that models hand on. The n-th call of a pass is attention n:
-what a model calls its layers does not matter. Knows nothing of how a model is built.
+A model calls the registered function for each of its attentions, and passes the current step along
+as a keyword. The n-th call of a pass is attention n, whatever the model names its layers. Does not
+know how models are built.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ STEP = "remora_step"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attended:
-    """What one attention of a model is called with.
+    """The arguments of one attention of a model.
 
     scale:      factor on q.k before softmax
-    window:     a query sees the last `window` positions, its own included; None = all
-    soft_cap:   bound that scores are bent to; None = none
-    has_sinks:  whether softmax has a further term for each head
+    window:     a query sees the last `window` positions, including its own; None = all
+    soft_cap:   bound of the scores; None = none
+    has_sinks:  whether softmax has an additional term for each head
     """
 
     num_heads: int
@@ -43,7 +43,7 @@ class Attended:
 
 
 class Step:
-    """One pass of a model over a batch: what its attentions are called with, in their order."""
+    """One pass of a model over a batch: the arguments of its attentions, in order."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Step:
     ) -> None:
         """Begin a pass.
 
-        rules:  of the attentions, made by the first pass and the same in all others
+        rules:  of the attentions, from the first pass and the same in all others
         """
         self._attentions = attentions
         self._rules = rules
@@ -99,12 +99,12 @@ def _attend(
     remora_step: Step,
     **_known: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as transformers asks for it; all the rest was looked at before (`probe.py`)."""
+    """Attend as transformers requests; `probe.py` has checked the other arguments."""
     return remora_step.attend(query, key, value, s_aux), None
 
 
 def register() -> str:
-    """Make the function known to transformers; returns its name there."""
+    """Register the function with transformers; returns its name there."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(PAGED, _attend)

@@ -1,7 +1,7 @@
-"""A causal model of transformers in two: what makes hidden states, and what makes logits of them.
+"""Splits a causal model of transformers into hidden states and logits.
 
-Classes do both in one call, and what they do to logits (scales, caps) is theirs alone. So the whole
-is called for the logits, with the hidden states in the place of the decoder's answer.
+Its class computes both in one call and applies its own scales and caps to logits. The whole model
+is therefore called for the logits, with the hidden states as its decoder's output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Ends:
     """The parts of a causal model.
 
     decoder:  token ids and positions to hidden states
-    whole:    hidden states, as `inputs_embeds`, to logits; it has the decoder no more
+    whole:    hidden states, as `inputs_embeds`, to logits; without its decoder
     head:     the projection within it
     """
 
@@ -28,13 +28,13 @@ class Ends:
     head: nn.Linear
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Make logits [R, vocabulary] of hidden states [R, hidden_size]."""
+        """Compute logits [R, vocabulary] from hidden states [R, hidden_size]."""
         made: Tensor = self.whole(inputs_embeds=hidden[None], use_cache=False).logits
         return made[0]
 
 
 class _Answer:
-    """What a decoder answers: the last hidden states, and nothing else that might be asked for."""
+    """A decoder's output, reduced to the last hidden states."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -47,15 +47,15 @@ class _Answer:
 
 
 class _Given(nn.Module):
-    """Stands in the place of a decoder that has run already."""
+    """Replaces a decoder that has run already."""
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Answer:
-        """Answer what was given."""
+        """Return the given hidden states."""
         return _Answer(inputs_embeds)
 
 
 def split_ends(model: Any) -> Ends:
-    """Take a causal model apart. Raises ConfigError."""
+    """Split a causal model. Raises ConfigError."""
     decoder = model.get_decoder()
     if decoder is model or isinstance(decoder, nn.Linear):
         decoder = getattr(model, model.base_model_prefix, None)

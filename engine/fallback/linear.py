@@ -1,8 +1,8 @@
-"""Linear layers of a model of transformers, divided between ranks as its own plan says.
+"""Splits the linear layers of a model of transformers between ranks by its tensor-parallel plan.
 
-A plan names modules and how each is divided. What divides outputs or inputs of linear layers is
-done; a plan that asks for more is refused, and the reason is kept for whoever asks for several
-ranks. Knows nothing of the model beside names.
+A plan names modules and how each is split. Splits of outputs or inputs of linear layers are
+supported; for other plans the reason is kept, and several ranks are refused. Knows only the names
+of modules.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from remora.engine.parallel.group import ALONE, Group
 from remora.engine.parallel.layout import Layout
 from remora.engine.parallel.shard import Axis
 
-# Norms of single heads are the same on all ranks; how they train is not our concern.
+# Norms of single heads are the same on all ranks.
 WHOLE_STYLES = {"replicated_with_grad_allreduce"}
 OUTPUTS, INPUTS = "colwise", "rowwise"
 
 
 class Ranks:
-    """The ranks that share a model, once they have met; sums go by way of it."""
+    """The group of ranks that share a model, once they are connected; used for sums."""
 
     group: Group = ALONE
 
 
 class OutputShare(nn.Module):
-    """A linear layer of which some outputs are held."""
+    """A linear layer with this rank's outputs."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -39,25 +39,25 @@ class OutputShare(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project to the outputs that are held."""
+        """Project to this rank's outputs."""
         return F.linear(x, self.weight, self.bias)
 
 
 class InputShare(OutputShare):
-    """A linear layer of which some inputs are held: ranks add up what each has."""
+    """A linear layer with this rank's inputs; the ranks sum their results."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ranks: Ranks) -> None:
         super().__init__(weight, bias)
         self._ranks = ranks
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project the inputs that are held, and add what the other ranks have."""
+        """Project this rank's inputs and sum over the ranks."""
         made = self._ranks.group.all_reduce(F.linear(x, self.weight).contiguous())
         return made if self.bias is None else made + self.bias
 
 
 def reason_against_shares(model: Any, head: nn.Linear) -> str:
-    """Return why a model cannot be divided between ranks; empty if it can."""
+    """Return why a model cannot be split between ranks; empty if it can."""
     plan = _plan(model)
     if not any(style == INPUTS for style in plan.values()):
         return "transformers has no plan for dividing it"
@@ -72,10 +72,7 @@ def reason_against_shares(model: Any, head: nn.Linear) -> str:
 def divide(
     model: Any, head: nn.Linear, layout: Layout, ranks: Ranks
 ) -> dict[str, tuple[Axis, ...]]:
-    """Put a rank's shares in the place of the layers that the plan divides.
-
-    Returns the axes of the weights that are divided, by name.
-    """
+    """Replace the plan's layers by a rank's shards; return the axes of their weights, by name."""
     axes: dict[str, tuple[Axis, ...]] = {}
     for name, style, module in list(_matches(model, _plan(model))):
         if module is head or style in WHOLE_STYLES:
@@ -112,9 +109,9 @@ def _plan(model: Any) -> Mapping[str, str]:
 
 
 def _matches(model: Any, plan: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield modules and parameters that the plan names, each with how it is divided.
+    """Yield the modules and parameters of the plan, each with its style.
 
-    Tables of embeddings are left out: every rank has them whole, whatever the plan says.
+    Embedding tables are omitted: every rank has them whole, whatever the plan says.
     """
     rules = [
         (re.compile(re.escape(pattern).replace(r"\*", r"\d+")), style)

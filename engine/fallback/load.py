@@ -1,4 +1,4 @@
-"""From a checkpoint to a loaded model of transformers, and what is known of one before."""
+"""Loads a checkpoint into a model of transformers, and derives its facts before that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from remora.engine.weights.loader import fill
 
 
 def structure_of(path: Path, raw: Mapping[str, Any], *, trust_code: bool) -> Structure:
-    """Return what transformers makes of a checkpoint; see `read_structure`."""
+    """Return the structure of a checkpoint; see `read_structure`."""
     return _structure(path, json.dumps(raw, sort_keys=True), trust_code)
 
 
@@ -31,10 +31,7 @@ def _structure(path: Path, raw: str, trust_code: bool) -> Structure:
 
 
 def fallback_facts(structure: Structure, *, dtype: str, fingerprint: str) -> ModelFacts:
-    """Return the facts of a model that transformers runs.
-
-    dtype:  of its weights
-    """
+    """Return the facts of a model that transformers runs, with weights of `dtype`."""
     model, config = structure.outline(), structure.config.get_text_config()
     head = model.get_output_embeddings()
     first = structure.attentions[0]
@@ -61,7 +58,7 @@ def fallback_facts(structure: Structure, *, dtype: str, fingerprint: str) -> Mod
 
 
 def dummy_shapes(structure: Structure) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of weights that would have to be made up."""
+    """Return the shapes of the weights to generate for load_format dummy."""
     return {name: tuple(one.shape) for name, one in structure.outline().named_parameters()}
 
 
@@ -75,7 +72,7 @@ def load_fallback(
     show_progress: bool,
     num_threads: int,
 ) -> FallbackModel:
-    """Build a rank's share and load its weights. Raises ConfigError."""
+    """Build a rank's shard and load its weights. Raises ConfigError."""
     model = FallbackModel(structure, dtype=dtype, device=device, layout=layout)
     outline = structure.outline()
     converted = ConvertedWeights(source, outline)

@@ -1,4 +1,4 @@
-"""A causal model of transformers as a Model of ours: its layers, our KV cache, loader and ranks."""
+"""Runs a causal model of transformers with remora's KV cache, loader and ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from remora.kernels.lora import NO_GROUPS, RowGroups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackSize:
-    """What others need to know of a model's size, of the whole of it."""
+    """Sizes of the whole model."""
 
     hidden_size: int
     num_kv_heads: int
@@ -33,9 +33,8 @@ class FallbackSize:
 
 
 class FallbackModel:
-    """One rank's share of a model of transformers.
+    """One rank's shard of a model of transformers; its weights are written to `tensors`.
 
-    Its weights are whatever is written to `tensors`.
     layers:  its attentions
     """
 
@@ -96,20 +95,20 @@ class FallbackModel:
         return self._ends.logits(hidden).float()
 
     def tensors(self) -> dict[str, Shard]:
-        """Map each name that transformers has to the part of the tensor that this rank holds."""
+        """Map each of transformers' names to the shard of the tensor that this rank holds."""
         return self._tensors
 
     def step_weight_bytes(self) -> int:
-        """Return the bytes of weights that a step reads, at most: experts are all counted."""
+        """Return an upper bound of the weight bytes that a step reads: all experts are counted."""
         held = sum(shard.memory.nbytes for shard in self._tensors.values())
         return held if self.is_tied else held - self._table_bytes
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Raise ConfigError if tokens of a step learn of each other by other ways than attention.
+        """Raise ConfigError if tokens of a step depend on each other by other means than attention.
 
-        Such a way (a convolution, a state) would mix sequences that share a step. With attention
-        that gives nothing, what comes of a token must not depend on the one before it.
+        Such a means (a convolution, a state) would mix sequences that share a step. With attention
+        that returns zeros, a token's result must not depend on the token before it.
         """
         device = self._ends.head.weight.device
         positions = torch.arange(2, device=device)
@@ -131,7 +130,7 @@ class FallbackModel:
 
 
 class _Nothing:
-    """A step whose attentions give nothing."""
+    """A step whose attentions return zeros."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         """Return zeros [1, T, heads, value dim]."""
@@ -141,7 +140,7 @@ class _Nothing:
 def _divide_head(
     model: Any, head: nn.Linear, layout: Layout, is_tied: bool
 ) -> dict[str, tuple[Axis, ...]]:
-    """Let a rank's head have its part of the vocabulary; a tied one takes it from the table."""
+    """Give a rank its shard of the head; a tied head takes it from the embedding table."""
     name = next(name for name, module in model.named_modules() if module is head)
     rows = Axis(head.out_features, layout.share(head.out_features))
     axes: dict[str, tuple[Axis, ...]] = {}
@@ -158,7 +157,7 @@ def _divide_head(
 def _allocate(
     model: Any, axes: dict[str, tuple[Axis, ...]], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Shard]:
-    """Give parameters their memory, and bring buffers to the device; return what is loaded."""
+    """Allocate parameters and move buffers to the device; return the parameters to load."""
     exact = [
         re.compile(rf"(^|\.){pattern}(\.|$)")
         for pattern, kept in model._get_dtype_plan(dtype).items()
@@ -185,7 +184,7 @@ def _allocate(
 
 
 def _buffers(module: nn.Module, device: torch.device) -> Iterator[tuple[str, Tensor]]:
-    """Bring a module's own buffers to a device; yield them."""
+    """Move a module's own buffers to a device; yield them."""
     for name, buffer in list(module._buffers.items()):
         if buffer is not None:
             module._buffers[name] = buffer.to(device)

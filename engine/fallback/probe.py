@@ -1,8 +1,8 @@
-"""What a model of transformers does when it attends, seen without a weight.
+"""Finds out how a model of transformers attends, without weights.
 
-The model is built on the meta device and runs once; what its attentions are called with is noted.
-What our backend does not do, or cannot know that it does, is refused: a mask that is neither causal
-nor a window, biases of positions, heads of several shapes, layers that keep other state.
+The model is built on the meta device and runs once, and the arguments of its attentions are
+recorded. Models whose attention the backend does not support are refused: masks that are neither
+causal nor a window, position biases, heads of several shapes, layers with other state.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from remora.engine.fallback.attention import STEP, Attended
 PROBE = "remora_probe"
 NUM_TOKENS = 4
 MAX_LOOKED_AT = 2**17  # positions of a mask
-# What attentions may be called with beside q, k and v. `sliding_window` is what the mask says.
+# Arguments that attentions may have in addition to q, k and v; the mask implies `sliding_window`.
 HARMLESS = {"position_ids", "use_cache", "cache_position", "dropout", "sliding_window"}
 
 
 class _Mask:
-    """A mask that was asked for: not values, but the rule that they would have followed."""
+    """A mask that a model created: the rule behind it instead of values."""
 
     def __init__(self, rule: Callable[..., Any]) -> None:
         self._rule = rule
@@ -46,14 +46,14 @@ class _Mask:
 
 
 class Probe:
-    """Notes what attentions are called with."""
+    """Records the arguments of attentions."""
 
     def __init__(self, num_positions: int) -> None:
         self.found: list[Attended] = []
         self._num_positions = min(num_positions, MAX_LOOKED_AT)
 
     def note(self, module: Any, query: Tensor, key: Tensor, value: Tensor, said: Any) -> None:
-        """Note one call. Raises ConfigError for what our backend does not do."""
+        """Record one call. Raises ConfigError for what the backend does not support."""
         others = sorted(
             name
             for name, given in said.items()
@@ -109,7 +109,7 @@ def _mask(*_args: Any, mask_function: Callable[..., Any], **_said: Any) -> _Mask
 
 
 def register() -> str:
-    """Make what notes calls known to transformers; returns its name there."""
+    """Register the recording function with transformers; returns its name there."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(PROBE, _attend)
@@ -119,11 +119,11 @@ def register() -> str:
 
 @torch.inference_mode()
 def look(decoder: Any, *, num_layers: int, num_positions: int) -> tuple[Attended, ...]:
-    """Run a decoder that is on the meta device; return its attentions in their order.
+    """Run a decoder on the meta device; return its attentions in order.
 
-    num_layers:     that it should have
-    num_positions:  longest sequence that it was made for
-    Raises ConfigError with the reason why our backend cannot serve it.
+    num_layers:     the expected number
+    num_positions:  longest sequence of the model
+    Raises ConfigError with the reason why the backend cannot serve it.
     """
     probe = Probe(num_positions)
     tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.int64, device="meta")

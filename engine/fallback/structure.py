@@ -1,7 +1,7 @@
-"""Which class of transformers a checkpoint is for, and models of it without weights.
+"""Finds the class of transformers for a checkpoint, and builds models of it without weights.
 
-Everything that can be known before weights are read is refused here. Code that comes with a
-checkpoint runs only where the operator has said so.
+Everything that can be checked before weights are read is refused here. A checkpoint's own code runs
+only if the operator allows it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from remora.engine.fallback.attention import Attended, register
 from remora.engine.fallback.head import Ends, split_ends
 
 CAUSAL, CONFIG = "AutoModelForCausalLM", "AutoConfig"
-# Angles that depend on how long the longest sequence is: no cache could follow.
-_BUILDING = RLock()  # default dtypes, and what stands for functions of torch, hold in all threads
+_BUILDING = RLock()  # default dtypes and replaced torch functions apply to all threads
+# Their angles depend on the length of the longest sequence, which a cache cannot follow.
 CHANGING_ROPES = ("dynamic", "longrope")
 
 
@@ -35,7 +35,7 @@ class Structure:
 
     model_class:  of transformers or of the checkpoint
     config:       of transformers
-    attentions:   what each attention of a pass is called with, in order
+    attentions:   arguments of each attention of a pass, in order
     """
 
     model_class: Any
@@ -61,11 +61,11 @@ class Structure:
 
 
 def read_structure(path: Path, raw: Mapping[str, Any], *, trust_code: bool) -> Structure:
-    """Find the class and see how it attends. Raises ConfigError with the reason.
+    """Find the class and how it attends. Raises ConfigError with the reason.
 
     path:        of the checkpoint, whose code may be run
-    raw:         its config.json, with what was overridden
-    trust_code:  whether it may
+    raw:         its config.json, with overrides
+    trust_code:  whether that code may run
     """
     if raw.get("quantization_config"):
         raise _refused(_named(raw), "its weights are quantised; use the original checkpoint")
@@ -93,7 +93,7 @@ def read_structure(path: Path, raw: Mapping[str, Any], *, trust_code: bool) -> S
 
 
 def num_positions(config: Any) -> int:
-    """Return the longest sequence that a model was made for. Raises ConfigError."""
+    """Return the longest sequence of a model. Raises ConfigError."""
     found = getattr(config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(found, int) or found < 1:
         raise ConfigError(
@@ -104,12 +104,12 @@ def num_positions(config: Any) -> int:
 
 
 def ends_of(model: Any) -> Ends:
-    """Take a model apart; see `split_ends`."""
+    """Split a model; see `split_ends`."""
     return split_ends(model)
 
 
 def code_files(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Return the code that a config names: classes of transformers and where theirs is."""
+    """Return the code that a config names: transformers' class and the file of its replacement."""
     named = raw.get("auto_map")
     if not isinstance(named, Mapping):
         return {}
@@ -163,7 +163,7 @@ def _from_checkpoint(path: Path, reference: str) -> Any:
     if "--" in reference:
         raise ConfigError(
             f"config.json names code of another repository, {reference.partition('--')[0]}; "
-            "nothing is downloaded. Put the files beside config.json and name them there."
+            "remora downloads nothing. Put the files into the model's folder and name them there."
         )
     try:
         return get_class_from_dynamic_module(reference, str(path), local_files_only=True)
@@ -189,13 +189,13 @@ def _model_class(path: Path, raw: Mapping[str, Any], config: Any, *, trust_code:
 
 
 def _reason_against(model_class: Any, config: Any) -> str:
-    """Return why it is known without a look that it cannot be run; empty if it is not."""
+    """Return a reason to refuse a model before it is built; empty if there is none."""
     if getattr(config, "is_encoder_decoder", False):
-        return "it is made of an encoder and a decoder"
+        return "it has an encoder and a decoder"
     if getattr(model_class, "_is_stateful", False):
-        return "it keeps state beside keys and values, as recurrent layers do"
+        return "it keeps state other than keys and values, as recurrent layers do"
     if config.get_text_config() is not config:
-        return "it is made for more than text"
+        return "it is multimodal"
     if not getattr(model_class, "_supports_attention_backend", False):
         return "transformers does not let its attention be replaced"
     for kind in _rope_kinds(config):
@@ -212,7 +212,7 @@ def _rope_kinds(config: Any) -> Iterator[str]:
 
 
 def _make(model_class: Any, config: Any, dtype: torch.dtype, attention: str) -> Any:
-    """Build a model; what it says on the way is not for operators."""
+    """Build a model without its log lines."""
     with _BUILDING:
         model = model_class._from_config(
             deepcopy(config), dtype=dtype, attn_implementation=attention
@@ -222,7 +222,7 @@ def _make(model_class: Any, config: Any, dtype: torch.dtype, attention: str) -> 
 
 @contextmanager
 def _weights_on_meta() -> Iterator[None]:
-    """Let parameters that modules make for themselves have no memory, while buffers have."""
+    """Keep parameters that modules create on the meta device, and buffers in memory."""
     from transformers.initialization import no_init_weights
 
     def without_memory(module: nn.Module, name: str, param: nn.Parameter | None) -> None:

@@ -1,8 +1,8 @@
-"""A checkpoint's tensors under the names and in the shapes that transformers' classes have today.
+"""Converts a checkpoint's tensors to the names and shapes of transformers' current classes.
 
-Checkpoints keep the names of the day they were written; transformers renames, joins and splits on
-loading, by rules that are kept with each model. They are applied here tensor by tensor, so that
-nothing is held but what one join needs. Knows nothing of files or of ranks.
+Checkpoints keep the names of their time; transformers renames, joins and splits tensors on loading,
+by rules that it keeps for each model. Those rules are applied here tensor by tensor, so that only
+the tensors of one join are in memory. Knows neither files nor ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from remora.engine.protocols import WeightSource
 
 @dataclass(slots=True)
 class _Join:
-    """Tensors of a checkpoint that become others together.
+    """Tensors of a checkpoint that are converted together.
 
-    first:     name by which transformers knows the join
+    first:     transformers' name of the join
     rule:      transformers' converter
-    patterns:  of the rule, that each tensor was found by
-    targets:   shapes of what comes of it
+    patterns:  of the rule, by which each tensor was found
+    targets:   shapes of the results
     """
 
     first: str
@@ -36,7 +36,7 @@ class _Join:
     targets: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def run(self, model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what comes of the tensors. Raises whatever transformers raises."""
+        """Return the converted tensors. Raises transformers' errors."""
         rule = deepcopy(self.rule)
         for name in sorted(self.patterns, key=_natural):
             rule.add_tensor(self.first, name, self.patterns[name], tensors[name])
@@ -45,12 +45,12 @@ class _Join:
 
 
 class ConvertedWeights:
-    """WeightSource over another one, in the words of a model of transformers."""
+    """WeightSource with the names of a model of transformers over a checkpoint's."""
 
     def __init__(self, source: WeightSource, model: Any) -> None:
         """Read the rules for the model.
 
-        model:  of transformers, on any device; its weights are not looked at
+        model:  of transformers, on any device; its weights are not read
         """
         self.label = source.label
         self._source = source
@@ -65,7 +65,7 @@ class ConvertedWeights:
         return self._shapes
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of these names; those of a join once all of it was read."""
+        """Yield the tensors of these names; those of a join after all its tensors are read."""
         wanted = {ours for ours, name in self._names.items() if name in names}
         joins = [join for join in self._joins.values() if not join.targets.keys().isdisjoint(names)]
         of_tensor = {part: join for join in joins for part in join.patterns}

@@ -1,7 +1,7 @@
-"""From config.json to `DecoderConfig`, by the name of the architecture.
+"""Parses config.json into a `DecoderConfig`, by the name of the architecture.
 
-Strict: what would change the numbers and is not known here is refused, never ignored. One function
-per family, in `families/`, turns its own words into ours.
+Strict: a setting that would change the result and is unknown here is refused, never ignored. One
+function per family, in `families/`, translates the family's keys.
 """
 
 from __future__ import annotations
@@ -84,22 +84,19 @@ ARCHITECTURES: dict[str, Parse] = {
 
 
 def parse_config(raw: RawConfig) -> DecoderConfig:
-    """Understand the config.json of a model that makes text. Raises ConfigError naming the key."""
+    """Parse the config.json of a generative model. Raises ConfigError naming the key."""
     config = parse_states(raw)
     if config.attention.both_ways:
         key = BOTH_WAYS if raw.get(BOTH_WAYS) else IS_CAUSAL
         raise ConfigError(
-            f"{key} in config.json is {raw[key]}: tokens see those that come later, so that the "
-            "model makes no text. Set model.task: embed."
+            f"{key} in config.json is {raw[key]}: attention is bidirectional, so the model "
+            "generates no text. Set model.task: embed."
         )
     return config
 
 
 def parse_states(raw: RawConfig) -> DecoderConfig:
-    """Understand the config.json of a decoder, whatever its hidden states are for.
-
-    Raises ConfigError naming the key.
-    """
+    """Parse the config.json of any decoder, also for pooling. Raises ConfigError naming the key."""
     architecture = _architecture(raw)
     check_quantization(raw.get("quantization_config") or {})
     config = ARCHITECTURES[architecture](architecture, raw)
@@ -107,17 +104,17 @@ def parse_states(raw: RawConfig) -> DecoderConfig:
 
 
 def sees_both_ways(raw: RawConfig) -> bool:
-    """Return whether the tokens of a decoder see those that come later."""
+    """Return whether a decoder's attention is bidirectional."""
     return raw.get(IS_CAUSAL) not in (True, None) or bool(raw.get(BOTH_WAYS))
 
 
 def _both_ways(config: DecoderConfig) -> DecoderConfig:
-    """Let tokens see later ones; a window is then what transformers adds to a token's own."""
+    """Make attention bidirectional; a window then has the size that transformers gives it."""
     shape, is_chunked = config.attention, any(layer.chunked for layer in config.layers)
     if is_chunked or shape.alibi is not None or shape.latent is not None:
         raise ConfigError(
-            f"{IS_CAUSAL} in config.json is false: tokens see those that come later, which is not "
-            "known with ALiBi, latents or attention in chunks."
+            f"{IS_CAUSAL} in config.json is false: bidirectional attention is not supported with "
+            "ALiBi, latent attention or chunked attention."
         )
     layers = tuple(
         layer if layer.window is None else replace(layer, window=layer.window + 1)
@@ -127,7 +124,7 @@ def _both_ways(config: DecoderConfig) -> DecoderConfig:
 
 
 def check_quantization(settings: Mapping[str, Any]) -> None:
-    """Refuse a quantization_config that cannot be undone in loading. Raises ConfigError."""
+    """Refuse a quantization_config that loading cannot dequantise. Raises ConfigError."""
     method, size = settings.get("quant_method"), settings.get("weight_block_size")
     if not settings or method == "mxfp4" or (method == "fp8" and size == FP8_BLOCK):
         return

@@ -1,7 +1,4 @@
-"""Opening what a model path points at, as far as its config.
-
-A path is a folder with config.json, or a .gguf file, whose metadata says the same things.
-"""
+"""Reads the config of a model path: a folder with config.json, or a .gguf file with metadata."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from remora.engine.models.config import DecoderConfig
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the path is a single GGUF file."""
+    """Return whether the path is a GGUF file."""
     return path.suffix == ".gguf"
 
 
@@ -24,9 +21,9 @@ NO_OVERRIDES: Mapping[str, Any] = {}
 
 
 def read_raw_config(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> dict[str, Any]:
-    """Return config.json, or for a GGUF file the config.json that it amounts to.
+    """Return config.json, or its equivalent for a GGUF file.
 
-    overrides:  entries in the place of those that the checkpoint has
+    overrides:  entries that replace the checkpoint's
     """
     return {**_read_raw_config(path), **overrides}
 
@@ -56,5 +53,5 @@ def _read_raw_config(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path, overrides: Mapping[str, Any] = NO_OVERRIDES) -> DecoderConfig:
-    """Understand the config of a folder or GGUF file; `overrides` as in `read_raw_config`."""
+    """Parse the config of a folder or GGUF file; `overrides` as in `read_raw_config`."""
     return parse_config(read_raw_config(path, overrides))

@@ -1,8 +1,8 @@
-"""What a decoder is made of. Pure data: opens no file, loads no torch.
+"""The architecture of a decoder as data. Opens no file, loads no torch.
 
-One block serves every family: what families differ in is values here, and no code in the layers
-asks which family it runs. `architectures.py` finds the function of `families/` that turns a
-checkpoint's config.json into a `DecoderConfig`.
+One block serves every family: families differ in values here, and no code in the layers asks which
+family it runs. `architectures.py` finds the function of `families/` that parses a checkpoint's
+config.json into a `DecoderConfig`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 class NormConfig:
     """A norm over the last dimension.
 
-    kind:    rms divides by the root mean square, layer subtracts the mean before
-    offset:  added to the weight (1 where checkpoints hold the difference to 1)
-    bias:    whether there is one beside the weight
+    kind:    rms divides by the root mean square, layer subtracts the mean first
+    offset:  added to the weight (1 if checkpoints store the difference from 1)
+    bias:    whether it has a bias
     """
 
     eps: float
@@ -37,14 +37,14 @@ class NormConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNorm:
-    """A norm of queries and one of keys, before rotation.
+    """QK norm: a norm of queries and one of keys, before RoPE.
 
-    span:  head: each head by itself, with one weight for all; each: each head by itself, with a
-           weight of its own; all: all heads of a token together
+    span:  head: over each head, with one weight for all; each: over each head, with a weight for
+           each; all: over all heads of a token together
     query, key:  names of the two
-    is_list:     whether the checkpoint has a tensor for each head, where the span is each
+    is_list:     whether the checkpoint has a tensor for each head, if the span is each
     weighted:    whether there is a weight; without one the span is head
-    rotated_only:  whether layers without rotation have no such norms
+    rotated_only:  whether layers without RoPE have no such norms
     """
 
     norm: NormConfig
@@ -57,19 +57,19 @@ class HeadNorm:
 
     @property
     def is_plain(self) -> bool:
-        """Whether attention backends apply it: a weight of one head, and no mean."""
+        """Whether attention backends apply it: an RMS norm with one weight for all heads."""
         return self.span == "head" and self.norm.kind == "rms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
-    """How K and V of all heads are made of one latent for each token (DeepSeek-V2).
+    """Multi-head latent attention: K and V of all heads from one latent per token (DeepSeek-V2).
 
     size:         elements of a latent
-    rotary_size:  elements of a key that are rotated, the same for all heads and kept beside it
-    key_size:     elements of a head's key that are made of the latent
-    value_size:   of its value
-    query_rank:   elements of what queries are made of; None = they are made of the stream itself
+    rotary_size:  elements of the rotated key, shared by all heads and cached with the latent
+    key_size:     elements of a head's key that come from the latent
+    value_size:   elements of a head's value
+    query_rank:   rank of the queries' low-rank projection; None = a full projection
     """
 
     size: int
@@ -83,7 +83,7 @@ class LatentConfig:
 class QueryGrowth:
     """A factor 1 + rate * log(1 + (position + offset) // period) on queries.
 
-    unrotated_only:  whether it is for layers without rotation alone
+    unrotated_only:  whether it applies to layers without RoPE only
     """
 
     rate: float
@@ -94,17 +94,17 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
-    """Grouped-query attention, the same in every layer but for what `LayerConfig` says.
+    """Grouped-query attention, the same in every layer except for the fields of `LayerConfig`.
 
     scale:     factor on q.k before softmax
     soft_cap:  c, if scores s become c * tanh(s / c)
     qkv_bias, out_bias:  which projections have a bias
-    sinks:     whether each head has a learned score beside those of its keys
+    sinks:     whether each head has a learned attention sink
     growth:    of queries with their position
-    alibi:     factor on the slopes by which scores fall with distance; None = they do not
-    latent:    what K and V are made of; then there is one KV head of what a token keeps, once
-    both_ways: whether tokens see those that come later, so that no text is made; windows then
-               reach as far to both sides
+    alibi:     factor on ALiBi's slopes; None = no ALiBi
+    latent:    latent attention; there is then one KV head, with the row that is cached per token
+    both_ways: whether attention is bidirectional, so that the model generates no text; windows then
+               reach equally far to both sides
     """
 
     num_heads: int
@@ -124,7 +124,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPConfig:
-    """Feed-forward layer: down(act(gate(x)) * up(x)), or down(act(up(x))) where it is not gated."""
+    """Feed-forward layer: down(act(gate(x)) * up(x)), or down(act(up(x))) if it is not gated."""
 
     size: int
     activation: Activation = "silu"
@@ -133,22 +133,22 @@ class MLPConfig:
 
     @property
     def weights_per_input(self) -> int:
-        """Return how many weights an element of a token meets on its way in and out."""
+        """Return the number of weights per element of a token's input."""
         return (3 if self.gated else 2) * self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsConfig:
-    """Feed-forward layer of gated experts, of which each token goes through a few.
+    """Feed-forward layer of gated experts, of which each token uses `routing.top_k`.
 
     size:           inner size of an expert
     bias:           whether experts have biases
-    router_bias:    added to logits
-    correction:     whether there is a bias that counts in the choice alone
-    shared:         what all tokens go through beside them; None = nothing
-    shared_gate:    whether a sigmoid decides how much of that counts
-    weighs_inputs:  an expert's weight is a factor on what it reads, not on what it gives; for
-                    tokens of one expert each
+    router_bias:    whether the router's logits have a bias
+    correction:     whether there is a bias for the selection only
+    shared:         shared experts that every token uses; None = none
+    shared_gate:    whether a sigmoid gate scales the shared experts
+    weighs_inputs:  whether an expert's weight scales its input instead of its output; for tokens of
+                    one expert each
     """
 
     num_experts: int
@@ -164,24 +164,24 @@ class ExpertsConfig:
 
     @property
     def weights_per_input(self) -> int:
-        """Return how many weights an element of a token meets on its way in and out."""
+        """Return the number of weights per element of a token's input."""
         shared = self.shared.weights_per_input if self.shared else 0
         return self.num_experts + 3 * self.size * self.routing.top_k + shared
 
     def experts_read(self, num_tokens: int) -> float:
-        """Return how many experts so many tokens go through together, if chosen at random."""
+        """Return the expected number of experts that `num_tokens` tokens use together."""
         left_out = (1 - self.routing.top_k / self.num_experts) ** num_tokens
         return self.num_experts * (1 - left_out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerConfig:
-    """What may differ between layers.
+    """Settings that may differ between layers.
 
-    window:   sliding window in tokens; None = all positions
-    chunked:  whether the window does not slide: it begins at multiples of its length, so that a
-              query sees of the last `window` positions those of its own chunk
-    rope:     how its queries and keys are rotated
+    window:   sliding window in tokens; None = full attention
+    chunked:  whether attention is chunked: a query sees its own chunk of `window` tokens, which
+              begins at a multiple of that length
+    rope:     of its queries and keys
     """
 
     rope: RopeConfig
@@ -192,11 +192,11 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockConfig:
-    """How the parts of a block are joined.
+    """The order of a block's parts and norms.
 
-    attention_norm, mlp_norm:            names of the norms before the parts; None = there is none
-    attention_out_norm, mlp_out_norm:    names of the norms of what the parts add
-    parallel:        both parts read what the block got; without an `mlp_norm` they share one norm
+    attention_norm, mlp_norm:            names of the norms before the parts; None = no norm
+    attention_out_norm, mlp_out_norm:    names of the norms after the parts
+    parallel:        both parts read the block's input; without an `mlp_norm` they share one norm
     residual_scale:  factor on what the parts add to the stream
     """
 
@@ -211,10 +211,10 @@ class BlockConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingConfig:
-    """What the first layer gets.
+    """Input embedding.
 
-    scale:          factor on the rows of the table
-    num_positions:  rows of a table of learned positions, added to those of tokens; 0 = none
+    scale:          factor on token embeddings
+    num_positions:  rows of a table of learned positions, added to token embeddings; 0 = none
     """
 
     scale: float = 1.0
@@ -238,14 +238,13 @@ class HeadConfig:
 
 @dataclass(frozen=True, slots=True)
 class TensorRule:
-    """What of ours a tensor of the checkpoint holds.
+    """Renames a tensor of the checkpoint, or splits it into several of the model's.
 
-    pattern:       regular expression of its whole name
-    names:         of our tensors, with groups of the pattern as in `re.Match.expand`; () = of none
-    split:         makes them of it, by views where that can be; None = it is the only one
-    is_transposed: whether outputs are the columns of a weight; they are rows once it is split
-    bars_updates:  why `split` does not divide what belongs to each output, as an update of the
-                   weight does; empty = it does
+    pattern:       regular expression that its whole name matches
+    names:         of the model's tensors, as templates of `re.Match.expand`; () = unused
+    split:         splits it into them, by views if possible; None = it is not split
+    is_transposed: whether a weight is stored as [inputs, outputs]; it is transposed before `split`
+    bars_updates:  why an adapter's update cannot be split like the weight; empty = it can
     """
 
     pattern: str
@@ -259,10 +258,9 @@ class TensorRule:
 class DecoderConfig:
     """A decoder-only transformer.
 
-    max_position:   longest sequence it was made for, in tokens, rope scaling included
-    eos_token_ids:  ids that end a sequence, as config.json has them
-    rules:          for tensors that the checkpoint names or lays out in another way than we do; the
-                    first one that matches counts
+    max_position:   longest sequence in tokens, including RoPE scaling
+    eos_token_ids:  ids that end a sequence, as in config.json
+    rules:          for tensors with other names or layouts in checkpoints; the first match applies
     """
 
     architecture: str
@@ -279,32 +277,32 @@ class DecoderConfig:
 
     @property
     def num_layers(self) -> int:
-        """Return how many layers there are."""
+        """Return the number of layers."""
         return len(self.layers)
 
     @property
     def num_heads(self) -> int:
-        """Return how many heads queries have."""
+        """Return the number of query heads."""
         return self.attention.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Return how many heads K and V have."""
+        """Return the number of KV heads."""
         return self.attention.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Return the elements of a head."""
+        """Return the size of a head."""
         return self.attention.head_dim
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Return the sliding window of each layer; None = all positions."""
+        """Return the sliding window of each layer; None = full attention."""
         return tuple(layer.window for layer in self.layers)
 
     @property
     def intermediate_size(self) -> int:
-        """Return the most inner elements of a token in a feed-forward layer."""
+        """Return the largest number of inner elements of a token in a feed-forward layer."""
         return max(map(_inner_size, (layer.mlp for layer in self.layers)))
 
 

@@ -1,8 +1,8 @@
-"""The decoder: families differ in their `DecoderConfig` alone.
+"""The decoder of every family; families differ only in their `DecoderConfig`.
 
-Knows layers and the order of their parts, and which of them a rank holds. Knows nothing of files:
-`tensors` says which part of which checkpoint tensor fills which memory, and whoever loads writes
-there. Names are Llama's; `engine/weights/rename_tensors.py` translates those of other checkpoints.
+Knows the layers, their order, and which of them a rank holds. Opens no files: `tensors` maps each
+checkpoint tensor to the memory of this rank's shard, and the loader writes there. Names are
+Llama's; `engine/weights/rename_tensors.py` translates other checkpoints'.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Angles = tuple[Tensor, Tensor]
 
 
 class DecoderBlock:
-    """One layer: attention and feed-forward, one after the other or side by side.
+    """One layer: attention and feed-forward, sequential or parallel.
 
-    What the parts are is decided by the layer's config, by `_make_attention` and `_make_mlp`.
-    norms:   by the names of `BlockConfig`; those that are None are not there
-    rotary:  which of the model's rotations is its own
+    The layer's config decides which classes the parts have (`_make_attention`, `_make_mlp`).
+    norms:   by the names of `BlockConfig`; None = no such norm
+    rotary:  index of its RoPE in the model's `rotaries`
     """
 
     rotary = 0
@@ -82,10 +82,10 @@ class DecoderBlock:
         attention: AttentionBackend,
         group: Group,
     ) -> tuple[Tensor, Tensor]:
-        """Take what the layer before adds to the stream; return what this one adds, and the stream.
+        """Take the previous layer's addition to the stream; return this layer's, and the stream.
 
         delta, residual:  [num_tokens, hidden_size]; `residual` is overwritten
-        angles:           cosines and sines [num_tokens, pairs] of the layer's rope
+        angles:           cosines and sines [num_tokens, pairs] of the layer's RoPE
         """
         hidden, residual = _enter(self.attention_norm, delta, residual)
         attended = self.attention(hidden, *angles, batch, attention, group)
@@ -100,19 +100,19 @@ class DecoderBlock:
         return self._leave(self.mlp_out_norm, made), residual
 
     def _leave(self, norm: Norm | None, made: Tensor) -> Tensor:
-        """Turn what a part has made into what it adds to the stream."""
+        """Apply the norm and the scale of a part's output."""
         if norm is not None:
             made = norm(made)
         return made if self._residual_scale == 1.0 else made.mul_(self._residual_scale)
 
     def linears(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """Yield its linear layers, each with the beginning of its parts' names."""
+        """Yield the linear layers, each with the prefix of its parts' names."""
         for linear in self.attention.linears():
             yield f"{prefix}self_attn.", linear
         yield from self.mlp.linears(f"{prefix}mlp.")
 
     def tensors(self, prefix: str) -> Iterator[tuple[str, Shard]]:
-        """Yield each checkpoint name and the part of it that is held."""
+        """Yield each checkpoint name and the shard of it that this rank holds."""
         config = self.config
         yield from self.attention.tensors(f"{prefix}self_attn.")
         yield from self.mlp.tensors(f"{prefix}mlp.")
@@ -127,7 +127,7 @@ class DecoderBlock:
 
 
 def _enter(norm: Norm | None, delta: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Add `delta` to the stream, in place; return what a part reads, and the stream."""
+    """Add `delta` to the stream, in place; return a part's input, and the stream."""
     if norm is not None:
         return norm.add(delta, residual)
     if delta is not None:
@@ -153,11 +153,11 @@ def _make_mlp(
 
 
 class DecoderModel:
-    """One rank's share of a decoder; its weights are whatever was written to `tensors`.
+    """One rank's shard of a decoder; its weights are written to `tensors`.
 
-    layers:     those of its stage, counted in the whole model
-    positions:  table of learned positions; None = there is none
-    rotaries:   for each kind of rotation that layers of the stage have
+    layers:     of its pipeline stage, counted in the whole model
+    positions:  table of learned positions; None = none
+    rotaries:   one for each RoPE config of the stage's layers
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class DecoderModel:
     ) -> Tensor:
         """Return the final hidden states [T, hidden_size] of the batch, after the last norm.
 
-        With several stages that is the last one's; those before return what the next one takes.
-        stream:  [T, hidden_size] from the stage before, overwritten; None on the first stage
+        With several stages only the last returns them; others return the next stage's input.
+        stream:  [T, hidden_size] of the previous stage, overwritten; None on the first stage
         """
         if stream is None:
             stream = self._embed(batch, group)
@@ -228,7 +228,7 @@ class DecoderModel:
         return stream if delta is None else stream.add_(delta)
 
     def _embed(self, batch: ForwardBatch, group: Group) -> Tensor:
-        """Return what the first layer gets: [T, hidden_size]."""
+        """Return the first layer's input, [T, hidden_size]."""
         stream = group.all_reduce(self.embedding(batch.token_ids, batch.adapters))
         if self.config.embedding.scale != 1.0:
             stream *= self.embedding_scale
@@ -238,23 +238,23 @@ class DecoderModel:
 
     @property
     def embedding_scale(self) -> float:
-        """The factor on the embedding's rows, in the weights' format as in the models' own code."""
+        """The factor on token embeddings, rounded to the weights' dtype."""
         return float(torch.tensor(self.config.embedding.scale, dtype=self.dtype))
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, adapters: RowGroups = NO_GROUPS) -> Tensor:
-        """Project hidden states [R, hidden_size] to float32 logits [R, its vocabulary]."""
+        """Project hidden states [R, hidden_size] to float32 logits [R, held vocabulary]."""
         return self.head(hidden, adapters)
 
     def tensors(self) -> dict[str, Shard]:
-        """Map each tensor name of a checkpoint to the part of it that this rank holds."""
+        """Map each tensor name of a checkpoint to the shard of it that this rank holds."""
         named = self.outer_tensors()
         for number in range(len(self.blocks)):
             named.update(self.block_tensors(number))
         return named
 
     def outer_tensors(self) -> dict[str, Shard]:
-        """Map the names of what lies around the blocks."""
+        """Map the names of the tensors outside of blocks."""
         named = dict(self.embedding.tensors(EMBEDDING))
         if self.positions is not None:
             axes = tuple(map(Axis.whole, self.positions.shape))
@@ -264,13 +264,13 @@ class DecoderModel:
         return named
 
     def block_tensors(self, number: int) -> dict[str, Shard]:
-        """Map the names of one of `blocks`."""
+        """Map the names of the tensors of one of `blocks`."""
         return dict(self.blocks[number].tensors(f"model.layers.{self.layers[number]}."))
 
     def allocate_slots(self, room: LoRASlotConfig) -> dict[str, UpdatePlace]:
-        """Allocate slots for adapters; returns where updates of each weight go.
+        """Allocate adapter slots; returns the slots for updates of each weight.
 
-        The head's is `lm_head` also where its weight is the embedding's: the two are updated apart.
+        The head's name is `lm_head` even if it shares the embedding's weight; updates are separate.
         """
         size = (room.num_slots, room.max_rank)
         places: dict[str, UpdatePlace] = {}
@@ -289,9 +289,9 @@ class DecoderModel:
         return places
 
     def make_invariant(self) -> None:
-        """Let products give a row the same bits whichever rows are beside it, where kernels can.
+        """Make a row's bits independent of the other rows in the batch.
 
-        Raises ConfigError for a model with products that none of them computes.
+        Raises ConfigError for a model with products that have no such kernel.
         """
         if self.config.attention.latent is not None:
             raise ConfigError(
@@ -307,9 +307,9 @@ class DecoderModel:
 
     @torch.inference_mode()
     def pack(self, fill: Fill = nothing_left) -> None:
-        """Pack every weight for this machine; afterwards `tensors` has no meaning.
+        """Convert every weight to this machine's layout; `tensors` is invalid afterwards.
 
-        fill:  loads what is not there yet, a block when it is packed
+        fill:  loads the weights that are missing, a block at a time before it is packed
         """
         fill(self.outer_tensors().keys())
         self.head.pack()

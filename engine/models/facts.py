@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, without loading its weights."""
+"""Reads the facts of a checkpoint that planning needs, without loading its weights."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ DTYPES = ("bfloat16", "float16", "float32")
 def read_model_facts(path: Path, loading: Loading = PLAIN_LOADING) -> ModelFacts:
     """Gather the facts of a model folder or a GGUF file.
 
-    The dtype is config.json's word, or where it has none the safetensors headers'. GGUF weights
-    are dequantised on loading, to bfloat16 by default.
-    Raises ConfigError for a missing path or config and for what we cannot run.
+    The dtype is that of config.json, or else of the safetensors headers. GGUF weights are
+    dequantised on loading, to bfloat16 by default.
+    Raises ConfigError for a missing path or config and for unsupported models.
     """
     raw = read_raw_config(path, loading.config_overrides)
     dtype = "bfloat16" if is_gguf(path) else dtype_of(path, raw)
@@ -69,7 +69,7 @@ def _numbers_of(tensors: Iterable[tuple[str, Shard]]) -> Iterator[int]:
 
 
 def _copied_parameters(config: DecoderConfig) -> int:
-    """Return what every rank holds of a layer: routers, and what makes queries narrow."""
+    """Return a layer's parameters that every rank holds: router and low-rank query projection."""
     latent = config.attention.latent
     rows = 0 if latent is None or latent.query_rank is None else latent.query_rank
     most = max((each.num_experts for each in _experts_of(config)), default=0)
@@ -81,7 +81,7 @@ def _experts_of(config: DecoderConfig) -> list[ExpertsConfig]:
 
 
 def dtype_of(path: Path, raw: RawConfig) -> str:
-    """Return config.json's word for the weights' number format, or else the files'."""
+    """Return the weights' dtype from config.json, or else from the files."""
     named = raw.get("dtype") or raw.get("torch_dtype")
     if named is None:
         return stored_dtype(path)

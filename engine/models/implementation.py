@@ -1,4 +1,4 @@
-"""Whose code runs a checkpoint: ours, or that of the package transformers on our KV cache."""
+"""Decides which code runs a checkpoint: remora's decoder, or transformers' on remora's KV cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remora.engine.models.config import DecoderConfig
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """A family of ours."""
+    """Remora's own decoder runs the checkpoint."""
 
     config: DecoderConfig
     reason: str
@@ -23,7 +23,7 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """A class of transformers'.
+    """A class of transformers runs the checkpoint.
 
     structure:  of `engine/fallback/structure.py`
     """
@@ -33,7 +33,7 @@ class Theirs:
 
 
 def implementation_of(path: Path, loading: Loading) -> Ours | Theirs:
-    """Return what runs a checkpoint, and why. Raises ConfigError if nothing can.
+    """Return a checkpoint's implementation and the reason. Raises ConfigError if there is none.
 
     path:  a model folder or a .gguf file
     """

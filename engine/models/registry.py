@@ -1,4 +1,4 @@
-"""From a path to a model, or one rank's share of it, with its weights loaded."""
+"""Opens a model path: builds the model, or one rank's shard of it, and loads its weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from remora.engine.weights.pickled import PickledWeights
 from remora.engine.weights.rename_tensors import RenamedWeights, RenamingRules
 from remora.engine.weights.safetensors import SafetensorsWeights
 
-if TYPE_CHECKING:  # it knows transformers, which our own families can do without
+if TYPE_CHECKING:  # it imports transformers
     from remora.engine.fallback.model import FallbackModel
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "pt", "dummy")
@@ -44,15 +44,15 @@ def load_model(
     edit: WeightEdit | None = None,
     loading: Loading = PLAIN_LOADING,
 ) -> DecoderModel:
-    """Build a rank's share of the model that `path` describes and load its weights.
+    """Build a rank's shard of the model at `path` and load its weights.
 
     path:         a folder with config.json, or a .gguf file
-    load_format:  one of LOAD_FORMATS; auto goes by what the path is, and
-                  never reads pickles; dummy needs no weights
-    edit:         changes the weights on their way
-    Of the weights no more than the share is read and kept, and one tensor of each thread beside it.
-    Raises ConfigError: unknown architecture or setting, weights that do not fit, a format that we
-    do not read.
+    load_format:  one of LOAD_FORMATS; auto depends on the path and never reads pickles; dummy
+                  needs no weights
+    edit:         changes the weights while they are read
+    Only the shard is read and kept, plus one tensor for each thread.
+    Raises ConfigError for an unknown architecture or setting, an unsupported format, or weights
+    that do not fit.
     """
     with open_model(
         path,
@@ -79,10 +79,10 @@ def open_model(
     edit: WeightEdit | None = None,
     loading: Loading = PLAIN_LOADING,
 ) -> Iterator[tuple[DecoderModel, Fill]]:
-    """Do as `load_model`, but load a part when it is asked for, and at the end what is left.
+    """Like `load_model`, but load parts on demand, and the rest at the end.
 
-    Whoever packs a layer and gives its weights up before the next is loaded needs memory for the
-    packed model alone.
+    Packing a layer and dropping its weights before the next one loads needs memory for the packed
+    model only.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(f"load_format is {load_format!r}; known are {', '.join(LOAD_FORMATS)}.")
@@ -90,7 +90,7 @@ def open_model(
         check_hashes(weight_files(path, load_format))
     config = read_config(path, loading.config_overrides)
     model = DecoderModel(config, dtype=dtype, device=device, layout=layout)
-    # An edit adds to the weights, and is to round the sum alone.
+    # An edit adds to the weights, and only the sum must be rounded.
     read_as = dtype if edit is None else torch.float32
     source = open_weights(path, load_format, device=device, loading=loading, dtype=read_as)
     if edit is not None:
@@ -105,7 +105,7 @@ def open_model(
 def fill_model(
     model: DecoderModel, source: WeightSource, *, show_progress: bool, num_threads: int = 1
 ) -> None:
-    """Fill a rank's share of a model. Raises ConfigError if names or shapes do not agree."""
+    """Fill a rank's shard of a model. Raises ConfigError if names or shapes differ."""
     with _filling(model, source, show_progress=show_progress, num_threads=num_threads):
         pass
 
@@ -136,7 +136,7 @@ def open_served_model(
     edit: WeightEdit | None,
     loading: Loading,
 ) -> Iterator[tuple[DecoderModel | FallbackModel, Fill]]:
-    """Do as `open_model`, for what transformers runs too, which is loaded at once."""
+    """Like `open_model`, also for models that transformers runs, which are loaded at once."""
     chosen = implementation_of(path, loading)
     if isinstance(chosen, Ours):
         with open_model(
@@ -188,8 +188,8 @@ def open_weights(
 ) -> WeightSource:
     """Open the tensors of a checkpoint. Raises ConfigError; see `load_model`.
 
-    device:  where tensors that are made up lie when they are read; those of files lie on the host
-    dtype:   of tensors that are dequantised
+    device:  of random weights; tensors of files are read into CPU memory
+    dtype:   of dequantised tensors
     """
     config = read_config(path, loading.config_overrides)
     if load_format == "dummy":
@@ -199,18 +199,18 @@ def open_weights(
 
 
 def check_files(path: Path, load_format: str, loading: Loading) -> str:
-    """Read the headers of weight files; return how many tensors there are, in words.
+    """Read the headers of weight files; return a description of the number of tensors.
 
-    Raises ConfigError for files that are missing or damaged.
+    Raises ConfigError for missing or damaged files.
     """
     if load_format == "dummy":
-        return "made up (model.load_format is dummy)"
+        return "random weights (model.load_format is dummy)"
     source = _open_files(path, load_format, loading, torch.float32)
     return f"{len(source.shapes())} tensors"
 
 
 def _open_files(path: Path, load_format: str, loading: Loading, dtype: torch.dtype) -> WeightSource:
-    """Open weights under the names that they have there."""
+    """Open weights with the names in the files."""
     if is_gguf(path) != (load_format == "gguf") and load_format != "auto":
         stored = "a GGUF file" if is_gguf(path) else "a folder"
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Rope settings of a checkpoint, in both spellings that config.json files have.
+"""Parses the RoPE settings of a checkpoint, in both forms that config.json files have.
 
-transformers 5 writes `rope_parameters` with everything in it; older files have `rope_theta` beside
-an optional `rope_scaling`. Pure; `engine/layers/rotary.py` turns the result into angles.
+transformers 5 writes `rope_parameters` with all of them; older files have `rope_theta` and an
+optional `rope_scaling`. Pure; `engine/layers/rotary.py` turns the result into angles.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ DEFAULT_BETA_FAST, DEFAULT_BETA_SLOW = 32.0, 1.0
 class RopeConfig:
     """How positions become angles.
 
-    kind:                   default, linear, dynamic, llama3, yarn, longrope, divided (each
-                            frequency by a divisor of its own, as GGUF files spell llama3), or none:
-                            nothing is turned
-    rotary_dim:             elements at the beginning of each head that are turned; None = all
-    interleaved:            whether neighbours are pairs, or each element of the first half and the
-                            one in its place in the second
+    kind:                   default, linear, dynamic, llama3, yarn, longrope, divided (a divisor per
+                            frequency, GGUF's form of llama3), or none: no rotation
+    rotary_dim:             rotated elements at the beginning of each head; None = all
+    interleaved:            whether pairs are neighbours; else an element of the first half and the
+                            one at the same position in the second half
     original_max_position:  tokens that the unscaled model was trained on
     attention_factor:       factor on cosines and sines
     divisors:               [rotary_dim / 2], for divided; for longrope up to the original length
@@ -93,12 +92,11 @@ def parse_rope(
     partial: float | None = None,
     interleaved: bool = False,
 ) -> tuple[RopeConfig, int]:
-    """Understand the rope settings of a config.json.
+    """Parse RoPE settings; return them and the longest sequence in tokens.
 
-    partial:  which part of each head is turned; None = all of it, and who says otherwise is refused
-    Returns them and the longest sequence that they reach, in tokens. `linear` leaves
-    `max_position_embeddings` as it is (files differ in whether it is scaled already); `dynamic`
-    multiplies it, `yarn` does so with its original length when that gives more.
+    partial:  fraction of each head that is rotated; None = all of it, other settings are refused
+    `linear` leaves `max_position_embeddings` unchanged (files may have scaled it already);
+    `dynamic` multiplies it, `yarn` multiplies its original length if that is larger.
     Raises ConfigError naming the key.
     """
     rotary_dim = head_dim if partial is None else int(head_dim * partial)

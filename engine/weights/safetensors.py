@@ -129,9 +129,7 @@ def _read_header(file: Path) -> list[_Entry]:
         length = int.from_bytes(opened.read(HEADER_START), "little")
         first = HEADER_START + length
         if first > size or length > MAX_HEADER_BYTES:
-            raise _damaged(
-                file, f"its header is said to have {length:,} bytes, and the file has {size:,}"
-            )
+            raise _damaged(file, f"its header claims {length:,} bytes, and the file has {size:,}")
         try:
             header = json.loads(opened.read(length))
         except (ValueError, RecursionError) as error:

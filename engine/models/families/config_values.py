@@ -1,6 +1,6 @@
-"""Reading values of a config.json, and the parts that most families spell alike.
+"""Reads and checks values of a config.json under Llama's keys.
 
-What a family spells in another way it translates before, into Llama's words.
+Families with other keys translate them first (`renamed`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def optional_number(raw: RawConfig, key: str, default: float | None) -> float | 
 
 
 def refuse(raw: RawConfig, key: str, allowed: object, reason: str) -> None:
-    """Refuse a setting other than the one value that we know."""
+    """Raise ConfigError for a setting other than the one supported value."""
     value = raw.get(key, allowed)
     if value != allowed and value is not None:
         raise ConfigError(f"{key} in config.json is {value!r}, {reason}.")
@@ -78,7 +78,7 @@ def without_nulls(raw: RawConfig) -> dict[str, Any]:
 
 
 def renamed(raw: RawConfig, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the config with a family's words, the keys of `names`, translated."""
+    """Return the config with a family's keys, those of `names`, translated."""
     return {names.get(key, key): value for key, value in raw.items()}
 
 
@@ -91,7 +91,7 @@ def eos_token_ids(raw: RawConfig) -> tuple[int, ...]:
 
 
 def activation(raw: RawConfig, key: str = "hidden_act", default: str = "silu") -> Activation:
-    """Return the function inside of feed-forward layers."""
+    """Return the activation of feed-forward layers."""
     found = raw.get(key) or default
     if found not in ACTIVATIONS:
         raise ConfigError(f"{key} in config.json is {found!r}; known are {', '.join(ACTIVATIONS)}.")
@@ -99,7 +99,7 @@ def activation(raw: RawConfig, key: str = "hidden_act", default: str = "silu") -
 
 
 def heads(raw: RawConfig, **options: Any) -> AttentionConfig:
-    """Read numbers and size of heads; `options` are further fields of AttentionConfig.
+    """Read number and size of heads; `options` are further fields of AttentionConfig.
 
     The scale is 1 / sqrt(head_dim) unless it is among them.
     """
@@ -123,15 +123,15 @@ def heads(raw: RawConfig, **options: Any) -> AttentionConfig:
 
 
 def rope(raw: RawConfig, head_dim: int, **options: Any) -> tuple[RopeConfig, int]:
-    """Read rope settings; returns them and the longest sequence, in tokens.
+    """Read the RoPE settings; return them and the longest sequence in tokens.
 
-    options:  as of `parse_rope`
+    options:  of `parse_rope`
     """
     return parse_rope(raw, positive(raw, "max_position_embeddings"), head_dim, **options)
 
 
 def partial_rotary(raw: RawConfig, default: float, key: str = "partial_rotary_factor") -> float:
-    """Return which part of each head is rotated."""
+    """Return the fraction of each head that is rotated."""
     settings = raw.get("rope_parameters") or {}
     return number(settings, "partial_rotary_factor", number(raw, key, default))
 
@@ -148,7 +148,7 @@ def alike(
     windows: int | Sequence[int | None] | None = None,
     rotates: Sequence[bool] | None = None,
 ) -> tuple[LayerConfig, ...]:
-    """Return layers that differ at most in their windows and in whether they rotate.
+    """Return layers that differ at most in their windows and in whether they have RoPE.
 
     windows:  one for all, or each layer's
     """
@@ -164,10 +164,10 @@ def alike(
 
 
 def kinds_of_layers(raw: RawConfig, default: Sequence[str], windowed: str = WINDOWED) -> list[str]:
-    """Return for each layer whether it looks at a window or at everything.
+    """Return each layer's kind of attention: a window or full.
 
-    default:   what they are where config.json has no layer_types
-    windowed:  the family's word for layers with a window
+    default:   the kinds if config.json has no layer_types
+    windowed:  the family's name of layers with a window
     """
     num_layers = positive(raw, "num_hidden_layers")
     kinds = raw.get("layer_types")
@@ -183,6 +183,6 @@ def kinds_of_layers(raw: RawConfig, default: Sequence[str], windowed: str = WIND
 
 
 def every(raw: RawConfig, period: int) -> list[str]:
-    """Return kinds of layers of which each `period`-th looks at everything."""
+    """Return kinds of layers of which each `period`-th has full attention."""
     num_layers = positive(raw, "num_hidden_layers")
     return [WINDOWED if (layer + 1) % period else FULL for layer in range(num_layers)]

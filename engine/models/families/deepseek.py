@@ -29,7 +29,7 @@ from remora.engine.models.rope_config import parse_rope
 
 
 def parse_deepseek_v2(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """DeepSeek-V2: softmax, and the choice of groups by their best expert."""
+    """DeepSeek-V2: softmax scores; groups are chosen by their best expert."""
     raw = without_nulls(raw)
     method = raw.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -41,10 +41,10 @@ def parse_deepseek_v2(architecture: str, raw: RawConfig) -> DecoderConfig:
     routing: dict[str, Any] = {"scaling": number(raw, "routed_scaling_factor", 1.0)}
     if method == "group_limited_greedy":
         routing |= groups(raw)
-    # Nobody has made a checkpoint of this architecture that normalises, and the models' own code
-    # and transformers differ in what it would mean.
+    # No published checkpoint of this architecture normalises, and the models' own code and
+    # transformers differ in its meaning.
     if flag(raw, "norm_topk_prob"):
-        raise ConfigError("norm_topk_prob in config.json is true; DeepSeek-V2 is known without.")
+        raise ConfigError("norm_topk_prob in config.json is true; DeepSeek-V2 allows only false.")
     experts = read_experts(
         raw,
         number="n_routed_experts",
@@ -67,7 +67,7 @@ def parse_deepseek_v3(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_glm4_moe_lite(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """GLM-4.7-Flash: DeepSeek-V3 in another size."""
+    """GLM-4.7-Flash: DeepSeek-V3's architecture in another size."""
     usual = {"q_lora_rank": 768, "n_shared_experts": 1, "rms_norm_eps": 1e-5}
     raw = without_nulls({**usual, **raw})
     num_layers = positive(raw, "num_hidden_layers")
@@ -82,7 +82,7 @@ def parse_glm4_moe_lite(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_glm4_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """GLM-4.5 and later: heads of K and V, of which a part is rotated."""
+    """GLM-4.5 and later: grouped-query attention with partial RoPE."""
     raw = without_nulls(raw)
     settings = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     partial = settings.pop("partial_rotary_factor", raw.get("partial_rotary_factor", 0.5))
@@ -105,7 +105,7 @@ def parse_glm4_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def read_sigmoid_experts(raw: RawConfig, *, scaling: float) -> ExpertsConfig:
-    """Read experts that are chosen by sigmoids and a correction, from the best groups."""
+    """Read experts with sigmoid scores and a correction bias, chosen from the best groups."""
     for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if raw.get(key, only) != only:
             raise ConfigError(f"{key} in config.json is {raw[key]!r}; only {only!r} is known.")
@@ -126,19 +126,19 @@ def read_sigmoid_experts(raw: RawConfig, *, scaling: float) -> ExpertsConfig:
 
 
 def groups(raw: RawConfig) -> dict[str, int]:
-    """Read how experts are grouped."""
+    """Read the grouping of experts."""
     num_groups, top = raw.get("n_group", 1), raw.get("topk_group", 1)
     experts, chosen = positive(raw, "n_routed_experts"), positive(raw, "num_experts_per_tok")
     if experts % num_groups or not 1 <= top <= num_groups or top * experts < chosen * num_groups:
         raise ConfigError(
             f"config.json has {num_groups} groups (n_group) of {experts} experts, of which "
-            f"{top} (topk_group) are chosen for {chosen} experts: that does not work out."
+            f"{top} (topk_group) are chosen for {chosen} experts: these numbers are inconsistent."
         )
     return {"num_groups": num_groups, "top_groups": top}
 
 
 def shared_size(raw: RawConfig) -> int:
-    """Return the inner size of the shared experts, which are as one."""
+    """Return the inner size of the shared experts, which are computed as one."""
     return int(raw.get("n_shared_experts", 0)) * positive(raw, "moe_intermediate_size")
 
 
@@ -186,7 +186,7 @@ def _with_latents(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def _magnitude(raw: RawConfig) -> float:
-    """Return by how much YaRN lets queries and keys grow, each."""
+    """Return YaRN's factor on queries and on keys."""
     settings = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     weight, factor = settings.get("mscale_all_dim", 0), settings.get("factor", 1)
     if not weight or factor <= 1:
@@ -195,7 +195,7 @@ def _magnitude(raw: RawConfig) -> float:
 
 
 def _predictors(raw: RawConfig) -> TensorRule:
-    """Return the rule of layers past the last, which predict further tokens: nobody asks them."""
+    """Return the rule for the multi-token prediction layers, which are not used."""
     past = positive(raw, "num_hidden_layers")
     number_of = raw.get("num_nextn_predict_layers", 1)
     numbers = "|".join(str(past + at) for at in range(max(number_of, 1)))

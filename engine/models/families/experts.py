@@ -43,7 +43,7 @@ LAYER = r"(model\.layers\.\d+\.)"
 
 
 def parse_mixtral(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Mixtral: the feed-forward layers of Mistral, eight times."""
+    """Mixtral: Mistral with experts."""
     raw = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, **without_nulls(raw)}
     config = like_llama(architecture, raw, windows=raw.get("sliding_window"))
     names = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -60,7 +60,7 @@ def parse_mixtral(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_qwen2_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Qwen1.5-MoE and Qwen2-MoE: a shared expert, which a sigmoid weighs."""
+    """Qwen1.5-MoE and Qwen2-MoE: a shared expert with a sigmoid gate."""
     config = like_llama(
         architecture,
         raw,
@@ -78,7 +78,7 @@ def parse_qwen2_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_qwen3_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Qwen3-MoE: Qwen3 with experts alone."""
+    """Qwen3-MoE: Qwen3 with experts only."""
     bias = flag(raw, "attention_bias")
     config = like_llama(
         architecture,
@@ -92,14 +92,14 @@ def parse_qwen3_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def _qwen_layers(raw: RawConfig) -> list[int]:
-    """Return the layers that have experts."""
+    """Return the layers with experts."""
     step, dense = raw.get("decoder_sparse_step") or 1, raw.get("mlp_only_layers") or []
     layers = range(positive(raw, "num_hidden_layers"))
     return [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]
 
 
 def parse_olmoe(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """OLMoE: norms over all heads of queries and of keys."""
+    """OLMoE: QK norms over all heads together."""
     refuse(raw, "clip_qkv", None, "and values of q, k and v are not clipped here")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     bias, norm = flag(raw, "attention_bias"), HeadNorm(norm=rms(raw, default=1e-5), span="all")
@@ -114,7 +114,7 @@ def parse_olmoe(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_granite_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Granite-MoE: Granite's factors; experts' weights of a layer lie in one tensor."""
+    """Granite-MoE: Granite's factors; one tensor holds a layer's weights of all experts."""
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     bias = flag(raw, "attention_bias")
     config = like_llama(
@@ -154,7 +154,7 @@ def parse_granite_moe(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_gpt_oss(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """GPT-OSS: sinks, every second layer a window, experts with biases and limits."""
+    """GPT-OSS: attention sinks, a window in every second layer, experts with biases and limits."""
     raw = {"head_dim": 64, "num_key_value_heads": 8, **without_nulls(raw)}
     if not raw.get("rope_parameters") and not raw.get("rope_scaling"):
         raise ConfigError("config.json of GPT-OSS has neither rope_scaling nor rope_parameters.")
@@ -206,8 +206,8 @@ def read_experts(
 ) -> ExpertsConfig:
     """Read a layer of experts.
 
-    number, size:  names of the entries that say how many there are, and their inner size
-    shared:        inner size of what all tokens go through; 0 = nothing
+    number, size:  keys of the number of experts and of their inner size
+    shared:        inner size of the shared experts; 0 = none
     routing:       further fields of Routing
     """
     if activation(raw) != "silu":
@@ -244,7 +244,7 @@ def with_experts(
 def of_all_experts(
     pattern: str, experts: ExpertsConfig, *parts: str, split: Any, kind: str = "weight"
 ) -> TensorRule:
-    """Return the rule of a tensor with some parts of all experts of a layer."""
+    """Return the rule of a tensor with some projections of all experts of a layer."""
     names = tuple(
         rf"\1mlp.experts.{expert}.{part}.{kind}"
         for expert in range(experts.num_experts)
@@ -257,30 +257,30 @@ def of_all_experts(
 
 
 def one_by_one(whole: Tensor) -> tuple[Tensor, ...]:
-    """Take experts apart."""
+    """Split [E, ...] by expert."""
     return tuple(whole)
 
 
 def transposed(whole: Tensor) -> tuple[Tensor, ...]:
-    """Take experts apart whose weights are [inputs, outputs]."""
+    """Split [E, inputs, outputs] by expert and transpose."""
     return tuple(whole.transpose(1, 2))
 
 
 def gates_then_ups(whole: Tensor) -> tuple[Tensor, ...]:
-    """Take [E, 2 * I, H] apart, gates before ups."""
+    """Split [E, 2 * I, H], gates before ups."""
     return tuple(half for one in whole for half in one.chunk(2))
 
 
 def gates_then_ups_transposed(whole: Tensor) -> tuple[Tensor, ...]:
-    """Take [E, H, 2 * I] apart, gates before ups."""
+    """Split [E, H, 2 * I], gates before ups."""
     return gates_then_ups(whole.transpose(1, 2))
 
 
 def taking_turns(whole: Tensor) -> tuple[Tensor, ...]:
-    """Take [E, 2 * I, ...] apart, where each gate is followed by its up."""
+    """Split [E, 2 * I, ...] with interleaved gates and ups."""
     return tuple(one[first::2] for one in whole for first in (0, 1))
 
 
 def taking_turns_transposed(whole: Tensor) -> tuple[Tensor, ...]:
-    """Take [E, H, 2 * I] apart, where each gate is followed by its up."""
+    """Split [E, H, 2 * I] with interleaved gates and ups."""
     return taking_turns(whole.transpose(1, 2))

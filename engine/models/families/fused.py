@@ -1,5 +1,5 @@
-"""Families of Llama's kind whose checkpoints keep several products in one tensor, or under other
-names: Phi-3 and 4, GLM-4, ChatGLM, InternLM2 and 3, Baichuan.
+"""Llama-like families with fused projections or other tensor names: Phi-3 and 4, GLM-4, ChatGLM,
+InternLM2 and 3, Baichuan.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def parse_phi3(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_glm(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """GLM-4 as transformers writes it: neighbours rotate, in half of each head."""
+    """GLM-4 in transformers' format: interleaved RoPE in half of each head."""
     return _glm(architecture, raw, BlockConfig(norm=_glm_norm(raw)))
 
 
 def parse_glm4(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """GLM-4-0414: norms after each part too."""
+    """GLM-4-0414: also norms after each part."""
     block = BlockConfig(
         norm=_glm_norm(raw),
         attention_out_norm="post_self_attn_layernorm",
@@ -102,7 +102,7 @@ CHATGLM_WORDS = {
 
 
 def parse_chatglm(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """ChatGLM2, ChatGLM3 and GLM-4 in the words of their own code."""
+    """ChatGLM2, ChatGLM3 and GLM-4 in the format of their own code."""
     refuse(raw, "position_encoding_2d", False, "ChatGLM 1 is not known, later ones are")
     refuse(raw, "rmsnorm", True, "only root-mean-square norms are known")
     refuse(raw, "post_layer_norm", True, "only a norm after the last layer is known")
@@ -110,7 +110,7 @@ def parse_chatglm(architecture: str, raw: RawConfig) -> DecoderConfig:
         raw,
         "apply_residual_connection_post_layernorm",
         False,
-        "only what blocks got goes on beside them",
+        "only the block's input is supported as the residual",
     )
     refuse(raw, "add_bias_linear", False, "only biases of q, k and v are known")
     theirs = renamed({k: v for k, v in raw.items() if k != "vocab_size"}, CHATGLM_WORDS)
@@ -146,7 +146,7 @@ def parse_chatglm(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_internlm2(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """InternLM2: q, k and v in groups, one for each K/V head."""
+    """InternLM2: q, k and v are fused in groups, one for each KV head."""
     bias = flag(raw, "bias")
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     names: dict[str, str | tuple[str, ...]] = {
@@ -171,7 +171,7 @@ def parse_internlm2(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_internlm3(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """InternLM3: Llama with biases by words of its own."""
+    """InternLM3: Llama with biases under other keys."""
     bias = flag(raw, "bias")
     return like_llama(
         architecture,
@@ -182,7 +182,7 @@ def parse_internlm3(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_baichuan(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Baichuan 1 and 2: 7B rotates, 13B has ALiBi and no `max_position_embeddings`."""
+    """Baichuan 1 and 2: 7B has RoPE, 13B has ALiBi and no `max_position_embeddings`."""
     raw = {**without_nulls(raw), "num_key_value_heads": raw.get("num_attention_heads")}
     shape = heads(raw)
     rules = list(of_layers(LAYERS, {"self_attn.W_pack": QKV}, qkv_blocks(shape)))

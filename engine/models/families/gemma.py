@@ -1,5 +1,7 @@
-"""Gemma 1, 2 and 3 (text): norms around 1, scaled embeddings, GELU; since 2 norms after each part
-too, capped scores and windows; since 3 norms of heads, and rotations of their own for windows.
+"""Gemma 1, 2 and 3 (text): norms with offset 1, scaled embeddings, GELU.
+
+Gemma 2 adds norms after each part, soft caps and windows; Gemma 3 adds QK norms and a separate RoPE
+for layers with windows.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ HEAD_DIM = 256  # where config.json does not say
 
 
 def parse_gemma(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Gemma 1. Its checkpoints say gelu and mean the approximation by tanh."""
+    """Gemma 1. Its checkpoints say gelu and mean the tanh approximation."""
     refuse(raw, BOTH_WAYS, False, "and Gemma 3 alone is known to do so")
     act = raw.get("hidden_activation") or raw.get("hidden_act")
     raw = {

@@ -1,4 +1,4 @@
-"""GPT-2, GPT-NeoX (Pythia) and Falcon: layer norms, no gates, q, k and v in one tensor."""
+"""GPT-2, GPT-NeoX (Pythia) and Falcon: layer norms, no gates, fused q, k and v."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TRANSFORMER = r"(?:transformer\.)?h\."
 
 
 def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """GPT-2: learned positions; weights are stored the other way round."""
+    """GPT-2: learned positions; weights are stored transposed."""
     refuse(raw, "scale_attn_by_inverse_layer_idx", False, "one scale for all layers is known")
     refuse(raw, "add_cross_attention", False, "only decoders without an encoder are known")
     raw = without_nulls(renamed(raw, GPT2_WORDS))
@@ -87,7 +87,7 @@ def parse_gpt2(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_gpt_neox(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """GPT-NeoX, Pythia: a quarter of each head rotates."""
+    """GPT-NeoX, Pythia: RoPE in a quarter of each head."""
     raw = {
         "rope_theta": number(raw, "rotary_emb_base", 10_000.0),
         **without_nulls(raw),
@@ -132,12 +132,12 @@ def parse_gpt_neox(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_falcon(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Falcon 1 and 2: 1B with ALiBi, 7B with one K/V head, 40B and 11B with several."""
+    """Falcon 1 and 2: 1B with ALiBi, 7B with one KV head, 40B and 11B with several."""
     refuse(
         raw,
         "apply_residual_connection_post_layernorm",
         False,
-        "only what blocks got goes on beside them",
+        "only the block's input is supported as the residual",
     )
     raw = {"ffn_hidden_size": 4 * positive(raw, "hidden_size"), **without_nulls(raw)}
     is_new, is_parallel = flag(raw, "new_decoder_architecture"), flag(raw, "parallel_attn", True)

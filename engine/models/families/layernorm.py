@@ -1,4 +1,4 @@
-"""Families with layer norms in Llama's words: StableLM, StarCoder2, Phi 1 and 2, Command R."""
+"""Llama-like families with layer norms: StableLM, StarCoder2, Phi 1 and 2, Command R."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAYERS = r"model\.layers\."
 
 
 def parse_stablelm(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """StableLM 2 and StableLM 3B: a quarter of each head rotates."""
+    """StableLM 2 and StableLM 3B: RoPE in a quarter of each head."""
     raw = without_nulls(raw)
     norm = _layer_norm(raw, "layer_norm_eps")
     of_heads = HeadNorm(
@@ -87,7 +87,7 @@ def parse_starcoder2(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_phi(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Phi 1, 1.5 and 2: both parts of a block read one norm, half of each head rotates."""
+    """Phi 1, 1.5 and 2: parallel blocks with one norm, RoPE in half of each head."""
     raw = {"num_key_value_heads": raw.get("num_attention_heads"), **without_nulls(raw)}
     norm = _layer_norm(raw, "layer_norm_eps")
     of_heads = HeadNorm(norm=norm, query="q_layernorm", key="k_layernorm")
@@ -128,7 +128,7 @@ def parse_phi(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_cohere(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Command R: both parts of a block read one norm, neighbours rotate."""
+    """Command R: parallel blocks with one norm, interleaved RoPE."""
     raw = _cohere(raw, theta=500_000.0)
     norm = NormConfig(kind="layer", eps=number(raw, "layer_norm_eps", 1e-5))
     bias = flag(raw, "attention_bias")
@@ -147,7 +147,7 @@ def parse_cohere(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_cohere2(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Command R7B and A: windows that rotate, and layers that see everything and do not."""
+    """Command R7B and A: layers with windows and RoPE, and full attention without RoPE."""
     period = int(number(raw, "sliding_window_pattern", 4))
     window = raw.get("sliding_window", 4096)
     raw = _cohere(raw, theta=10_000.0)

@@ -1,5 +1,5 @@
-"""Llama, and families that have its words and tensors but for a few settings: Mistral, Ministral,
-SmolLM3, Granite, MiniCPM, OLMo 2.
+"""Llama and families with its keys and tensor names: Mistral, Ministral, SmolLM3, Granite,
+MiniCPM, OLMo 2.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def parse_llama(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_mistral(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Mistral: a window of 4096 if there is no word of it, none if it is null."""
+    """Mistral: a window of 4096 by default, none if it is null."""
     return like_llama(architecture, raw, windows=raw.get("sliding_window", 4096))
 
 
@@ -64,11 +64,11 @@ def like_llama(
     interleaved: bool = False,
     **options: Any,
 ) -> DecoderConfig:
-    """Read a config in Llama's words: pre-norms, rotation, a gated feed-forward layer.
+    """Parse a config with Llama's keys: pre-norms, RoPE, a gated feed-forward layer.
 
     attention:  further fields of AttentionConfig
-    partial, interleaved:  of rotation, as of `parse_rope`
-    options:    further fields of DecoderConfig, in the place of those that are read here
+    partial, interleaved:  of RoPE, as in `parse_rope`
+    options:    further fields of DecoderConfig, replacing the parsed ones
     """
     shape = heads(raw, **(attention or {}))
     turn, max_position = rope(raw, shape.head_dim, partial=partial, interleaved=interleaved)

@@ -1,7 +1,7 @@
-"""Llama 4, of which the text is read.
+"""The text model of Llama 4.
 
-Layers that rotate look at chunks and normalise queries and keys; those that do not look at
-everything, with queries that grow with their position.
+Layers with RoPE have chunked attention and QK norms; the others have full attention and queries
+that grow with their position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The text of models that also see images: Gemma 3 and Mistral 3.
+"""The text models of multimodal checkpoints: Gemma 3 and Mistral 3.
 
-Their config.json has the text's settings in `text_config`, and their tensors of the text a prefix.
-Weights of what sees are not read.
+Their config.json has the text model's settings in `text_config`, and its tensors have a prefix.
+Vision weights are not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from remora.engine.models.families.gemma import parse_gemma3
 from remora.engine.models.families.llama import parse_ministral3, parse_mistral
 from remora.engine.models.families.tensor_rules import unused
 
-# What checkpoints of Gemma 3 leave out where it is as in transformers' class.
+# Defaults of transformers' class, which checkpoints of Gemma 3 omit.
 GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -25,7 +25,7 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "max_position_embeddings": 131_072,
 }
 MISTRALS = {"mistral": parse_mistral, "ministral3": parse_ministral3}
-# The second spelling is that of transformers 5.
+# The second form is that of transformers 5.
 RULES = (
     *unused(r"(?:model\.)?(?:vision_tower|multi_modal_projector)\..*"),
     TensorRule(r"language_model\.(.*)", (r"\1",)),
@@ -53,9 +53,9 @@ def parse_multimodal_mistral3(architecture: str, raw: RawConfig) -> DecoderConfi
 
 
 def text_settings(raw: RawConfig) -> dict[str, Any]:
-    """Return what a config.json says of the text; what is said beside it counts for that too."""
+    """Return the text model's settings; entries outside of `text_config` are its defaults."""
     settings = {**raw, **(raw.get("text_config") or {})}
-    # transformers ties the head by the outer word, where there is one.
+    # transformers ties the head by the outer key if it exists.
     if "tie_word_embeddings" in raw:
         settings["tie_word_embeddings"] = raw["tie_word_embeddings"]
     return settings

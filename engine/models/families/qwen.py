@@ -22,7 +22,7 @@ def parse_qwen2(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def parse_qwen3(architecture: str, raw: RawConfig) -> DecoderConfig:
-    """Qwen3: norms of each head."""
+    """Qwen3: QK norms."""
     bias = flag(raw, "attention_bias")
     raw = {"head_dim": 128, **without_nulls(raw)}
     return like_llama(
@@ -34,7 +34,7 @@ def parse_qwen3(architecture: str, raw: RawConfig) -> DecoderConfig:
 
 
 def qwen_windows(raw: RawConfig) -> list[int | None] | None:
-    """Return each layer's window: those past the first `max_window_layers` have one."""
+    """Return each layer's window: layers from `max_window_layers` on have one."""
     window = raw.get("sliding_window", 4096)
     if not raw.get("use_sliding_window", False) or window is None:
         return None

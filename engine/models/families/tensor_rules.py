@@ -1,4 +1,4 @@
-"""Rules for checkpoints that name tensors in their own way, or keep several of ours in one.
+"""Builds the `TensorRule`s of checkpoints with other tensor names or fused tensors.
 
 Rows of a tensor are its outputs. Splits are views, for weights and biases alike.
 """
@@ -29,8 +29,8 @@ def of_layers(
 ) -> Iterator[TensorRule]:
     """Yield rules for modules of layers.
 
-    prefix:         regular expression of what stands before a layer's number
-    names:          of ours, or several, by those of the checkpoint
+    prefix:         regular expression of what precedes a layer's number
+    names:          the model's names, one or several, by the checkpoint's
     split, is_transposed:  as in TensorRule
     """
     for theirs, ours in names.items():
@@ -42,30 +42,30 @@ def of_layers(
 
 
 def of_ends(names: Mapping[str, str]) -> Iterator[TensorRule]:
-    """Yield rules for modules outside of layers: ours by those of the checkpoint, a pattern."""
+    """Yield rules for modules outside of layers: the model's names by patterns."""
     for theirs, ours in names.items():
         yield TensorRule(rf"{theirs}\.(weight|bias)", (rf"{ours}.\1",))
 
 
 def unused(*patterns: str) -> Iterator[TensorRule]:
-    """Yield rules for tensors that nothing is computed from."""
+    """Yield rules for tensors that the model does not use."""
     for pattern in patterns:
         yield TensorRule(pattern, ())
 
 
 def blocks(*sizes: int) -> Split:
-    """Return what cuts rows into blocks, one after the other."""
+    """Return a split of rows into consecutive blocks."""
     return lambda whole: tuple(whole.split_with_sizes(sizes))
 
 
 def qkv_blocks(shape: AttentionConfig) -> Split:
-    """Return what cuts rows into those of all heads of q, of k and of v."""
+    """Return a split of rows into all heads of q, of k and of v."""
     key = shape.num_kv_heads * shape.head_dim
     return blocks(shape.num_heads * shape.head_dim, key, key)
 
 
 def qkv_groups(shape: AttentionConfig) -> Split:
-    """Return what cuts rows that are, for each K/V head: its heads of q, its k, its v."""
+    """Return a split of rows that are grouped by KV head: its heads of q, its k, its v."""
     group = shape.num_heads // shape.num_kv_heads
 
     def split(whole: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""The config.json that a GGUF file's metadata amounts to."""
+"""Builds the equivalent config.json from a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEANINGLESS: dict[str, tuple[Any, ...]] = {
 
 
 def read_gguf_config(path: Path) -> dict[str, Any]:
-    """Return the config.json that a GGUF file's metadata amounts to. Raises ConfigError."""
+    """Return the config.json that corresponds to a GGUF file's metadata. Raises ConfigError."""
     file = read_gguf(path)
     family = family_of(file)
     _refuse_unknown(file, family)

@@ -1,7 +1,6 @@
-"""GGUF's kinds of models whose feed-forward layers are dense.
+"""GGUF families with dense feed-forward layers.
 
-Settings that the metadata does not have are those of the models that were published, which
-llama.cpp has in its code.
+Settings missing in the metadata take the values of the published models, as in llama.cpp's code.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ LAYER_NORM = "attention.layer_norm_epsilon"
 
 
 def _has(file: GGUFFile, part: str) -> bool:
-    """Whether the first block has a part."""
+    """Return whether the first block has a part."""
     return f"blk.0.{part}" in file.shapes
 
 
@@ -46,7 +45,7 @@ def _window(file: GGUFFile) -> int | None:
 
 
 def _sandwiched(file: GGUFFile) -> dict[str, Any]:
-    """Return what Gemma 2 and 3 share; the largest of each divides by another width."""
+    """Return what Gemma 2 and 3 share; the largest model of each has another attention scale."""
     size, num_heads = whole(file, "embedding_length"), whole(file, "attention.head_count")
     is_largest = num_layers(file) == {"gemma2": 46, "gemma3": 62}[file.architecture]
     return {
@@ -79,7 +78,7 @@ def _gemma3(file: GGUFFile) -> dict[str, Any]:
 
 
 def _every(file: GGUFFile, period: int) -> list[str]:
-    """Return kinds of layers of which each `period`-th looks at everything."""
+    """Return kinds of layers of which each `period`-th has full attention."""
     return [
         "sliding_attention" if (layer + 1) % period else "full_attention"
         for layer in range(num_layers(file))
@@ -93,7 +92,7 @@ def _olmo2(file: GGUFFile) -> dict[str, Any]:
 
 
 def granite_factors(file: GGUFFile) -> dict[str, Any]:
-    """Return what is multiplied where; experts or not."""
+    """Return Granite's factors, with or without experts."""
     if not file.setting("rope.scaling.finetuned", True):
         raise refused(file, "holds a Granite without rotation, which is not known here")
     return {

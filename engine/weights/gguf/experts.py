@@ -1,7 +1,6 @@
-"""GGUF's kinds of models with experts, and those with latent attention.
+"""GGUF families with experts, and those with latent attention.
 
-Settings that the metadata does not have are those of the models that were published, which
-llama.cpp has in its code.
+Settings missing in the metadata take the values of the published models, as in llama.cpp's code.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ AFTER_ATTENTION = {"post_attention_norm": "post_attention_layernorm"}
 SOFTMAX, SIGMOID = 1, 2  # as `expert_gating_func`, where 0 is not said
 LLAMA4_CHUNK = 8192
 MAVERICK_EXPERTS = 128
-# Files of before 2025-10 do not say in how many groups experts are, and how many are looked at.
+# Files from before 2025-10 lack the number of expert groups and of those chosen.
 DEEPSEEK_GROUPS = {160: (8, 3), 256: (8, 4)}
 
 
@@ -30,7 +29,7 @@ def _experts(file: GGUFFile) -> dict[str, Any]:
 
 
 def _local_experts(file: GGUFFile) -> dict[str, Any]:
-    """Return Mixtral's words."""
+    """Return the experts' settings under Mixtral's keys."""
     return {
         "num_local_experts": whole(file, "expert_count"),
         "num_experts_per_tok": whole(file, "expert_used_count"),
@@ -38,7 +37,7 @@ def _local_experts(file: GGUFFile) -> dict[str, Any]:
 
 
 def _routed_experts(file: GGUFFile) -> dict[str, Any]:
-    """Return DeepSeek's words."""
+    """Return the experts' settings under DeepSeek's keys."""
     return {
         "n_routed_experts": whole(file, "expert_count"),
         "num_experts_per_tok": whole(file, "expert_used_count"),
@@ -110,10 +109,9 @@ def _glm4_moe(file: GGUFFile) -> dict[str, Any]:
 
 
 def _latents(file: GGUFFile) -> dict[str, Any]:
-    """Return what is of latents, in files of both layouts.
+    """Return the settings of latent attention, for files of both layouts.
 
-    Newer ones have the heads' sizes under keys of their own, since those of attention are the
-    sizes of what is cached.
+    Newer files have the heads' sizes under separate keys; the attention keys hold cached sizes.
     """
     rotated = whole(file, "rope.dimension_count")
     key = whole(file, "attention.key_length_mla", file.setting("attention.key_length"))

@@ -1,4 +1,4 @@
-"""The kinds of models that GGUF files are read of, by the names that these have there."""
+"""The GGUF families that can be read, by their names in the files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILIES = {**DENSE, **EXPERTS}
 
 
 def family_of(file: GGUFFile) -> GGUFFamily:
-    """Return the family of a file's model. Raises ConfigError for one that we do not know."""
+    """Return the family of a file's model. Raises ConfigError for an unknown one."""
     name = file.architecture
     match name:
         case "llama" if file.setting("expert_count"):

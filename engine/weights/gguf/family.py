@@ -1,4 +1,4 @@
-"""What a kind of model in GGUF files is described by, and how its settings are read."""
+"""Describes a family of models in GGUF files, and reads its settings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Settings = Callable[[GGUFFile], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFFamily:
-    """How a kind of model differs from Llama.
+    """How a family differs from Llama.
 
-    architecture, model_type:  as config.json has them
-    names:        of a block's parts, beside or in the place of BLOCK_NAMES
+    architecture, model_type:  as in config.json
+    names:        of a block's parts, added to BLOCK_NAMES or replacing entries
     is_permuted:  whether rows of q and k are in the order of interleaved rotation
-    norm_offset:  what norms have had added to their weights
+    norm_offset:  what the converter added to the norms' weights
     settings:     further entries of config.json
-    understands:  settings that `settings` reads and that are refused elsewhere
+    understands:  settings that `settings` reads and that are refused for other families
     """
 
     architecture: str
@@ -37,17 +37,17 @@ class GGUFFamily:
 
 
 def decimal(file: GGUFFile, key: str, default: float) -> float:
-    """Return a number as it was before it became float32."""
+    """Return a number as it was before its conversion to float32."""
     return shortest(file.setting(key, default))
 
 
 def shortest(value: float) -> float:
-    """Undo what float32 did to a decimal: 9.999999747378752e-06 was 1e-05."""
+    """Undo the rounding of a decimal to float32: 9.999999747378752e-06 was 1e-05."""
     return float(str(np.float32(value)))
 
 
 def whole(file: GGUFFile, key: str, default: int | None = None) -> int:
-    """Return a whole number. Raises ConfigError where a file has none, or one for each layer."""
+    """Return a whole number. Raises ConfigError if the file has none, or one for each layer."""
     value = file.setting(key, default)
     if not isinstance(value, int) or isinstance(value, bool):
         found = "is missing" if value is None else f"is {value!r}"
@@ -59,16 +59,16 @@ def whole(file: GGUFFile, key: str, default: int | None = None) -> int:
 
 
 def num_layers(file: GGUFFile) -> int:
-    """Return the number of blocks, without those that predict further tokens."""
+    """Return the number of blocks, without the multi-token prediction blocks."""
     return whole(file, "block_count") - whole(file, "nextn_predict_layers", 0)
 
 
 def head_dim(file: GGUFFile) -> int:
-    """Return the elements of a head's key."""
+    """Return the size of a head's key."""
     size = whole(file, "embedding_length") // whole(file, "attention.head_count")
     return whole(file, "attention.key_length", size)
 
 
 def refused(file: GGUFFile, what: str) -> ConfigError:
-    """Return the error of a file that holds what cannot be read from GGUF."""
+    """Return the error for content that cannot be read from GGUF."""
     return ConfigError(f"{file.path} {what}. Use the model's Hugging Face folder instead.")

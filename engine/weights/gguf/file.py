@@ -1,7 +1,7 @@
-"""A GGUF model opened: its metadata as plain values, and where its tensors lie.
+"""Opens a GGUF model: its metadata as plain values, and the positions of its tensors.
 
-It is one file, or several that are named after the first. The library that knows the types is
-imported when a file is read: most models are not GGUF.
+A model is one file, or several named after the first. The gguf library is imported when a file is
+read, because most models are not GGUF.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from remora.engine.weights.mmap import map_range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GGUFTensor:
-    """Where a tensor lies in its file.
+    """The position of a tensor in its file.
 
-    shape:   in the usual order; the file has it reversed
+    shape:   in the usual order, which the file reverses
     kind:    a gguf.GGMLQuantizationType
     offset:  bytes from the file's start
     """
@@ -45,7 +45,7 @@ class GGUFTensor:
         return dequantise(memory, self.kind, self.shape, dtype, num_threads=num_threads)
 
     def rows(self, first: int, count: int) -> GGUFTensor:
-        """Return so many entries of the first axis as a tensor of their own."""
+        """Return the entries [first, last) of the first axis as a tensor."""
         num_bytes = self.num_bytes // self.shape[0]
         return replace(
             self,
@@ -57,7 +57,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GGUFFile:
-    """What a GGUF model holds."""
+    """The content of a GGUF model."""
 
     path: Path
     metadata: dict[str, Any]
@@ -65,12 +65,12 @@ class GGUFFile:
 
     @property
     def architecture(self) -> str:
-        """Return the name of the model's kind, which also begins its keys."""
+        """Return the name of the family, which is also the prefix of its keys."""
         return str(self.metadata.get("general.architecture"))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of every tensor, by the name that it has in the file."""
+        """Return the shape of every tensor, by its name in the file."""
         return {tensor.name: tensor.shape for tensor in self.tensors}
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -83,7 +83,7 @@ class GGUFFile:
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Open a GGUF model by its first file. Raises ConfigError when it is none."""
+    """Open a GGUF model by its first file. Raises ConfigError if it is not one."""
     first, *others = (_read(file, file.stat().st_mtime_ns) for file in gguf_parts(path))
     if not others:
         return first
@@ -98,7 +98,7 @@ def read_gguf(path: Path) -> GGUFFile:
     return GGUFFile(path=path, metadata=first.metadata, tensors=tensors)
 
 
-# Config, weights and tokenizer are asked for one after the other; a vocabulary takes a while.
+# Config, weights and tokenizer each open the file; parsing a vocabulary is slow.
 @lru_cache(maxsize=16)
 def _read(file: Path, modified_ns: int) -> GGUFFile:
     check_whole(file)

@@ -1,7 +1,7 @@
-"""The beginning of a GGUF file, parsed: metadata, and what is said of the tensors.
+"""Parses the header of a GGUF file: metadata and the description of tensors.
 
-Everything is little-endian. Text and lists begin with their length in 8 bytes; every length is held
-against what is left of the file before anything of it is read, so that a damaged one costs nothing.
+Everything is little-endian. Text and lists begin with their length in 8 bytes; every length is
+compared with the rest of the file before anything is allocated, so a damaged one costs nothing.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SCALARS: dict[int, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
-    """What the file says of a tensor.
+    """The header's entry for a tensor.
 
-    sizes:   of its axes, the one that lies together first
+    sizes:   of its axes, the contiguous one first
     kind:    the number of its type
     offset:  bytes from the first tensor's start
     """
@@ -54,7 +54,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """The beginning of a file.
+    """The header of a file.
 
     data_start:  bytes before the first tensor
     """
@@ -66,13 +66,13 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Parse a file's beginning. Raises ConfigError when it is damaged or none of ours."""
+    """Parse a file's header. Raises ConfigError if it is damaged or unsupported."""
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         return _Reader(file, whole).header()
 
 
 class _Reader:
-    """Takes one thing after the other from the start of a file."""
+    """Reads one value after the other from the start of a file."""
 
     def __init__(self, file: Path, memory: mmap.mmap) -> None:
         self._file, self._memory, self._at = file, memory, 0

@@ -1,8 +1,7 @@
-"""Where the tensors of a GGUF file belong: under which names a model of ours looks for them.
+"""Maps the names of a GGUF file's tensors to the model's names.
 
-GGUF has one vocabulary for all kinds of models, and so have we, whatever names the model's Hugging
-Face checkpoint has. One tensor of the file may hold several of ours: an expert, or a head, for each
-entry of its first axis, or products side by side in its rows.
+GGUF has the same names for all families. One tensor of the file may hold several of the model's: an
+expert or a head for each entry of its first axis, or several projections in its rows.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ BARE_NAMES = {
 
 
 def our_names(name: str, of_family: Names) -> tuple[str, ...]:
-    """Return the names of what a tensor holds; one that we do not know keeps its own.
+    """Return the model's names of a tensor; an unknown tensor keeps its name.
 
-    of_family:  names of a block's parts, in the place of BLOCK_NAMES
+    of_family:  names of a block's parts, replacing BLOCK_NAMES
     """
     stem, _, suffix = name.rpartition(".")
     if stem in TOP_NAMES:
@@ -88,7 +87,7 @@ def our_names(name: str, of_family: Names) -> tuple[str, ...]:
 
 
 def block_of(name: str) -> int | None:
-    """Return the number of the block that a tensor is part of; None = of none."""
+    """Return the number of a tensor's block; None = outside of blocks."""
     parts = name.split(".")
     if len(parts) < 4 or parts[0] != "blk" or not parts[1].isdecimal():
         return None
@@ -96,10 +95,7 @@ def block_of(name: str) -> int | None:
 
 
 def is_weight(name: str, num_layers: int) -> bool:
-    """Whether a tensor is one that the model computes with.
-
-    Blocks past the last predict further tokens, which nobody asks them.
-    """
+    """Return whether the model computes with a tensor (not so in multi-token prediction blocks)."""
     block = block_of(name)
     if block is None:
         return name not in NO_WEIGHTS

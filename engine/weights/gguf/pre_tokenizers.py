@@ -1,7 +1,7 @@
-"""How text is cut before it is merged, by the names that GGUF files have for it.
+"""Pre-tokenizers (how text is split before merging), by their names in GGUF files.
 
-A file has no more than the name. One that is not here is refused: a wrong rule gives a tokenizer
-that is right on most texts and wrong on some.
+A file holds only the name. Unknown names are refused: a wrong rule gives a tokenizer that is right
+for most texts and wrong for some.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DEEPSEEK3_SPLITS = (
 
 
 def _byte_level(*splits: str, further: tuple[Any, ...] = ()) -> Any:
-    """Return what cuts in steps and then turns bytes into characters."""
+    """Return a pre-tokenizer that splits in steps and then maps bytes to characters."""
     if not splits:
         return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     steps = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]

@@ -1,8 +1,8 @@
-"""Values out of GGUF's blocks, for every type that files are written in.
+"""Dequantises GGUF's blocks, for every type that files use.
 
-Plain floats are taken as they are stored. Blocks of codes become floats a few rows at a time, in
-the number format that is wanted, so that a large matrix never exists in float32 beside itself. The
-library knows most types; what it lacks is here.
+Plain floats are taken as stored. Blocks of codes are converted a few rows at a time to the wanted
+dtype, so that a large matrix never exists in float32 as a whole. The gguf library converts most
+types; the missing ones are here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ PLAIN = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-# Few enough to stay near the processor, and for the allocator to keep what the library computes
-# with: of four times as many each piece takes memory from the system anew, and two to three times
-# as long.
+# Few enough to fit the cache, and for the allocator to reuse the library's temporaries: four times
+# as many allocate from the system for each piece and take two to three times as long.
 VALUES_AT_ONCE = 2**16
 
 
@@ -48,7 +47,7 @@ OWN: dict[str, Callable[[Blocks], Values]] = {"Q8_K": _q8_k, "Q1_0": _q1_0}
 
 
 def is_readable(kind: Any) -> bool:
-    """Whether tensors of a gguf.GGMLQuantizationType can be read."""
+    """Return whether tensors of a gguf.GGMLQuantizationType can be read."""
     from gguf.quants import _type_traits
 
     return kind.name in PLAIN or kind.name in OWN or kind in _type_traits
@@ -62,9 +61,9 @@ def dequantise(
     *,
     num_threads: int = 1,
 ) -> Tensor:
-    """Return a tensor [shape] of values out of its bytes.
+    """Return the tensor [shape] of these bytes.
 
-    kind:   a gguf.GGMLQuantizationType; plain floats come as they are, not in `dtype`
+    kind:   a gguf.GGMLQuantizationType; plain floats keep their dtype instead of `dtype`
     """
     if kind.name in PLAIN:
         return torch.frombuffer(memory, dtype=PLAIN[kind.name]).view(shape)
@@ -96,5 +95,5 @@ def _values(blocks: Blocks, kind: Any) -> Values:
         return own(blocks)
     from gguf import dequantize
 
-    # As one long row: the library works on 16 rows at a time, and short ones take it long.
+    # As one long row: the library handles 16 rows at a time, which is slow for short ones.
     return np.asarray(dequantize(blocks.reshape(1, -1), kind), dtype=np.float32)

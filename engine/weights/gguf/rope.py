@@ -1,7 +1,7 @@
-"""Rope settings of a GGUF file, in the words of config.json.
+"""Reads the rope settings of a GGUF file under config.json's keys.
 
-Some lie beside the weights: a tensor of divisors is Llama 3's rotation worked out, and two are
-longrope's, for texts up to the original length and beyond it.
+Some are stored as tensors: one tensor of divisors is Llama 3's scaling, evaluated; two are
+longrope's, up to the original length and beyond it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rope_of(file: GGUFFile, size: int, *, theta: float = 10_000.0) -> dict[str, 
     """Return rope_parameters.
 
     size:   elements of a head, of which `rope.dimension_count` are rotated
-    theta:  where the file has none
+    theta:  default if the file has none
     """
     rope: dict[str, Any] = {
         "rope_theta": decimal(file, "rope.freq_base", theta),

@@ -1,7 +1,7 @@
-"""The tokenizer inside a GGUF file, built anew.
+"""Rebuilds the tokenizer of a GGUF file.
 
-GGUF stores vocabulary, merges and special ids, but of the pre-tokenizer (how text is cut before
-merging) only a name: `gguf_pre_tokenizers.py` has the rules of those we know.
+GGUF stores vocabulary, merges and special ids, but only the name of the pre-tokenizer (how text is
+split before merging); `pre_tokenizers.py` has the known ones.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ SPECIAL_ROLES = {
     "unk_token": "unknown",
     "pad_token": "padding",
 }
-# Kinds whose texts begin with the first token where the file does not say, and that look for whole
-# words before they merge.
+# Kinds that add the first token by default, and that match whole words before they merge.
 BEGINS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 ENDS = ("eos", "eot", "eom")
 CHATGLM3 = "chatglm-spm"
@@ -40,7 +39,7 @@ TEMPLATE = "tokenizer.chat_template"
 
 
 def load_gguf_tokenizer(path: Path) -> FastTokenizer:
-    """Build the tokenizer of a GGUF file. Raises ConfigError for a kind that we do not know."""
+    """Build the tokenizer of a GGUF file. Raises ConfigError for an unknown kind."""
     file = read_gguf(path)
     tokens: list[str] = file.token_setting("tokens", [])
     kind = file.token_setting("model")
@@ -65,7 +64,7 @@ def load_gguf_tokenizer(path: Path) -> FastTokenizer:
 def _add_whole_tokens(
     tokenizer: Tokenizer, file: GGUFFile, tokens: list[str], special: Mapping[str, str]
 ) -> None:
-    """Have tokens of control, and those that users defined, found before texts are cut."""
+    """Register control and user-defined tokens, which are matched before text is split."""
     of_kind: dict[int, list[str]] = {CONTROL: [], USER_DEFINED: []}
     for token, kind in zip(tokens, file.token_setting("token_type", []), strict=False):
         of_kind.setdefault(kind, []).append(token)
@@ -99,7 +98,7 @@ def _templates(file: GGUFFile) -> str | dict[str, str] | None:
 
 
 def _add_ends_of_texts(tokenizer: Tokenizer, file: GGUFFile, special: Mapping[str, str]) -> None:
-    """Have texts begin and end with the special tokens that the file says."""
+    """Add the special tokens at the ends of texts that the file asks for."""
     begins = file.token_setting("model") == "llama" or file.token_setting("pre") in BEGINS
     ends = {
         "bos_token": file.token_setting("add_bos_token", begins),

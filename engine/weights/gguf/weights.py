@@ -1,8 +1,8 @@
-"""Weights in GGUF files, under remora's names and in Hugging Face order.
+"""Reads weights from GGUF files, with the model's names and in Hugging Face's row order.
 
-Quantised blocks are dequantised one tensor at a time. What differs between kinds of models stands
-in `gguf_families.py`. Here are the changes that converters make to values: rows of q and k in the
-order of interleaved rotation, norms with something added, latent attention's product in halves.
+Quantised blocks are dequantised one tensor at a time. The families' differences are in
+`families.py`; this module undoes what converters do to values: rows of q and k in the order of
+interleaved rotation, norms with an offset, latent attention's projection in two halves.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ KEYS, VALUES, BOTH = "k_b_proj.weight", "v_b_proj.weight", "kv_b_proj.weight"
 class GGUFWeights:
     """WeightSource over the tensors of a GGUF model, the largest first.
 
-    What a tensor takes beside the weights while it is read is then less than what is still to come.
+    The extra copy of a tensor that is being read is then smaller than the tensors still to load.
 
-    dtype:        of tensors that are dequantised
-    num_threads:  that dequantise
+    dtype:        of dequantised tensors
+    num_threads:  threads that dequantise
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GGUFWeights:
 def _parts(
     tensor: GGUFTensor, names: tuple[str, ...], file: GGUFFile
 ) -> Iterator[tuple[str, GGUFTensor]]:
-    """Yield what lies in a tensor, under its names."""
+    """Yield the parts of a tensor with their names."""
     if "{}" in names[0]:
         for number in range(tensor.shape[0]):
             one = tensor.rows(number, 1)
@@ -102,7 +102,7 @@ def _parts(
 
 
 def _row_counts(tensor: GGUFTensor, names: tuple[str, ...], file: GGUFFile) -> tuple[int, ...]:
-    """Return how many rows of a tensor are of each of several products."""
+    """Return the number of rows of each projection in a tensor."""
     counts = (tensor.shape[0] // len(names),) * len(names)
     if all(QKV[at] in name for at, name in enumerate(names)):
         num_heads = whole(file, "attention.head_count")
@@ -120,9 +120,9 @@ def _row_counts(tensor: GGUFTensor, names: tuple[str, ...], file: GGUFFile) -> t
 def _take_halves(
     tensors: dict[str, GGUFTensor],
 ) -> dict[str, tuple[GGUFTensor, GGUFTensor]]:
-    """Take out what makes keys and values of latents where the two are apart.
+    """Remove the two halves that map latents to keys and values, where they are separate tensors.
 
-    Some files have the whole as well, which is kept then.
+    Some files also hold the whole tensor, which is then kept.
     """
     halves = {}
     for name in [name for name in tensors if name.endswith(KEYS)]:
@@ -143,9 +143,9 @@ def _joined_shape(keys: GGUFTensor, values: GGUFTensor) -> tuple[int, int]:
 
 
 def joined(keys: Tensor, values: Tensor) -> Tensor:
-    """Return, for each head one after the other, the rows that make its key and its value.
+    """Join the halves: for each head the rows of its key, then those of its value.
 
-    keys:    [num_heads, latent, key], the other way round
+    keys:    [num_heads, latent, key], transposed
     values:  [num_heads, value, latent]
     """
     return torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)

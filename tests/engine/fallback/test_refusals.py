@@ -19,8 +19,8 @@ from tests.engine.fallback.conftest import Checkpoints
 from tests.engine.fallback.test_parity import load
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "mamba": ("MambaForCausalLM", {}, "keeps state beside keys and values"),
-    "jamba": ("JambaForCausalLM", {}, "keeps state beside keys and values"),
+    "mamba": ("MambaForCausalLM", {}, "keeps state other than keys and values"),
+    "jamba": ("JambaForCausalLM", {}, "keeps state other than keys and values"),
     "bloom": ("BloomForCausalLM", {}, "does not let its attention be replaced"),
     "bert": ("BertLMHeadModel", {}, "a mask is neither causal nor a sliding window"),
     "t5": ("T5ForConditionalGeneration", {}, "is no causal language model"),

@@ -138,7 +138,7 @@ def test_yarn_scales_scores_of_latent_attention(tiny_checkpoints: TinyCheckpoint
         ("mixtral", {"hidden_act": "gelu"}, "'gelu'; experts know silu"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv in config.json is 8.0"),
         ("deepseek-v3", {"n_group": 3}, "3 groups .n_group. of 8 experts"),
-        ("deepseek-v3", {"topk_group": 1, "num_experts_per_tok": 3}, "does not work out"),
+        ("deepseek-v3", {"topk_group": 1, "num_experts_per_tok": 3}, "inconsistent"),
         ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func .* only 'sigmoid'"),
         ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method in config.json is 'noaux_tc'"),
         ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob in config.json is true"),
