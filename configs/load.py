@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from remora.configs.dialects.resolve import Resolved, nowhere, resolve
-from remora.configs.dialects.translate import Line
+from remora.configs.dialects.translate import ParameterReport
 from remora.configs.errors import ConfigError
 from remora.configs.live_update import GATEWAY, ROUTING_SERVICE, with_user_config
 from remora.configs.multiple_models import (
@@ -65,7 +65,7 @@ class ServeFile:
     import_path: str
     raw: dict[str, Any]
     models: Mapping[str, FileModel]
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ParameterReport, ...] = ()
 
     @property
     def config(self) -> ServeConfig:

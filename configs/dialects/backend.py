@@ -1,7 +1,7 @@
-"""The backend server's JSON: one document of optimisations, one of the pipeline.
+"""The backend server's JSON: an optimisation document and a pipeline document.
 
-Both may stand in one mapping, or under `optimization` and `pipeline`. Objects within are read by
-the names of their keys: `backend.extra_params.context_length`.
+Both may be in one mapping, or under `optimization` and `pipeline`. Nested keys are named by path:
+`backend.extra_params.context_length`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from remora.configs.dialects.shared_rules import (
     REASONING,
     TOOLS,
     WEIGHT_ONLY,
-    compiled_rows,
     memory_share,
+    only_with,
 )
 from remora.configs.validation_messages import KeyPath
 
@@ -40,7 +40,7 @@ _EXTRA = "backend.extra_params."
 
 
 def flatten(data: Mapping[str, Any]) -> Flat:
-    """Return values by dotted name; objects whose keys nobody knows stay whole."""
+    """Return dotted name -> (path, value); objects without known keys are not flattened."""
     found: dict[str, tuple[KeyPath, Any]] = {}
     for key, value in data.items():
         is_document = key in _DOCUMENTS and isinstance(value, Mapping)
@@ -61,7 +61,7 @@ def _parts(data: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[str, KeyPat
 
 
 def _of_version(value: str, given: Mapping[str, Any]) -> Effect:
-    """v3 and v4 decide which parameters and which values there are."""
+    """Check parameters and values against those of v3 or v4."""
     if value == "auto":
         value = _resolve(given)
     for name, parameter in catalogue("backend").items():
@@ -71,12 +71,12 @@ def _of_version(value: str, given: Mapping[str, Any]) -> Effect:
             raise Refusal(f"{name} is not a parameter of {value}; v4 has it")
         choices = (parameter.choices_by_backend or {}).get(value)
         if choices is not None and given[name] not in choices:
-            raise Refusal(f"{name} = {given[name]}: {value} knows {', '.join(choices)}")
-    return Effect({}, f"its set of options is {value}'s; the engine is remora's")
+            raise Refusal(f"{name} = {given[name]}: {value} has {', '.join(choices)}")
+    return Effect({}, f"accepts the options of {value}; the engine is remora's")
 
 
 def _resolve(given: Mapping[str, Any]) -> str:
-    """Return v4, or v3 where a value is one that only v3 knows."""
+    """Return v3 if any value exists only there, else v4."""
     for name, parameter in catalogue("backend").items():
         by = parameter.choices_by_backend
         if by is not None and name in given and given[name] not in by["v4"]:
@@ -98,7 +98,7 @@ def _of_extra(value: Any, given: Mapping[str, Any]) -> Harmless:
 
 def _llm_only(value: str, given: Mapping[str, Any]) -> Effect:
     if value != "llm":
-        raise Refusal("language models are served, type llm; not yet: other kinds")
+        raise Refusal("not yet: other kinds than llm")
     return Effect({})
 
 
@@ -110,19 +110,19 @@ def _same_type(value: str, given: Mapping[str, Any]) -> Effect:
 
 def _cache_kind(value: str, given: Mapping[str, Any]) -> Effect:
     if value not in ("auto", "radix"):
-        raise Refusal("there is one kind: radix, a tree over pages; auto means it")
-    return Effect({}, "a radix tree over pages")
+        raise Refusal("the only kind is radix, a tree of pages; set it to radix or auto")
+    return Effect({}, "a radix tree of pages")
 
 
 def _no_options(value: Any, given: Mapping[str, Any]) -> Effect:
     if value:
-        raise Refusal(f"unknown options: {', '.join(map(str, value))}; the cache has none")
+        raise Refusal(f"unknown options {', '.join(map(str, value))}: the cache has none")
     return Effect({})
 
 
 def _of_inputs(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
-        return Harmless("built-in inputs are used")
+        return Harmless("the built-in inputs are used")
     if not isinstance(value, list) or not all(isinstance(each, str | list) for each in value):
         raise Refusal("expected a list of prompts: texts, or lists of token ids")
     return {"warmup.inputs": value}
@@ -132,7 +132,7 @@ def _of_mode(value: Any, given: Mapping[str, Any]) -> Settings:
     if value == "embedding":
         return {"model.task": "embed"}
     if value not in ("chat", "completion"):
-        raise Refusal("not offered; what works here: chat, completion, embedding")
+        raise Refusal("not offered; supported: chat, completion, embedding")
     return {"api.generation": value}
 
 
@@ -144,9 +144,9 @@ def _to_mode(settings: Settings) -> Any:
 
 
 RULES: Mapping[str, Rule] = {
-    "backend.name": Means(keys=(), reads=_of_version, why="which parameters and values there are"),
+    "backend.name": Means(keys=(), reads=_of_version, why="selects the parameters and values"),
     "backend.version": Means(keys=(), reads=_of_release, why="latest; others are refused"),
-    "backend.extra_params": Means(keys=(), reads=_of_extra, why="its parameters, which follow"),
+    "backend.extra_params": Means(keys=(), reads=_of_extra, why="see its parameters below"),
     f"{_EXTRA}context_length": Sets(key="model.context_length"),
     f"{_EXTRA}max_running_requests": Sets(key="engine.max_running_requests"),
     f"{_EXTRA}max_total_tokens": Sets(key="engine.kv_tokens"),
@@ -159,11 +159,13 @@ RULES: Mapping[str, Rule] = {
         keys=("api.generation", "model.task"),
         reads=_of_mode,
         writes=_to_mode,
-        how="chat and completion close the routes of the other; embedding serves /v1/embeddings",
+        how="chat and completion turn the other's routes off; embedding serves /v1/embeddings",
     ),
     f"{_EXTRA}cuda_graph_max_bs": Sets(key="engine.graph_max_rows"),
     f"{_EXTRA}enable_torch_compile": COMPILE,
-    f"{_EXTRA}torch_compile_max_bs": compiled_rows(f"{_EXTRA}enable_torch_compile"),
+    f"{_EXTRA}torch_compile_max_bs": only_with(
+        f"{_EXTRA}enable_torch_compile", "engine.compile_max_rows"
+    ),
     "warmups.enabled": Sets(key="warmup.enabled"),
     "warmups.iterations": Sets(key="warmup.iterations"),
     "warmups.sample_input_data": Means(
@@ -172,19 +174,19 @@ RULES: Mapping[str, Rule] = {
         writes=lambda settings: settings.get("warmup.inputs") or UNSAID,
     ),
     "lora_repo.type": NoEffect(
-        "adapters are found in a folder",
+        "adapters are read from a directory",
         only=("", "local"),
-        otherwise="a repository is a folder; hf:// and s3:// addresses go under lora.roots",
+        otherwise="a repository is a directory; put hf:// and s3:// URLs into lora.roots",
     ),
     "lora_repo.secret.type": NoEffect(
-        "a folder needs no credential",
+        "a directory needs no credentials",
         only=("", "none"),
-        otherwise="adapters are fetched with the credentials of the environment (HF_TOKEN, AWS_*)",
+        otherwise="adapters are fetched with the credentials in the environment (HF_TOKEN, AWS_*)",
     ),
     "lora_repo.ownership": NoEffect(
-        "a folder needs no credential",
+        "a directory needs no credentials",
         only=("", "public", "private"),
-        otherwise="public and private are known",
+        otherwise="supported: public, private",
     ),
     "model_type": Means(keys=(), reads=_llm_only, why="llm; others are refused"),
     "optimisations.model_type": Means(
@@ -194,7 +196,7 @@ RULES: Mapping[str, Rule] = {
         key="model.quantization",
         table={"float16": "none", "w4": "int4"},
         strict=True,
-        refuse={"float8": "not yet: 8-bit floats; w4, or int8 by model.quantization, on a CPU"},
+        refuse={"float8": "not yet: 8-bit floats; use w4, or model.quantization int8, on a CPU"},
         how=f"float16 = not quantised. {WEIGHT_ONLY}",
     ),
     "optimisations.attention_caching.enabled": Sets(key="engine.prefix_cache"),
@@ -215,7 +217,7 @@ RULES: Mapping[str, Rule] = {
         writes=lora_entries.to_objects,
     ),
     "load_lora_dynamic": Sets(key="lora.dynamic"),
-    "lora_repo.path": Sets(key="lora.repo", unset={"": "no folder is given"}),
+    "lora_repo.path": Sets(key="lora.repo", unset={"": "no directory is given"}),
 }
 
 BACKEND = Dialect(system="backend", title="the backend config", rules=RULES, flatten=flatten)

@@ -1,7 +1,7 @@
-"""Every parameter of the four servers whose configuration remora takes: names, types, choices.
+"""The parameters of the four servers whose configuration remora accepts: names, types, choices.
 
-Data only, from `data/*.json`: one line a parameter. What remora makes of them stands in the tables
-beside this file (`sglang.py`, `lightllm.py`, `rtp_llm.py`, `backend.py`, `refusals.py`).
+Read from `data/*.json`, one line per parameter. `sglang.py`, `lightllm.py`, `rtp_llm.py`,
+`backend.py` and `refusals.py` have their rules.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Parameter:
 
     name:        as that server's documentation spells it
     type:        bool, int, float, str, enum, path, json, or list[...] of one of these
-    default:     of that server; None also where it has none
-    capability:  what it is about, by a name that all systems share
-    inverse:     whether it switches the capability off
-    env:         environment variable that means the same (RTP-LLM)
-    backends:    versions of the backend that know it (backend); None: all
-    additional:  known from the server's own documentation, beyond the 471 that coverage counts
+    default:     of that server, or None
+    capability:  name of its subject, shared by all systems
+    inverse:     whether it turns the capability off
+    env:         equivalent environment variable (RTP-LLM)
+    backends:    versions that have it (backend config); None = all
+    additional:  not among the 471 parameters that coverage counts
     """
 
     system: System
@@ -57,7 +57,7 @@ def catalogue(system: System) -> Mapping[str, Parameter]:
 
 
 def _fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Return lists as tuples, defaults apart, which are values."""
+    """Return lists as tuples, except in defaults."""
     return {
         key: tuple(value) if isinstance(value, list) and key != "default" else value
         for key, value in row.items()
@@ -65,13 +65,13 @@ def _fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """Return a name without what spellings differ in: leading dashes, underscores, case."""
+    """Normalise a name: no leading dashes, dashes for underscores, lower case."""
     return name.lstrip("-").replace("_", "-").lower()
 
 
 @cache
 def spellings(system: System) -> Mapping[str, Parameter]:
-    """Return all parameters of `system` by `plain` name, aliases and variables among them."""
+    """Return all parameters of `system` by `plain` name, alias and variable."""
     found = {}
     for parameter in catalogue(system).values():
         for name in (*parameter.aliases, parameter.env, parameter.name):

@@ -1,7 +1,7 @@
-"""Command lines and environments of other servers, to values by name.
+"""Parse other servers' command lines and environment variables into values by name.
 
-Knows the catalogues' types and no meaning. A launching command in front, such as
-`python -m sglang.launch_server`, is passed over.
+Knows the catalogues' types, and nothing of rules. A leading launch command such as `python -m
+sglang.launch_server` is skipped.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ def read_command_line(
     environ: Mapping[str, str],
     documents: dict[str, Document] | None = None,
 ) -> dict[str, Any]:
-    """Return the values that a command line gives; nested data for the backend's JSON files.
+    """Return name -> value of a command line; nested data for the backend config's JSON files.
 
-    environ:    variables that RTP-LLM reads; an option on the command line comes first
-    documents:  filled with the file of each name that comes from one
-    Raises ConfigError for options that nobody could read; unknown names are kept, for `translate`
-    to complain about.
+    environ:    variables that RTP-LLM reads; command-line options override them
+    documents:  output: name -> file, for names that come from a file
+    Raises ConfigError for malformed options; `translate` reports unknown names.
     """
     if system == "backend":
         return _read_documents(tokens, {} if documents is None else documents)
@@ -55,7 +54,7 @@ def read_command_line(
 
 
 def write_command_line(system: System, values: Mapping[str, Any]) -> list[str]:
-    """Return the command line that says `values`, by the catalogue's names."""
+    """Return the command line for `values`, by catalogue name."""
     tokens = []
     for name, value in values.items():
         parameter = catalogue(system)[name]
@@ -73,7 +72,7 @@ def _text(value: Any) -> str:
 
 
 def _without_launcher(tokens: Sequence[str]) -> list[str]:
-    """Pass over `python -m module` and the like: what comes before the first long option."""
+    """Drop what precedes the first long option, such as `python -m module`."""
     rest = list(tokens)
     if rest and not rest[0].startswith("-"):
         while rest and not rest[0].startswith("--"):
@@ -105,7 +104,7 @@ def _options(system: System, tokens: list[str]) -> dict[str, Any]:
             value, position = following[0], position + 1
         else:
             if parameter is not None:
-                raise ConfigError(f"{name}: a value is missing behind it")
+                raise ConfigError(f"{name}: a value is missing; write it after the option")
             value = True
         shown_name = parameter.name if parameter is not None and _is_short(system, name) else name
         given[shown_name] = _gathered(parameter, given.get(shown_name), value)
@@ -113,7 +112,7 @@ def _options(system: System, tokens: list[str]) -> dict[str, Any]:
 
 
 def _gathered(parameter: Parameter | None, before: Any, value: Any) -> Any:
-    """Return the value of an option that may have come before: lists grow, others are replaced."""
+    """Return the value of an option that may be repeated: lists grow, others are replaced."""
     if parameter is None or not parameter.type.startswith("list"):
         return value
     values = value if isinstance(value, list) else [value]
@@ -130,7 +129,7 @@ def _values(tokens: list[str], start: int) -> list[str]:
 
 
 def _find(system: System, name: str) -> Parameter | None:
-    """Return the parameter of a name, or of the only one that begins so, as argparse has it."""
+    """Return the parameter of a name or, as in argparse, of an unambiguous prefix."""
     known = spellings(system)
     if plain(name) in known:
         return known[plain(name)]
@@ -147,7 +146,7 @@ def _is_short(system: System, name: str) -> bool:
 
 
 def _with_file(given: dict[str, Any], documents: dict[str, Document]) -> dict[str, Any]:
-    """Put what SGLang's `--config` file says below the command line."""
+    """Add the options of SGLang's `--config` file, which the command line overrides."""
     written = next((name for name in given if plain(name) == _CONFIG_FILE), None)
     if written is None:
         return given
@@ -156,8 +155,8 @@ def _with_file(given: dict[str, Any], documents: dict[str, Document]) -> dict[st
     data = document.data
     if not isinstance(data, dict):
         raise ConfigError(
-            f"{path}:1:1: expected a mapping of options to values, as model-path: /models/llama; "
-            f"found {shown(data)}"
+            f"{path}:1:1: expected a mapping of options to values, such as model-path: "
+            f"/models/llama; found {shown(data)}"
         )
     del given[written]
     own = {_canonical(name) for name in given}
@@ -172,10 +171,10 @@ def _canonical(name: str) -> str:
 
 
 def _read_documents(tokens: Sequence[str], documents: dict[str, Document]) -> dict[str, Any]:
-    """Return what the backend's JSON files hold together."""
+    """Return the merged content of the backend config's JSON files."""
     merged: dict[str, Any] = {}
     if not tokens:
-        raise ConfigError("expected the JSON file of the optimisations, and that of the pipeline")
+        raise ConfigError("expected the JSON files of optimisation and pipeline; found none")
     for token in tokens:
         text = _text_of(token)
         try:
@@ -185,14 +184,14 @@ def _read_documents(tokens: Sequence[str], documents: dict[str, Document]) -> di
             raise ConfigError(f"{place}: not valid JSON: {error.msg.lower()}") from None
         if not isinstance(data, dict):
             raise ConfigError(
-                f"{token}:1:1: expected an object with backend, tensor_parallel_size and the like; "
-                f"found {shown(data)}"
+                f"{token}:1:1: expected an object with keys such as backend or "
+                f"tensor_parallel_size; found {shown(data)}"
             )
-        with suppress(ConfigError):  # JSON that is no YAML, such as one with tabs: no places then
+        with suppress(ConfigError):  # JSON that is not YAML (with tabs) has no positions
             documents |= dict.fromkeys(data, parse_yaml(text, token))
         for key, value in data.items():
             if key in merged and merged[key] != value:
-                raise ConfigError(f"{token}: {key} is in another file too, with another value")
+                raise ConfigError(f"{token}: {key} has another value in another file; remove one")
             merged[key] = value
     return merged
 

@@ -1,6 +1,6 @@
-"""From settings of ours to another server's parameters, and what of it is lost.
+"""Convert settings to another server's parameters, and report what is lost.
 
-What is lost is not guessed: the parameters are read back, and the two are compared.
+Losses are exact: the parameters are translated back, and the settings compared.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from remora.configs.dialects.values import WrongValue, coerce
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """Settings in another server's words.
+    """Settings as another server's parameters.
 
-    values:  by the names of its catalogue
-    lost:    settings that it cannot say, or that it says otherwise: (ours, what it means instead)
+    values:  catalogue name -> value
+    lost:    key -> (value, value after the conversion), for settings that are not preserved
     """
 
     values: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Converted:
 
 
 def convert(dialect: Dialect, settings: Settings) -> Converted:
-    """Say `settings`, by dotted key (http.host and http.port among them), in a dialect."""
+    """Convert `settings`, by dotted key including http.host and http.port, to a dialect."""
     values = {}
     for name, parameter in dialect.parameters.items():
         rule = dialect.rule(parameter)
@@ -52,7 +52,7 @@ def convert(dialect: Dialect, settings: Settings) -> Converted:
 
 
 def settings_of(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested args by dotted key."""
+    """Return nested args as dotted key -> value."""
     return {
         f"{section}.{key}": value
         for section, values in args.items()
@@ -62,9 +62,9 @@ def settings_of(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(dialect: Dialect, values: Mapping[str, Any]) -> str:
-    """Return `values` as their server reads them: a command line, or JSON.
+    """Return `values` in the server's format: a command line, or JSON.
 
-    Switches that a command line can only turn on are left out where they are off.
+    A command line leaves out switches that are off and that it can only turn on.
     """
     if dialect.system != "backend":
         return shlex.join(write_command_line(dialect.system, values))

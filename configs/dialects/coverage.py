@@ -1,6 +1,6 @@
-"""What remora does with each of the 471 parameters, and which test observes it.
+"""Report the support for each of the 471 parameters, and the test that observes its effect.
 
-Rows come from the dialects' rules; nothing is claimed here that a rule does not do.
+Generated from the dialects' rules.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _OBSERVED = Path(__file__).parents[1] / "observed.json"
 class Row:
     """One parameter.
 
-    canonical:  the capability that it is about
-    reason:     what it sets, what differs, or why nothing is done
-    test:       id of the test that observes its effect; None where it has none
+    canonical:  its capability
+    reason:     keys that it sets, the difference, or why it has no effect
+    test:       id of the test that observes its effect, or None
     """
 
     system: str
@@ -41,13 +41,13 @@ class Row:
 
 @cache
 def observed() -> Mapping[str, str]:
-    """Return the test that observes each key, as the tests themselves say."""
+    """Return key -> test that observes it, from the tests' `observes` marks."""
     found: dict[str, str] = json.loads(_OBSERVED.read_text(encoding="utf-8"))
     return found
 
 
 def coverage(systems: Sequence[str] = ()) -> list[Row]:
-    """Return a row for each parameter of `systems`, or of all, beyond the additional ones."""
+    """Return a row for each parameter of `systems`, default all, without additional ones."""
     return [
         _row(dialect, parameter)
         for dialect in DIALECTS.values()
@@ -58,7 +58,7 @@ def coverage(systems: Sequence[str] = ()) -> list[Row]:
 
 
 def counts(rows: Sequence[Row]) -> dict[str, Counter[State]]:
-    """Return how many parameters of each system are in each state."""
+    """Return the number of parameters per system and state."""
     found: dict[str, Counter[State]] = {}
     for row in rows:
         found.setdefault(row.system, Counter())[row.state] += 1
@@ -66,7 +66,7 @@ def counts(rows: Sequence[Row]) -> dict[str, Counter[State]]:
 
 
 def counts_table(rows: Sequence[Row]) -> str:
-    """Return the counts as a table of Markdown, a row for each system and one for all."""
+    """Return the counts as a Markdown table, with a row per system and a total."""
     found = counts(rows)
     total = sum(found.values(), Counter[State]())
     states = list(State)
@@ -99,9 +99,9 @@ _INTRODUCTION = """# Parameters of other servers
 
 <!-- Written by `remora config coverage --format markdown`; a test compares. -->
 
-remora takes the configuration of SGLang, LightLLM and RTP-LLM and the backend server's JSON. A
-parameter means exactly the same here, nearly the same, needs nothing done here, or is refused when
-it is given, with the reason; none is passed over. How to use them: [dialects.md](dialects.md).
+remora accepts the configuration of SGLang, LightLLM and RTP-LLM and the backend server's JSON. Each
+parameter is exact (same meaning), approximate (the difference is stated), without effect here, or
+refused with the reason; none is silently ignored. For usage see [dialects.md](dialects.md).
 """
 
 
@@ -138,7 +138,7 @@ def _reason(rule: Rule) -> str:
 
 
 def _by_value(texts: Mapping[Any, str]) -> list[str]:
-    """Return what is said of single values, those of the same words together."""
+    """Return one text per note, with all values that it applies to."""
     values: dict[str, list[str]] = {}
     for value, text in texts.items():
         values.setdefault(text, []).append(str(value))

@@ -1,4 +1,4 @@
-"""One dialect: a server's catalogue, and what each of its parameters means here."""
+"""A dialect: another server's parameters, and a rule for each of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Flat = Mapping[str, tuple[KeyPath, Any]]
 
 
 def flat(data: Mapping[str, Any]) -> Flat:
-    """Return each key of a mapping without depth, where it stands, and its value."""
+    """Return key -> (path, value) of a mapping without nesting."""
     return {str(key): ((key,), value) for key, value in data.items()}
 
 
@@ -23,9 +23,9 @@ def flat(data: Mapping[str, Any]) -> Flat:
 class Dialect:
     """A server whose configuration remora takes.
 
-    rules:     what its parameters mean, by name; `refusals.py` says the rest
-    defaults:  what its own defaults mean where a client would see the difference
-    flatten:   from its file's data to parameters by name, with the path of each
+    rules:     by parameter name; `refusals.py` has rules for the others
+    defaults:  settings for the server's own defaults where clients would notice a difference
+    flatten:   converts the data of its file to name -> (path, value)
     """
 
     system: System
@@ -35,13 +35,13 @@ class Dialect:
     flatten: Callable[[Mapping[str, Any]], Flat] = flat
 
     def rule(self, parameter: Parameter) -> Rule:
-        """Return what a parameter means."""
+        """Return the rule of a parameter."""
         own = self.rules.get(parameter.name)
         if own is not None:
             return own
         common = rule_of_capability(parameter.capability)
         if common is None:
-            raise KeyError(f"{self.system} {parameter.name}: nothing is said of it")
+            raise KeyError(f"{self.system} {parameter.name} has no rule")
         return common
 
     @property

@@ -25,22 +25,16 @@ from remora.configs.dialects.shared_rules import (
     TRUST_CODE,
     WEIGHT_ONLY,
     memory_share,
+    no_graphs,
+    only_with,
 )
 
 _FIRST_TOKENS = "FIRST_ALLOWED_TOKENS"
 _MODES = {
-    "triton_flashdecoding": "decoding attention is split by the lengths at hand, always",
-    "triton_gqa_attention": "attention shares what it reads between heads of a group, always",
-    "triton_gqa_flashdecoding": "both, always",
+    "triton_flashdecoding": "decode attention always splits keys by length",
+    "triton_gqa_attention": "attention always shares KV reads within a group of heads",
+    "triton_gqa_flashdecoding": "attention always splits keys and shares KV reads",
 }
-
-
-def _of_graphs(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not value:
-        return Harmless("graphs are recorded on a GPU anyway")
-    if given.get("--graph_max_batch_size"):
-        raise Refusal("--graph_max_batch_size asks for graphs; keep one of the two")
-    return {"engine.graph_max_rows": 0}
 
 
 def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Settings:
@@ -50,7 +44,7 @@ def _of_quantisation(value: Any, given: Mapping[str, Any]) -> Settings:
         return {"model.quantization": "int8"}
     if value.startswith("ao-int4wo"):
         return {"model.quantization": "int4"}
-    raise Refusal("not yet: this way of quantising; none, ao-int8wo and ao-int4wo-32 work")
+    raise Refusal("not yet: this quantisation; use none, ao-int8wo or ao-int4wo-32")
 
 
 def _to_quantisation(settings: Settings) -> Any:
@@ -61,8 +55,8 @@ def _to_quantisation(settings: Settings) -> Any:
 def _of_modes(value: list[str], given: Mapping[str, Any]) -> Harmless:
     for mode in value:
         if mode not in _MODES:
-            raise Refusal(f"{mode}: not yet: 8-bit KV cache and kernels of other libraries")
-    return Harmless("; ".join(_MODES[mode] for mode in value) or "kernels are chosen by themselves")
+            raise Refusal(f"{mode}: not yet: 8-bit KV cache, and kernels of other libraries")
+    return Harmless("; ".join(_MODES[mode] for mode in value) or "kernels are chosen automatically")
 
 
 def _of_tgi(value: Any, given: Mapping[str, Any]) -> Settings:
@@ -93,14 +87,8 @@ def _of_first_tokens(value: bool, given: Mapping[str, Any]) -> Harmless | Settin
         return {"grammar.first_token_ids": [int(part) for part in text.split(",")]}
     except ValueError:
         raise Refusal(
-            f"the variable {_FIRST_TOKENS} holds the token ids, such as 1,2; found {text!r}"
+            f"the variable {_FIRST_TOKENS} is {text!r}; set it to token ids, such as 1,2"
         ) from None
-
-
-def _of_expected(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not given.get("--router_token_ratio"):
-        return Harmless("it counts only with --router_token_ratio above 0")
-    return {"engine.expected_output_tokens": value}
 
 
 def _to_expected(settings: Settings) -> Any:
@@ -111,13 +99,13 @@ def _to_expected(settings: Settings) -> Any:
 
 def _of_aggressive(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
-        return Harmless("waiting requests are looked at in every step")
+        return Harmless("every step admits waiting requests")
     return {"engine.admission_interval_steps": given.get("--router_max_wait_tokens", 6)}
 
 
 def _of_chunk(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
     if given.get("--disable_chunked_prefill"):
-        return Harmless("--disable_chunked_prefill takes each prompt in one step")
+        return Harmless("it has no effect with --disable_chunked_prefill")
     return {"engine.prefill_chunk_tokens": value}
 
 
@@ -132,9 +120,11 @@ def _to_no_stats(settings: Settings) -> Any:
 
 def _of_stats(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
     if given.get("--disable_log_stats"):
-        return Harmless("--disable_log_stats leaves the lines out")
+        return Harmless("it has no effect with --disable_log_stats")
     return {"metrics.log_stats_period_s": float(value)}
 
+
+_NO_FLASHINFER = Refused("not offered: FlashInfer; attention uses Triton kernels")
 
 RULES: Mapping[str, Rule] = {
     "--host": Sets(key="http.host"),
@@ -145,19 +135,17 @@ RULES: Mapping[str, Rule] = {
     "--trust_remote_code": TRUST_CODE,
     "--chat_template": Sets(key="model.chat_template"),
     "--load_way": NoEffect(
-        "Hugging Face folders are read, of every family",
+        "checkpoints are in Hugging Face layout",
         only=("HF",),
-        otherwise="DeepSpeed checkpoints are not read; convert them to a Hugging Face folder",
+        otherwise="not offered: DeepSpeed checkpoints; convert them to Hugging Face layout",
     ),
     "--max_total_token_num": Sets(key="engine.kv_tokens"),
     "--max_req_total_len": Sets(key="model.context_length"),
     "--running_max_req_size": Sets(key="engine.max_running_requests"),
     "--batch_max_tokens": Sets(key="engine.max_prefill_tokens"),
     "--router_token_ratio": Sets(key="engine.full_reserve_usage"),
-    "--router_max_new_token_len": Means(
-        keys=("engine.expected_output_tokens",),
-        reads=_of_expected,
-        writes=_to_expected,
+    "--router_max_new_token_len": only_with(
+        "--router_token_ratio", "engine.expected_output_tokens", _to_expected
     ),
     "--router_max_wait_tokens": Sets(
         key="engine.admission_interval_steps", how="with or without --disable_aggressive_schedule"
@@ -168,7 +156,7 @@ RULES: Mapping[str, Rule] = {
         writes=lambda settings: settings.get("engine.admission_interval_steps", 1) > 1 or UNSAID,
     ),
     "--schedule_time_interval": Sets(
-        key="engine.admission_interval_s", how="between looks at waiting requests; steps go on"
+        key="engine.admission_interval_s", how="between admissions; steps do not wait"
     ),
     "--mem_fraction": memory_share("--max_total_token_num"),
     "--long_truncation_mode": Sets(key="api.prompt_truncation"),
@@ -176,15 +164,15 @@ RULES: Mapping[str, Rule] = {
         key="model.tokenizer_loader",
         table={"slow": "transformers", "auto": "auto", "fast": "auto"},
         strict=True,
-        how="slow = the checkpoint's own class; fast and auto = our own reader where it can",
+        how="slow = the checkpoint's own class; fast and auto = remora's where supported",
     ),
     "--eos_id": Sets(key="model.eos_token_ids"),
     "--return_all_prompt_logprobs": Sets(key="api.prompt_logprobs"),
     "--first_token_constraint_mode": Means(
         keys=("grammar.first_token_ids",),
-        reads=_of_first_tokens,  # the ids themselves stand in the environment
+        reads=_of_first_tokens,  # the ids are in the environment
     ),
-    "--nccl_port": Sets(key="parallel.rendezvous_port", how="of ranks of one replica"),
+    "--nccl_port": Sets(key="parallel.rendezvous_port", how="for the ranks of one replica"),
     "--metric_gateway": Means(
         keys=("metrics.push_url",),
         reads=lambda value, given: {
@@ -199,7 +187,7 @@ RULES: Mapping[str, Rule] = {
         key="metrics.push_auth",
         table={True: "env:REMORA_PUSH_AUTH"},
         unset={False: "no credentials are sent"},
-        how="USER:PASSWORD, or a bearer token, in the variable REMORA_PUSH_AUTH",
+        how="USER:PASSWORD or a bearer token from the variable REMORA_PUSH_AUTH",
     ),
     "--disable_log_stats": Means(
         keys=("metrics.log_stats_period_s",), reads=_of_no_stats, writes=_to_no_stats
@@ -218,18 +206,18 @@ RULES: Mapping[str, Rule] = {
         key="model.task",
         table={True: "reward"},
         strict=True,
-        unset={False: "what the checkpoint was made for decides"},
-        how="/classify, /pooling and /encode answer with the score",
+        unset={False: "the checkpoint decides"},
+        how="/classify, /pooling and /encode return the score",
     ),
     "--disable_chunked_prefill": Sets(key="engine.chunked_prefill", invert=True),
     "--disable_dynamic_prompt_cache": Sets(key="engine.prefix_cache", invert=True),
     "--tp": Sets(key="parallel.tp_size"),
-    "--dp": Sets(key="parallel.num_replicas", how="each is a replica of Ray Serve's, of any model"),
+    "--dp": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica, for any model"),
     "--mode": Means(
         keys=(),
         reads=_of_modes,
         effective=False,
-        why="kernels of decoding attention are chosen by themselves; others are refused",
+        why="decode attention kernels are chosen automatically; other modes are refused",
     ),
     "--quant_type": Means(
         keys=("model.quantization",),
@@ -242,18 +230,10 @@ RULES: Mapping[str, Rule] = {
     "--reasoning_parser": REASONING,
     "--output_constraint_mode": Sets(key="grammar.backend"),
     "--token_healing_mode": Sets(key="grammar.token_healing"),
-    "--enable_fa3": Refused("FlashAttention 3 is not offered; attention runs on triton's kernels"),
-    "--enable_flashinfer_prefill": Refused(
-        "FlashInfer is not offered; attention runs on triton's kernels"
-    ),
-    "--enable_flashinfer_decode": Refused(
-        "FlashInfer is not offered; attention runs on triton's kernels"
-    ),
-    "--disable_cudagraph": Means(
-        keys=("engine.graph_max_rows",),
-        reads=_of_graphs,
-        writes=lambda settings: True if settings.get("engine.graph_max_rows") == 0 else UNSAID,
-    ),
+    "--enable_fa3": Refused("not offered: FlashAttention 3; attention uses Triton kernels"),
+    "--enable_flashinfer_prefill": _NO_FLASHINFER,
+    "--enable_flashinfer_decode": _NO_FLASHINFER,
+    "--disable_cudagraph": no_graphs("--graph_max_batch_size"),
     "--graph_max_batch_size": Sets(key="engine.graph_max_rows"),
     "--graph_split_batch_size": Means(
         keys=("engine.graph_split", "engine.graph_fine"),
@@ -265,7 +245,7 @@ RULES: Mapping[str, Rule] = {
         ),
     ),
     "--graph_max_len_in_batch": Sets(
-        key="engine.graph_max_tokens", unset={0: "sequences of any length run in graphs"}
+        key="engine.graph_max_tokens", unset={0: "sequences of any length use graphs"}
     ),
     "--graph_grow_step_size": Sets(key="engine.graph_step"),
 }

@@ -1,4 +1,4 @@
-"""Adapters as SGLang's `--lora-paths` and the backend's `loras` write them."""
+"""Adapters in SGLang's `--lora-paths` and the backend config's `loras`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = ("id", "lora_id", "name", "lora_name")
 
 
 def of_texts(value: Sequence[str], given: Mapping[str, Any]) -> Effect:
-    """Return the adapters of `name=path`, `path` and JSON entries. Raises Refusal."""
+    """Parse adapters given as `name=path`, `path` or JSON. Raises Refusal."""
     entries, how = [], ""
     for text in value:
         if text.lstrip().startswith("{"):
@@ -25,27 +25,27 @@ def of_texts(value: Sequence[str], given: Mapping[str, Any]) -> Effect:
         name, equals, path = text.partition("=")
         if not equals:
             name, path = PurePath(text).name, text
-            how = "an adapter given by its path alone is called as its folder is"
+            how = "an adapter given by its path alone gets its directory's name"
         entries.append(_entry(name, path))
     if given.get("--enable-lora") is False:
-        raise Refusal("--enable-lora is false; leave one of the two out")
+        raise Refusal("--enable-lora is false; remove one of the two")
     return Effect({"lora.adapters": entries, "lora.dynamic": True}, how)
 
 
 def to_texts(settings: Settings) -> Any:
-    """Return `name=path` for each adapter."""
+    """Write each adapter as `name=path`."""
     if not settings.get("lora.adapters") or settings.get("lora.dynamic") is not True:
         return UNSAID
     return [f"{entry['name']}={entry['path']}" for entry in settings["lora.adapters"]]
 
 
 def of_objects(value: Sequence[Any], given: Mapping[str, Any]) -> Effect:
-    """Return the adapters of objects with an id and a source. Raises Refusal."""
+    """Parse adapters given as objects with an id and a path. Raises Refusal."""
     return Effect({"lora.adapters": [_of_object(entry) for entry in value]})
 
 
 def to_objects(settings: Settings) -> Any:
-    """Return an object for each adapter."""
+    """Write each adapter as an object."""
     if not settings.get("lora.adapters"):
         return UNSAID
     return [{"id": entry["name"], "path": entry["path"]} for entry in settings["lora.adapters"]]
@@ -65,7 +65,7 @@ def _of_object(entry: Any) -> dict[str, str]:
     names = [rest.pop(key) for key in _NAMES if key in rest]
     paths = [rest.pop(key) for key in _PATHS if key in rest]
     if rest.pop("pinned", False):
-        raise Refusal("adapters cannot be pinned; lora.max_loras_per_batch makes room for more")
+        raise Refusal("adapters cannot be pinned; raise lora.max_loras_per_batch instead")
     if len(names) != 1 or len(paths) != 1 or rest:
         raise Refusal(
             f"each adapter has an id ({', '.join(_NAMES)}) and a path ({', '.join(_PATHS)}); "
@@ -76,5 +76,7 @@ def _of_object(entry: Any) -> dict[str, str]:
 
 def _entry(name: str, path: str) -> dict[str, str]:
     if not re.fullmatch(ADAPTER_NAME, name):
-        raise Refusal(f"the name {name!r} may hold letters, digits, dots, dashes and underscores")
+        raise Refusal(
+            f"the name {name!r} is not valid; use letters, digits, dots, dashes and underscores"
+        )
     return {"name": name, "path": path}

@@ -1,11 +1,11 @@
-"""The `args` of an application that speak another server's language, turned into ours.
+"""Translate the `args` of an application from another server's parameters to remora's keys.
 
     args:
       dialect: sglang
       args: {model-path: /models/llama, tp: 2}
-      engine: {kv_memory: 20GiB}     # sections of ours may stand beside; they win
+      engine: {kv_memory: 20GiB}     # remora's own sections override the parameters
 
-Entries of `models` may be written so as well. A profile's values lie below everything else.
+Entries of `models` may have this form too. A profile's values have the lowest precedence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS, System
-from remora.configs.dialects.translate import Line, translate
+from remora.configs.dialects.translate import ParameterReport, translate
 from remora.configs.errors import ConfigError
 from remora.configs.profiles import PROFILES
 from remora.configs.validation_messages import KeyPath, Locate, nearest, shown
@@ -27,28 +27,28 @@ DIALECT, ARGS, MODELS, PROFILE = "dialect", "args", "models", "profile"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """Args in our own words.
+    """Args in remora's keys.
 
-    http:     host and port that were asked for, for Serve's http_options
-    lines:    what became of each parameter
-    origins:  path of a key of ours -> path where it was written
+    http:     host and port for Serve's http_options
+    lines:    one report for each parameter
+    origins:  path of a key -> path of the parameter or profile that set it
     """
 
     args: dict[str, Any]
     http: dict[str, Any] = field(default_factory=dict)
-    lines: tuple[Line, ...] = ()
+    lines: tuple[ParameterReport, ...] = ()
     origins: Mapping[KeyPath, KeyPath] = field(default_factory=dict)
 
 
 def nowhere(_path: KeyPath, _at_key: bool) -> str:
-    """Locate for args that come from no file."""
+    """Locate for args that are not from a file."""
     return ""
 
 
 def resolve(args: Mapping[str, Any], locate: Locate = nowhere, prefix: KeyPath = ()) -> Resolved:
-    """Return `args` in our own words. Raises ConfigError with one line per fault.
+    """Return `args` in remora's keys. Raises ConfigError with one line per fault.
 
-    prefix:  where `args` stand, for `locate`; paths of `origins` begin with it
+    prefix:  path of `args`, for `locate` and `origins`
     """
     entries = args.get(MODELS)
     if not isinstance(entries, list):
@@ -109,7 +109,7 @@ def _resolve_one(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Re
 
 
 def _on_profile(args: Mapping[str, Any], locate: Locate, prefix: KeyPath) -> Resolved:
-    """Return what stands beside a profile, over the profile's values."""
+    """Return args with a profile: the profile's values, overridden by the rest."""
     name = args[PROFILE]
     text = name if isinstance(name, str) else ""
     if text not in PROFILES:

@@ -1,4 +1,4 @@
-"""RTP-LLM's server arguments: its command line, and environment variables of the same meaning."""
+"""RTP-LLM's server arguments: its command line, and the equivalent environment variables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from remora.configs.dialects.rules import (
     Sets,
     Settings,
 )
-from remora.configs.dialects.shared_rules import DTYPE, LOG_LEVEL
+from remora.configs.dialects.shared_rules import DTYPE, LOG_LEVEL, only_with
 
-_CONCURRENCY = 32  # their default
+_CONCURRENCY = 32  # RTP-LLM's default
 _FRAMES = 16
-_NO_LIMIT = "no limit is set"
 
 
 def _check_world(value: int, given: Mapping[str, Any]) -> Effect:
@@ -28,12 +27,6 @@ def _check_world(value: int, given: Mapping[str, Any]) -> Effect:
     if value != tp * dp:
         raise Refusal(f"--tp-size * --dp-size is {tp} * {dp} = {tp * dp}; make them agree")
     return Effect({})
-
-
-def _of_budget(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
-    if not given.get("--enable-fast-gen"):
-        return Harmless("it counts only with --enable-fast-gen")
-    return {"engine.prefill_chunk_tokens": value}
 
 
 def _to_budget(settings: Settings) -> Any:
@@ -44,7 +37,7 @@ def _to_budget(settings: Settings) -> Any:
 
 def _of_fmha(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     if value:
-        return Harmless("attention is fused wherever there is a kernel for it")
+        return Harmless("attention is fused wherever a kernel supports it")
     return {"engine.attention_backend": "torch", "engine.cpu_kernels": "torch"}
 
 
@@ -60,12 +53,12 @@ def _of_tasks(value: Any, given: Mapping[str, Any]) -> Settings:
         return {"api.task_prompts": {str(each["task_id"]): each["prompt"] for each in value}}
     if isinstance(value, Mapping):
         return {"api.task_prompts": {str(name): text for name, text in value.items()}}
-    raise Refusal('expected an object of texts by name, or a list of {"task_id", "prompt"}')
+    raise Refusal('expected an object of names to texts, or a list of {"task_id", "prompt"}')
 
 
 def _of_multi_block(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if value:
-        return Harmless("the keys of a sequence are divided by how many there are, always")
+        return Harmless("attention always splits the keys of a sequence by their number")
     return {"engine.attention_splits": 1}
 
 
@@ -77,7 +70,7 @@ def _of_timeline(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
 
 def _of_blocking(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value:
-        return Harmless("beyond the limit requests are refused")
+        return Harmless("requests over the limit are refused")
     limit = given.get("--concurrency-limit", _CONCURRENCY)
     return {"api.wait_when_busy": True, "api.max_concurrent_requests": limit}
 
@@ -88,7 +81,7 @@ def _of_tracing(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
 
 def _of_stacks(value: bool, given: Mapping[str, Any]) -> Harmless | Settings:
     if not value or not given.get("--trace-memory"):
-        return Harmless("callers are shown only with --trace-memory, and if this is on")
+        return Harmless("no stacks are shown; they need --trace-memory too")
     return {"debug.trace_memory_frames": _FRAMES}
 
 
@@ -99,21 +92,21 @@ RULES: Mapping[str, Rule] = {
     "--max-seq-len": Sets(key="model.context_length"),
     "--start-port": Sets(key="http.port"),
     "--tp-size": Sets(key="parallel.tp_size"),
-    "--dp-size": Sets(key="parallel.num_replicas", how="each is a replica of Ray Serve's"),
+    "--dp-size": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica"),
     "--world-size": Means(
-        keys=(), reads=_check_world, why="must be --tp-size * --dp-size, else it is refused"
+        keys=(), reads=_check_world, why="must be --tp-size * --dp-size; others are refused"
     ),
     "--reuse-cache": Sets(key="engine.prefix_cache"),
     "--enable-fast-gen": Sets(key="engine.chunked_prefill"),
-    "--fast-gen-context-budget": Means(
-        keys=("engine.prefill_chunk_tokens",), reads=_of_budget, writes=_to_budget
+    "--fast-gen-context-budget": only_with(
+        "--enable-fast-gen", "engine.prefill_chunk_tokens", _to_budget
     ),
     "--max-context-batch-size": Sets(key="engine.max_prefill_requests"),
     "--scheduler-reserve-resource-ratio": Sets(
-        key="engine.free_kv_fraction", scale=0.01, how="of the KV cache, while others run"
+        key="engine.free_kv_fraction", scale=0.01, how="of the KV cache, while requests run"
     ),
     "--device-reserve-memory-bytes": Sets(
-        key="engine.memory_reserve", unset={0: "no memory is left to others"}
+        key="engine.memory_reserve", unset={0: "no memory is reserved"}
     ),
     "--concurrency-limit": Sets(key="api.max_concurrent_requests"),
     "--concurrency-with-block": Means(
@@ -127,13 +120,13 @@ RULES: Mapping[str, Rule] = {
         keys=("debug.profile_dir",),
         reads=_of_timeline,
         writes=lambda settings: "debug.profile_dir" in settings or UNSAID,
-        how="a trace of torch's profiler, between /start_profile and /stop_profile",
+        how="a torch profiler trace, between /start_profile and /stop_profile",
     ),
     "--trace-memory": Means(
         keys=("debug.trace_memory_s",),
         reads=_of_tracing,
         writes=lambda settings: "debug.trace_memory_s" in settings or UNSAID,
-        how="the lines of Python code that hold more memory than a minute before",
+        how="logs the Python source lines whose memory has grown, every minute",
     ),
     "--trace-malloc-stack": Means(
         keys=("debug.trace_memory_frames",),
@@ -150,13 +143,13 @@ RULES: Mapping[str, Rule] = {
         key="metrics.log_responses", table={True: "full", False: "none"}
     ),
     "--ft-alog-conf-path": Sets(
-        key="metrics.log_config", how="a file of Python's logging.config, not of alog"
+        key="metrics.log_config", how="a Python logging.config file, not an alog file"
     ),
     "--step-records-max-size": Sets(key="metrics.max_step_records"),
     "--step-records-time-range": Sets(key="metrics.step_records_s", scale=1e-6),
     "--max-batch-size": Sets(
         key="engine.max_running_requests",
-        unset={0: "no limit of its own is set; engine.max_running_requests keeps its default"},
+        unset={0: "engine.max_running_requests keeps its default"},
     ),
     "--enable-fmha": Means(
         keys=("engine.attention_backend", "engine.cpu_kernels"), reads=_of_fmha, writes=_to_fmha
@@ -168,19 +161,19 @@ RULES: Mapping[str, Rule] = {
     ),
     "--log-level": LOG_LEVEL,
     "--max-lora-model-size": Sets(
-        key="lora.max_adapter_bytes", unset={-1: _NO_LIMIT}, how="bytes of the adapter's file"
+        key="lora.max_adapter_bytes", unset={-1: "no limit is set"}, how="in bytes of the file"
     ),
     "--load-balance": Sets(
         key="routing.policy",
         table={True: "power_of_two", False: "round_robin"},
         strict=True,
-        how="the less busy of two replicas at random",
+        how="the less busy of two random replicas",
     ),
     "--rank-factor": Sets(
         key="routing.policy",
         table={0: "shortest_queue", 1: "power_of_two"},
         strict=True,
-        how="0: fewest tokens to compute; 1: the less busy of two at random",
+        how="0: fewest tokens to compute; 1: the less busy of two random replicas",
     ),
 }
 

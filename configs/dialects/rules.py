@@ -1,7 +1,7 @@
-"""What a foreign parameter can mean here: it sets keys, it is harmless, or it is refused.
+"""Rules for other servers' parameters: set keys, have no effect, or are refused.
 
-A rule reads a value into settings of ours, and writes settings of ours as a value, so that a
-configuration can be turned from one dialect into another. Tables of rules are the dialects.
+A rule reads a value into settings (remora's keys), and writes settings as a value, so that a
+configuration can be converted from one dialect to another. A dialect is a table of rules.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-Settings = Mapping[str, Any]  # by dotted key of ours, such as engine.page_size
+Settings = Mapping[str, Any]  # by dotted key of remora, such as engine.page_size
 
 
 class Refusal(Exception):
-    """A value cannot be honoured; the message says why and what comes nearest."""
+    """A value is not supported; the message says why, and names the nearest alternative."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a value means here. how: what differs from the original; "" = nothing."""
+    """Settings for a value. how: the difference from the original server; "" = none."""
 
     settings: Settings
     how: str = ""
@@ -27,56 +27,56 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Harmless:
-    """Why a value needs nothing done here."""
+    """Why a value needs no settings."""
 
     why: str
 
 
 class Unsaid:
-    """What a function that writes returns where there is nothing to say."""
+    """Returned by `writes` functions if no value expresses the settings."""
 
 
 UNSAID = Unsaid()
 
 
 class Rule(Protocol):
-    """What one parameter means.
+    """The rule of one parameter.
 
-    keys:  keys of ours that it may set; the first is the one whose effect counts
-    how:   what differs from the original; "" = nothing
-    why:   of what has no effect or is refused
+    keys:  keys that it may set; tests observe the effect of the first
+    how:   the difference from the original server; "" = none
+    why:   the reason, if it has no effect or is refused
     """
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return them."""
+        """Keys that it may set."""
         ...
 
     @property
     def how(self) -> str:
-        """Return it."""
+        """The difference from the original server."""
         ...
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
-        """Return what `value` means; `given`: all parameters. Raises Refusal."""
+        """Return the effect of `value`; `given`: all parameters. Raises Refusal."""
         ...
 
     def write(self, settings: Settings) -> list[Any]:
-        """Return values that say what `settings` hold, the plainest first; none: nothing to say."""
+        """Return values that express `settings`, the simplest first; [] = there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sets:
-    """One key takes the value.
+    """One key gets the value.
 
-    table:   values that are called otherwise here
-    strict:  whether no other values than those of `table` are taken
-    unset:   value -> why it means that nothing is set
-    refuse:  value -> why it is refused
-    hows:    value -> what differs, beside `how` of the others
-    otherwise:  with `strict`, what to say of other values in front of those of `table`
-    scale:   our unit in theirs: ours = theirs * scale
+    table:      their value -> remora's value, where they differ
+    strict:     whether only the values of `table` are allowed
+    unset:      value -> why it sets nothing
+    refuse:     value -> why it is refused
+    hows:       value -> difference, instead of `how`
+    otherwise:  with `strict`, the beginning of the message for other values
+    scale:      remora's value = their value * scale
     """
 
     key: str
@@ -92,11 +92,11 @@ class Sets:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The one key."""
+        """The key."""
         return (self.key,)
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
-        """Return the key with the value in our words."""
+        """Return the key with remora's value."""
         if _in(value, self.refuse):
             raise Refusal(self.refuse[value])
         if _in(value, self.unset):
@@ -106,7 +106,7 @@ class Sets:
             value = self.table[value]
         elif self.strict:
             known = ", ".join(str(choice) for choice in self.table)
-            raise Refusal(f"{self.otherwise}; what works here: {known}")
+            raise Refusal(f"{self.otherwise}; supported: {known}")
         elif self.invert:
             value = not value
         elif self.scale != 1:
@@ -114,7 +114,7 @@ class Sets:
         return Effect({self.key: value}, how)
 
     def write(self, settings: Settings) -> list[Any]:
-        """Return the key's value in their words."""
+        """Return their values for the key's value."""
         value = settings.get(self.key)
         if value is None:
             return []
@@ -133,7 +133,7 @@ class Sets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Several keys, or other parameters, decide what a value means.
+    """A rule made of functions, for several keys or for values that depend on other parameters.
 
     effective:  whether any value has an effect
     """
@@ -146,19 +146,19 @@ class Means:
     why: str = ""
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
-        """Ask the function; plain settings are an effect."""
+        """Call `reads`; plain settings are an effect."""
         meant = self.reads(value, given)
         return meant if isinstance(meant, Effect | Harmless) else Effect(meant, self.how)
 
     def write(self, settings: Settings) -> list[Any]:
-        """Ask the other function."""
+        """Call `writes`."""
         value = self.writes(settings)
         return [] if value is UNSAID else [value]
 
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """Every value is harmless, or those of `only`."""
+    """A parameter without effect, for any value or for those in `only`."""
 
     why: str
     only: tuple[Any, ...] = ()
@@ -167,21 +167,21 @@ class NoEffect:
     how: str = ""
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
-        """Return why. Raises Refusal for values that are not harmless."""
+        """Return the reason. Raises Refusal for values not in `only`."""
         if self.only and value not in self.only:
             raise Refusal(self.otherwise)
         return Harmless(self.why)
 
     def write(self, settings: Settings) -> list[Any]:
-        """Say nothing."""
+        """Return nothing."""
         return []
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What remora does not do. Values that leave it off are harmless.
+    """A feature that remora does not have. Values that turn it off have no effect.
 
-    off:  such values, beside the parameter's default, None, False, 0 and the empty ones
+    off:  such values, in addition to the parameter's default, None, False, 0 and empty values
     """
 
     why: str
@@ -190,23 +190,23 @@ class Refused:
     how: str = ""
 
     def read(self, value: Any, given: Mapping[str, Any]) -> Effect | Harmless:
-        """Raise Refusal unless the value leaves it off."""
+        """Raise Refusal unless the value turns the feature off."""
         if not value or value in self.off or value in ("none", "null", "auto", "off"):
             return Harmless(f"it is off here too ({self.why})")
         raise Refusal(self.why)
 
     def write(self, settings: Settings) -> list[Any]:
-        """Say nothing."""
+        """Return nothing."""
         return []
 
 
 def not_yet(capability: str, near: str = "") -> Refused:
-    """Return the refusal of something that is still to come."""
+    """Return the refusal of a feature that is planned."""
     return Refused(f"not yet: {capability}" + (f"; {near}" if near else ""))
 
 
 def _in(value: Any, table: Mapping[Any, Any]) -> bool:
-    """Return whether `value` is a key of `table`, 1 and True apart."""
+    """Return whether `value` is a key of `table`; 1 and True are different."""
     return isinstance(value, str | int | float | bool) and any(
         key == value and type(key) is type(value) for key in table
     )

@@ -1,4 +1,4 @@
-"""SGLang's server arguments: its command line, and the YAML file of its `--config`."""
+"""SGLang's server arguments: its command line, and the YAML file of `--config`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from remora.configs.dialects.shared_rules import (
     TOOLS,
     TRUST_CODE,
     WEIGHT_ONLY,
-    compiled_rows,
     edges,
     memory_share,
+    no_graphs,
+    only_with,
     secret,
 )
 
@@ -40,13 +41,13 @@ _LOAD_FORMATS = {
     "layered": "auto",
 }
 _NOT_READ = {
-    "npcache": "npcache keeps a second copy of pickled weights as arrays, for faster starts; "
-    "convert them to safetensors, which are mapped as they are",
-    "sharded_state": "files of each rank are not written; every rank reads its share of the "
-    "whole files and no more: auto",
-    "bitsandbytes": "bitsandbytes' quantised weights are not read; model.quantization rounds the "
-    "original ones at start-up",
-    "remote": "weights are read from files of this machine; mount the store or copy the folder",
+    "npcache": "not offered: a cache of pickled weights; convert them to safetensors, which are "
+    "memory-mapped",
+    "sharded_state": "not offered: files per rank; with auto, each rank reads only its part of the "
+    "files",
+    "bitsandbytes": "not offered: bitsandbytes' quantised weights; model.quantization quantises "
+    "the original ones at start-up",
+    "remote": "weights are read from local files; mount the store or copy the directory",
     "remote_instance": "weights are read from files, not from another server",
 }
 _BALANCING = {
@@ -59,7 +60,7 @@ RULES: Mapping[str, Rule] = {
     "--config": Means(
         keys=(),
         reads=values.of_config_file,
-        why="its options are read; those of the command line win over them",
+        why="its options are read; the command line overrides them",
     ),
     # model
     "--model-path": Sets(key="model.path"),
@@ -72,8 +73,8 @@ RULES: Mapping[str, Rule] = {
         table=_LOAD_FORMATS,
         strict=True,
         hows={
-            "auto": "pickles are not fallen back to: pt asks for them",
-            "layered": "every format is read one tensor at a time",
+            "auto": "does not fall back to pickled files; use pt for them",
+            "layered": "every format is read tensor by tensor",
         },
         refuse=_NOT_READ,
     ),
@@ -82,8 +83,8 @@ RULES: Mapping[str, Rule] = {
         key="model.load_format",
         table={"gguf": "gguf"},
         strict=True,
-        how="gguf: read as it is",
-        otherwise="not yet: quantised checkpoints; --torchao-config int8wo or int4wo-32 rounds "
+        how="gguf files keep their format",
+        otherwise="not yet: quantised checkpoints; --torchao-config int8wo or int4wo-32 quantises "
         "weights on a CPU",
     ),
     "--torchao-config": Means(
@@ -111,38 +112,38 @@ RULES: Mapping[str, Rule] = {
         keys=("warmup.routines",),
         reads=lambda value, given: {"warmup.routines": [n.strip() for n in value.split(",")]},
         writes=lambda settings: ",".join(settings.get("warmup.routines", ())) or UNSAID,
-        how="routines of ours: generate, sample, logprobs, grammar, chat",
+        how="remora's routines: generate, sample, logprobs, grammar, chat",
     ),
     # tokenizer
     "--chat-template": Sets(
-        key="model.chat_template", how="a file, or a name of the checkpoint's own templates"
+        key="model.chat_template", how="a file, or the name of one of the checkpoint's templates"
     ),
     "--tokenizer-path": Sets(key="model.tokenizer_path"),
     "--tokenizer-mode": Sets(
         key="model.tokenizer_loader",
         table={"slow": "transformers", "auto": "auto"},
         strict=True,
-        how="slow = the checkpoint's own class, as transformers has it",
+        how="slow = the checkpoint's own class in transformers",
     ),
     "--is-embedding": Sets(
         key="model.task",
         table={True: "embed"},
         strict=True,
-        unset={False: "what the checkpoint was made for decides"},
-        how="also of models that generate; those with a head for scores need no flag",
+        unset={False: "the checkpoint decides"},
+        how="for generation models too; models with a score head need no flag",
     ),
     "--skip-tokenizer-init": Sets(key="model.skip_tokenizer"),
     "--tokenizer-worker-num": Sets(
-        key="api.tokenizer_threads", how="threads of each replica, which leave Python's lock"
+        key="api.tokenizer_threads", how="threads of each replica, not processes"
     ),
     "--enable-tokenizer-batch-encode": NoEffect(
-        "the prompts of one request are always tokenised together"
+        "the prompts of a request are always tokenised together"
     ),
     "--enable-dynamic-batch-tokenizer": Means(
         keys=("api.tokenizer_batch_size",), reads=values.of_gathering, writes=values.to_gathering
     ),
-    "--dynamic-batch-tokenizer-batch-size": Means(
-        keys=("api.tokenizer_batch_size",), reads=values.of_gathered, writes=values.to_gathered
+    "--dynamic-batch-tokenizer-batch-size": only_with(
+        "--enable-dynamic-batch-tokenizer", "api.tokenizer_batch_size", values.to_gathered
     ),
     "--dynamic-batch-tokenizer-batch-timeout": Sets(key="api.tokenizer_batch_wait_s"),
     # memory and scheduling
@@ -151,11 +152,11 @@ RULES: Mapping[str, Rule] = {
     "--page-size": Sets(key="engine.page_size"),
     "--max-total-tokens": Sets(key="engine.kv_tokens"),
     "--swa-full-tokens-ratio": Sets(
-        key="engine.window_ratio", how="a model without such layers is refused"
+        key="engine.window_ratio", how="refused for models without sliding-window layers"
     ),
     "--hybrid-kvcache-ratio": Sets(
         key="engine.window_saving",
-        how="1 = the window and what a step computes, for each context that the others hold",
+        how="1 = the window and the tokens of a step, per sequence of full length",
     ),
     "--disable-hybrid-swa-memory": Sets(
         key="engine.window_pages", table={True: "off", False: "auto"}
@@ -195,28 +196,24 @@ RULES: Mapping[str, Rule] = {
         keys=tuple(f"sampling.{key}" for key in values.PREFERRED.values()),
         reads=values.of_preferred,
         writes=values.to_preferred,
-        how="they hold as defaults too, and are told in /get_model_info",
+        how="also the defaults of the other APIs, and returned by /get_model_info",
     ),
     "--enable-custom-logit-processor": Refused(
-        "code that clients send is never run; name processors under engine.logit_processors, and "
-        "requests choose one by its name"
+        "code that clients send is never run; list processors in engine.logit_processors, and "
+        "requests select one by name"
     ),
-    "--multi-item-scoring-delimiter": NoEffect(
-        "/v1/score always scores items apart, whatever lies between them"
-    ),
+    "--multi-item-scoring-delimiter": NoEffect("/v1/score always scores each item separately"),
     "--enable-fp32-lm-head": NoEffect("logits are always float32"),
     "--enable-return-hidden-states": Sets(
-        key="api.hidden_states", how="of /generate, at the end of an answer"
+        key="api.hidden_states", how="on /generate, in the final event"
     ),
     "--custom-weight-loader": Sets(
         key="model.weight_loaders",
-        how="functions from a text to names and tensors; see /update_weights_from_disk",
+        how="functions that yield (name, tensor) pairs; see /update_weights_from_disk",
     ),
     "--weight-version": Sets(key="model.weight_version"),
     "--random-seed": Sets(key="engine.random_seed"),
-    "--watchdog-timeout": Sets(
-        key="engine.step_timeout_s", how="the replica is replaced by Ray Serve"
-    ),
+    "--watchdog-timeout": Sets(key="engine.step_timeout_s", how="Ray Serve replaces the replica"),
     "--device": Sets(
         key="engine.device",
         refuse=dict.fromkeys(("xpu", "hpu", "npu"), "remora runs on cuda and cpu"),
@@ -231,10 +228,8 @@ RULES: Mapping[str, Rule] = {
     "--enable-deterministic-inference": Sets(key="engine.deterministic"),
     # graphs
     "--enable-torch-compile": COMPILE,
-    "--torch-compile-max-bs": compiled_rows("--enable-torch-compile"),
-    "--disable-cuda-graph": Means(
-        keys=("engine.graph_max_rows",), reads=values.of_graphs, writes=values.to_graphs
-    ),
+    "--torch-compile-max-bs": only_with("--enable-torch-compile", "engine.compile_max_rows"),
+    "--disable-cuda-graph": no_graphs("--cuda-graph-max-bs"),
     "--cuda-graph-max-bs": Sets(key="engine.graph_max_rows"),
     "--cuda-graph-bs": Sets(key="engine.graph_rows"),
     "--disable-cuda-graph-padding": Sets(key="engine.graph_padding", invert=True),
@@ -251,31 +246,28 @@ RULES: Mapping[str, Rule] = {
         writes=lora_entries.to_texts,
     ),
     "--max-lora-rank": Sets(key="lora.max_lora_rank"),
-    "--lora-target-modules": Sets(
-        key="lora.target_modules",
-    ),
+    "--lora-target-modules": Sets(key="lora.target_modules"),
     "--max-loras-per-batch": Sets(
-        key="lora.max_loras_per_batch", how="the model without an adapter takes no place"
+        key="lora.max_loras_per_batch", how="the base model takes no slot"
     ),
     "--max-loaded-loras": Sets(key="lora.max_loaded_loras"),
     "--lora-backend": NoEffect(
-        "adapters have one family of kernels on a GPU and one on a CPU; outputs agree"
+        "there is one set of adapter kernels for GPUs and one for CPUs; same outputs"
     ),
     "--lora-eviction-policy": Sets(key="lora.eviction"),
     # grammar
     "--grammar-backend": Sets(
-        key="grammar.backend", refuse={"llguidance": "not offered; xgrammar takes the same kinds"}
+        key="grammar.backend",
+        refuse={"llguidance": "not offered; xgrammar supports the same constraints"},
     ),
     "--constrained-json-disable-any-whitespace": Sets(key="grammar.json_compact"),
     "--constrained-json-whitespace-pattern": Sets(key="grammar.json_whitespace_pattern"),
     # parallel
     "--tensor-parallel-size": Sets(key="parallel.tp_size"),
     "--pipeline-parallel-size": Sets(key="parallel.pp_size"),
-    "--data-parallel-size": Sets(
-        key="parallel.num_replicas", how="each is a replica of Ray Serve's"
-    ),
+    "--data-parallel-size": Sets(key="parallel.num_replicas", how="each is a Ray Serve replica"),
     "--dist-timeout": Sets(key="parallel.join_timeout_s"),
-    "--nccl-port": Sets(key="parallel.rendezvous_port", how="of ranks of one replica"),
+    "--nccl-port": Sets(key="parallel.rendezvous_port", how="for the ranks of one replica"),
     "--load-balance-method": Sets(
         key="routing.policy",
         table=_BALANCING,
@@ -295,24 +287,20 @@ RULES: Mapping[str, Rule] = {
     "--enable-request-time-stats-logging": Sets(key="metrics.log_request_times"),
     "--decode-log-interval": Sets(key="metrics.log_step_interval"),
     "--gc-warning-threshold-secs": Sets(
-        key="metrics.log_gc_s", unset={0.0: "collections are not warned about"}
+        key="metrics.log_gc_s", unset={0.0: "collections are not logged"}
     ),
-    "--show-time-cost": Sets(key="debug.log_step_times", how="one line a step, for its parts"),
+    "--show-time-cost": Sets(key="debug.log_step_times", how="one line per step"),
     "--enable-trace": Means(
         keys=("metrics.trace_endpoint",), reads=values.of_trace, writes=values.to_trace
     ),
-    "--otlp-traces-endpoint": Means(
-        keys=("metrics.trace_endpoint",),
-        reads=values.of_endpoint,
-        writes=lambda settings: settings.get("metrics.trace_endpoint", UNSAID),
-    ),
+    "--otlp-traces-endpoint": only_with("--enable-trace", "metrics.trace_endpoint"),
     "--kv-events-config": Means(
         keys=("engine.kv_events_endpoint", "engine.kv_events_topic"),
         reads=values.of_kv_events,
         writes=values.to_kv_events,
     ),
     "--enable-nan-detection": NoEffect(
-        "numbers that are not finite are always seen; they end the request that they belong to"
+        "NaN and infinite logits are always detected, and end the affected request"
     ),
     "--crash-on-nan": Sets(key="debug.fail_on_nan"),
     "--debug-tensor-dump-output-folder": Means(
@@ -323,7 +311,7 @@ RULES: Mapping[str, Rule] = {
             "engine.device": "cpu",
         },
         writes=lambda settings: settings.get("debug.tensor_dump_dir", UNSAID),
-        how="safetensors files, of torch's kernels on a CPU",
+        how="safetensors files; runs torch kernels on a CPU",
     ),
     "--debug-tensor-dump-input-file": Sets(
         key="debug.tensor_dump_input", how="a JSON list of token ids"
@@ -344,11 +332,11 @@ RULES: Mapping[str, Rule] = {
     "--admin-api-key": secret("api.admin_api_key"),
     "--file-storage-path": Sets(key="api.batch_dir"),
     "--sampling-defaults": NoEffect(
-        "the checkpoint's generation_config.json says them",
+        "defaults come from the checkpoint's generation_config.json",
         only=("model",),
-        otherwise="defaults come from the checkpoint; the section sampling says others",
+        otherwise="defaults come from the checkpoint; set others in the section sampling",
     ),
-    "--enable-cache-report": NoEffect("cached tokens are always told in the usage"),
+    "--enable-cache-report": NoEffect("the usage always includes cached tokens"),
 }
 
 SGLANG = Dialect(

@@ -1,7 +1,6 @@
-"""What values of SGLang's parameters mean where a key alone does not say it.
+"""Functions for SGLang's parameters whose values are not simply the value of a key.
 
-`of_x` reads a value, with all other parameters at hand; `to_x` writes the value that says settings
-of ours.
+`of_x` reads a value, given all parameters; `to_x` writes the value for settings.
 """
 
 from __future__ import annotations
@@ -39,35 +38,21 @@ def to_chunk(settings: Settings) -> Any:
     return settings.get("engine.prefill_chunk_tokens", UNSAID)
 
 
-def of_graphs(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
-    """Return what `--disable-cuda-graph` means; may raise Refusal."""
-    if not value:
-        return Harmless("graphs are recorded on a GPU anyway")
-    if given.get("--cuda-graph-max-bs"):
-        raise Refusal("--cuda-graph-max-bs asks for graphs; keep one of the two")
-    return {"engine.graph_max_rows": 0}
-
-
-def to_graphs(settings: Settings) -> Any:
-    """Return the value of `--disable-cuda-graph` that says the settings."""
-    return True if settings.get("engine.graph_max_rows") == 0 else UNSAID
-
-
 def of_lora(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settings:
     """Return what `--enable-lora` means; may raise Refusal."""
     if value:
         return {"lora.dynamic": True}
     if given.get("--lora-paths"):
-        raise Refusal("--lora-paths gives adapters; leave one of the two out")
+        raise Refusal("--lora-paths lists adapters; remove one of the two")
     return {"lora.dynamic": False}
 
 
 def of_loader(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
-    """`enable_multithread_load` and `num_threads` are what its loader of safetensors takes."""
+    """Read `--model-loader-extra-config`: enable_multithread_load and num_threads."""
     if not isinstance(value, Mapping) or value.keys() - {"enable_multithread_load", "num_threads"}:
         raise Refusal("expected an object of enable_multithread_load and num_threads")
     if not value:
-        return Harmless("as many threads read as without it")
+        return Harmless("the number of threads does not change")
     is_many = value.get("enable_multithread_load", False)
     return {"model.load_threads": value.get("num_threads", 8) if is_many else 1}
 
@@ -94,13 +79,6 @@ def to_trace(settings: Settings) -> Any:
     return "metrics.trace_endpoint" in settings or UNSAID
 
 
-def of_endpoint(value: str, given: Mapping[str, Any]) -> Harmless | Settings:
-    """Return what `--otlp-traces-endpoint` means; may raise Refusal."""
-    if not given.get("--enable-trace"):
-        return Harmless("it counts only with --enable-trace")
-    return {"metrics.trace_endpoint": value}
-
-
 def of_kv_events(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     """Return what `--kv-events-config` means; may raise Refusal."""
     known = {"publisher", "endpoint", "topic", "enable_kv_cache_events"}
@@ -110,7 +88,7 @@ def of_kv_events(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     if publisher == "null":
         return Harmless("the publisher is null: nothing is sent")
     if publisher != "zmq":
-        raise Refusal("the publisher is zmq, or null")
+        raise Refusal("the publisher must be zmq or null")
     topic = {"engine.kv_events_topic": value["topic"]} if value.get("topic") else {}
     return {"engine.kv_events_endpoint": value.get("endpoint", "tcp://*:5557"), **topic}
 
@@ -144,8 +122,8 @@ def to_preferred(settings: Settings) -> Any:
 
 
 def of_config_file(value: str, given: Mapping[str, Any]) -> Settings:
-    """On a command line the file has been read before (`command_line.py`)."""
-    raise Refusal("write the file's options here; on a command line it is read")
+    """Refuse `--config` in a file; `command_line.py` reads it on a command line."""
+    raise Refusal("write the file's options here; only a command line reads the file")
 
 
 def of_gathering(value: bool, given: Mapping[str, Any]) -> Settings:
@@ -157,13 +135,6 @@ def of_gathering(value: bool, given: Mapping[str, Any]) -> Settings:
 def to_gathering(settings: Settings) -> Any:
     """Return the value of `--enable-dynamic-batch-tokenizer` that says the settings."""
     return settings.get("api.tokenizer_batch_size", 1) > 1
-
-
-def of_gathered(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
-    """Return what `--dynamic-batch-tokenizer-batch-size` means; may raise Refusal."""
-    if not given.get("--enable-dynamic-batch-tokenizer"):
-        return Harmless("it counts only with --enable-dynamic-batch-tokenizer")
-    return {"api.tokenizer_batch_size": value}
 
 
 def to_gathered(settings: Settings) -> Any:
@@ -193,7 +164,7 @@ def to_log_requests(settings: Settings) -> Any:
 def of_log_level(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
     """Return what `--log-requests-level` means; may raise Refusal."""
     if not given.get("--log-requests"):
-        return Harmless("it counts only with --log-requests")
+        return Harmless("it has no effect without --log-requests")
     return {"metrics.log_requests": _REQUEST_LEVELS[value]}
 
 
@@ -212,20 +183,20 @@ def of_phase(value: Any, given: Mapping[str, Any]) -> Effect | Harmless | Settin
     )
     if value in ATTENTION and all(other in (None, value) for other in others):
         return Effect(
-            {"engine.attention_backend": ATTENTION[value]}, "prompts and decoding use the same"
+            {"engine.attention_backend": ATTENTION[value]}, "prefill and decode use the same"
         )
-    raise Refusal("one backend attends in both phases: triton or torch_native")
+    raise Refusal("prefill and decode use the same backend: triton or torch_native")
 
 
 def of_torchao(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
     """Return what `--torchao-config` means; may raise Refusal."""
     if not value:
-        return Harmless("weights stay as they are")
+        return Harmless("weights are not quantised")
     if value == "int8wo":
         return {"model.quantization": "int8"}
     if str(value).startswith("int4wo"):
         return {"model.quantization": "int4"}
-    raise Refusal("not yet: activations or weights in 8-bit floats; int8wo and int4wo-32 work")
+    raise Refusal("not yet: 8-bit floats and quantised activations; use int8wo or int4wo-32")
 
 
 def to_torchao(settings: Settings) -> Any:

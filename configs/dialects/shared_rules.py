@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from remora.configs.dialects.rules import UNSAID, Harmless, Means, Refusal, Sets, Settings
@@ -20,9 +20,9 @@ TOOLS = Sets(
 )
 COMPILE = Sets(
     key="engine.compile",
-    how="decode steps of torch's operations; native CPU kernels are compiled as they are",
+    how="compiles decode steps of torch operations; native CPU kernels need no compilation",
 )
-WEIGHT_ONLY = "weights are rounded in groups of our kernels: 64 (int8) or 32 (int4); CPU only"
+WEIGHT_ONLY = "weights are quantised in groups of 64 (int8) or 32 (int4); CPU only"
 DTYPE = Sets(
     key="model.dtype",
     table={
@@ -32,10 +32,10 @@ DTYPE = Sets(
         "bf16": "bfloat16",
         "fp32": "float32",
     },
-    hows={"auto": "the checkpoint's own: one in float32 is not cut to float16"},
+    hows={"auto": "the checkpoint's own; float32 is not converted to float16"},
 )
 TRUST_CODE = Sets(
-    key="model.trust_remote_code", how="code that lies beside the weights; nothing is downloaded"
+    key="model.trust_remote_code", how="only code in the checkpoint's directory; no downloads"
 )
 LEVELS = {
     "debug": "DEBUG",
@@ -46,7 +46,7 @@ LEVELS = {
     "warn": "WARNING",
     "WARN": "WARNING",
 }
-CRITICAL = {"critical": "ERROR, the highest level of our lines"}
+CRITICAL = {"critical": "ERROR, the highest level in use"}
 LOG_LEVEL = Sets(key="metrics.log_level", table=LEVELS, hows=CRITICAL)
 
 
@@ -54,59 +54,74 @@ _MAX_EDGE = 1e12
 
 
 def memory_share(tokens: str) -> Means:
-    """Return the rule of a share of the memory, which counts unless `tokens` gives the KV cache."""
+    """Return the rule of a memory fraction, without effect if `tokens` sets the KV cache."""
 
     def read(value: float, given: Mapping[str, Any]) -> Harmless | Settings:
         if given.get(tokens):
-            return Harmless(f"{tokens} sizes the KV cache alone")
+            return Harmless(f"{tokens} sets the size of the KV cache")
         return {"engine.total_mem_fraction": value}
 
     return Means(
         keys=("engine.total_mem_fraction",),
         reads=read,
         writes=lambda settings: settings.get("engine.total_mem_fraction", UNSAID),
-        how="what a step needs counts too",
+        how="includes the memory of a step",
     )
 
 
-def compiled_rows(switch: str) -> Means:
-    """Return the rule of the most rows that are compiled, where `switch` lets anything be so."""
+def only_with(switch: str, key: str, writes: Callable[[Settings], Any] | None = None) -> Means:
+    """Return the rule of a parameter that sets `key`, and has no effect without `switch`."""
 
-    def read(value: int, given: Mapping[str, Any]) -> Harmless | Settings:
+    def read(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
         if not given.get(switch):
-            return Harmless(f"nothing is compiled without {switch}")
-        return {"engine.compile_max_rows": value}
+            return Harmless(f"it has no effect without {switch}")
+        return {key: value}
 
     return Means(
-        keys=("engine.compile_max_rows",),
+        keys=(key,),
         reads=read,
-        writes=lambda settings: settings.get("engine.compile_max_rows", UNSAID),
+        writes=writes or (lambda settings: settings.get(key, UNSAID)),
+    )
+
+
+def no_graphs(limit: str) -> Means:
+    """Return the rule of a switch that turns CUDA graphs off, and contradicts `limit`."""
+
+    def read(value: Any, given: Mapping[str, Any]) -> Harmless | Settings:
+        if not value:
+            return Harmless("a GPU uses CUDA graphs by default")
+        if given.get(limit):
+            raise Refusal(f"{limit} enables graphs; keep one of the two")
+        return {"engine.graph_max_rows": 0}
+
+    return Means(
+        keys=("engine.graph_max_rows",),
+        reads=read,
+        writes=lambda settings: True if settings.get("engine.graph_max_rows") == 0 else UNSAID,
     )
 
 
 def edges(key: str) -> Means:
-    """Return the rule of a histogram's edges: default, tse MIDDLE BASE COUNT, or custom V..."""
+    """Return the rule of bucket edges: default, tse MIDDLE BASE COUNT, or custom EDGE..."""
 
     def read(value: list[str], given: Mapping[str, Any]) -> Harmless | Settings:
         kind, *texts = value or ["default"]
         try:
             numbers = [float(text) for text in texts]
         except ValueError:
-            raise Refusal(f"expected numbers behind {kind}") from None
+            raise Refusal(f"expected numbers after {kind}") from None
         if kind == "default":
-            return Harmless("edges are ours")
+            return Harmless("remora's default edges are used")
         if kind == "custom" and numbers:
             return {key: sorted(set(numbers))}
         if kind == "tse" and len(numbers) == 3:
             middle, base, count = numbers
             if not (0 <= middle <= _MAX_EDGE and base > 1 and count in range(1, 257)):
                 raise Refusal(
-                    f"tse: MIDDLE is 0 to {_MAX_EDGE:g}, BASE above 1, COUNT a whole number to 256"
+                    f"tse: MIDDLE must be 0 to {_MAX_EDGE:g}, BASE above 1, COUNT 1 to 256"
                 )
             if math.ceil(count / 2) * math.log(base) > math.log(_MAX_EDGE):
-                raise Refusal(
-                    f"tse: edges would lie beyond {_MAX_EDGE:g}; take fewer, or a BASE nearer to 1"
-                )
+                raise Refusal(f"tse: edges would exceed {_MAX_EDGE:g}; reduce COUNT or BASE")
             return {key: two_sided_exponential(middle, base, int(count))}
         raise Refusal("expected default, tse MIDDLE BASE COUNT, or custom followed by the edges")
 
@@ -126,13 +141,13 @@ def two_sided_exponential(middle: float, base: float, count: int) -> list[float]
 
 
 def secret(key: str) -> Means:
-    """Return the rule of a key that callers must bring: ours only refers to it."""
+    """Return the rule of an API key, which must be given by reference."""
 
     def read(value: Any, given: Mapping[str, Any]) -> Settings:
         if str(value).startswith(("env:", "file:")):
             return {key: value}
         raise Refusal(
-            "a secret is not written here itself; put it into a variable or a file and write "
+            "a secret must not be in a configuration; put it into a variable or a file and write "
             "env:NAME or file:/path"
         )
 

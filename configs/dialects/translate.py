@@ -1,7 +1,7 @@
-"""From the parameters of another server to settings of ours, with a line for each of them.
+"""Translate another server's parameters to settings, with one report for each parameter.
 
-Knows rules and catalogues. Knows nothing of command lines or files: a function given by the caller
-says where a parameter was written.
+Knows rules and catalogues, and nothing of command lines or files: the caller's `place` function
+locates a parameter.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from remora.configs.dialects.values import WrongValue, coerce
 from remora.configs.errors import ConfigError
 from remora.configs.validation_messages import nearest, shown
 
-HTTP = "http"  # keys of Serve's http_options, which no section of ours holds
+HTTP = "http"  # pseudo-section for Serve's http_options
 
 _SECRET = frozenset({"http.api_key", "http.admin_api_key"})
 
 
 class State(StrEnum):
-    """What became of a parameter."""
+    """Support for a parameter."""
 
     EXACT = "exact"
     APPROXIMATE = "approximate"
@@ -33,12 +33,12 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """What became of one parameter that was written.
+class ParameterReport:
+    """The result for one written parameter.
 
-    name:      as it was written
-    settings:  keys of ours and their values
-    text:      what differs, or why nothing is done
+    name:      as written
+    settings:  keys that it sets
+    text:      the difference, or why it has no effect
     """
 
     name: str
@@ -55,17 +55,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """What parameters of another server mean.
+    """Translated parameters.
 
-    args:     sections and keys of ours
-    http:     host and port, for Serve's http_options
-    lines:    one for each parameter
-    origins:  name, as written, of the parameter that set a key of ours
+    args:     sections and keys of remora
+    http:     host and port for Serve's http_options
+    lines:    one report for each parameter
+    origins:  dotted key -> name, as written, of the parameter that set it
     """
 
     args: dict[str, Any]
     http: dict[str, Any]
-    lines: tuple[Line, ...]
+    lines: tuple[ParameterReport, ...]
     origins: Mapping[str, str]
 
 
@@ -74,10 +74,10 @@ def translate(
     given: Mapping[str, Any],
     place: Callable[[str], str] = lambda _name: "",
 ) -> Translation:
-    """Return what `given` means. Raises ConfigError with one line per fault.
+    """Translate `given`. Raises ConfigError with one line per fault.
 
-    given:  values by name, in any spelling; texts are read as the parameter's type
-    place:  from a name in `given` to where it is written, as "file:line:column: "
+    given:  name, in any spelling -> value; strings are converted to the parameter's type
+    place:  name in `given` -> "file:line:column: "
     """
     faults: list[str] = []
     values, names = _read_values(dialect, given, place, faults)
@@ -115,7 +115,7 @@ def _read_values(
     place: Callable[[str], str],
     faults: list[str],
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values by the catalogue's names, and how each name was written; None is left out."""
+    """Return catalogue name -> value, without None, and catalogue name -> name as written."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     for written, raw in given.items():
@@ -147,8 +147,8 @@ def _line(
     written: str,
     value: Any,
     values: Mapping[str, Any],
-) -> Line:
-    """Return what became of a parameter. Raises Refusal."""
+) -> ParameterReport:
+    """Apply the rule of a parameter. Raises Refusal."""
     try:
         meant = dialect.rule(parameter).read(value, values)
     except Refusal:
@@ -156,11 +156,15 @@ def _line(
             parameter.default, bool
         ):
             raise
-        meant = Harmless(f"that is {dialect.title}'s default; nothing here depends on it")
+        meant = Harmless(f"this is {dialect.title}'s default; it has no effect here")
     if isinstance(meant, Harmless):
-        return Line(name=written, value=value, state=State.NO_EFFECT, settings={}, text=meant.why)
+        return ParameterReport(
+            name=written, value=value, state=State.NO_EFFECT, settings={}, text=meant.why
+        )
     state = State.APPROXIMATE if meant.how else State.EXACT
-    return Line(name=written, value=value, state=state, settings=meant.settings, text=meant.how)
+    return ParameterReport(
+        name=written, value=value, state=state, settings=meant.settings, text=meant.how
+    )
 
 
 def _unknown(dialect: Dialect, written: str, value: Any) -> str:

@@ -1,7 +1,6 @@
-"""Values of foreign parameters: from texts of a command line, an environment or a file to the type
-that the catalogue states.
+"""Convert values of other servers' parameters to the catalogue's types.
 
-Lenient as those servers are: "8" is a whole number, "True", "1" and "on" are true.
+As lenient as those servers: "8" is a whole number; "True", "1" and "on" are true.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
 class WrongValue(Exception):
-    """A value is not of its parameter's type; the message says what was expected."""
+    """A value does not have its parameter's type; the message says what is expected."""
 
 
 def coerce(parameter: Parameter, value: Any) -> Any:
-    """Return `value` in the parameter's type; None where nothing is set. Raises WrongValue."""
+    """Convert `value` to the parameter's type; None = nothing is set. Raises WrongValue."""
     if value is None or _says_nothing(parameter, value):
         return None
     read = _of_type(parameter, parameter.type, value)
@@ -44,7 +43,7 @@ def coerce(parameter: Parameter, value: Any) -> Any:
 
 
 def is_bool_text(text: str) -> bool:
-    """Return whether a text can be the value of a switch."""
+    """Return whether a text is a boolean."""
     return text.lower() in _TRUE | _FALSE
 
 
@@ -73,7 +72,7 @@ def _of_type(parameter: Parameter, kind: str, value: Any) -> Any:
 
 
 def _unquoted(kind: str, value: Any) -> Any:
-    """Read a list that is written as JSON, whole or as the one entry of a command line."""
+    """Parse a list written as JSON, alone or as the only item of a list."""
     text = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(text, str) and text.strip().startswith("["):
         return _json(text)

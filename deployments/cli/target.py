@@ -12,7 +12,7 @@ from remora.configs.dialects.all import DIALECTS
 from remora.configs.dialects.catalogue import SYSTEMS
 from remora.configs.dialects.command_line import read_command_line
 from remora.configs.dialects.resolve import ARGS, DIALECT, Resolved, resolve
-from remora.configs.dialects.translate import Line
+from remora.configs.dialects.translate import ParameterReport
 from remora.configs.errors import ConfigError
 from remora.configs.load import FileModel, load_serve_file, parse_args
 from remora.configs.multiple_models import name_of
@@ -27,7 +27,7 @@ _MAX_PORT = 65_535
 
 def read_target(
     target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
-) -> tuple[dict[str, Any], tuple[Line, ...]]:
+) -> tuple[dict[str, Any], tuple[ParameterReport, ...]]:
     """Return a validated Serve config, and how each parameter of another server was translated.
 
     Raises ConfigError, Failure.
@@ -45,7 +45,7 @@ def read_models(
 
 def _read(
     target: Sequence[str], dialect: str | None, overrides: Sequence[Override]
-) -> tuple[dict[str, Any], tuple[Line, ...], dict[str, FileModel]]:
+) -> tuple[dict[str, Any], tuple[ParameterReport, ...], dict[str, FileModel]]:
     if dialect is not None:
         documents: dict[str, Document] = {}
         resolved = _of_command_line(dialect, target, documents)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from remora.configs.sections.grammar import GrammarSection
-from remora.engine.grammar import limits
+from remora.engine.grammar import source_limits
 from remora.engine.grammar.characters import union
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.json_schema.schema import plain_schema
@@ -63,15 +63,15 @@ def _source_of(constraint: Constraint, section: GrammarSection) -> Source:
             f"a constraint of the kind {kind} cannot be enforced by the backend outlines; set"
             " grammar.backend to xgrammar"
         )
-    limits.check_size(constraint, section)
-    value = limits.parse_json(constraint, section)
+    source_limits.check_size(constraint, section)
+    value = source_limits.parse_json(constraint, section)
     if kind is ConstraintKind.REGEX:
         return Source(SourceKind.REGEX, render(read_pattern(constraint.source, "the pattern")))
     if kind is ConstraintKind.CHOICE:
-        texts = [literal(text) for text in limits.check_choices(value)]
+        texts = [literal(text) for text in source_limits.check_choices(value)]
         return Source(SourceKind.REGEX, render(Choice(tuple(texts))))
     if kind is ConstraintKind.EBNF:
-        limits.check_ebnf(constraint.source)
+        source_limits.check_ebnf(constraint.source)
         return Source(SourceKind.EBNF, constraint.source)
     if kind is ConstraintKind.STRUCTURAL_TAG:
         spaces = 1 if section.json_compact else MAX_SPACES

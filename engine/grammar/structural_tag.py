@@ -12,9 +12,9 @@ from typing import Any
 from remora.engine.grammar.constraint import ConstraintError
 from remora.engine.grammar.ebnf import has_patterns
 from remora.engine.grammar.json_schema.schema import plain_schema
-from remora.engine.grammar.limits import check_ebnf
 from remora.engine.grammar.regex import render
 from remora.engine.grammar.regex_reader import read_pattern
+from remora.engine.grammar.source_limits import check_ebnf
 
 # Formats without content to check, and formats that contain other formats.
 _LEAVES = frozenset({"const_string", "any_text", "token", "exclude_token", "any_tokens", "grammar"})

@@ -19,7 +19,7 @@ def backend(**data: Any) -> dict[str, Any]:
 def test_a_version_knows_its_own_parameters_and_values_only() -> None:
     extra = {"tool_call_parser": "hermes"}
     assert parse_args(backend(backend={"name": "v3", "extra_params": extra}))
-    with pytest.raises(ConfigError, match="tool_call_parser = hermes: v4 knows mistral"):
+    with pytest.raises(ConfigError, match="tool_call_parser = hermes: v4 has mistral"):
         parse_args(backend(backend={"name": "v4", "extra_params": extra}))
     with pytest.raises(ConfigError, match="max_total_tokens is not a parameter of v3"):
         parse_args(backend(backend={"name": "v3", "extra_params": {"max_total_tokens": 64}}))
@@ -42,11 +42,11 @@ def test_the_latest_version_is_the_only_one() -> None:
 @pytest.mark.observes(
     "backend:backend.extra_params", "backend:optimisations.attention_caching.extra_params"
 )
-def test_options_that_nobody_knows_are_refused() -> None:
+def test_unknown_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"backend\.extra_params\.contxt_length .*did you mean"):
         parse_args(backend(backend={"extra_params": {"contxt_length": 1}}))
     caching = {"enabled": True, "extra_params": {"size": 1}}
-    with pytest.raises(ConfigError, match="unknown options: size"):
+    with pytest.raises(ConfigError, match="unknown options size"):
         parse_args(backend(optimisations={"attention_caching": caching}))
 
 
@@ -55,8 +55,8 @@ def test_there_is_one_kind_of_cache() -> None:
     for kind in ("auto", "radix"):
         caching = {"enabled": True, "type": kind}
         resolved = resolve(backend(optimisations={"attention_caching": caching}))
-        assert any("a radix tree over pages" in line.text for line in resolved.lines)
-    with pytest.raises(ConfigError, match="there is one kind: radix"):
+        assert any("a radix tree of pages" in line.text for line in resolved.lines)
+    with pytest.raises(ConfigError, match="the only kind is radix"):
         parse_args(backend(optimisations={"attention_caching": {"type": "lru"}}))
 
 
@@ -64,7 +64,7 @@ def test_there_is_one_kind_of_cache() -> None:
 def test_language_models_only_and_both_types_agree() -> None:
     assert parse_args(backend(type="llm", model_type="llm", optimisations={"model_type": "llm"}))
     for data in ({"type": "diffusion"}, {"model_type": "stt"}):
-        with pytest.raises(ConfigError, match="language models are served, type llm"):
+        with pytest.raises(ConfigError, match="refused: not yet: "):
             parse_args(backend(**data))
     with pytest.raises(ConfigError, match=r"optimisations\.model_type = 'stt': .* make them agree"):
         parse_args(backend(model_type="llm", optimisations={"model_type": "stt"}))

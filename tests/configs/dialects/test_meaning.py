@@ -1,4 +1,4 @@
-"""Values that do not mean what they seem to: defaults, and parameters that decide about others."""
+"""Values whose translation depends on defaults or on other parameters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_number_of_tokens_decides_alone(system: System, tokens: str, share: st
     both = of(system, {share: 0.8, tokens: 5000})
     assert settings_of(both.args).get("engine.kv_tokens") == 5000
     assert "engine.total_mem_fraction" not in settings_of(both.args)
-    assert both.lines[0].text == f"{tokens} sizes the KV cache alone"
+    assert both.lines[0].text == f"{tokens} sets the size of the KV cache"
     assert settings_of(of(system, {share: 0.8}).args)["engine.total_mem_fraction"] == 0.8
 
 
@@ -64,14 +64,14 @@ def test_a_number_of_tokens_decides_alone(system: System, tokens: str, share: st
         ({"enable_multithread_load": True, "num_threads": 3}, 3),
     ],
 )
-def test_so_many_threads_load_as_the_loader_s_settings_say(
+def test_loader_settings_set_the_number_of_threads(
     said: dict[str, Any], threads: int | None
 ) -> None:
     settings = settings_of(of("sglang", {"--model-loader-extra-config": said}).args)
     assert settings.get("model.load_threads") == threads
 
 
-def test_the_size_of_chunks_counts_for_nothing_where_there_are_none() -> None:
+def test_a_chunk_size_has_no_effect_without_chunks() -> None:
     given = {"--chunked_prefill_size": 4096, "--disable_chunked_prefill": True}
     assert "engine.prefill_chunk_tokens" not in settings_of(of("lightllm", given).args)
 
@@ -86,21 +86,15 @@ def test_the_size_of_chunks_counts_for_nothing_where_there_are_none() -> None:
         ("sglang", "--load-balance-method", "shortest_queue", State.APPROXIMATE, "by tokens"),
         ("sglang", "--load-balance-method", "minimum_tokens", State.EXACT, ""),
         ("sglang", "--disable-hybrid-swa-memory", True, State.EXACT, ""),
-        ("sglang", "--swa-full-tokens-ratio", 0.8, State.APPROXIMATE, "is refused"),
-        (
-            "sglang",
-            "--disable-outlines-disk-cache",
-            True,
-            State.NO_EFFECT,
-            "in memory only",
-        ),
+        ("sglang", "--swa-full-tokens-ratio", 0.8, State.APPROXIMATE, "refused"),
+        ("sglang", "--disable-outlines-disk-cache", True, State.NO_EFFECT, "in memory only"),
         ("sglang", "--enable-torch-compile", True, State.APPROXIMATE, "decode steps"),
         ("sglang", "--torch-compile-max-bs", 8, State.NO_EFFECT, "without --enable-torch-compile"),
-        ("rtp_llm", "--enable-comm-overlap", False, State.NO_EFFECT, "outputs agree"),
+        ("rtp_llm", "--enable-comm-overlap", False, State.NO_EFFECT, "same outputs"),
         ("rtp_llm", "--max-batch-size", 0, State.NO_EFFECT, "keeps its default"),
     ],
 )
-def test_what_becomes_of_single_values(
+def test_state_and_note_of_single_values(
     system: System, name: str, value: Any, state: State, text: str
 ) -> None:
     (line,) = of(system, {name: value}).lines
@@ -112,11 +106,11 @@ def test_what_becomes_of_single_values(
     ("name", "value", "text"),
     [
         ("--quantization", "awq", "not yet: quantised checkpoints; --torchao-config int8wo"),
-        ("--prompt-tokens-buckets", "tse 1000 2 5000", "COUNT a whole number to 256"),
-        ("--prompt-tokens-buckets", "tse 1000 2 inf", "COUNT a whole number to 256"),
+        ("--prompt-tokens-buckets", "tse 1000 2 5000", "COUNT 1 to 256"),
+        ("--prompt-tokens-buckets", "tse 1000 2 inf", "COUNT 1 to 256"),
         ("--prompt-tokens-buckets", "tse 1000 0.5 8", "BASE above 1"),
-        ("--generation-tokens-buckets", "tse 10 1e300 8", "edges would lie beyond 1e+12"),
-        ("--tbo-token-distribution-threshold", 0.3, "compute and communication are not"),
+        ("--generation-tokens-buckets", "tse 10 1e300 8", "edges would exceed 1e+12"),
+        ("--tbo-token-distribution-threshold", 0.3, "overlapping compute and communication"),
         ("--enable-profile-cuda-graph", True, "profile steps with debug.profile_dir"),
     ],
 )
@@ -124,7 +118,7 @@ def test_why_single_values_are_refused(name: str, value: Any, text: str) -> None
     assert text in refusal("sglang", {name: value})
 
 
-def test_what_the_page_says_of_single_values_names_them() -> None:
+def test_notes_on_the_page_name_their_values() -> None:
     from remora.configs.dialects.coverage import coverage
 
     rows = {row.name: row for row in coverage(("sglang",))}

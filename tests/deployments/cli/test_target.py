@@ -53,7 +53,7 @@ def test_an_error_in_another_server_s_options_has_its_position(tmp_path: Path) -
         ("page-size: 17", ":7:20: engine.page_size = 17: must be a power of two"),
         ("page-sise: 16", ":7:9: page-sise = 16: SGLang has no such parameter; did you mean"),
         ("schedule-policy: lmp", ":7:9: schedule-policy = 'lmp': must be one of"),
-        ("enable-lmcache: true", ":7:9: enable-lmcache = true: refused: not yet: KV tiers"),
+        ("enable-lmcache: true", ":7:9: enable-lmcache = true: refused: not yet: KV cache tiers"),
     ):
         path.write_text(
             HEAD + f"      dialect: sglang\n      args:\n        model-path: m\n        {line}\n"
@@ -91,7 +91,7 @@ def test_check_shows_how_each_parameter_is_translated() -> None:
     )  # fmt: skip
     assert code == 0
     assert "--tp = 2: exact: parallel.tp_size = 2" in text
-    assert "--enable-p2p-check = true: no effect here: nccl checks" in text
+    assert "--enable-p2p-check = true: no effect here: nccl detects" in text
     assert "sglang: valid; serves m" in text
 
 

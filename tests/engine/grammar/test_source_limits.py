@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from remora.configs.sections.grammar import GrammarSection
-from remora.engine.grammar import limits
+from remora.engine.grammar import source_limits
 from remora.engine.grammar.constraint import Constraint, ConstraintError, ConstraintKind
 from remora.engine.grammar.json_schema import schema as schema_module
 from remora.engine.grammar.prepare import Source, prepare
@@ -164,4 +164,4 @@ def test_whitespace_of_outlines_is_the_operators() -> None:
 
 def test_sources_of_any_size_are_measured_before_they_are_parsed() -> None:
     with pytest.raises(ConstraintError, match="at most 65536"):
-        limits.check_size(Constraint(kind=K.JSON_SCHEMA, source="[" * 10_000_000), XGRAMMAR)
+        source_limits.check_size(Constraint(kind=K.JSON_SCHEMA, source="[" * 10_000_000), XGRAMMAR)
