@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from tests.engine.configured import MODEL, configured, plan_for
 from tests.engine.fakes import VOCAB, FakeRunner, make_plan
 from tests.engine.scheduler.scheduled import make_request as make_short
 from tests.engine.test_limits import Queue, make_request
+from tests.engine.test_loop import StuckRunner
 
 WAIT_S = 20
 
@@ -64,18 +64,6 @@ async def test_no_more_tokens_wait_than_may(most: int, is_refused: bool) -> None
 
         assert second.done() == is_refused
         await queue.leave()
-
-
-class StuckRunner(FakeRunner):
-    """Never comes back from a step until released."""
-
-    def __init__(self, page_size: int) -> None:
-        super().__init__(page_size)
-        self.release = threading.Event()
-
-    def begin(self, plan: StepPlan) -> None:
-        self.release.wait(WAIT_S)
-        super().begin(plan)
 
 
 @pytest.mark.observes("engine.step_timeout_s")

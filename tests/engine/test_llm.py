@@ -64,6 +64,15 @@ def test_a_constraint_that_cannot_be_held_to_is_refused_before_anything_runs(llm
     assert llm.stats().steps_total == steps
 
 
+def test_a_closed_llm_raises(tiny_checkpoints: TinyCheckpoints) -> None:
+    llm = LLM(str(tiny_checkpoints("llama")), kv_tokens=1024, show_progress=False)
+
+    llm.close()
+
+    with pytest.raises(RuntimeError, match="has been closed"):
+        llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2))
+
+
 async def test_constraints_compile_where_an_event_loop_is_running(llm: LLM) -> None:
     await asyncio.sleep(0)
 

@@ -274,7 +274,7 @@ def test_an_adapter_that_cannot_be_loaded_changes_nothing(trained: Trained, tmp_
 def test_a_model_without_room_loads_no_adapter(trained: Trained) -> None:
     llm = LLM(str(trained.base), show_progress=False, kv_tokens=512)
 
-    with pytest.raises(ConfigError, match="no room for adapters"):
+    with pytest.raises(ConfigError, match="no adapter slots"):
         llm.load_adapter("a", trained.folders["rank-4"])
     llm.close()
 

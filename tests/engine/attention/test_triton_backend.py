@@ -80,7 +80,7 @@ def compare(path: Path, requests: Requests, patch: pytest.MonkeyPatch, **options
     """Run on triton's kernels, then as torch's operations; all tokens must be the same."""
     got = run(path, requests, make_attention=TritonAttention, **options)
     patch.undo()
-    as_a_device = {"recorder", "overlap"}
+    as_a_device = {"graph_runner", "overlap"}
     options = {key: value for key, value in options.items() if key not in as_a_device}
     expected = run(path, requests, forward="eager", **options)
     assert got.token_ids() == expected.token_ids()
@@ -134,7 +134,7 @@ def test_logprobs(tiny: Path, interpreted: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """AdapterPool of random updates, each by its instance's number."""
+    """AdapterPool of random updates, each by its lora_id's number."""
 
     slots: list[LowRankSlots]
 
@@ -145,14 +145,14 @@ class Updates:
             layers += [linear for _, linear in block.linears("")]
         return cls([layer.allocate_slots(ROOM.num_slots, ROOM.max_rank) for layer in layers])
 
-    def install(self, slot: int, instance: int) -> None:
-        generator = torch.Generator().manual_seed(instance)
+    def install(self, slot: int, lora_id: int) -> None:
+        generator = torch.Generator().manual_seed(lora_id)
         for slots in self.slots:
             slots.clear(slot - 1)
             for part in range(len(slots.bounds) - 1):
                 outputs = slots.bounds[part + 1] - slots.bounds[part]
-                a = torch.randn(instance, slots.a.shape[2], generator=generator) * 0.2
-                b = torch.randn(outputs, instance, generator=generator) * 0.2
+                a = torch.randn(lora_id, slots.a.shape[2], generator=generator) * 0.2
+                b = torch.randn(outputs, lora_id, generator=generator) * 0.2
                 slots.write(slot - 1, part, a, b)
 
 

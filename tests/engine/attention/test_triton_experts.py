@@ -92,7 +92,7 @@ def test_a_row_is_the_same_bits_in_any_company(interpreted: pytest.MonkeyPatch) 
     layer.make_invariant()
     rows = torch.randn(70, 40).to(torch.bfloat16)
 
-    scoped_task = layer(rows)
+    together = layer(rows)
 
-    assert torch.equal(scoped_task[:1], layer(rows[:1]))
-    assert torch.equal(scoped_task[5:9], layer(rows[5:9]))
+    assert torch.equal(together[:1], layer(rows[:1]))
+    assert torch.equal(together[5:9], layer(rows[5:9]))

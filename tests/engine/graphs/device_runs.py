@@ -38,14 +38,14 @@ Requests = Mapping[str, tuple[list[int], SamplingParams]]
 
 
 class Rerun:
-    """A Recorder without graphs: a replay runs again what it was given, on what lies there now."""
+    """A GraphRunner without graphs: a replay calls the captured function again."""
 
     def __init__(self) -> None:
-        self.num_recorded = 0
+        self.num_captured = 0
         self.num_replayed = 0
 
     def capture(self, run: Callable[[], T]) -> Callable[[], T]:
-        self.num_recorded += 1
+        self.num_captured += 1
         made = run()
         assert isinstance(made, PassOutput)
 
@@ -120,7 +120,7 @@ def run(
 
     adapt:    makes room for adapters in a loaded model, the plan's `room`; returns what fills slots
     aborts:   step -> request that ends before it
-    how:      what is recorded, by a recorder, and when it is used; by default all sizes, always
+    how:      graphs to capture and when to replay them; by default all sizes, always
     amid:     what the steps run in, once all is made
     """
     values = {"page_size": 4, "num_pages": 64, "max_model_len": 128, **plan_changes}

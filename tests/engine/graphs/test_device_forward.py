@@ -89,7 +89,7 @@ def test_outputs_are_those_of_operations_one_by_one(
         if states is not None:
             assert got.hidden_states()[key] == pytest.approx(states, abs=1e-4)
     if graph_runner is not None:
-        assert graph_runner.num_recorded == 3  # for 1, 2 and 4 rows
+        assert graph_runner.num_captured == 3  # for 1, 2 and 4 rows
         assert graph_runner.num_replayed > 10
 
 

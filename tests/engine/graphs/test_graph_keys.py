@@ -40,7 +40,7 @@ def replays(llama: Path, max_tokens: int = 8, **engine: Any) -> int:
     requests = three_requests(max_tokens)
     plan = plan_of(**engine)
     got = run(llama, requests, graph_runner=graph_runner, how=plan, max_step_tokens=64)
-    assert graph_runner.num_recorded == len(plan.graph_sizes)
+    assert graph_runner.num_captured == len(plan.graph_sizes)
     assert got.token_ids() == run(llama, requests, forward="eager").token_ids()
     return graph_runner.num_replayed
 

@@ -59,18 +59,6 @@ def test_namespaces_share_no_hash() -> None:
     assert len(hashes) == len(namespaces)
 
 
-def test_a_cache_reports_what_a_prompt_will_find_in_it() -> None:
-    kv = make_cache()
-    cache_tokens(kv, [1, 2, 3, 4])
-    cache_tokens(kv, [1, 2, 5, 6])
-
-    expected = {
-        *split(page_hashes(BASE, [1, 2, 3, 4], 2)),
-        *split(page_hashes(BASE, [1, 2, 5, 6], 2)),
-    }
-    assert set(split(kv.newest_hashes(100))) == expected
-
-
 def test_the_latest_used_are_reported_first() -> None:
     kv = make_cache()
     cache_tokens(kv, [1, 2, 3, 4])
@@ -78,16 +66,6 @@ def test_the_latest_used_are_reported_first() -> None:
     cache_tokens(kv, [1, 2])
 
     assert kv.newest_hashes(2) == page_hashes(BASE, [1, 2], 2) + page_hashes(BASE, [5, 6], 2)
-
-
-def test_evicted_pages_are_not_reported_any_more() -> None:
-    kv = make_cache()
-    cache_tokens(kv, list(range(32)))
-    assert len(kv.newest_hashes(100)) == 16 * HASH_BYTES
-
-    kv.try_grow(PageTable(), 6)
-
-    assert kv.newest_hashes(100) == page_hashes(BASE, list(range(26)), 2)
 
 
 class ReportingMachine(CacheMachine):

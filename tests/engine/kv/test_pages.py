@@ -25,13 +25,6 @@ def test_all_pages_but_the_dump_page_are_handed_out() -> None:
     assert DUMP_PAGE not in pages
 
 
-def test_asking_for_too_many_takes_nothing() -> None:
-    pool = PagePool(3)
-
-    assert pool.try_allocate(4) is None
-    assert pool.num_free == 3
-
-
 @pytest.mark.parametrize("page", [0, 4, 2])
 def test_releasing_a_page_that_is_not_out_is_an_error(page: int) -> None:
     pool = PagePool(3)

@@ -253,7 +253,7 @@ def test_waiting_ends_when_start_up_is_given_up() -> None:
     listener = Listener()
     threading.Timer(0.1, listener.close).start()
 
-    with pytest.raises(EngineError, match="given up"):
+    with pytest.raises(EngineError, match="cancelled"):
         listener.accept(2, 60.0)
 
 

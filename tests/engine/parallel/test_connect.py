@@ -107,7 +107,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     for thread in threads:
         thread.join()
 
-    assert "waited 0.5 s in vain for rank 2" in errors[0]
+    assert "waited 0.5 s for rank 2" in errors[0]
     assert "rank 1" in errors[1]
 
 

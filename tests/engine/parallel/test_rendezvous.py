@@ -157,7 +157,7 @@ def test_a_rank_that_loses_rank_0_while_all_join_ends_at_once() -> None:
         rank_1.sendall(encode_join_group(JoinGroup("127.0.0.1", store.port)))
         rank_1.close()
 
-        with pytest.raises(EngineError, match="another rank was lost"):
+        with pytest.raises(EngineError, match="another rank failed"):
             coming.result(20.0)
 
 

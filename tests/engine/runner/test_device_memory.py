@@ -148,11 +148,11 @@ def test_kv_gets_a_share_of_what_steps_leave(llama: Path) -> None:
 def test_all_that_is_taken_may_be_a_share_of_the_whole_memory(llama: Path) -> None:
     part = fitted(llama, free=5.5, step=0.5, total_mem_fraction=0.5)
     most = fitted(llama, free=1.5, step=0.5, total_mem_fraction=0.9)
-    scoped_task = fitted(llama, free=5.5, step=0.5, memory_reserve="4GiB", mem_fraction=0.5)
+    reserved = fitted(llama, free=5.5, step=0.5, memory_reserve="4GiB", mem_fraction=0.5)
 
     assert part.kv_bytes == pytest.approx(1.5 * GIB, rel=0.01)  # 4 GiB less 2 and a half
     assert most.kv_bytes == pytest.approx(1.0 * GIB, rel=0.01)  # what there is
-    assert scoped_task.kv_bytes == pytest.approx(0.5 * GIB, rel=0.01)
+    assert reserved.kv_bytes == pytest.approx(0.5 * GIB, rel=0.01)
 
 
 def test_kv_that_does_not_fit_is_refused_with_what_would(llama: Path) -> None:

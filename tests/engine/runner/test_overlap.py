@@ -100,19 +100,6 @@ def test_an_aborted_row_is_given_to_another_and_its_result_is_dropped(steps: int
     assert harness.tokens["b", 0] == expected_output([2] * 5, 6)
 
 
-def test_a_row_preempted_under_way_gives_the_same_tokens_anew() -> None:
-    harness = Harness(overlap=True, num_pages=10, max_step_tokens=64, conservativeness=0.1)
-    prompts = {"a": [1] * 6, "b": [2] * 6, "c": [1, 2] * 3}
-    for name, prompt in prompts.items():
-        harness.engine.add(make_request(name, prompt, 20))
-
-    harness.run()
-
-    assert harness.engine.stats().preemptions_total > 0
-    for name, prompt in prompts.items():
-        assert harness.tokens[name, 0] == expected_output(prompt, 20)
-
-
 @settings(max_examples=60)
 @given(
     prompts=st.lists(PROMPTS, min_size=1, max_size=8),

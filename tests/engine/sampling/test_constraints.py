@@ -51,22 +51,19 @@ def test_mask_words_hold_one_bit_per_token() -> None:
     assert words.tolist() == [-(2**31) + 1, 1 + 2**8]
 
 
-def test_rows_that_ask_for_nothing_need_no_guide() -> None:
-    assert not is_constrained(make_init(min_tokens=3, bad_words_ids=((1,),)))
-
-
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "expected"),
     [
-        {"grammar": WORD},
-        {"reasoning": think()},
-        {"healed_id": 10},
-        {"allowed_token_ids": (1,)},
-        {"first_token_ids": (1,)},
+        ({"min_tokens": 3, "bad_words_ids": ((1,),)}, False),
+        ({"grammar": WORD}, True),
+        ({"reasoning": think()}, True),
+        ({"healed_id": 10}, True),
+        ({"allowed_token_ids": (1,)}, True),
+        ({"first_token_ids": (1,)}, True),
     ],
 )
-def test_rows_that_ask_for_something_need_one(fields: dict[str, Any]) -> None:
-    assert is_constrained(make_init(**fields))
+def test_only_some_rows_are_constrained(fields: dict[str, Any], expected: bool) -> None:
+    assert is_constrained(make_init(**fields)) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,19 +92,16 @@ def test_what_a_token_holds_beyond_the_end_of_thought_is_told_to_the_grammar() -
     assert not constraint.is_complete
 
 
-def test_a_grammar_that_is_complete_with_the_token_that_ends_the_thought_ends_the_row() -> None:
-    constraint = make_constraint(ids("<e"), grammar=WORD, reasoning=think())
+def test_an_answer_within_that_token_may_complete_the_grammar_or_fail() -> None:
+    complete, wrong = (
+        make_constraint(ids("<e"), grammar=WORD, reasoning=think()) for _ in range(2)
+    )
 
-    constraint.accept(ids("nd>abc")[0])
+    complete.accept(ids("nd>abc")[0])
 
-    assert constraint.is_complete
-
-
-def test_an_answer_that_begins_wrongly_within_that_token_fails() -> None:
-    constraint = make_constraint(ids("<e"), grammar=WORD, reasoning=think())
-
+    assert complete.is_complete
     with pytest.raises(ConstraintFailed, match="began an answer"):
-        constraint.accept(ids("nd>?")[0])
+        wrong.accept(ids("nd>?")[0])
 
 
 def test_the_end_is_forced_when_the_budget_is_used_up_and_overrules_bans() -> None:

@@ -48,22 +48,16 @@ def use(slots: AdapterSlots, *lora_ids: int) -> list[bool]:
     return loaded
 
 
-def test_the_least_recently_used_goes_first() -> None:
-    slots = AdapterSlots(2)
+@pytest.mark.parametrize(
+    ("eviction", "used"), [("lru", [1, 2, 1, 3, 1, 2]), ("fifo", [1, 2, 1, 3, 2, 1])]
+)
+def test_the_least_recently_used_or_the_first_loaded_goes_first(
+    eviction: Eviction, used: list[int]
+) -> None:
+    slots = AdapterSlots(2, eviction=eviction)
 
-    assert use(slots, 1, 2, 1, 3, 1, 2) == [True, True, False, True, False, True]
+    assert use(slots, *used) == [True, True, False, True, False, True]
     assert (slots.num_loads, slots.num_evicted) == (4, 2)
-
-
-def test_by_fifo_the_one_loaded_first_goes_first() -> None:
-    assert use(AdapterSlots(2, eviction="fifo"), 1, 2, 1, 3, 2, 1) == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        True,
-    ]
 
 
 def test_what_is_forgotten_leaves_its_slot_to_others() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,30 +40,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 3),
         salt=st.sampled_from(["", "x"]),
         n=st.integers(1, 3),
-        scored=st.booleans(),
+        prompt_logprobs=st.sampled_from([None, 0]),
         adapter=st.integers(0, 4),
     )
-    def add(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        priority: int,
-        salt: str,
-        n: int,
-        scored: bool,
-        adapter: int,
-    ) -> None:
+    def add(self, prompt: list[int], max_tokens: int, **fields: Any) -> None:
         name = f"r{len(self.requests)}"
-        request = make_request(
-            name,
-            prompt,
-            max_tokens,
-            priority=priority,
-            salt=salt,
-            n=n,
-            prompt_logprobs=0 if scored else None,
-            adapter=adapter,
-        )
+        request = make_request(name, prompt, max_tokens, **fields)
         self.harness.engine.add(request)
         self.requests[name] = request
 
@@ -107,34 +91,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert stats.num_free_pages + stats.num_cached_pages == stats.num_pages
 
 
-TestSchedulerMachine = SchedulerMachine.TestCase
-
-
-TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
-
-
 class OverlappingMachine(SchedulerMachine):
-    """The same while each step is planned before the one before is known."""
+    """The same with steps planned before the result of the one before is known."""
 
     overlap = True
 
 
-TestOverlappingMachine = OverlappingMachine.TestCase
-
-
-TestOverlappingMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
-
-
 class WindowedMachine(SchedulerMachine):
-    """The same with scarce pages of their own for layers with a window."""
+    """The same with few pages for window layers."""
 
     windows = make_window_room(num_pages=6)
-
-
-TestWindowedMachine = WindowedMachine.TestCase
-
-
-TestWindowedMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 class OverlappingWindowedMachine(OverlappingMachine):
@@ -143,12 +109,14 @@ class OverlappingWindowedMachine(OverlappingMachine):
     windows = make_window_room(num_pages=9, overlap=True)
 
 
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestOverlappingMachine = OverlappingMachine.TestCase
+TestWindowedMachine = WindowedMachine.TestCase
 TestOverlappingWindowedMachine = OverlappingWindowedMachine.TestCase
-
-
-TestOverlappingWindowedMachine.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None
-)
+for case in (TestSchedulerMachine, TestOverlappingMachine):
+    case.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+for case in (TestWindowedMachine, TestOverlappingWindowedMachine):
+    case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
 @given(
@@ -171,17 +139,6 @@ def test_output_does_not_depend_on_chunks_budget_or_cache(
         assert harness.tokens[f"r{number}", 0] == expected_output(prompt, 6)
 
 
-def test_a_step_never_exceeds_its_budget_or_chunk() -> None:
-    harness = Harness(max_step_tokens=12, prefill_chunk_tokens=5)
-    for number in range(6):
-        harness.engine.add(make_request(f"r{number}", [number + 1] * 23, 8))
-
-    harness.run()
-
-    assert max(int(plan.num_tokens.sum()) for plan in harness.runner.plans) <= 12
-    assert max(int(plan.num_tokens.max()) for plan in harness.runner.plans) <= 5
-
-
 def test_prefill_and_decode_share_a_step() -> None:
     harness = Harness()
     harness.engine.add(make_request("short", [1, 2], 20))
@@ -193,8 +150,9 @@ def test_prefill_and_decode_share_a_step() -> None:
     assert harness.runner.plans[-1].num_tokens.tolist() == [1, 8]
 
 
-def test_long_requests_that_do_not_fit_together_all_finish_by_preemption() -> None:
-    harness = Harness(num_pages=16, max_step_tokens=64, conservativeness=0.1)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_long_requests_that_do_not_fit_together_all_finish_by_preemption(overlap: bool) -> None:
+    harness = Harness(overlap=overlap, num_pages=16, max_step_tokens=64, conservativeness=0.1)
     for number in range(8):
         harness.engine.add(make_request(f"r{number}", [number + 1] * 6, 50))
 

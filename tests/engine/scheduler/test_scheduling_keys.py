@@ -131,24 +131,20 @@ def test_a_policy_passes_nobody_over_for_ever() -> None:
     assert started(harness).index(1) == 1 + MAX_PASSED
 
 
-@pytest.mark.observes("engine.use_priorities")
-@pytest.mark.parametrize(("use", "order"), [(True, [2, 1]), (False, [1, 2])])
-def test_priorities_may_be_left_out_of_account(use: bool, order: list[int]) -> None:
-    harness = behind_one_that_runs(use_priorities=use)
-    harness.engine.add(make_request("plain", [1], 2))
-    harness.engine.add(make_request("urgent", [2], 2, priority=9))
-
-    harness.run()
-
-    assert started(harness)[1:] == order
-
-
-@pytest.mark.observes("engine.low_priority_first")
-@pytest.mark.parametrize(("low_first", "order"), [(True, [1, 2]), (False, [2, 1])])
-def test_small_priorities_may_come_first(low_first: bool, order: list[int]) -> None:
-    harness = behind_one_that_runs(low_priority_first=low_first)
-    harness.engine.add(make_request("a", [2], 2, priority=3))
-    harness.engine.add(make_request("b", [1], 2, priority=1))
+@pytest.mark.observes("engine.use_priorities", "engine.low_priority_first")
+@pytest.mark.parametrize(
+    ("keys", "order"),
+    [
+        ({"use_priorities": True}, [2, 1]),
+        ({"use_priorities": False}, [1, 2]),
+        ({"low_priority_first": True}, [1, 2]),
+        ({"low_priority_first": False}, [2, 1]),
+    ],
+)
+def test_priorities_may_be_ignored_or_reversed(keys: dict[str, bool], order: list[int]) -> None:
+    harness = behind_one_that_runs(**keys)
+    harness.engine.add(make_request("low", [1], 2))
+    harness.engine.add(make_request("high", [2], 2, priority=9))
 
     harness.run()
 
@@ -190,36 +186,45 @@ def test_who_gives_way_keeps_what_it_has_computed_while_memory_lasts() -> None:
 # -- numbers and pace ------------------------------------------------------------------------
 
 
-@pytest.mark.observes("engine.max_running_requests")
-def test_no_more_run_than_may() -> None:
-    harness = configured(max_running_requests=3)
+@pytest.mark.observes("engine.max_running_requests", "engine.max_step_tokens")
+@pytest.mark.parametrize(
+    ("keys", "length", "most_rows", "most_tokens"),
+    [({"max_running_requests": 3}, 1, 3, 3), ({"max_step_tokens": 11}, 20, 4, 11)],
+)
+def test_a_step_has_no_more_rows_and_tokens_than_it_may(
+    keys: dict[str, Any], length: int, most_rows: int, most_tokens: int
+) -> None:
+    harness = configured(**keys)
     for number in range(8):
-        harness.engine.add(make_request(f"r{number}", [number + 1], 4))
+        harness.engine.add(make_request(f"r{number}", [number + 1] * length, 4))
 
     harness.run()
 
-    assert max(map(len, steps_of(harness))) == 3
+    steps = steps_of(harness)
+    assert (max(map(len, steps)), max(map(sum, steps))) == (most_rows, most_tokens)
 
 
-@pytest.mark.observes("engine.max_step_tokens")
-def test_a_step_has_no_more_tokens_than_it_may() -> None:
-    harness = configured(max_step_tokens=11)
-    for number in range(4):
-        harness.engine.add(make_request(f"r{number}", [number + 1] * 20, 4))
+@pytest.mark.observes(
+    "engine.prefill_chunk_tokens", "engine.max_prefill_tokens", "engine.max_prefill_requests"
+)
+@pytest.mark.parametrize(
+    ("keys", "lengths", "first_steps"),
+    [
+        ({"prefill_chunk_tokens": 6}, [20], [[6], [6], [6], [2], [1]]),
+        ({"max_prefill_tokens": 5}, [8, 8], [[5], [3, 2], [1, 5], [1, 1]]),
+        ({"max_prefill_requests": 2}, [3] * 4, [[3, 3], [1, 1, 3, 3], [1, 1, 1, 1]]),
+    ],
+)
+def test_prompts_have_chunks_and_budgets_of_their_own(
+    keys: dict[str, Any], lengths: list[int], first_steps: list[list[int]]
+) -> None:
+    harness = configured(**keys)
+    for number, length in enumerate(lengths):
+        harness.engine.add(make_request(f"r{number}", [number + 1] * length, 4))
 
     harness.run()
 
-    assert max(map(sum, steps_of(harness))) == 11
-
-
-@pytest.mark.observes("engine.prefill_chunk_tokens")
-def test_a_long_prompt_takes_as_many_steps_as_it_has_chunks() -> None:
-    harness = configured(prefill_chunk_tokens=6)
-    harness.engine.add(make_request("r", [1] * 20, 2))
-
-    harness.run()
-
-    assert steps_of(harness) == [[6], [6], [6], [2], [1]]
+    assert steps_of(harness)[: len(first_steps)] == first_steps
 
 
 @pytest.mark.observes("engine.chunked_prefill")
@@ -243,28 +248,6 @@ def test_steps_must_hold_prompts_that_may_not_be_divided() -> None:
 
     with pytest.raises(ConfigError, match=r"up to 128 tokens.*max_step_tokens is 16"):
         plan_for(chunked_prefill=False, without=("prefill_chunk_tokens",))
-
-
-@pytest.mark.observes("engine.max_prefill_tokens")
-def test_prompts_have_a_budget_of_their_own() -> None:
-    harness = configured(max_prefill_tokens=5)
-    for name, token in (("a", 1), ("b", 2)):
-        harness.engine.add(make_request(name, [token] * 8, 4))
-
-    harness.run()
-
-    assert steps_of(harness)[:4] == [[5], [3, 2], [1, 5], [1, 1]]
-
-
-@pytest.mark.observes("engine.max_prefill_requests")
-def test_no_more_prompts_share_a_step_than_may() -> None:
-    harness = configured(max_prefill_requests=2)
-    for number in range(4):
-        harness.engine.add(make_request(f"r{number}", [number + 1] * 3, 3))
-
-    harness.run()
-
-    assert steps_of(harness)[:3] == [[3, 3], [1, 1, 3, 3], [1, 1, 1, 1]]
 
 
 @pytest.mark.observes("engine.mixed_steps")
@@ -373,42 +356,35 @@ def num_started_together(**keys: Any) -> int:
     return together
 
 
-@pytest.mark.observes("engine.schedule_conservativeness")
-def test_more_conservative_admission_starts_fewer() -> None:
-    assert num_started_together(schedule_conservativeness=0.1) == 4
-    assert num_started_together(schedule_conservativeness=1.0) == 2
+LOW = {"schedule_conservativeness": 0.1}
 
 
-@pytest.mark.observes("engine.expected_output_tokens")
-def test_fewer_start_the_longer_the_output_that_is_expected() -> None:
-    assert num_started_together(expected_output_tokens=5) == 4
-    assert num_started_together(expected_output_tokens=30) == 3
-    assert num_started_together(expected_output_tokens=60) == 2
-
-
-@pytest.mark.observes("engine.full_reserve_usage")
-def test_all_output_is_reserved_once_so_much_is_in_use() -> None:
-    low = {"schedule_conservativeness": 0.1}
-
-    assert num_started_together(**low, full_reserve_usage=0.9) == 4
-    assert num_started_together(**low, full_reserve_usage=0.05) == 2
-    assert num_started_together(**low, full_reserve_usage=0.0) == 2
-
-
-@pytest.mark.observes("engine.min_reserved_tokens")
-def test_so_much_is_reserved_at_least() -> None:
-    low = {"schedule_conservativeness": 0.1}
-
-    assert num_started_together(**low, min_reserved_tokens=30) == 3
-    assert num_started_together(**low, min_reserved_tokens=1000) == 2  # no more than may come
-
-
-@pytest.mark.observes("engine.free_kv_fraction")
-def test_admission_leaves_a_share_free() -> None:
-    low = {"schedule_conservativeness": 0.1}
-
-    assert num_started_together(**low, free_kv_fraction=0.85) == 2
-    assert num_started_together(**low, free_kv_fraction=0.95) == 1
+@pytest.mark.observes(
+    "engine.schedule_conservativeness",
+    "engine.expected_output_tokens",
+    "engine.full_reserve_usage",
+    "engine.min_reserved_tokens",
+    "engine.free_kv_fraction",
+)
+@pytest.mark.parametrize(
+    ("keys", "together"),
+    [
+        (LOW, 4),
+        ({"schedule_conservativeness": 1.0}, 2),
+        ({"expected_output_tokens": 5}, 4),
+        ({"expected_output_tokens": 30}, 3),
+        ({"expected_output_tokens": 60}, 2),
+        (LOW | {"full_reserve_usage": 0.9}, 4),
+        (LOW | {"full_reserve_usage": 0.05}, 2),
+        (LOW | {"full_reserve_usage": 0.0}, 2),
+        (LOW | {"min_reserved_tokens": 30}, 3),
+        (LOW | {"min_reserved_tokens": 1000}, 2),  # no more than the output may have
+        (LOW | {"free_kv_fraction": 0.85}, 2),
+        (LOW | {"free_kv_fraction": 0.95}, 1),
+    ],
+)
+def test_fewer_start_together_the_more_is_reserved(keys: dict[str, Any], together: int) -> None:
+    assert num_started_together(**keys) == together
 
 
 # -- contradictions --------------------------------------------------------------------------
