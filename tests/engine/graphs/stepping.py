@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -161,6 +161,31 @@ def make_eager(
     attention = make_attention(model, plan, NUM_PAGES)
     forward = EagerForward(model, attention, page_size=PAGE_SIZE)
     return Stepper(forward, make_table(), adapters)
+
+
+def check_close(
+    native: Stepper, exact: Stepper, steps: Sequence[dict[int, int]], limit: float
+) -> None:
+    """Compare the logits of steps: the norm of the difference, as a share of the logits' norm."""
+    for counts in steps:
+        expected = exact.step(counts)
+        error = (native.step(counts) - expected).norm() / expected.norm()
+        assert error < limit
+
+
+def check_same_bits(make: Callable[[], Stepper]) -> None:
+    """Check that a row's logits are the same bits whole, in chunks and among other rows."""
+    whole, cut = make(), make()
+    expected = whole.step({0: 60})
+    assert expected.isfinite().all()
+
+    for counts in ({0: 33, 1: 17}, {2: 1, 0: 1, 1: 5}):
+        cut.step(counts)
+
+    assert torch.equal(cut.step({1: 1, 0: 26})[1:], expected)
+    assert torch.equal(cut.step({3: 20, 0: 1, 2: 1})[:1], whole.step({0: 1}))
+    for stepper in (whole, cut):
+        stepper.forward.close()
 
 
 def rounded(team: Team, weight: Tensor, format: Format) -> Tensor:

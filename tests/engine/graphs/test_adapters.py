@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,13 @@ from remora.engine.models.decoder import DecoderModel
 from remora.kernels.cpu.library import Library
 from remora.kernels.lora import LowRankSlots
 from tests.conftest import TinyCheckpoints
-from tests.engine.graphs.stepping import MODES, make_eager, make_native
+from tests.engine.graphs.stepping import (
+    MODES,
+    check_close,
+    check_same_bits,
+    make_eager,
+    make_native,
+)
 from tests.engine.models.families import make_family
 
 MAX_RANK = 12
@@ -46,16 +53,14 @@ def fill(slots: LowRankSlots, generator: torch.Generator) -> None:
                 slots.write(slot, part, draw(rank, slots.a.shape[2]), draw(size, rank))
 
 
-def add_adapters(model: DecoderModel) -> None:
+def add_adapters(model: DecoderModel, chosen: slice = slice(None)) -> None:
     generator = torch.Generator().manual_seed(0)
-    for layer in layers(model):
+    for layer in list(layers(model))[chosen]:
         fill(layer.allocate_slots(len(RANKS), MAX_RANK), generator)
 
 
 def add_adapters_of_some(model: DecoderModel) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for layer in list(layers(model))[1::3]:
-        fill(layer.allocate_slots(len(RANKS), MAX_RANK), generator)
+    add_adapters(model, slice(1, None, 3))
 
 
 @pytest.mark.parametrize("prepare", [add_adapters, add_adapters_of_some])
@@ -95,10 +100,7 @@ def test_adapters_of_other_blocks_are_those_of_torch(
         for make in (make_native, make_eager)
     )
 
-    for counts in STEPS:
-        expected = exact.step(counts)
-        error = (native.step(counts) - expected).norm() / expected.norm()
-        assert error < ERRORS["float32"]
+    check_close(native, exact, STEPS, ERRORS["float32"])
     native.forward.close()
 
 
@@ -131,10 +133,7 @@ def test_adapters_beside_experts_and_of_latents_are_those_of_torch(
         for make in (make_native, make_eager)
     )
 
-    for counts in STEPS:
-        expected = exact.step(counts)
-        error = (native.step(counts) - expected).norm() / expected.norm()
-        assert error < ERRORS[mode]
+    check_close(native, exact, STEPS, ERRORS[mode])
     native.forward.close()
 
 
@@ -163,19 +162,9 @@ def test_rows_with_adapters_are_the_same_bits_in_chunks_and_company(
     mode: str, library: Library, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     path = tiny_checkpoints("llama")
-    whole, cut = (
-        make_native(path, library, mode, prepare=add_adapters, adapters=ADAPTERS) for _ in range(2)
+    check_same_bits(
+        partial(make_native, path, library, mode, prepare=add_adapters, adapters=ADAPTERS)
     )
-    expected = whole.step({0: 100})
-
-    for counts in ({0: 33, 1: 17}, {2: 1, 0: 1, 1: 5}):
-        cut.step(counts)
-    chunked = cut.step({1: 1, 0: 66})
-
-    assert torch.equal(chunked[1:], expected)
-    assert torch.equal(cut.step({3: 20, 0: 1, 2: 1})[:1], whole.step({0: 1}))
-    for stepper in (whole, cut):
-        stepper.forward.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -86,16 +86,16 @@ def test_frames_may_arrive_in_any_pieces(step: Step, sizes: list[int]) -> None:
     assert messages[1:] == [Logits(1, 2), None]
 
 
-def test_every_rank_gets_everything(ranks: Ranks) -> None:
+def test_every_rank_gets_everything_until_rank_0_is_gone(ranks: Ranks) -> None:
     ranks.followers.logits(3, 4)
-
     assert [channel.receive() for channel in ranks.channels.values()] == [Logits(3, 4)] * 2
 
-
-def test_a_follower_sees_that_rank_0_is_gone(ranks: Ranks) -> None:
+    ranks.followers.close()
     ranks.followers.close()
 
     assert ranks.channels[1].receive() is None
+    assert ranks.failures.empty()
+    assert ranks.followers.failure is None
 
 
 def test_the_end_of_a_follower_is_noticed_while_nothing_is_sent(ranks: Ranks) -> None:
@@ -132,7 +132,8 @@ def test_hearsay_is_believed_when_nothing_else_is_heard(ranks: Ranks) -> None:
     assert "rank 0 does not answer" in str(ranks.failures.get(timeout=10))
 
 
-def test_a_failure_is_told_to_who_asks_late(ranks: Ranks) -> None:
+def test_late_callbacks_and_senders_learn_of_a_failure(ranks: Ranks) -> None:
+    ranks.channels[1].fail(Failed("out of memory"))
     ranks.channels[1].close()
     ranks.failures.get(timeout=10)
     late: list[EngineError] = []
@@ -140,13 +141,6 @@ def test_a_failure_is_told_to_who_asks_late(ranks: Ranks) -> None:
     ranks.followers.on_failure(late.append)
 
     assert "Rank 1" in str(late[0])
-
-
-def test_sending_to_a_dead_rank_names_it(ranks: Ranks) -> None:
-    ranks.channels[1].fail(Failed("out of memory"))
-    ranks.channels[1].close()
-
-    ranks.failures.get(timeout=10)
     with pytest.raises(EngineError, match=r"Rank 1 has failed: out of memory"):
         ranks.followers.logits(0, 1)
 
@@ -162,14 +156,6 @@ def test_errors_of_rank_0_itself_are_its_own(ranks: Ranks) -> None:
     own = ZeroDivisionError()
 
     assert ranks.followers.cause_of(own) is own
-
-
-def test_no_failure_is_reported_when_rank_0_hangs_up(ranks: Ranks) -> None:
-    ranks.followers.close()
-    ranks.followers.close()
-
-    assert ranks.failures.empty()
-    assert ranks.followers.failure is None
 
 
 @pytest.mark.parametrize("host", HOSTS)

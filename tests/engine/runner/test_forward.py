@@ -82,20 +82,22 @@ def test_a_cpu_runs_native_step_programs(
     assert description.startswith("native step program (")
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"dtype": "float16"}, "model.dtype is float16"),
-        ({"page_size": 8}, "engine.page_size is 8"),
-    ],
-)
-def test_what_native_kernels_do_not_cover_runs_in_torch_and_says_why(
+UNCOVERED = [
+    ({"dtype": "float16"}, "model.dtype is float16"),
+    ({"page_size": 8}, "engine.page_size is 8"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), UNCOVERED)
+def test_what_native_kernels_do_not_cover_runs_in_torch_or_is_refused(
     llama: Path, options: dict[str, Any], reason: str
 ) -> None:
     description = describe(llama, **options)
 
     assert description.startswith("torch, which is slower, because ")
     assert reason in description
+    with pytest.raises(ConfigError, match=reason):
+        describe(llama, cpu_kernels="native", **options)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -131,11 +133,13 @@ def test_a_rank_computes_in_as_many_threads_as_is_written(llama: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_torch_computes_and_it_is_said(llama: Path) -> None:
+def test_without_a_compiler_torch_computes_unless_native_kernels_are_required(llama: Path) -> None:
     description = describe(llama)
 
     assert description.startswith("torch, which is slower, because no C++ compiler was found")
     assert "CXX = no-such-compiler" in description
+    with pytest.raises(ConfigError, match=r"engine.cpu_kernels is native, but no C\+\+ compiler"):
+        describe(llama, cpu_kernels="native")
 
 
 def test_a_path_without_compilers_is_no_compiler(
@@ -147,31 +151,10 @@ def test_a_path_without_compilers_is_no_compiler(
     assert "no C++ compiler was found" in describe(llama)
 
 
-@pytest.mark.usefixtures("no_compiler")
-def test_native_kernels_that_cannot_be_had_are_refused_when_asked_for(llama: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine.cpu_kernels is native, but no C\+\+ compiler"):
-        describe(llama, cpu_kernels="native")
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({"dtype": "float16"}, "model.dtype is float16"), ({"page_size": 24}, "engine.page_size")],
-)
-def test_native_kernels_that_do_not_cover_it_are_refused_when_asked_for(
-    llama: Path, options: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        describe(llama, cpu_kernels="native", **options)
-
-
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [
-        ({"cpu_kernels": "torch"}, "engine.cpu_kernels is torch"),
-        ({"dtype": "float16"}, "model.dtype is float16"),
-        ({"page_size": 8}, "engine.page_size is 8"),
-    ],
+    [*UNCOVERED, ({"cpu_kernels": "torch"}, "engine.cpu_kernels is torch")],
 )
 def test_quantised_weights_without_native_kernels_are_refused(
     llama: Path, options: dict[str, Any], reason: str, quantization: str
