@@ -9,13 +9,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from remora.configs.errors import ConfigError
-from remora.engine.models.registry import load_model
 from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.weights.files import SAFETENSORS
 from tests.conftest import TinyCheckpoints
+from tests.engine.loaded import load_f32
 
 
 class Trap:
@@ -29,7 +28,7 @@ class Trap:
 
 
 def load(folder: Path) -> None:
-    load_model(folder, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False)
+    load_f32(folder)
 
 
 @pytest.fixture

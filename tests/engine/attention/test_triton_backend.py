@@ -23,7 +23,6 @@ from remora.engine.attention.triton_backend import TritonAttention
 from remora.engine.layers.embedding import Embedding
 from remora.engine.layers.linear import Linear
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import load_model
 from remora.engine.runner.device import make_attention, make_forward, split_options
 from remora.engine.types import SamplingParams
 from remora.kernels.attention.decode import attend_decode_paged, attend_decode_paged_reference
@@ -33,6 +32,7 @@ from remora.kernels.lora import LowRankSlots
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 from tests.engine.graphs.device_runs import Requests, Rerun, Run, run
+from tests.engine.loaded import load_f32
 from tests.kernels.gpu.devices import interpreted_only
 from tests.kernels.gpu.interpreter import quicken
 from tests.kernels.gpu.paged import launch_few_programs, make_paged
@@ -195,9 +195,7 @@ def on_gpu(**engine: Any) -> DevicePlan:
 
 @pytest.mark.observes("engine.deterministic")
 def test_what_is_deterministic_multiplies_and_attends_accordingly(tiny: Path) -> None:
-    model = load_model(
-        tiny, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load_f32(tiny)
     make_forward(model, make_plan(on_device=on_gpu(deterministic=True)), 5)
 
     linears = [linear for _, linear in model.blocks[0].linears("")]
@@ -255,9 +253,7 @@ def test_attention_is_what_the_plan_says(
     expected: type[TritonAttention | TorchAttention],
     tiny: Path,
 ) -> None:
-    model = load_model(
-        tiny, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load_f32(tiny)
     plan = make_plan(on_device=on_gpu(attention_backend=backend))
 
     made = make_attention(model, plan, 5)

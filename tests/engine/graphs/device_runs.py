@@ -22,7 +22,6 @@ from remora.engine.graphs.device_forward import DeviceForward, PassOutput, StepL
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.kv.pages import pages_needed
 from remora.engine.models.decoder import DecoderModel
-from remora.engine.models.registry import load_model
 from remora.engine.protocols import AttentionBackend
 from remora.engine.runner.device import capture
 from remora.engine.runner.eager import EagerForward
@@ -31,6 +30,7 @@ from remora.engine.runner.runner import LocalRunner
 from remora.engine.sampling.sampler import Sampler
 from remora.engine.types import Request, SamplingParams, SequenceOutput
 from tests.engine.fakes import make_plan
+from tests.engine.loaded import load_f32
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
@@ -127,9 +127,7 @@ def run(
     plan = make_plan(adapters=room, **values)
     plan = replace(plan, on_device=how or all_sizes(plan.max_running_requests))
     torch.set_num_threads(1)
-    model = load_model(
-        path, dtype=torch.float32, load_format="auto", device=str(device), show_progress=False
-    )
+    model = load_f32(path, device=str(device))
     pool = adapt(model)
     attention = _attention_of(model, plan, device, make_attention)
     rows = plan.max_running_requests

@@ -22,6 +22,7 @@ from remora.engine.runner.inputs import InputBatch
 from remora.engine.types import RowInit, SamplingParams, StepPlan
 from remora.kernels.cpu.library import Format, Library, Team
 from tests.engine.fakes import make_plan
+from tests.engine.loaded import load_f32
 from tests.kernels.cpu.products import pack_alone, unpack
 
 PAGE_SIZE, MAX_TOKENS, MAX_ROWS, NUM_PAGES = 16, 256, 4, 64
@@ -143,9 +144,7 @@ def make_eager(
     adapters: Mapping[int, int] = NO_ADAPTERS,
 ) -> Stepper:
     """Run in float32, in torch, with the weights that the mode's rounding leaves."""
-    model = load_model(
-        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load_f32(path)
     layer_format, head_format = MODES[mode]
     team = Team(library, 1)
     for block in model.blocks:

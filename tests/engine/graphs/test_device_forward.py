@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from remora.engine.models.registry import load_model
 from remora.engine.runner.device import make_forward
 from remora.engine.runner.device_memory import largest_step
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
 from tests.engine.graphs.device_runs import Requests, Rerun, run
+from tests.engine.loaded import load_f32
 
 LENGTHS = [1, 3, 9, 17, 30, 5, 12]
 
@@ -135,9 +134,7 @@ def test_padding_writes_to_no_page_of_a_sequence(llama: Path) -> None:
 
 
 def test_steps_of_all_sizes_leave_their_results_in_the_same_memory(llama: Path) -> None:
-    model = load_model(
-        llama, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load_f32(llama)
     plan = make_plan(max_running_requests=4)
     forward = make_forward(model, plan, plan.num_pages)
     forward.capture(Rerun(), (1, 2, 4), adapters=False)

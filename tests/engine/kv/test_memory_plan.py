@@ -17,11 +17,11 @@ from remora.configs.planning.memory_report import report
 from remora.configs.planning.plan import make_plan
 from remora.engine.launch import build_engine, read_machine
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
 from remora.engine.parallel.layout import Layout
 from remora.engine.runner.device import make_attention
 from remora.kernels.memory import Arena
 from tests.conftest import TinyCheckpoints
+from tests.engine.loaded import load_f32
 
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6}
 LATENTS = {
@@ -123,14 +123,7 @@ def test_a_rank_of_three_takes_what_was_planned(smollm2_path: Path, rank: int) -
     facts = read_model_facts(smollm2_path)
     plan = make_plan(config, facts, read_machine(config), smollm2_path)
     before = live_bytes()
-    model = load_model(
-        smollm2_path,
-        dtype=torch.float32,
-        load_format="auto",
-        device="cpu",
-        show_progress=False,
-        layout=Layout(rank=rank, tp_size=3, pp_size=1),
-    )
+    model = load_f32(smollm2_path, layout=Layout(rank=rank, tp_size=3, pp_size=1))
     model.pack()
     attention = make_attention(model, plan, plan.num_pages)
     taken = live_bytes() - before

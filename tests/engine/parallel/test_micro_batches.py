@@ -70,12 +70,6 @@ def check_rows(part: StepInputs, whole: StepInputs) -> None:
             assert stop - start == 1
 
 
-def test_one_part_is_the_step_itself() -> None:
-    whole = make_inputs(2, [7])
-
-    assert split_inputs(whole, 1) == [whole]
-
-
 def test_a_cut_may_go_through_a_prompt() -> None:
     first, second = split_inputs(make_inputs(2, [8], before=0), 2)
 

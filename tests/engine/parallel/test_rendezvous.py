@@ -53,21 +53,34 @@ def run(engine: Engine) -> dict[tuple[str, int], list[int]]:
     return made
 
 
-@pytest.mark.parametrize("parallel", [{"tp_size": 2}, {"pp_size": 2}, {"tp_size": 2, "pp_size": 2}])
-def test_ranks_give_the_tokens_of_one_rank(
-    parallel: dict[str, int], tiny_checkpoints: TinyCheckpoints
-) -> None:
-    path = tiny_checkpoints("llama")
-    alone = build_engine(make_config(path), show_progress=False).engine
-    team = ThreadTeam()
-
-    engine = build_engine(make_config(path, **parallel), team=team, show_progress=False).engine
+def run_team(config: Any, address: str | None = None) -> dict[tuple[str, int], list[int]]:
+    """Run an engine whose other ranks are threads."""
+    team = ThreadTeam(address=address)
+    engine = build_engine(config, team=team, show_progress=False).engine
     try:
-        assert run(engine) == run(alone)
+        return run(engine)
     finally:
         engine.close()
         team.join()
-    assert team.errors == []
+        assert team.errors == []
+
+
+@pytest.mark.parametrize(
+    ("parallel", "address"),
+    [
+        ({"tp_size": 2}, None),
+        ({"tp_size": 2}, "127.0.0.1"),  # as across nodes, by TCP
+        ({"pp_size": 2}, None),
+        ({"tp_size": 2, "pp_size": 2}, None),
+    ],
+)
+def test_ranks_give_the_tokens_of_one_rank(
+    parallel: dict[str, int], address: str | None, tiny_checkpoints: TinyCheckpoints
+) -> None:
+    path = tiny_checkpoints("llama")
+    alone = build_engine(make_config(path), show_progress=False).engine
+
+    assert run_team(make_config(path, **parallel), address) == run(alone)
 
 
 @pytest.mark.observes("parallel.micro_batches")
@@ -85,29 +98,10 @@ def test_a_step_is_cut_into_as_many_parts_as_is_written(
         return split_inputs(inputs, num_parts)
 
     monkeypatch.setattr("remora.engine.runner.eager.split_inputs", noted)
-    config = make_config(tiny_checkpoints("llama"), pp_size=2, **written)
-    team = ThreadTeam()
 
-    engine = build_engine(config, team=team, show_progress=False).engine
-    try:
-        run(engine)
-    finally:
-        engine.close()
-        team.join()
+    run_team(make_config(tiny_checkpoints("llama"), pp_size=2, **written))
 
     assert set(cuts) == {parts}
-
-
-def test_ranks_across_nodes_meet_by_tcp(tiny_checkpoints: TinyCheckpoints) -> None:
-    config = make_config(tiny_checkpoints("llama"), tp_size=2)
-    team = ThreadTeam(address="127.0.0.1")
-
-    engine = build_engine(config, team=team, show_progress=False).engine
-    try:
-        assert len(run(engine)) == 5
-    finally:
-        engine.close()
-        team.join()
 
 
 def hosted(exchange_s: float) -> tuple[Host, Future[tuple[Channel, Group]], ThreadPoolExecutor]:

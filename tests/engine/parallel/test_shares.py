@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from remora.configs.errors import ConfigError
-from remora.configs.facts import MachineFacts, ModelFacts
+from remora.configs.facts import ModelFacts
 from remora.configs.load import parse_args
 from remora.configs.planning.lora_slots import LoRASlotConfig
 from remora.configs.planning.plan import EnginePlan, make_plan
@@ -29,34 +30,19 @@ from remora.engine.models.config import (
 )
 from remora.engine.models.decoder import DecoderModel
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
 from remora.engine.models.rope_config import RopeConfig
 from remora.engine.parallel.layout import Layout
 from remora.engine.weights.gguf.weights import GGUFWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
 from tests.conftest import TinyCheckpoints
+from tests.engine.configured import MACHINE as SMALL_MACHINE
+from tests.engine.loaded import load_f32
 from tests.engine.weights.gguf.tiny_gguf import make_gguf
 
-MACHINE = MachineFacts(
-    num_cores=1,
-    total_bytes=2**50,
-    available_bytes=2**50,
-    cpu_name="test",
-    cpu_features=(),
-    devices=("cpu",),
-)
-
-
+MACHINE = replace(SMALL_MACHINE, total_bytes=2**50, available_bytes=2**50)
 TARGETS = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "embed_tokens",
-    "lm_head",
+    *(f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")),
+    *("embed_tokens", "lm_head"),
 )
 
 
@@ -67,14 +53,7 @@ def layouts(tp_size: int, pp_size: int) -> list[Layout]:
 
 
 def load(path: Path, layout: Layout, load_format: str = "auto") -> DecoderModel:
-    return load_model(
-        path,
-        dtype=torch.float32,
-        load_format=load_format,
-        device="cpu",
-        show_progress=False,
-        layout=layout,
-    )
+    return load_f32(path, load_format=load_format, layout=layout)
 
 
 @st.composite

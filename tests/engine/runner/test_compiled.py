@@ -18,7 +18,6 @@ from remora.configs.load import parse_args
 from remora.configs.planning.plan import make_plan
 from remora.engine.llm import LLM, SamplingParams
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
 from remora.engine.runner import compiled
 from remora.engine.runner.batch import ForwardBatch
 from remora.engine.runner.compiled import CompiledModel
@@ -28,6 +27,7 @@ from remora.engine.runner.inputs import dummy_step
 from remora.kernels.lora import RowGroups
 from tests.conftest import TinyCheckpoints
 from tests.engine.configured import MACHINE
+from tests.engine.loaded import load_f32
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, of inductor
 
@@ -183,9 +183,7 @@ def test_rows_with_adapters_and_large_steps_run_uncompiled(batch: ForwardBatch) 
 def build(path: Path, sections: Any) -> None:
     machine = replace(MACHINE, available_bytes=2**33)
     plan = make_plan(parse_args(sections), read_model_facts(path), machine, path)
-    model = load_model(
-        path, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load_f32(path)
     build_forward(model, plan, None, path)  # type: ignore[arg-type]
 
 

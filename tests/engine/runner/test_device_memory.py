@@ -21,13 +21,13 @@ from remora.configs.planning.device_plan import DevicePlan
 from remora.configs.planning.plan import EnginePlan, refit
 from remora.engine.graphs.device_sampler import DeviceTokenSampler
 from remora.engine.models.facts import read_model_facts
-from remora.engine.models.registry import load_model
 from remora.engine.runner.device import make_forward, measure, warm_up, warm_up_sampling
 from remora.engine.runner.device_memory import GRAPH_BYTES, LOGIT_BYTES, largest_step
 from remora.engine.runner.inputs import StepInputs
 from remora.kernels import sampling
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
+from tests.engine.loaded import load_f32
 
 GIB = 2**30
 
@@ -78,9 +78,7 @@ def test_the_largest_step_is_within_the_plan(
 
 
 def test_the_largest_steps_and_their_graphs_are_measured(llama: Path) -> None:
-    model = load_model(
-        llama, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load_f32(llama)
     launched = make_plan()
     recorded = replace(launched, on_device=DevicePlan(graph_sizes=(1, 2, 4)))
 
@@ -90,9 +88,7 @@ def test_the_largest_steps_and_their_graphs_are_measured(llama: Path) -> None:
 
 
 def test_steps_of_few_and_of_many_rows_are_warmed_up(llama: Path) -> None:
-    model = load_model(
-        llama, dtype=torch.float32, load_format="auto", device="cpu", show_progress=False
-    )
+    model = load_f32(llama)
     plan = make_plan(max_running_requests=6)
     seen: list[tuple[int, int]] = []
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from remora.configs.errors import ConfigError
-from remora.engine.models.registry import load_model
 from remora.engine.parallel.group import Alone
 from remora.engine.parallel.layout import Layout
 from remora.engine.runner.forward import BuiltForward, build_forward
@@ -21,6 +20,7 @@ from remora.engine.tokens.tokenizer import Tokenizer
 from remora.engine.types import SamplingParams
 from tests.conftest import TinyCheckpoints
 from tests.engine.fakes import make_plan
+from tests.engine.loaded import load_f32
 from tests.engine.models.test_parity import make_prompts
 from tests.engine.parallel.runs import Run, run
 from tests.tiny_models import FAMILIES, VOCAB_SIZE
@@ -168,13 +168,6 @@ def test_on_cpus_ranks_compute_in_torch_and_say_why(tiny_checkpoints: TinyCheckp
 def build_share(path: Path, **plan_changes: Any) -> BuiltForward:
     """Build the forward pass of the second of two ranks."""
     plan = make_plan(tp_size=2, **plan_changes)
-    model = load_model(
-        path,
-        dtype=torch.float32,
-        load_format="auto",
-        device="cpu",
-        show_progress=False,
-        layout=Stage.layout,
-    )
+    model = load_f32(path, layout=Stage.layout)
     table = InputBatch(max_rows=4, max_tokens=plan.max_sequence_tokens, page_size=plan.page_size)
     return build_forward(model, plan, table, path, Stage())

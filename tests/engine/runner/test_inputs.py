@@ -141,17 +141,6 @@ def test_all_arrays_are_of_the_types_that_forward_passes_read() -> None:
         assert inputs.tables.dtype == np.int32
 
 
-def test_a_row_that_starts_again_forgets_its_pages() -> None:
-    table = InputBatch(max_rows=1, max_tokens=32, page_size=16)
-    table.start(make_row(0, [1] * 30))
-    table.add_pages(np.array([0, 0], np.int32), np.array([7, 8], np.int32))
-
-    table.start(make_row(0, [2] * 3))
-    table.add_pages(np.array([0], np.int32), np.array([9], np.int32))
-
-    assert table.tables.tolist() == [[9, 0]]
-
-
 def test_a_page_too_many_is_an_error() -> None:
     table = InputBatch(max_rows=1, max_tokens=16, page_size=16)
     table.start(make_row(0, [1]))

@@ -53,18 +53,14 @@ def test_where_a_grammar_may_end_the_end_of_sequence_ends_it(ignore_eos: bool) -
     assert done.stops["r", 0] == EOS
 
 
-def test_a_complete_grammar_ends_the_output_before_min_tokens() -> None:
-    done = run(make_request("r", grammar=WORD, min_tokens=20))
+def test_min_tokens_hold_until_the_grammar_is_complete() -> None:
+    word = run(make_request("r", grammar=WORD, min_tokens=20))
+    loop = run(make_request("r", grammar=LOOP, min_tokens=20, max_tokens=100))
 
-    assert WORD.accepts(done.text("r"))
-    assert done.ends["r", 0] is FinishReason.STOP
-
-
-def test_min_tokens_hold_where_a_grammar_can_go_on() -> None:
-    done = run(make_request("r", grammar=LOOP, min_tokens=20, max_tokens=100))
-
-    assert len(done.tokens["r", 0]) > 20
-    assert LOOP.accepts(done.text("r"))
+    assert WORD.accepts(word.text("r"))
+    assert word.ends["r", 0] is FinishReason.STOP
+    assert LOOP.accepts(loop.text("r"))
+    assert len(loop.tokens["r", 0]) > 20
 
 
 def test_a_limit_cuts_a_constrained_output() -> None:

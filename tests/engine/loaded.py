@@ -1,0 +1,25 @@
+"""Models in float32, as most tests load them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remora.engine.models.decoder import DecoderModel
+from remora.engine.models.registry import load_model
+
+
+def load_f32(
+    path: Path, *, device: str = "cpu", load_format: str = "auto", **options: Any
+) -> DecoderModel:
+    """Load a model, or a rank's share of it; `options` as of `load_model`."""
+    return load_model(
+        path,
+        dtype=torch.float32,
+        load_format=load_format,
+        device=device,
+        show_progress=False,
+        **options,
+    )
