@@ -192,7 +192,7 @@ def build(path: Path, sections: Any) -> None:
     [
         ({"engine": {"cpu_kernels": "native"}}, "native kernels are compiled already"),
         ({"engine": {"deterministic": True}}, "engine.deterministic"),
-        ({"parallel": {"tp_size": 2}}, "between ranks"),
+        ({"parallel": {"tp_size": 2}}, "engine.compile"),
         (
             {"engine": {"cpu_kernels": "torch"}, "model": {"quantization": "int8"}},
             "needs the native CPU kernels",
