@@ -145,7 +145,7 @@ def build_engine(
     others.load(plan)
     with phases.timed("load tokenizer"):
         tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
-    layout = _layout(plan, 0)
+    layout = Layout(rank=0, tp_size=plan.tp_size, pp_size=plan.pp_size)
     with ExitStack() as opened, ExitStack() as loading:
         with phases.timed("load weights"):
             model, fill = loading.enter_context(_open_share(plan, layout, adapting, show_progress))
@@ -164,7 +164,13 @@ def build_engine(
         with phases.timed("prepare kernels and KV cache"):
             _dump_as_configured(model, config)
             forward = build_forward(
-                model, plan, table, _kernels(), group, fill=fill, show_progress=show_progress
+                model,
+                plan,
+                table,
+                cache_dir() / "kernels",
+                group,
+                fill=fill,
+                show_progress=show_progress,
             )
             others.ready()
         if config.model.delete_after_load:
@@ -250,13 +256,13 @@ def build_follower(
     plan:      rank 0's, except for the path of the model on this node
     adapting:  as at rank 0, whose adapter slots are in the plan
     """
-    layout = _layout(plan, rank)
+    layout = Layout(rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size)
     with _open_share(plan, layout, adapting, show_progress=False) as (model, fill):
         fill(None)
     pool = _make_pool(plan, model, adapting)
     channel, group = join(meeting, layout, plan.device)
     table = _make_table(plan)
-    forward = build_forward(model, plan, table, _kernels(), group)
+    forward = build_forward(model, plan, table, cache_dir() / "kernels", group)
     torch.set_num_threads(forward.torch_threads)
     return Follower(forward.forward, table, channel, group, pool)
 
@@ -351,14 +357,6 @@ def _fit(
         total_bytes=total_bytes,
         step_bytes=step_bytes,
     )
-
-
-def _kernels() -> Path:
-    return cache_dir() / "kernels"
-
-
-def _layout(plan: EnginePlan, rank: int) -> Layout:
-    return Layout(rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size)
 
 
 def _open_share(

@@ -25,12 +25,7 @@ class AttentionBackend(Protocol):
     """Attention over paged KV. Owns the KV tensors; knows nothing of page ownership."""
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Apply QK norm and RoPE, store K and V of the batch's tokens, and attend.
 

@@ -46,18 +46,13 @@ class PagedLatents:
         self.latent_size = latent_size
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Apply RoPE, store and attend; see `protocols.AttentionBackend`."""
         pages, size = self.pages[layer], self.latent_size
         rotary = heads[:, :, size:]
-        cos, sin = norm_rope.cos, norm_rope.sin
-        rotary.copy_(apply_rope(rotary, cos, sin, interleaved=norm_rope.interleaved))
+        cos, sin = rope.cos, rope.sin
+        rotary.copy_(apply_rope(rotary, cos, sin, interleaved=rope.interleaved))
         query, latents = heads[:, :-1], heads[:, -1]
         pages.view(-1, pages.shape[-1]).index_copy_(0, batch.slots, latents)
         out = heads.new_empty((*query.shape[:2], size))

@@ -52,17 +52,12 @@ class TorchAttention:
         self._plans: dict[tuple[int | None, bool], DecodePlan] = {}
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Apply QK norm and RoPE, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
         num_heads = heads.shape[1] - 2 * kv_pages.shape[3]
-        qk, value = apply_qk_norm_rope(heads, num_heads, norm_rope)
+        qk, value = apply_qk_norm_rope(heads, num_heads, rope)
         query = qk[:, :num_heads]
         store_kv(qk[:, num_heads:], value, kv_pages, batch.slots)
         num_decodes = batch.num_decodes
@@ -120,20 +115,18 @@ def _decode(query: Tensor, kv_pages: Tensor, plan: DecodePlan, spec: AttentionSp
     )
 
 
-def apply_qk_norm_rope(
-    heads: Tensor, num_heads: int, norm_rope: QKNormRope
-) -> tuple[Tensor, Tensor]:
+def apply_qk_norm_rope(heads: Tensor, num_heads: int, rope: QKNormRope) -> tuple[Tensor, Tensor]:
     """Return queries and keys, normalised and rotated together, and unchanged values.
 
     heads:  [T, num_heads + 2 * num_kv_heads, head_dim]
     """
     num_kv_heads = (heads.shape[1] - num_heads) // 2
     qk, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
-    if norm_rope.norms is not None:
-        query_norm, key_norm = norm_rope.norms
-        query = rms_norm(qk[:, :num_heads], query_norm, norm_rope.eps)
-        qk = torch.cat((query, rms_norm(qk[:, num_heads:], key_norm, norm_rope.eps)), dim=1)
-    return apply_rope(qk, norm_rope.cos, norm_rope.sin, interleaved=norm_rope.interleaved), value
+    if rope.norms is not None:
+        query_norm, key_norm = rope.norms
+        query = rms_norm(qk[:, :num_heads], query_norm, rope.eps)
+        qk = torch.cat((query, rms_norm(qk[:, num_heads:], key_norm, rope.eps)), dim=1)
+    return apply_rope(qk, rope.cos, rope.sin, interleaved=rope.interleaved), value
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

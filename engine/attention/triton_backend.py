@@ -49,12 +49,7 @@ class TritonAttention:
         self._split_tokens = split_tokens
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Apply QK norm and RoPE, store and attend; see `protocols.AttentionBackend`."""
         kv_pages = self.kv_pages[layer]
@@ -63,13 +58,13 @@ class TritonAttention:
             heads[:, : -2 * num_kv_heads],
             heads[:, -2 * num_kv_heads : -num_kv_heads],
             heads[:, -num_kv_heads:],
-            norm_rope.cos,
-            norm_rope.sin,
+            rope.cos,
+            rope.sin,
             kv_pages,
             batch.slots,
-            norms=norm_rope.norms,
-            eps=norm_rope.eps,
-            interleaved=norm_rope.interleaved,
+            norms=rope.norms,
+            eps=rope.eps,
+            interleaved=rope.interleaved,
         )
         out = torch.empty_like(query)
         num_decodes = batch.num_decodes

@@ -33,16 +33,11 @@ class WindowedAttention:
         ]
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Attend with the layer's backend; see `protocols.AttentionBackend`."""
         is_windowed, place = self._places[layer]
         if not is_windowed:
-            return self.full.attend(place, heads, norm_rope, batch, spec)
+            return self.full.attend(place, heads, rope, batch, spec)
         assert batch.windowed is not None, "tables of window layers are missing"
-        return self.windowed.attend(place, heads, norm_rope, batch.windowed, spec)
+        return self.windowed.attend(place, heads, rope, batch.windowed, spec)

@@ -96,14 +96,8 @@ class _DeviceLogprobs:
     fetch: Fetch
 
     def take(self) -> LogprobRows:
-        token_ids, logprobs, ranks, top_ids, top_logprobs = self.fetch()
-        return LogprobRows(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            ranks=ranks,
-            top_ids=top_ids,
-            top_logprobs=top_logprobs,
-        )
+        names = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
+        return LogprobRows(**dict(zip(names, self.fetch(), strict=True)))
 
 
 def _arrays(draws: Draws | None, num_lines: int) -> list[npt.NDArray[Any]]:

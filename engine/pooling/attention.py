@@ -19,15 +19,10 @@ class RowsAttention:
         self._num_heads = num_heads
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Turn and attend; see `protocols.AttentionBackend`."""
-        heads, value = apply_qk_norm_rope(heads, self._num_heads, norm_rope)
+        heads, value = apply_qk_norm_rope(heads, self._num_heads, rope)
         query, key = heads[:, : self._num_heads], heads[:, self._num_heads :]
         out = torch.empty_like(query)
         for start, count, length in self._rows.groups:

@@ -113,7 +113,7 @@ class _Tokens:
 class _LayerSpec:
     """A layer's constants: QK norm, attention spec and the shape of its results."""
 
-    norm_rope: QKNormRope
+    rope: QKNormRope
     spec: AttentionSpec
     shape: tuple[int, ...]
 
@@ -129,25 +129,18 @@ class _CompiledAttention:
         _RUNNING[self.number] = self
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Call the custom operation in place of the backend, while the model is compiled."""
-        result: Tensor = torch.ops.remora.attend(
-            self.number, layer, heads, norm_rope.cos, norm_rope.sin
-        )
+        result: Tensor = torch.ops.remora.attend(self.number, layer, heads, rope.cos, rope.sin)
         return result
 
     def run(self, layer: int, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Attend with the current step's batch."""
         fixed, batch = self.layers[layer], self.batch
         assert batch is not None, "no step runs"
-        norm_rope = replace(fixed.norm_rope, cos=cos, sin=sin)
-        return self.attention.attend(layer, heads, norm_rope, batch, fixed.spec)
+        rope = replace(fixed.rope, cos=cos, sin=sin)
+        return self.attention.attend(layer, heads, rope, batch, fixed.spec)
 
 
 class _SpecRecorder:
@@ -157,17 +150,12 @@ class _SpecRecorder:
         self._compiled_attention = compiled_attention
 
     def attend(
-        self,
-        layer: int,
-        heads: Tensor,
-        norm_rope: QKNormRope,
-        batch: ForwardBatch,
-        spec: AttentionSpec,
+        self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
         """Attend, and record the layer's constants."""
-        out = self._compiled_attention.attention.attend(layer, heads, norm_rope, batch, spec)
+        out = self._compiled_attention.attention.attend(layer, heads, rope, batch, spec)
         nothing = heads.new_empty(0)
-        kept = replace(norm_rope, cos=nothing, sin=nothing)
+        kept = replace(rope, cos=nothing, sin=nothing)
         self._compiled_attention.layers[layer] = _LayerSpec(kept, spec, tuple(out.shape[1:]))
         return out
 

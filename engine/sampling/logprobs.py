@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 
@@ -13,12 +14,9 @@ def concat_logprobs(parts: Sequence[LogprobRows]) -> LogprobRows:
     """Join the lines of one sequence's parts, in order; all must hold the same `k`."""
     if len(parts) == 1:
         return parts[0]
+    names = (field.name for field in fields(LogprobRows))
     return LogprobRows(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
-        logprobs=np.concatenate([part.logprobs for part in parts]),
-        ranks=np.concatenate([part.ranks for part in parts]),
-        top_ids=np.concatenate([part.top_ids for part in parts]),
-        top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     )
 
 

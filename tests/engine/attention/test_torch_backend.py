@@ -33,11 +33,9 @@ def attend(
 ) -> Tensor:
     """Attend q, k and v, which are turned by no angle."""
     ones = torch.ones(len(parts[0]), HEAD_DIM // 2)
-    norm_rope = QKNormRope(cos=ones, sin=torch.zeros_like(ones))
+    rope = QKNormRope(cos=ones, sin=torch.zeros_like(ones))
     heads = torch.cat(parts, dim=1)
-    return attention.attend(
-        layer, heads, norm_rope, batch, AttentionSpec(scale=0.25, window=window)
-    )
+    return attention.attend(layer, heads, rope, batch, AttentionSpec(scale=0.25, window=window))
 
 
 def ints(values: Sequence[Sequence[int] | int]) -> Tensor:
