@@ -75,6 +75,9 @@ def test_outputs_of_a_request_are_delivered_in_order(probe: Probe) -> None:
 
     assert probe.finished.wait(WAIT_S)
     assert probe.tokens == expected_output([1, 2, 3], 6)
+    probe.loop.close()
+    stats = probe.loop.stats()
+    assert (stats.generated_tokens_total, stats.num_held_pages) == (6, 0)
 
 
 def test_an_exception_in_a_step_is_reported_once_and_ends_the_loop(
@@ -114,14 +117,3 @@ def test_closing_reports_to_those_still_waiting(probe: Probe) -> None:
 
     assert probe.failed.is_set()
     assert probe.tokens == []
-
-
-def test_stats_follow_the_steps(probe: Probe) -> None:
-    probe.submit([1, 2, 3], 6)
-    assert probe.finished.wait(WAIT_S)
-    probe.loop.close()
-
-    stats = probe.loop.stats()
-
-    assert stats.generated_tokens_total == 6
-    assert stats.num_held_pages == 0

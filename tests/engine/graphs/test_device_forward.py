@@ -123,16 +123,6 @@ def test_a_request_that_is_aborted_leaves_the_others_alone(step: int, llama: Pat
     assert got == expected
 
 
-def test_padding_writes_to_no_page_of_a_sequence(llama: Path) -> None:
-    """Three rows in a graph for four: the fourth's K and V go to the dump page."""
-    requests = dict(list(make_requests(max_tokens=30).items())[:3])
-
-    expected = run(llama, requests, forward="eager")
-    got = run(llama, requests, graph_runner=Rerun())
-
-    assert got.token_ids() == expected.token_ids()
-
-
 def test_steps_of_all_sizes_leave_their_results_in_the_same_memory(llama: Path) -> None:
     model = load_f32(llama)
     plan = make_plan(max_running_requests=4)

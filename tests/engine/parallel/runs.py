@@ -24,7 +24,7 @@ Requests = Mapping[str, tuple[list[int], SamplingParams]]
 
 
 @dataclass(slots=True)
-class GraphRunner:
+class RecordingForward:
     """ForwardPass that remembers the logits of each step."""
 
     inner: ForwardPass
@@ -80,9 +80,9 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
     scored: dict[str, list[float]] = {name: [] for name in requests}
     shown: dict[str, Any] = {}
     with ranks_forward(path, plan, table) as forward:
-        graph_runner = GraphRunner(forward)
+        recorded = RecordingForward(forward)
         sampler = Sampler(max_rows=rows, vocab_size=vocab_size, eos_token_ids=())
-        runner = LocalRunner(graph_runner, sampler, table)
+        runner = LocalRunner(recorded, sampler, table)
         engine = Engine(plan, runner, eos_token_ids=(), vocab_size=vocab_size)
         for name, (prompt, params) in requests.items():
             engine.add(Request(request_id=name, prompt_ids=prompt, sampling=params))
@@ -94,5 +94,5 @@ def run(path: Path, requests: Requests, **plan_changes: Any) -> Run:
                     scored[output.request_id].extend(part.logprobs.tolist())
         engine.close()
     return Run(
-        token_ids=token_ids, prompt_logprobs=scored, steps=graph_runner.steps, hidden_states=shown
+        token_ids=token_ids, prompt_logprobs=scored, steps=recorded.steps, hidden_states=shown
     )

@@ -77,17 +77,13 @@ def test_any_rank_sends_to_any_other_into_memory_of_any_stride(dtype: torch.dtyp
     assert not memory[:, 1::2].any()
 
 
-def test_stages_of_one_rank_have_nothing_to_sum() -> None:
+def test_stages_of_one_rank_have_nothing_to_sum_and_one_rank_nothing_to_join() -> None:
     with connected(1, 2) as (threads, groups):
         values = values_of(0)
-
         assert threads.on_all(lambda rank: groups[rank].all_reduce(values))[0] is values
 
-
-def test_one_rank_needs_nobody() -> None:
-    group = connect(Layout(), host="nowhere", port=1, listener=None, device="cpu", timeout_s=0.1)
-
-    assert group is ALONE
+    alone = connect(Layout(), host="nowhere", port=1, listener=None, device="cpu", timeout_s=0.1)
+    assert alone is ALONE
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

@@ -115,37 +115,35 @@ def test_the_end_is_forced_when_the_budget_is_used_up_and_overrules_bans() -> No
     assert constraint.is_spent
 
 
-def test_a_thought_that_ends_by_itself_is_not_ended_again() -> None:
-    constraint = make_constraint(ids("q", "<end>"), reasoning=think(budget=2))
-
-    assert constraint.is_spent
+def test_reasoning_that_ends_by_itself_is_not_ended_again() -> None:
+    assert make_constraint(ids("q", "<end>"), reasoning=think(budget=2)).is_spent
 
 
-def test_forced_tokens_win_over_first_and_allowed_ones() -> None:
-    constraint = make_constraint(
-        reasoning=think(budget=0), first_token_ids=(12,), allowed_token_ids=(13,)
-    )
-
-    assert allowed(constraint) == set(ids("<e"))
+EXIT = ReasoningBudget(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
 
 
-def test_control_tokens_may_come_in_a_thought_but_none_that_ends_the_output() -> None:
-    constraint = make_constraint(grammar=WORD, reasoning=think(), stop_token_ids=(15,))
-
-    assert allowed(constraint) == set(range(VOCAB)) - {EOS, 15}
-    assert MARK in allowed(constraint)
-
-
-def test_a_thought_may_be_left_by_what_ends_a_call_within_it() -> None:
-    thinking = ReasoningBudget(end="<end>", end_ids=(MARK,), exit_ids=frozenset({EOS}))
-
-    assert allowed(make_constraint(grammar=WORD, reasoning=thinking, stop_token_ids=(15,))) == (
-        set(range(VOCAB)) - {15}
-    )
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        # Forced tokens win over first and allowed ones.
+        (
+            {"reasoning": think(budget=0), "first_token_ids": (12,), "allowed_token_ids": (13,)},
+            set(ids("<e")),
+        ),
+        # Reasoning may hold control tokens, but none that ends the output, except exit tokens.
+        (
+            {"grammar": WORD, "reasoning": think(), "stop_token_ids": (15,)},
+            set(range(VOCAB)) - {EOS, 15},
+        ),
+        ({"grammar": WORD, "reasoning": EXIT, "stop_token_ids": (15,)}, set(range(VOCAB)) - {15}),
+        ({"first_token_ids": (12,)}, {12}),
+    ],
+)
+def test_only_some_tokens_may_come_first(fields: dict[str, Any], expected: set[int]) -> None:
+    assert allowed(make_constraint(**fields)) == expected
 
 
 def test_first_tokens_are_forgotten_after_the_first_token() -> None:
-    assert allowed(make_constraint(first_token_ids=(12,))) == {12}
     assert make_constraint([12], first_token_ids=(12,)).is_spent
 
 
@@ -180,6 +178,6 @@ def test_what_is_healed_is_written_in_one_token_or_in_several() -> None:
 @pytest.mark.parametrize(
     "fields", [{"end": "", "end_ids": (1,)}, {"end": "x", "end_ids": ()}, {"budget": -1}]
 )
-def test_impossible_thoughts_are_refused(fields: dict[str, Any]) -> None:
+def test_impossible_reasoning_budgets_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         ReasoningBudget(**({"end": "x", "end_ids": (1,)} | fields))
