@@ -69,7 +69,7 @@ from remora.deployments.ranks.stats import RankCollector
 from remora.deployments.routing.key import RouteKey
 from remora.deployments.routing.reporter import Reporter
 from remora.deployments.serve_context import listens_locally, log_through_serve
-from remora.deployments.serve_environment import without
+from remora.deployments.serve_environment import unset_warning
 from remora.deployments.warm_up import warm_up
 from remora.engine.grammar.service import GrammarService
 from remora.engine.protocols import EngineClient
@@ -153,7 +153,7 @@ class LLMServer:
         self._telemetry = Telemetry(self._served, replica_id, launched.client.failed)
         self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
         self._end = watch_for_the_end(self._served, self._batches)
-        if self._end is not None and (warning := without(os.environ)) is not None:
+        if self._end is not None and (warning := unset_warning(os.environ)) is not None:
             log.warning(warning)
 
     def _formats(self) -> ReplyFormats:

@@ -1,4 +1,4 @@
-"""What a deployment of ours must know of the Serve replica that it runs in."""
+"""The Serve replica that this process runs in: its log and its address."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from remora.deployments.ray_private import http_host, is_access_line
 
 
 def log_through_serve() -> None:
-    """Send our log lines where Serve sends its own: the replica's file and the terminal."""
+    """Send remora's log lines to Serve's handlers: the replica's file and the terminal."""
     ours, serves = logging.getLogger("remora"), logging.getLogger("ray.serve")
     ours.setLevel(serves.level or logging.INFO)
     ours.handlers = list(serves.handlers)
 
 
 class _AccessLevel(logging.Filter):
-    """Lets Serve's lines about single requests pass from some level on, and all others."""
+    """Drops Serve's access lines below a level."""
 
     level = logging.NOTSET
 
@@ -29,16 +29,16 @@ _access_level = _AccessLevel()
 
 
 def limit_access_log(level: str | None) -> None:
-    """Let Serve's access log in this process follow a level; None: as Serve has it."""
+    """Set the level of Serve's access log in this process; None = Serve's own."""
     _access_level.level = logging.NOTSET if level is None else getattr(logging, level)
-    logging.getLogger("ray.serve").addFilter(_access_level)  # once, however often it is added
+    logging.getLogger("ray.serve").addFilter(_access_level)  # added only once
 
 
 def listens_locally() -> bool:
-    """Return whether nothing but this machine can reach the HTTP server; False outside Serve.
+    """Return whether only this machine can reach the HTTP server; False outside Serve.
 
-    The peer of a connection says nothing: between us and the client stands Serve's proxy. But
-    proxies and replicas alike listen at the host that Serve was started with.
+    The peer of a connection is Serve's proxy, not the client, so the address that Serve listens on
+    decides; proxies and replicas share it.
     """
     from ray import serve
     from ray.serve.exceptions import RayServeException

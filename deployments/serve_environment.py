@@ -1,6 +1,6 @@
-"""What Ray and Serve are to find in their environment. They read it when they are first imported.
+"""The environment variables of Ray and Serve, which read them when they are first imported.
 
-`remora serve` sets it; with `serve run` it is the operator's to set before Ray starts.
+`remora serve` sets them; with `serve run` the operator sets them before Ray starts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ _ERRORS = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 _THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
 _PROXY = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"
 
-# When the user has said nothing: no phoning home, Serve's own errors in our shape, token
-# authentication (a file in ~/.ray), since Ray's ports listen on every interface and whoever may
-# talk to them may run code, and our handlers in the loop that writes to the sockets, since passing
-# each event on to another thread costs more than all else about it. A dead proxy is replaced after
-# three failed checks, which take half a minute if nothing else is said.
+# Defaults: no usage statistics; token authentication (a file in ~/.ray), as Ray's ports listen on
+# every interface and run code for any client; Serve's own errors in JSON; requests in the loop that
+# writes to the sockets, as passing each event to another thread is its largest cost; and a dead
+# proxy replaced after three failed checks of 1 s instead of 10 s.
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -27,14 +26,14 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     }
 )
 _WITHOUT = {
-    _ERRORS: "errors that Serve's proxy itself makes are plain text",
-    _THREAD: "tokens take a detour through another thread",
-    _PROXY: "a dead proxy is missed for half a minute",
+    _ERRORS: "errors of Serve's own proxy are plain text",
+    _THREAD: "tokens pass through another thread",
+    _PROXY: "a dead proxy goes unnoticed for half a minute",
 }
 
 
-def without(environment: Mapping[str, str]) -> str | None:
-    """Say what is worse for what is not set there; None if nothing is."""
+def unset_warning(environment: Mapping[str, str]) -> str | None:
+    """Return a warning about the variables that are not set; None if all are."""
     missing = [
         f"{name}={ENVIRONMENT[name]} ({why})"
         for name, why in _WITHOUT.items()

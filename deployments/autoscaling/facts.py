@@ -1,7 +1,7 @@
-"""What a decision about the number of replicas goes by: numbers, and no more.
+"""The numbers that a scaling decision is based on.
 
-Knows nothing of Ray, of HTTP, or of where a number comes from. A number that nobody knows is None:
-a replica that has just started has no latencies yet, one that hangs reports nothing.
+Does not know Ray, HTTP or the source of a number. An unknown number is None: a replica that has
+just started has no latencies, one that hangs sends no reports.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ TINY, HUGE = 1e-9, 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What a replica is meant to carry, and how long to wait before changing how many there are.
+    """The target load of a replica, and the delays before the number of replicas changes.
 
-    requests:  running at one replica
-    ttft_s, itl_s:  at the 90th percentile; None = not looked at
-    look_back_s:  the past that latencies are taken from
+    requests:  running at one replica, at most
+    ttft_s, itl_s:  at the 90th percentile; None = ignored
+    look_back_s:  time window of latencies
     """
 
     requests: float
@@ -39,14 +39,14 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """What one replica reports; None = not known.
+    """The report of one replica; None = unknown.
 
     num_running, num_waiting:  sequences
-    queued_tokens:     prompt tokens that are still to be computed
+    queued_tokens:     prompt tokens still to compute
     kv_usage:          0 to 1
     tokens_per_s, finished_per_s:  computed tokens and finished sequences per second of stepping
-    ttft_p90_s, itl_p90_s:  90th percentiles of the recent past
-    base_itl_s:        shortest step seen: what a token takes when nobody else is there
+    ttft_p90_s, itl_p90_s:  90th percentiles within look_back_s
+    base_itl_s:        shortest step seen: the time of a token without load
     idle_s:            since the last request; 0 while there is one
     """
 
@@ -63,12 +63,12 @@ class ReplicaLoad:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """Take what is known by name; what is no number, or below zero, is not known."""
+        """Return a report from values by name; invalid or negative ones are unknown."""
         return cls(**{name: known(values.get(name)) for name in LOAD_NAMES})
 
     @property
     def is_known(self) -> bool:
-        """Whether the replica has said how busy it is."""
+        """Whether the replica has reported its load."""
         return self.num_running is not None
 
 
@@ -76,10 +76,10 @@ LOAD_NAMES = tuple(each.name for each in fields(ReplicaLoad))
 
 
 def known(value: object) -> float | None:
-    """Return a number that can be reckoned with as a float, everything else as None.
+    """Return a valid number as a float, and anything else as None.
 
-    Below zero and beyond HUGE nothing is believed; what is below TINY is zero, so that dividing by
-    what is left stays finite.
+    Valid is 0 to HUGE. A number below TINY becomes zero, so that division by any other stays
+    finite.
     """
     if not isinstance(value, int | float) or not 0 <= value <= HUGE:
         return None
@@ -88,13 +88,13 @@ def known(value: object) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known at one moment.
+    """The state of a deployment at one moment.
 
     now:              seconds on any clock that does not go back
-    target:           replicas that there should be; those not ready yet are starting
+    target:           wanted replicas; those not ready yet are starting
     num_ready:        replicas that take requests
-    total_requests:   held, queued or running anywhere, averaged over the recent past
-    held_requests:    those of them that have no replica yet
+    total_requests:   held, queued or running anywhere, averaged over look_back_s
+    held_requests:    those without a replica yet
     replicas:         by name; only those whose report is recent
     """
 
@@ -109,21 +109,21 @@ class Facts:
 
     @property
     def num_starting(self) -> int:
-        """Replicas that are wanted and not there yet."""
+        """Replicas that are wanted and not ready yet."""
         return max(self.target - self.num_ready, 0)
 
     @property
     def loads(self) -> list[ReplicaLoad]:
-        """The reports that say how busy their replica is."""
+        """The reports with a known load."""
         return [load for load in self.replicas.values() if load.is_known]
 
     def total(self, value: Callable[[ReplicaLoad], float | None]) -> float:
-        """Add a value up over all ready replicas; who does not report is like the others."""
-        values = given(map(value, self.loads))
+        """Return a value's sum over all ready replicas; missing reports count as the mean."""
+        values = known_values(map(value, self.loads))
         return sum(values) / len(values) * self.num_ready if values else 0.0
 
     def mean(self, value: Callable[[ReplicaLoad], float | None]) -> float | None:
-        """Return a value's mean over replicas, the busier counting for more; None = not known."""
+        """Return a value's mean, weighted by running requests; None = unknown."""
         pairs = [
             (x, 1.0 + (load.num_running or 0.0))
             for load in self.loads
@@ -134,13 +134,13 @@ class Facts:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anybody is being served, or waits."""
+        """Whether a request is running or waiting."""
         busy = any((load.num_running or 0) + (load.num_waiting or 0) > 0 for load in self.loads)
-        # Where all report, what else is open makes no tokens: somebody reads /metrics.
+        # Where all replicas report, other open requests make no tokens, such as /metrics.
         is_unseen = self.total_requests > 0 and len(self.loads) < max(self.num_ready, 1)
         return busy or is_unseen or self.held_requests > 0
 
 
-def given(values: Iterable[float | None]) -> list[float]:
-    """Return the numbers that are known."""
+def known_values(values: Iterable[float | None]) -> list[float]:
+    """Return the known numbers."""
     return [value for value in values if value is not None]

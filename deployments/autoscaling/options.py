@@ -1,4 +1,4 @@
-"""The Serve options that say how many replicas there are."""
+"""The Serve options that set the number of replicas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from remora.configs.schema import ServeConfig
 
 POLICY = "remora.deployments.autoscaling.slo_policy:SloPolicy"
-# Of a replica's running requests, where nothing else is said: the rest is for bursts.
+# Default target, as a share of a replica's running requests; the rest is for bursts.
 DEFAULT_SHARE = 0.75
-# Reports within the time that latencies are taken from; and no more than five a second.
+# Reports within look_back_s, and the limits of their period.
 REPORTS, MIN_REPORT_PERIOD_S, MAX_REPORT_PERIOD_S = 10, 0.2, 1.0
 
 
 def scaling_options(config: ServeConfig) -> Mapping[str, Any]:
-    """Return a number of replicas, or how it changes."""
+    """Return a fixed number of replicas, or the autoscaling configuration."""
     if not config.autoscaling.is_on:
         return {"num_replicas": config.parallel.num_replicas}
     return {"autoscaling_config": _autoscaling(config)}
@@ -29,7 +29,7 @@ def _autoscaling(config: ServeConfig) -> AutoscalingConfig:
     targets = policy_targets(config)
     period_s = min(max(section.look_back_s / REPORTS, MIN_REPORT_PERIOD_S), MAX_REPORT_PERIOD_S)
     with warnings.catch_warnings():
-        # Serve calls metrics_interval_s deprecated, in favour of variables that 2.60 never reads.
+        # Ray 2.60 deprecates metrics_interval_s for variables that it never reads.
         warnings.simplefilter("ignore", DeprecationWarning)
         return AutoscalingConfig(
             min_replicas=section.min_replicas,
@@ -38,7 +38,7 @@ def _autoscaling(config: ServeConfig) -> AutoscalingConfig:
             target_ongoing_requests=targets["requests"],
             metrics_interval_s=period_s,
             look_back_period_s=max(section.look_back_s, 2 * period_s),
-            # The policy waits by itself, and says for what.
+            # The policy has its own delays.
             upscale_delay_s=0.0,
             downscale_delay_s=0.0,
             downscale_to_zero_delay_s=0.0,

@@ -1,7 +1,7 @@
-"""What one replica reports to the autoscaling policy.
+"""The load reports of one replica for the autoscaling policy.
 
-Everything is taken from counters that exist anyway, as the difference between now and the oldest
-look within the recent past: a token costs nothing extra. At most MAX_LOOKS looks are kept.
+Rates and percentiles are differences between the counters now and those of the oldest sample within
+the time window, so tokens cost nothing extra. At most MAX_SAMPLES samples are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from remora.engine.types import EngineStats
 if TYPE_CHECKING:
     from remora.deployments.http.generation.server_state import ServerState
 
-MAX_LOOKS = 64
+MAX_SAMPLES = 64
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -34,8 +34,8 @@ class Histogram(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What the counters said at one moment."""
+class _Sample:
+    """The counters at one moment."""
 
     at: float
     stats: EngineStats
@@ -43,11 +43,11 @@ class _Look:
 
 
 class LoadReporter:
-    """Reports how one replica is doing.
+    """Reports the load of one replica.
 
     stats:       the engine's counters
     latencies:   by name (ttft, itl)
-    look_back_s: the past that rates and percentiles are taken from
+    look_back_s: time window of rates and percentiles
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LoadReporter:
         self._latencies = latencies
         self._look_back_s = look_back_s
         self._clock = clock
-        self._looks: deque[_Look] = deque(maxlen=MAX_LOOKS)
+        self._samples: deque[_Sample] = deque(maxlen=MAX_SAMPLES)
         self._base_itl_s: float | None = None
         self._rates: dict[str, float] = {}
         self._busy_at = clock()
@@ -70,7 +70,7 @@ class LoadReporter:
 
     @classmethod
     def of(cls, server: ServerState) -> Self:
-        """Watch what a replica serves."""
+        """Return the reporter of a replica."""
         metrics = server.metrics
         return cls(
             server.client.stats,
@@ -79,12 +79,12 @@ class LoadReporter:
         )
 
     def report(self) -> dict[str, float]:
-        """Return what is known, by the names of ReplicaLoad and a few more for people."""
+        """Return the known values, by the names of ReplicaLoad and some for operators."""
         now, stats = self._clock(), self._stats()
         counts = {name: latency.counts() for name, latency in self._latencies.items()}
-        self._keep(_Look(now, stats, counts))
-        while len(self._looks) > 1 and self._looks[1].at <= now - self._look_back_s:
-            self._looks.popleft()
+        self._keep(_Sample(now, stats, counts))
+        while len(self._samples) > 1 and self._samples[1].at <= now - self._look_back_s:
+            self._samples.popleft()
         self._note_step(stats)
         self._note_busy(now, stats)
         self._note_rates(stats)
@@ -100,28 +100,28 @@ class LoadReporter:
             **self._percentiles(),
         }
 
-    def _keep(self, look: _Look) -> None:
-        """Keep a look; the last gives way where it is near the one before, so all is covered."""
-        near_s = self._look_back_s / (MAX_LOOKS - 2)
-        if len(self._looks) > 1 and self._looks[-1].at - self._looks[-2].at < near_s:
-            self._looks.pop()
-        self._looks.append(look)
+    def _keep(self, sample: _Sample) -> None:
+        """Keep a sample; it replaces the last one if that is too close to the one before."""
+        near_s = self._look_back_s / (MAX_SAMPLES - 2)
+        if len(self._samples) > 1 and self._samples[-1].at - self._samples[-2].at < near_s:
+            self._samples.pop()
+        self._samples.append(sample)
 
     def _note_step(self, stats: EngineStats) -> None:
-        """Remember the shortest step seen: one that made a token with nobody else there."""
+        """Record the shortest step seen: the time of a token without load."""
         if stats.last_step_s > 0:
             self._base_itl_s = min(self._base_itl_s or stats.last_step_s, stats.last_step_s)
 
     def _note_busy(self, now: float, stats: EngineStats) -> None:
-        """Remember when there was a request, also one that has come and gone between two looks."""
+        """Record when there was a request, including one that ended between two samples."""
         has_stepped = self._num_steps is not None and stats.steps_total > self._num_steps
         self._num_steps = stats.steps_total
         if stats.num_running or stats.num_waiting or has_stepped:
             self._busy_at = now
 
     def _note_rates(self, stats: EngineStats) -> None:
-        """Bring up to date what is done in a second of stepping; while idle, it stays known."""
-        first = self._looks[0].stats
+        """Update the rates per second of stepping; while idle they keep their values."""
+        first = self._samples[0].stats
         busy_s = stats.step_time_total_s - first.step_time_total_s
         computed = _computed_tokens(stats) - _computed_tokens(first)
         finished = stats.finished_total - first.finished_total
@@ -132,7 +132,7 @@ class LoadReporter:
 
     def _percentiles(self) -> dict[str, float]:
         found = {}
-        first, last = self._looks[0], self._looks[-1]
+        first, last = self._samples[0], self._samples[-1]
         for name, latency in self._latencies.items():
             recent = [b - a for a, b in zip(first.counts[name], last.counts[name], strict=True)]
             for suffix, share in PERCENTILES.items():
@@ -147,19 +147,19 @@ def _computed_tokens(stats: EngineStats) -> int:
 
 
 def percentile(bounds_s: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """Return the value that `share` of the counted ones do not exceed, None if there are none.
+    """Return the percentile of a histogram, None if it is empty.
 
     bounds_s:  [n] ascending; counts: [n + 1]
 
-    Within two bounds the values are taken to lie evenly; what lies above all, at the last bound.
+    Interpolates linearly between bounds; values above all bounds count as the last bound.
     """
     totals = list(accumulate(counts))
     if totals[-1] <= 0:
         return None
     rank = share * totals[-1]
-    place = bisect_left(totals, rank)
-    if place >= len(bounds_s):
+    index = bisect_left(totals, rank)
+    if index >= len(bounds_s):
         return bounds_s[-1]
-    low = bounds_s[place - 1] if place else 0.0
-    part = (rank - (totals[place] - counts[place])) / counts[place]
-    return low + (bounds_s[place] - low) * part
+    low = bounds_s[index - 1] if index else 0.0
+    part = (rank - (totals[index] - counts[index])) / counts[index]
+    return low + (bounds_s[index] - low) * part

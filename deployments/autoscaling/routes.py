@@ -1,4 +1,4 @@
-"""GET /autoscaling/explain of a replica: why there are as many as there are."""
+"""GET /autoscaling/explain: the reason for the current number of replicas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOT_YET = "The autoscaling policy has not decided anything yet; ask again in a f
 
 
 def autoscaling_routes(server: ServerState) -> APIRouter:
-    """Return what explains the number of replicas."""
+    """Return the route of /autoscaling/explain."""
     router = APIRouter(tags=["control"])
 
     @router.get(EXPLAIN, dependencies=ADMIN)
@@ -36,9 +36,9 @@ def autoscaling_routes(server: ServerState) -> APIRouter:
 
 
 async def explanation(config: ServeConfig) -> dict[str, Any]:
-    """Return the last decision about the replicas of the deployment that we are one of.
+    """Return the last decision about this replica's deployment.
 
-    Raises HTTPException 404 where nothing decides, 503 where nothing has been decided yet.
+    Raises HTTPException 404 if autoscaling is off, 503 before the first decision.
     """
     from ray import serve
     from ray.serve.exceptions import RayServeException
@@ -56,7 +56,7 @@ async def explanation(config: ServeConfig) -> dict[str, Any]:
 
 
 class Deployed(Protocol):
-    """What a Serve handle says of the deployment that it leads to."""
+    """The part of a Serve handle that names its deployment."""
 
     @property
     def app_name(self) -> str:
@@ -70,11 +70,11 @@ class Deployed(Protocol):
 
 
 async def explanations(models: Mapping[str, Deployed | None]) -> dict[str, Any]:
-    """Return the same for the models behind a gateway; no replica is asked, nor woken.
+    """Return the last decisions about the models behind a gateway; asks no replica.
 
-    models:  by name; None: nothing decides about its replicas
-    One model: its record; several: model -> record, None where nothing decides or has decided.
-    Raises HTTPException 404 where nothing decides for any, 503 where nothing has been decided yet.
+    models:  by name; None = its number of replicas is fixed
+    One model: its record; several: model -> record, None without a decision.
+    Raises HTTPException 404 if autoscaling is off for all, 503 before the first decision.
     """
     records: dict[str, dict[str, Any] | None] = dict.fromkeys(models)
     for name, handle in models.items():

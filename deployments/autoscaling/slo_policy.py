@@ -1,8 +1,8 @@
 """The policy as Serve calls it: in the controller, ten times a second.
 
-Serve pickles this module by value and imports what it imports where the controller runs, so remora
-must be installed on Ray's head node. What is remembered lives in the policy object; Serve keeps it
-until the deployment's configuration changes or the controller is replaced. Then delays begin anew.
+Serve pickles this module by value and imports its imports where the controller runs, so remora must
+be installed on Ray's head node. The state lives in the policy object, which Serve keeps until the
+deployment's configuration changes or the controller is replaced; then delays start again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from remora.deployments.autoscaling import explain
 from remora.deployments.autoscaling.facts import Facts, ReplicaLoad, Targets, known
-from remora.deployments.autoscaling.policy import Decision, Memory, begin, decide
+from remora.deployments.autoscaling.policy import Decision, PolicyState, begin, decide
 
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
 MAX_HISTORY = 20
-# Reports come every second or so. One that is older than this, and than what latencies are taken
-# from, is from a replica that hangs or has lost its way to the controller.
+# Reports arrive about every second. A replica whose report is older than this and than look_back_s
+# hangs or cannot reach the controller.
 STALE_S = 10.0
-# Averaged over what Serve keeps; of everything else the newest value counts.
+# Averaged over the values that Serve keeps; of others the newest counts.
 AVERAGED = frozenset({"num_running", "kv_usage"})
 
 log = logging.getLogger("ray.serve")
@@ -36,25 +36,25 @@ class SloPolicy:
 
     def __init__(self, **targets: Any) -> None:
         self._targets = Targets(**targets)
-        self._memory: Memory | None = None
+        self._state: PolicyState | None = None
         self._history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY)
         self._written_at = 0.0
         self._name: tuple[str, str] | None = None
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Return how many replicas there should be. State stays here, and not with Serve."""
+        """Return the number of replicas. The state stays here, not in Serve."""
         facts, ages = facts_of(ctx, self._targets)
-        memory = self._memory or begin(facts)
-        changed_by_others = facts.target != memory.target
+        state = self._state or begin(facts)
+        changed_by_others = facts.target != state.target
         if changed_by_others:
-            self._note(ctx, memory.target, facts.target, "not this policy: Serve or a deployment")
-        decision, self._memory = decide(facts, self._targets, memory)
+            self._note(ctx, state.target, facts.target, "not this policy: Serve or a deployment")
+        decision, self._state = decide(facts, self._targets, state)
         if decision.replicas != facts.target:
             is_more = decision.replicas > facts.target
             reason = decision.reason + (f" ({decision.winner})" if is_more else "")
             self._note(ctx, facts.target, decision.replicas, reason)
             log.info(
-                "%s: %d replicas, were %d: %s",
+                "autoscaling: %s: %d replicas, were %d: %s",
                 ctx.deployment_id,
                 decision.replicas,
                 facts.target,
@@ -72,14 +72,14 @@ class SloPolicy:
     def _write(
         self, ctx: AutoscalingContext, facts: Facts, ages: Mapping[str, float], decision: Decision
     ) -> None:
-        """Tell everybody; scaling goes on if that fails."""
+        """Publish the decision; scaling continues if that fails."""
         self._written_at = facts.now
         name = (ctx.app_name or "", ctx.deployment_name)
         record = self._record(ctx, facts, ages, decision)
         try:
             explain.publish(*name, record)
         except Exception:  # boundary: Serve's controller
-            log.exception("the autoscaling decision of %s could not be published", name)
+            log.exception("autoscaling: cannot publish the decision of %s", name)
         if self._name is None:
             self._name = name
             weakref.finalize(self, explain.retract, *name).atexit = False
@@ -103,7 +103,7 @@ class SloPolicy:
             "reason": decision.reason,
             "winner": decision.winner,
             "pending": None if decision.pending is None else asdict(decision.pending),
-            "signals": [asdict(wish) for wish in decision.wishes],
+            "signals": [asdict(demand) for demand in decision.demands],
             "requests": {"total": facts.total_requests, "held": facts.held_requests},
             "idle_s": decision.idle_s,
             "startup_s": decision.startup_s,
@@ -117,7 +117,7 @@ class SloPolicy:
 
 
 def facts_of(ctx: AutoscalingContext, targets: Targets) -> tuple[Facts, dict[str, float]]:
-    """Return what Serve knows as numbers, and how many seconds old each replica's report is."""
+    """Return Serve's numbers as Facts, and the age of each replica's report in seconds."""
     now = ctx.current_time or 0.0
     oldest = now - max(STALE_S, targets.look_back_s)
     values: dict[str, dict[str, float]] = {}
@@ -141,6 +141,6 @@ def facts_of(ctx: AutoscalingContext, targets: Targets) -> tuple[Facts, dict[str
         max_replicas=ctx.capacity_adjusted_max_replicas,
         total_requests=known(ctx.total_num_requests) or 0.0,
         held_requests=known(ctx.total_queued_requests) or 0.0,
-        replicas={name: ReplicaLoad.of(given) for name, given in sorted(values.items())},
+        replicas={name: ReplicaLoad.of(load) for name, load in sorted(values.items())},
     )
     return facts, ages

@@ -1,6 +1,6 @@
-"""Whether a cluster can ever hold what a configuration asks for. Pure: the caller names the nodes.
+"""Whether a cluster can ever hold a configuration's replicas. Pure: the nodes are an argument.
 
-What others use now does not count; only what could never be is refused, instead of waited for.
+Resources in use count as free: only a configuration that could never be placed is refused.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from remora.configs.schema import ServeConfig
 from remora.deployments.ranks.placement import bundles_of, strategy_of
 
-_ROUNDING = 1e-6  # Ray counts in ten-thousandths
+_ROUNDING = 1e-6  # Ray counts in units of 0.0001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One of Ray's nodes.
 
-    resources:  all that it has, in Ray's names
+    resources:  in all, by Ray's names
     labels:     Ray's node labels
     """
 
@@ -28,7 +28,7 @@ class Node:
 
 
 def shortage(config: ServeConfig, nodes: Sequence[Node]) -> str | None:
-    """Return why the replicas can never be placed on the nodes, with advice; None: they can."""
+    """Return why the nodes can never hold the replicas, with advice; None if they can."""
     parallel = config.parallel
     num_replicas = 1 if config.autoscaling.is_on else parallel.num_replicas
     bundles = bundles_of(config)
@@ -54,7 +54,7 @@ def _holds(room: Sequence[int], num_bundles: int, num_replicas: int, strategy: s
     match strategy:
         case "STRICT_PACK":
             return sum(places // num_bundles for places in room) >= num_replicas
-        case "STRICT_SPREAD":  # each replica takes one place of num_bundles different nodes
+        case "STRICT_SPREAD":  # a replica takes one place on each of num_bundles nodes
             return sum(min(places, num_replicas) for places in room) >= num_bundles * num_replicas
         case _:
             return sum(room) >= num_bundles * num_replicas
@@ -70,7 +70,7 @@ def _room(node: Node, bundle: Mapping[str, float], labels: Mapping[str, str]) ->
 
 
 def _matches(found: str | None, wanted: str) -> bool:
-    """Read Ray's conditions on labels: `a`, `!a`, `in(a, b)`, `!in(a, b)`."""
+    """Evaluate Ray's label conditions: `a`, `!a`, `in(a, b)`, `!in(a, b)`."""
     if wanted.startswith("!"):
         return not _matches(found, wanted[1:])
     if wanted.startswith("in(") and wanted.endswith(")"):
@@ -85,7 +85,7 @@ def _describe(node: Node, bundle: Mapping[str, float]) -> str:
 def _advice(config: ServeConfig) -> str:
     parallel = config.parallel
     advice = [
-        f"Lower parallel.cpus_per_rank (now {parallel.cpus_per_rank:g}): it is Ray's book-keeping "
+        f"Lower parallel.cpus_per_rank (now {parallel.cpus_per_rank:g}): Ray only counts it "
         "and reserves no core"
     ]
     if parallel.num_nodes > 1:

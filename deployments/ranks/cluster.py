@@ -1,4 +1,4 @@
-"""What Ray's cluster offers, and whether a configuration can be placed on it at all."""
+"""The running Ray cluster's nodes, and whether they can hold a configuration."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a replica reserves with Ray, and where: its ranks' bundles. Pure; nothing is opened.
+"""The Ray resources that a replica reserves: its ranks' bundles. Pure; opens nothing.
 
-A replica of one rank is an ordinary actor. One of several is a placement group whose bundles hold
-a rank each, or the ranks of a node each when `num_nodes` says so; Serve puts the replica itself,
-which is rank 0, into bundle 0.
+A replica of one rank is an ordinary actor. One of several is a placement group with a bundle per
+rank, or per node where `num_nodes` is set; Serve puts the replica itself, which is rank 0, into
+bundle 0.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from remora.configs.schema import ServeConfig
 from remora.configs.sections.parallel import ParallelSection
 
-# Ray refuses bundles that hold nothing.
+# Ray rejects empty bundles.
 LEAST_CPU = 0.001
 ACCELERATOR_SHARE = 0.001
 
@@ -21,8 +21,8 @@ ACCELERATOR_SHARE = 0.001
 def placement_options(config: ServeConfig) -> Mapping[str, Any]:
     """Return the Serve options that place a replica.
 
-    CPU ranks take one of Ray's CPUs by default: Ray's CPUs are a book-keeping of its own, and
-    asking for all of them would keep a small machine from starting.
+    A rank takes one of Ray's CPUs by default: they are only counted, and requiring all of them
+    would keep a small machine from starting.
     """
     parallel = config.parallel
     if parallel.num_ranks == 1:
@@ -39,7 +39,7 @@ def placement_options(config: ServeConfig) -> Mapping[str, Any]:
 
 
 def rank_options(config: ServeConfig) -> dict[str, Any]:
-    """Return the resources of one rank, as options of an actor."""
+    """Return the resources of one rank as actor options."""
     parallel = config.parallel
     options: dict[str, Any] = {"num_cpus": parallel.cpus_per_rank}
     if config.engine.device == "cuda":
@@ -53,7 +53,7 @@ def rank_options(config: ServeConfig) -> dict[str, Any]:
 
 
 def bundles_of(config: ServeConfig) -> list[dict[str, float]]:
-    """Return the bundles of one replica: of a rank each, or of a node's ranks each."""
+    """Return the bundles of one replica, one per rank or per node."""
     parallel = config.parallel
     ranks = parallel.num_ranks // parallel.num_nodes if parallel.num_nodes > 1 else 1
     options = rank_options(config)
@@ -68,7 +68,7 @@ def bundles_of(config: ServeConfig) -> list[dict[str, float]]:
 
 
 def bundle_index(parallel: ParallelSection, rank: int) -> int:
-    """Return the bundle that holds a rank: the ranks of a pipeline stage come one after another."""
+    """Return the bundle of a rank; the ranks of a pipeline stage are consecutive."""
     return rank * parallel.num_nodes // parallel.num_ranks if parallel.num_nodes > 1 else rank
 
 

@@ -1,8 +1,8 @@
-"""The engine of one replica, with all of its ranks: how it starts, is watched, and ends.
+"""The engine of one replica, with all of its ranks: start, watch, end.
 
-A replica is one unit of failure. When the engine or a rank has failed, those who wait are told
-first, then everything of the replica ends, itself included: Serve replaces a process that is gone
-at once, and one that says it is ill after three questions only.
+A replica fails as a unit. When the engine or a rank has failed, open requests first end with an
+error, then the whole replica process ends: Serve replaces a process that is gone at once, an
+unhealthy one only after three failed checks.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # torch is imported when it is needed
 
 log = logging.getLogger(__name__)
 
-LAST_WORDS_S = 2.0
+DRAIN_S = 2.0
 START_TIMEOUT_S = 60.0
-# What has been written must reach the proxy before the process ends.
+# Time for written bytes to reach the proxy before the process ends.
 FLUSH_S = 0.3
 
 
@@ -47,7 +47,7 @@ class ReplicaEngine:
         self.import_s = 0.0
 
     async def start(self) -> LaunchedEngine:
-        """Start every rank. Raises what has failed in any of them, and leaves none behind."""
+        """Start every rank. If one fails, raise its error and end the others."""
         if self._config.debug.core_dump:
             allow_core_dumps()
         if self._config.parallel.num_ranks > 1:
@@ -77,16 +77,16 @@ class ReplicaEngine:
 
     @property
     def others(self) -> RayTeam | None:
-        """The other ranks; None = there are none."""
+        """The other ranks; None = this is the only one."""
         return self._team
 
     @property
     def notes(self) -> list[str]:
-        """Say where the other ranks are, a line each."""
+        """The processes of the other ranks, a line each."""
         return [] if self._team is None else self._team.notes
 
     def stats(self) -> dict[int, RankStats]:
-        """Return what is known of what each rank has done, by rank."""
+        """Return the counters of each rank that has reported, by rank."""
         found: dict[int, RankStats] = {}
         if self._client is not None:
             own = self._client.stats()
@@ -95,7 +95,7 @@ class ReplicaEngine:
         return found | {worker.rank: worker.stats for worker in workers if worker.stats}
 
     def check(self) -> None:
-        """Raise EngineError when the engine has failed, or nobody looks after the ranks."""
+        """Raise EngineError when the engine has failed or a watching task has ended."""
         if self._client is not None:
             self._client.check_health()
         for task in self._tasks:
@@ -113,7 +113,7 @@ class ReplicaEngine:
             self._team.kill()
 
     def _watch_start(self, team: RayTeam | None) -> asyncio.Task[None]:
-        """Let start-up end when a rank hangs: one that imports and loads answers late at times."""
+        """End the start-up when a rank hangs; a rank that imports and loads may answer late."""
         timeout_s = max(START_TIMEOUT_S, self._config.parallel.rank_timeout_s)
         watching = asyncio.sleep(0) if team is None else team.watch(team.give_up, timeout_s)
         return asyncio.create_task(watching, name="remora-watch-start")
@@ -128,17 +128,17 @@ class ReplicaEngine:
 
     async def _end_after_failure(self, client: LocalEngineClient) -> None:
         failure = await client.failed()
-        log.error("the replica ends, to be replaced: %s", failure)
+        log.error("replica: the process ends, so that Serve replaces it: %s", failure)
         if self._team is not None:
             self._team.kill()
-        await client.drain(LAST_WORDS_S)
+        await client.drain(DRAIN_S)
         await asyncio.sleep(FLUSH_S)
         logging.shutdown()
         end_process(dumps_core=self._config.debug.core_dump)
 
 
 def _replica_id() -> str | None:
-    """Return the id of the Serve replica that this process is; None outside Serve."""
+    """Return Serve's id of this process's replica; None outside Serve."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 

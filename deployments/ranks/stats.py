@@ -1,4 +1,4 @@
-"""What each rank of a replica reports of itself, and how /metrics shows it: labelled by rank."""
+"""Counters of each rank of a replica, and their metrics, labelled by rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RankStats:
 
     @classmethod
     def here(cls, *, num_steps: int, step_time_s: float) -> Self:
-        """Return those of this process."""
+        """Return the counters of this process."""
         process = psutil.Process()
         times = process.cpu_times()
         return cls(
@@ -45,9 +45,9 @@ _SHOWN = {
 
 
 class RankCollector(Collector):
-    """Shows the newest figures of all ranks.
+    """Exports the counters of all ranks.
 
-    stats:  by rank
+    stats:  returns them by rank
     """
 
     def __init__(self, stats: Callable[[], Mapping[int, RankStats]], model: str) -> None:
@@ -55,7 +55,7 @@ class RankCollector(Collector):
         self._model = model
 
     def collect(self) -> Iterable[Metric]:
-        """Yield them."""
+        """Yield a metric for each counter."""
         ranks = {rank: asdict(stats) for rank, stats in self._stats().items()}
         for field, (name, text) in _SHOWN.items():
             family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily

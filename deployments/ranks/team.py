@@ -1,7 +1,6 @@
-"""The ranks of a replica as Ray actors, from rank 0's side: start, watch, end.
+"""The other ranks of a replica as Ray actors, managed by rank 0: start, watch, end.
 
-Ray starts and ends them; once they run, steps and bad news go over sockets, and only the question
-"are you there" is asked by way of Ray.
+Ray starts and ends the actors and carries the health checks; steps and failures use sockets.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ LOOK_S = 0.5
 
 @dataclass(eq=False, slots=True)
 class Worker:
-    """An actor, and what it has told of itself.
+    """A rank's actor and its state.
 
     is_here:  on this node
     process:  if it is here
-    stats:    what it said last of what it has done
+    stats:    counters of the last health check
     """
 
     rank: int
@@ -86,7 +85,7 @@ class RayTeam:
         if group is None:
             raise ConfigError(
                 f"parallel asks for {config.parallel.num_ranks} ranks, and this replica has no "
-                "placement group to put them into: deploy it by remora.deployments.app:build"
+                "placement group for them; deploy it with remora.deployments.app:build"
             )
         model = served_name(config, Path(config.model.path))
         workers = []
@@ -105,14 +104,14 @@ class RayTeam:
 
     @property
     def notes(self) -> list[str]:
-        """Say where the ranks are."""
+        """The processes of the ranks, a line each."""
         found = [(worker, worker.facts) for worker in self.workers]
         return [f"{w} is process {facts.pid}: {w.name}" for w, facts in found if facts]
 
     # -- start-up: engine.parallel.meeting.Team ------------------------------------------------
 
     def machine(self, own: MachineFacts, model: ModelFacts) -> MachineFacts:
-        """Return the least of what all ranks' machines offer. Raises what a rank did not find."""
+        """Return the smallest resources of any rank's machine. Raises a rank's error."""
         import ray
 
         from remora.lora.setup import digests
@@ -145,7 +144,7 @@ class RayTeam:
         )
 
     def load(self, plan: EnginePlan) -> None:
-        """Let the ranks load; what fails there ends the waiting for them."""
+        """Start loading on the ranks; a failure there ends every wait for them."""
         from remora.engine.parallel.rendezvous import Host
 
         self._host = Host(
@@ -160,7 +159,7 @@ class RayTeam:
             answer.add_done_callback(self._on_loaded(worker))
 
     def gather(self, layout: Layout, device: str) -> tuple[Followers, Group]:
-        """Wait for the ranks to come. Raises what failed in one of them."""
+        """Wait for the ranks to join. Raises a rank's error."""
         assert self._host is not None
         try:
             return self._host.gather(layout, device)
@@ -170,25 +169,25 @@ class RayTeam:
             self._host.close()
 
     def ready(self) -> None:
-        """Wait for the ranks to be ready to step. Raises what failed in one of them."""
+        """Wait until the ranks can step. Raises a rank's error."""
         for worker, answer in zip(self.workers, self._loading, strict=True):
             self._wait(worker, answer)
 
     def give_up(self, failure: Exception) -> None:
-        """End a start-up, from any thread: whoever waits for a rank raises `failure`."""
+        """End the start-up, from any thread: every wait for a rank raises `failure`."""
         self._failure = self._failure or failure
         if self._host is not None:
             self._host.close()
 
     def _wait(self, worker: Worker, answer: Future[Any]) -> Any:
-        """Wait for a rank's answer, unless start-up is given up. Raises what went wrong."""
+        """Wait for a rank's answer. Raises the rank's error, or that of the start-up."""
         deadline = time.monotonic() + self.config.parallel.join_timeout_s
         while not wait({answer}, LOOK_S).done:
             if self._failure is not None:
                 raise self._failure
             if time.monotonic() > deadline:
                 raise EngineError(
-                    f"{worker} has not come within {self.config.parallel.join_timeout_s:g} s"
+                    f"{worker} did not join within {self.config.parallel.join_timeout_s:g} s"
                 )
         return _result(worker, answer)
 
@@ -204,7 +203,7 @@ class RayTeam:
         def note(answer: Future[None]) -> None:
             try:
                 _result(worker, answer)
-            except Exception as error:  # a boundary: raised by whoever waits for the rank
+            except Exception as error:  # a boundary: raised by every wait for the rank
                 self.give_up(error)
 
         return note
@@ -212,9 +211,9 @@ class RayTeam:
     # -- afterwards ----------------------------------------------------------------------------
 
     async def watch(self, on_failure: Callable[[EngineError], object], timeout_s: float) -> None:
-        """Ask the ranks for signs of life, for good; `on_failure` is told of one that has none.
+        """Check the ranks' health forever; call `on_failure` for a rank that fails or hangs.
 
-        A rank is asked once its facts are known: its process may take long to start.
+        A rank is checked once its facts are known: its process may take long to start.
         """
         while self.workers:
             known = [worker for worker in self.workers if worker.facts is not None]
@@ -228,7 +227,7 @@ class RayTeam:
 
         async with scoped_task(worker.actor.ping.remote()) as answer:
             await asyncio.wait({answer}, timeout=timeout_s)
-            # If it was we, or the whole machine, who stood still, the answer is about to be read.
+            # If this process or the whole machine stalled, the answer is read now.
             await asyncio.wait({answer}, timeout=GRACE_S)
             if not answer.done():
                 on_failure(EngineError(f"{_capital(worker)} has not answered for {timeout_s:g} s."))
@@ -237,35 +236,35 @@ class RayTeam:
             elif error is None:
                 worker.stats = answer.result()
 
-    def prepare_adapter(self, instance: int, source: str) -> list[Awaitable[AdapterFacts]]:
-        """Load an adapter at each rank. What goes wrong at one of them its answer raises."""
+    def prepare_adapter(self, lora_id: int, source: str) -> list[Awaitable[AdapterFacts]]:
+        """Load an adapter at each rank; a rank's answer raises that rank's error."""
         return [
-            _answered(worker, worker.actor.prepare_adapter.remote(instance, source))
+            _answered(worker, worker.actor.prepare_adapter.remote(lora_id, source))
             for worker in self.workers
         ]
 
-    async def discard_adapter(self, instance: int) -> None:
-        """Forget an adapter at each rank; one that is gone has done so."""
-        gone = [worker.actor.discard_adapter.remote(instance) for worker in self.workers]
+    async def discard_adapter(self, lora_id: int) -> None:
+        """Free an adapter at each rank; ranks that have ended are ignored."""
+        gone = [worker.actor.discard_adapter.remote(lora_id) for worker in self.workers]
         await asyncio.gather(*gone, return_exceptions=True)
 
     def kill(self) -> None:
-        """End the ranks, also those that are stopped; nothing is waited for."""
+        """Kill the ranks, stopped ones too, without waiting."""
         import ray
 
         if self._host is not None:
             self._host.close()
         workers, self.workers = self.workers, ()
         for worker in workers:
-            with suppress(Exception):  # a boundary: it may have gone, or Ray itself
+            with suppress(Exception):  # a boundary: the actor or Ray may be gone
                 ray.kill(worker.actor)
             if worker.process is not None:
                 with suppress(psutil.NoSuchProcess):
-                    worker.process.kill()  # Ray asks, and a stopped one is deaf
+                    worker.process.kill()  # a stopped process ignores Ray's request
 
 
 async def _answered(worker: Worker, answer: Awaitable[AdapterFacts]) -> AdapterFacts:
-    """Wait for a rank's answer; what it raises is raised as itself, with the rank's name."""
+    """Return a rank's answer. Raises the rank's own error, prefixed with the rank."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
@@ -278,7 +277,7 @@ async def _answered(worker: Worker, answer: Awaitable[AdapterFacts]) -> AdapterF
 
 
 def _result(worker: Worker, answer: Future[Any]) -> Any:
-    """Wait for a rank's answer; what it raises is raised as itself, with the rank's name."""
+    """Return a rank's answer. Raises the rank's own error, prefixed with the rank."""
     from ray.exceptions import RayError, RayTaskError
 
     try:

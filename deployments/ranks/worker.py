@@ -1,8 +1,8 @@
 """A rank other than 0, as a Ray actor.
 
-Ray places it, names it and ends it with the replica that owns it. What it computes, it is told by
-rank 0 over a socket of their own, in a thread beside the actor's event loop: so `ping` is answered
-while the rank steps, and not when its process is stopped or starved.
+Ray places the actor and ends it with the replica that owns it. Rank 0 sends the steps over a socket
+to a separate thread, so the actor's event loop answers `ping` while the rank steps, but not when
+its process is stopped or starved.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:  # torch is imported when it is needed
 
 log = logging.getLogger(__name__)
 
-# The replica, or Ray on its behalf, ends a rank that has nobody to follow; if nobody does, it does.
+# Usually the replica or Ray ends a rank that lost rank 0; after this time it ends itself.
 ORPHAN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What a rank has found where it was placed.
+    """What a rank found on its node.
 
     node_id, host:  Ray's id of the node, and the machine's name
     adapters:       digests of the adapters' files
@@ -54,7 +54,7 @@ class RankFacts:
 
 
 class EngineWorker:
-    """One rank. Its owner calls `facts`, then `load`, and `ping` from then on."""
+    """One rank. Its owner calls `facts`, then `load`, then `ping` periodically."""
 
     def __init__(self, config: ServeConfig, rank: int) -> None:
         self._config = config
@@ -69,7 +69,7 @@ class EngineWorker:
         return await asyncio.to_thread(self._find)
 
     async def load(self, plan: EnginePlan, meeting: Meeting) -> None:
-        """Load this rank's share, meet the others, and begin to follow. Raises what goes wrong."""
+        """Load this rank's shard, join the group, and start to follow. Raises the rank's error."""
         loaded: Future[None] = Future()
         threading.Thread(
             target=self._follow,
@@ -80,23 +80,23 @@ class EngineWorker:
         await asyncio.wrap_future(loaded)
 
     async def ping(self) -> RankStats | None:
-        """Answer, with what this rank has done once it follows."""
+        """Return this rank's counters, None until it follows or if metrics.per_rank is off."""
         follower = self._follower
         if follower is None or not self._config.metrics.per_rank:
             return None
         return RankStats.here(num_steps=follower.num_steps, step_time_s=follower.step_time_s)
 
-    async def prepare_adapter(self, instance: int, source: str) -> AdapterFacts:
-        """Fetch an adapter on this node and keep this rank's share. Raises what goes wrong."""
+    async def prepare_adapter(self, lora_id: int, source: str) -> AdapterFacts:
+        """Fetch an adapter on this node and keep this rank's shard. Raises the rank's error."""
         from remora.deployments.ranks.adapters import prepare
 
         assert self._pool is not None
-        return await asyncio.to_thread(prepare, self._pool, self._sources, instance, source)
+        return await asyncio.to_thread(prepare, self._pool, self._sources, lora_id, source)
 
-    async def discard_adapter(self, instance: int) -> None:
-        """Forget an adapter's share."""
+    async def discard_adapter(self, lora_id: int) -> None:
+        """Free an adapter's shard."""
         assert self._pool is not None
-        self._pool.discard(instance)
+        self._pool.discard(lora_id)
 
     def _find(self) -> RankFacts:
         import ray
@@ -122,7 +122,7 @@ class EngineWorker:
         )
 
     def _follow(self, plan: EnginePlan, meeting: Meeting, loaded: Future[None]) -> None:
-        """The rank's thread, from loading to the end."""
+        """Load and follow; runs in the rank's thread until the process ends."""
         from remora.engine.launch import build_follower
         from remora.lora.setup import configured
 
@@ -131,7 +131,7 @@ class EngineWorker:
             here = replace(plan, model_path=self._path)
             adapting = configured(self._config.lora)
             follower = build_follower(here, self._rank, meeting, adapting=adapting)
-        except BaseException as error:  # a boundary: raised where the caller waits
+        except BaseException as error:  # a boundary: `load` raises it
             loaded.set_exception(error)
             return
         self._pool = follower.adapters
@@ -139,7 +139,7 @@ class EngineWorker:
         loaded.set_result(None)
         try:
             follower.run()
-        except Exception:  # a boundary: rank 0 has been told
-            log.exception("rank %d has failed", self._rank)
+        except Exception:  # a boundary: rank 0 has the error
+            log.exception("ranks: rank %d has failed", self._rank)
         time.sleep(ORPHAN_S)
         os._exit(1)

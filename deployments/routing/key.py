@@ -1,8 +1,8 @@
-"""What a routing policy may know of a request.
+"""The part of a request that a routing policy uses.
 
-Made where the request's body is read (a gateway), passed along with the call, and read by the
-router. Knows nothing of bodies, replicas or Ray: it is pickled once per request and imported
-wherever a router runs.
+Made by a gateway or a routing service, which read the body; passed with the call; used by the
+router. Does not know bodies, replicas or Ray: it is pickled once per request and imported in every
+process with a router.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ PAGE_HASH_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteKey:
-    """One request, as far as choosing its replica goes. The empty key: by load alone.
+    """The routing properties of one request. The empty key routes by load alone.
 
-    session:      whose conversation it belongs to; None = unknown
+    session:      id of its conversation; None = unknown
     page_hashes:  PAGE_HASH_BYTES for each full page of the prompt, in order, as `engine.kv.hashes`
                   makes them; empty = unknown, or the prompt is shorter than a page
     num_tokens:   tokens of the prompt, or a guess; 0 = unknown
-    adapter:      name of the adapter that it asks for, whether or not there is one; None = the base
-                  model, or unknown
-    avoid:        replicas that have failed this request and must not get it again, by Serve's
-                  unique id (`ReplicaID.unique_id`, `get_replica_context().replica_tag`)
+    adapter:      adapter name in the request, whether or not it exists; None = the base model, or
+                  unknown
+    avoid:        replicas that have failed this request, by Serve's unique id
+                  (`ReplicaID.unique_id`, `get_replica_context().replica_tag`)
     """
 
     session: str | None = None
@@ -35,6 +35,6 @@ class RouteKey:
 
 
 def pages_of(hashes: bytes) -> tuple[int, ...]:
-    """Return hashes as numbers, which sets hold and find faster than bytes."""
+    """Return hashes as integers, which are faster in sets than bytes."""
     count = len(hashes) // PAGE_HASH_BYTES
     return struct.unpack(f"<{count}Q", hashes[: count * PAGE_HASH_BYTES])

@@ -52,7 +52,7 @@ class _Replica:
     received_s: when it arrived
     lag_s:      smallest difference seen between its clock and this one; see Ledger.take_report
     num_open:   requests sent there and not ended
-    uncounted:  those that the report does not include yet, by request id
+    uncounted:  of them, not in the report yet, by request id
     num_ended:  requests that the report includes and that have ended since
     pages:      of the report
     expected:   page -> when a prompt with it was last sent there

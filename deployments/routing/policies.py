@@ -1,12 +1,11 @@
-"""Which replica a request should go to: the policies.
+"""The routing policies: the order in which replicas are tried for a request.
 
-Pure: from what is known of the replicas and of the request to an order in which to try them.
-Knows nothing of Ray, clocks or how the knowledge was come by (ledger.py).
+Pure: a function of replica views and the route key. Does not know Ray, clocks or where a view comes
+from (ledger.py).
 
-Load is counted in tokens that must be computed before a newcomer's first one. Where a policy
-prefers a replica, the preference ends when that replica has more than `max_imbalance` times the
-work that the request would meet elsewhere, its own prompt included: waiting in a queue must not
-cost more than computing the prompt anew.
+Load is counted in tokens to compute before a new request's first token. A policy prefers a replica
+until its work exceeds `max_imbalance` times the work that the request would meet elsewhere, its own
+prompt included: waiting must not cost more than computing the prompt again.
 """
 
 from __future__ import annotations
@@ -19,27 +18,26 @@ from typing import Protocol
 
 from remora.deployments.routing.key import RouteKey, pages_of
 
-# A request that is being answered computes one token in each step that a newcomer's prompt needs;
-# so it counts, but far less than a prompt.
+# A decoding request takes one token of each step that a new prompt needs, far less than a prompt.
 TOKENS_PER_REQUEST = 16
 # Assumed of a prompt of unknown length.
 UNKNOWN_TOKENS = 256
-# What a replica would compute of a prompt while it loads an adapter. A guess: some 0.2 s of a small
-# model on a CPU, less on a GPU.
+# Prompt tokens that a replica computes in the time of loading an adapter. An estimate: about 0.2 s
+# of a small model on a CPU, less on a GPU.
 LOAD_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """What a router knows of one replica when it must choose.
+    """A router's view of one replica.
 
-    num_requests:       open there, running or waiting
-    num_queued_tokens:  still to be computed before all of them decode
-    kv_usage:           part of its KV memory that open requests hold (0 to 1)
-    pages:              hashes of pages that it has reported as cached
-    expected_pages:     hashes of pages that it will have, by what was sent to it
-    adapters:           names of adapters that it has reported as being in its memory
-    expected_adapters:  names of adapters that it will have, by what was sent to it
+    num_requests:       running or waiting
+    num_queued_tokens:  to compute before all of them decode
+    kv_usage:           part of the KV memory held by open requests (0 to 1)
+    pages:              hashes of pages reported as cached
+    expected_pages:     hashes of pages of requests sent to it
+    adapters:           names of adapters reported as in memory
+    expected_adapters:  names of adapters of requests sent to it
     """
 
     id: str
@@ -53,23 +51,23 @@ class ReplicaView:
 
     @property
     def load(self) -> int:
-        """Work before a newcomer's turn, in tokens."""
+        """Work before a new request, in tokens."""
         return self.num_queued_tokens + TOKENS_PER_REQUEST * self.num_requests
 
     def num_cached(self, pages: Sequence[int]) -> int:
-        """Return how many of a prompt's pages are there, from its beginning on."""
+        """Return how many leading pages of a prompt are cached or expected."""
         for count, page in enumerate(pages):
             if page not in self.pages and page not in self.expected_pages:
                 return count
         return len(pages)
 
     def holds(self, adapter: str) -> bool:
-        """Return whether an adapter is there, or soon will be."""
+        """Return whether an adapter is present or expected."""
         return adapter in self.adapters or adapter in self.expected_adapters
 
     @property
     def num_adapters(self) -> int:
-        """How many adapters it holds."""
+        """Number of adapters present or expected."""
         return len(self.adapters | self.expected_adapters)
 
 
@@ -77,36 +75,36 @@ class Policy(Protocol):
     """Orders replicas for a request."""
 
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return the ids of all replicas that may be tried, the best first.
+        """Return the ids of the replicas to try, the best first.
 
-        Those that have failed the request are left out, unless there are no others.
+        Replicas that have failed the request are excluded, unless there are no others.
         """
         ...
 
 
 class RoundRobin:
-    """Whose turn came longest ago. Replicas may come and go without anybody losing a turn."""
+    """The least recently used replica first, also while replicas are added and removed."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self._turns: dict[str, int] = {}
-        self._num_turns = 0
+        self._last_use: dict[str, int] = {}
+        self._num_uses = 0
 
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return the replicas by turn; the first has had it then."""
+        """Return the replicas by last use, and mark the first as used."""
         present = {replica.id for replica in replicas}
-        self._turns = {id_: turn for id_, turn in self._turns.items() if id_ in present}
+        self._last_use = {id_: use for id_, use in self._last_use.items() if id_ in present}
         ids = [replica.id for replica in _usable(replicas, key)]
-        self._chance.shuffle(ids)  # routers that start together must not march in step
-        ids.sort(key=lambda id_: self._turns.get(id_, 0))
+        self._chance.shuffle(ids)  # so that routers that start together differ
+        ids.sort(key=lambda id_: self._last_use.get(id_, 0))
         if ids:
-            self._num_turns += 1
-            self._turns[ids[0]] = self._num_turns
+            self._num_uses += 1
+            self._last_use[ids[0]] = self._num_uses
         return ids
 
 
 class PowerOfTwo:
-    """The one with fewer requests of two taken at random; then the others, at random."""
+    """The less busy of two random replicas, then the others at random."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -133,7 +131,7 @@ class ShortestQueue:
 
 
 class Prefix:
-    """Who has most of the prompt in its cache, unless it is too busy."""
+    """The replica with most of the prompt in its cache, unless it is too busy."""
 
     def __init__(self, chance: random.Random, *, max_imbalance: float, page_size: int) -> None:
         self._chance = chance
@@ -141,7 +139,7 @@ class Prefix:
         self._page_size = page_size
 
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return those not too busy by what they have cached, then the busy ones by work."""
+        """Return free replicas by cached pages, then busy ones by work."""
         usable = _usable(replicas, key)
         self._chance.shuffle(usable)
         pages = pages_of(key.page_hashes)
@@ -162,8 +160,8 @@ class Prefix:
 class Session:
     """The same replica for the same session, unless it is too busy.
 
-    By rendezvous hashing: each session has an order of its own over all replicas, so when one comes
-    or goes only the sessions that prefer it move, and overflow of a session goes to one place.
+    By rendezvous hashing: each session has its own order of replicas, so when a replica is added or
+    removed only the sessions that prefer it move, and a session's overflow goes to one replica.
     """
 
     def __init__(self, chance: random.Random, *, max_imbalance: float) -> None:
@@ -171,7 +169,7 @@ class Session:
         self._max_imbalance = max_imbalance
 
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return those not too busy in the session's order, then the busy ones by load."""
+        """Return free replicas in the session's order, then busy ones by load."""
         by_load = self._by_load.rank(replicas, key)
         session = key.session
         if session is None or not by_load:
@@ -184,12 +182,11 @@ class Session:
 
 
 class Lora:
-    """Who holds the adapter, unless it is too busy.
+    """A replica that holds the adapter, unless it is too busy.
 
-    Several that hold it are taken in the adapter's own order, by rendezvous hashing, rather than by
-    load: then its requests share a place on the device and what is cached of prompts under it, and
-    a copy that a rush has made elsewhere falls out of use and leaves. While nobody holds it, the
-    order is over all, so that routers which know nothing of each other load it once.
+    Several holders are ranked by rendezvous hashing rather than by load: requests then share the
+    adapter's slot and prefix cache, and a copy made during a burst is evicted again. Without a
+    holder all replicas are ranked so, and independent routers load the adapter once.
     """
 
     def __init__(self, chance: random.Random, *, max_imbalance: float) -> None:
@@ -198,9 +195,9 @@ class Lora:
         self._max_imbalance = max_imbalance
 
     def rank(self, replicas: Sequence[ReplicaView], key: RouteKey) -> list[str]:
-        """Return those that hold the adapter and are not too busy, then the others by work.
+        """Return free holders of the adapter, then the others by work.
 
-        Of others with the same work that which holds fewest adapters goes first.
+        Among others with the same work, the one with the fewest adapters is first.
         """
         adapter = key.adapter
         if adapter is None:
@@ -242,7 +239,7 @@ def make_policy(
 
 
 def _usable(replicas: Sequence[ReplicaView], key: RouteKey) -> list[ReplicaView]:
-    """Return the replicas that have not failed the request; all, if every one has."""
+    """Return the replicas that have not failed the request, or all if every one has."""
     return [replica for replica in replicas if replica.id not in key.avoid] or list(replicas)
 
 

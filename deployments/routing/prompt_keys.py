@@ -1,11 +1,10 @@
-"""What a gateway or chooser can tell of a request by reading it: session, prompt, adapter.
+"""Makes route keys from requests: session, prompt pages, adapter.
 
-A prompt's pages are named as the replica will name them, because the replica's own code prepares
-it: the same bodies, the same templates, the same tokenizer; only nothing is run in the end. That
-costs a second preparation of each prompt, so it is done for the policy prefix only. An adapter is
-what a field of the body names, whether or not there is one.
+Page hashes equal the replica's, because the replica's own code prepares the prompt: same bodies,
+templates and tokenizer, without running anything. That prepares each prompt twice, so only the
+policy prefix does it. The adapter is read from a field of the body, whether or not it exists.
 
-Nothing is refused here. A body with a fault has no pages; the replica says what is wrong with it.
+Nothing is refused here: a malformed body has no pages, and the replica answers with the error.
 """
 
 from __future__ import annotations
@@ -42,17 +41,16 @@ from remora.engine.weights.resolve_model import resolve_model
 
 log = logging.getLogger(__name__)
 
-# English text in the vocabularies of today; good enough to tell a long prompt from a short one.
+# Of English text; accurate enough to distinguish long prompts from short ones.
 BYTES_PER_TOKEN = 4
 MAX_NAME_CHARS = 512
 # Bodies name a session in one of these fields, the first found.
 SESSION_FIELDS = ("prompt_cache_key", "user")
-# What SGLang's bodies have for an adapter beside `model`.
+# Field of SGLang's bodies that names an adapter in addition to `model`.
 _SGLANG, _LORA_PATH = "/generate", "lora_path"
-# What Ollama's clients put behind a name without a tag.
+# Tag that Ollama's clients append to a name without one.
 _OLLAMA, _LATEST = "/api/", ":latest"
-# What the replicas' memory holds decides nothing here; what one prompt may have must not depend
-# on this machine.
+# Memory does not matter here, and a prompt's limits must not depend on this machine.
 _ANY_MACHINE = MachineFacts(
     num_cores=1,
     total_bytes=2**60,
@@ -73,7 +71,7 @@ class PromptKeys:
         self._endpoints: Mapping[str, Endpoint[Any]] = {r.path: r.endpoint for r in routes}
         policy = config.routing.policy
         self._served = _rehearsal(config) if policy == "prefix" else None
-        # One that is merged is all that is served, under every name.
+        # A merged adapter is served under every name.
         self._reads_adapters = policy == "lora" and not config.lora.merges
         self._base = name_of(config)
 
@@ -85,21 +83,21 @@ class PromptKeys:
     async def of(self, path: str, headers: Mapping[str, str], body: Any) -> RouteKey:
         """Return the key of a request.
 
-        path:  below the place where the application is mounted
-        body:  parsed, as the replica parses it; None = there is none, or it is not JSON
+        path:  without the application's route prefix
+        body:  parsed, as the replica parses it; None = no body, or not JSON
         """
         session = self._session(headers, body)
         endpoint = self._endpoints.get(path)
         if self._served is not None and endpoint is not None and body is not None:
             try:
                 job, _ = await endpoint.job(self._served, body, "route")
-                if job.requests:  # to load a model is to ask for nothing
+                if job.requests:  # empty for a request that only loads a model
                     return self._key_of(session, job.requests)
             except RemoraError as error:
-                log.debug("a prompt without pages: %s", error)
+                log.debug("routing: no pages of a prompt: %s", error)
             except Exception:
-                # A boundary: a way to go wrong that the replica answers is no reason to fail here.
-                log.warning("a prompt of %s could not be prepared", path, exc_info=True)
+                # A boundary: the replica reports this error; routing must not fail.
+                log.warning("routing: cannot prepare a prompt of %s", path, exc_info=True)
         length = headers.get("content-length", "")
         num_tokens = int(length) // BYTES_PER_TOKEN if length.isdecimal() else 0
         adapter = self._adapter(path, body) if endpoint is not None else None
@@ -120,7 +118,7 @@ class PromptKeys:
         return _first_name(found)
 
     def _adapter(self, path: str, body: Any) -> str | None:
-        """Return the adapter that a body asks for; of several prompts' the first."""
+        """Return the adapter that a body names; the first, if it names several."""
         if not self._reads_adapters or not isinstance(body, dict):
             return None
         given = body.get(_LORA_PATH) if path == _SGLANG else None
@@ -137,7 +135,7 @@ def _first_name(found: Iterable[Any]) -> str | None:
 
 
 class _Uncompiled:
-    """A constraint that nothing will follow."""
+    """A constraint that is never applied."""
 
     num_bytes = 0
 
@@ -146,7 +144,7 @@ class _Uncompiled:
 
 
 class _NoGrammars:
-    """Takes every constraint: compiling one costs more than all the rest, and says nothing here."""
+    """Accepts every constraint without compiling it, which would cost the most."""
 
     async def compile(self, constraint: Constraint, *, param: str) -> Grammar:
         return _Uncompiled()
@@ -156,14 +154,14 @@ class _NoGrammars:
 
 
 class _NoEngine:
-    """Stands where requests would go, if they went on."""
+    """An engine that is never used."""
 
     def stats(self) -> EngineStats:
         raise NotImplementedError
 
 
 class _Rehearsal:
-    """What a replica holds when it prepares requests, without the engine."""
+    """The parts of a replica that prepare requests, without the engine."""
 
     def __init__(self, config: ServeConfig, tokenizer: Tokenizer, plan: EnginePlan) -> None:
         self.client = cast("EngineClient", _NoEngine())
@@ -179,17 +177,19 @@ class _Rehearsal:
 
 
 def _rehearsal(config: ServeConfig) -> ServerState | None:
-    """Return what prepares requests; None, with a warning, where the model cannot be read."""
+    """Return a server that prepares requests; None, with a warning, if the model is unreadable."""
     try:
         path = resolve_model(config.model.path, cache_dir())
-        # A GPU that auto might find is not for several processes, and there is none of them here.
+        # This process uses no GPU, also where the replicas' `auto` finds one.
         is_named = config.engine.device != "auto"
         machine = _ANY_MACHINE if is_named else replace(_ANY_MACHINE, devices=("cpu",))
         facts = _facts_of(read_config(path, config.model.config_overrides))
         plan = make_plan(config, facts, machine, path)
         tokenizer = configured_tokenizer(config.model, path, vocab_size=facts.vocab_size)
     except (ConfigError, OSError) as error:
-        log.warning("Prompts are not read, requests go by load alone: %s", error)
+        log.warning(
+            "routing: cannot read the model, so requests are routed by load alone: %s", error
+        )
         return None
     tokenizer.limit_rendering(
         max_seconds=config.limits.template_timeout_s, max_chars=config.limits.max_template_chars
@@ -198,9 +198,9 @@ def _rehearsal(config: ServeConfig) -> ServerState | None:
 
 
 def _facts_of(model: DecoderConfig) -> ModelFacts:
-    """Return what the plan is made from, but for weights, of which there are none here.
+    """Return the facts that a plan needs, except those of the weights.
 
-    The replica's own way to them builds the model with torch, which a gateway can do without.
+    The replica's own function builds the model with torch, which a gateway does not need.
     """
     return ModelFacts(
         architecture=model.architecture,

@@ -1,6 +1,6 @@
-"""What a replica tells routers of its load and memory, as Serve carries it: a dict of plain values.
+"""A replica's report to the routers: its load and cached pages, as a dict of plain values.
 
-Both sides are here, so that they cannot disagree. A reader takes what it finds: during a rolling
+Writer and reader are in one module. The reader ignores unknown and missing fields: during a rolling
 update replicas of two versions report.
 """
 
@@ -18,13 +18,12 @@ MAX_ADAPTERS = 1024
 class Report:
     """One replica at one moment.
 
-    made_at_s:          by the replica's own monotonic clock; means nothing elsewhere, but
-                        differences do
-    num_queued_tokens:  still to compute before every open request decodes
+    made_at_s:          by the replica's monotonic clock; only differences are meaningful elsewhere
+    num_queued_tokens:  to compute before every open request decodes
     num_running, num_waiting:  sequences
     kv_usage:           part of the KV memory held by open requests (0 to 1)
-    page_hashes:        PAGE_HASH_BYTES for each cached page told of, the latest used first
-    adapters:           names of those in the host's memory
+    page_hashes:        PAGE_HASH_BYTES for each reported cached page, the latest used first
+    adapters:           names of the adapters in host memory
     """
 
     made_at_s: float
@@ -41,7 +40,7 @@ class Report:
 
     @classmethod
     def of_stats(cls, stats: Mapping[str, Any]) -> Report | None:
-        """Return the report that a replica's routing stats hold, if any."""
+        """Return the report in a replica's routing stats, None if there is none."""
         if "made_at_s" not in stats:
             return None
         return cls(**{name: stats[name] for name in _FIELDS if name in stats})

@@ -1,7 +1,7 @@
-"""The replica's side of routing: reports of its load, its cached pages and its adapters.
+"""The replica's side of routing: makes reports of its load, cached pages and adapters.
 
-Serve's controller asks each replica for one every `routing.stats_period_s` and passes it on to all
-routers, if it differs from the last. So a replica where nothing happens repeats its last report.
+Serve's controller requests a report every `routing.stats_period_s` and sends it to all routers if
+it differs from the last. An idle replica therefore repeats its last report.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from remora.deployments.routing.report import MAX_ADAPTERS, Report
 from remora.engine.protocols import EngineClient
 from remora.engine.types import EngineStats
 
-# A long step must not hold the report up: then it goes without the newest pages.
+# A report does not wait longer for a step; it then repeats the last pages.
 MAX_WAIT_S = 0.25
 
 
 class Reporter:
     """Makes the reports of one replica.
 
-    resident:  names of the adapters in the host's memory; of more than can be told the first count
+    resident:  returns the names of the adapters in host memory; the first MAX_ADAPTERS count
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Reporter:
         self._max_pages = max_pages
         self._resident = resident
         self._clock = clock
-        self._asking: asyncio.Task[bytes] | None = None
+        self._lookup: asyncio.Task[bytes] | None = None
         self._seen: EngineStats | None = None
         self._last = Report(made_at_s=clock())
 
@@ -49,9 +49,9 @@ class Reporter:
         config: ServeConfig,
         resident: Callable[[], Sequence[str]] = lambda: (),
     ) -> Reporter:
-        """Return the reporter of a replica, which tells what the policy goes by.
+        """Return the reporter of a replica.
 
-        That is pages for prefix, and adapters (`resident`) for lora.
+        It reports pages for the policy prefix, and adapters (`resident`) for lora.
         """
         routing = config.routing
         return cls(
@@ -61,10 +61,10 @@ class Reporter:
         )
 
     async def stats(self) -> dict[str, Any]:
-        """Return the newest report as Serve carries it."""
+        """Return the newest report as Serve's routing stats."""
         made_at_s, stats = self._clock(), self._client.stats()
         pages = await self._pages()
-        # In an order of their own: who was used last is no news.
+        # Sorted, so that the order of use does not change the report.
         adapters = tuple(sorted(self._resident()[:MAX_ADAPTERS]))
         held = self._last.page_hashes, self._last.adapters
         if stats != self._seen or (pages, adapters) != held:
@@ -84,12 +84,12 @@ class Reporter:
         """Return the cached pages, or those of the last report while the engine is busy."""
         if not self._max_pages:
             return b""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._client.page_hashes(self._max_pages))
-        asking = self._asking  # of another call, maybe
-        done, _ = await asyncio.wait({asking}, timeout=MAX_WAIT_S)
+        if self._lookup is None:
+            self._lookup = asyncio.create_task(self._client.page_hashes(self._max_pages))
+        lookup = self._lookup  # perhaps started by another call
+        done, _ = await asyncio.wait({lookup}, timeout=MAX_WAIT_S)
         if not done:
             return self._last.page_hashes
-        if self._asking is asking:
-            self._asking = None
-        return asking.result()
+        if self._lookup is lookup:
+            self._lookup = None
+        return lookup.result()

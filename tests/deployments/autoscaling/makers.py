@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from remora.deployments.autoscaling.facts import Facts, ReplicaLoad, Targets
-from remora.deployments.autoscaling.policy import Decision, Memory, begin, decide
+from remora.deployments.autoscaling.policy import Decision, PolicyState, begin, decide
 
 TARGETS = Targets(
     requests=10.0,
@@ -53,7 +53,7 @@ class Decider:
     def __init__(self, target: int, targets: Targets = TARGETS, **facts: Any) -> None:
         self.target, self.ready, self.now = target, target, 0.0
         self._targets, self._facts = targets, facts
-        self._memory: Memory | None = None
+        self._state: PolicyState | None = None
 
     def decide(self, load: ReplicaLoad, seconds: float = 1.0, **facts: Any) -> Decision:
         """Let all ready replicas be loaded alike for some seconds; return the last decision."""
@@ -61,7 +61,7 @@ class Decider:
             self.now += 1.0
             given = make_facts([load] * self.ready, **{**self._facts, **facts})
             seen = replace(given, now=self.now, target=self.target, num_ready=self.ready)
-            decision, self._memory = decide(seen, self._targets, self._memory or begin(seen))
+            decision, self._state = decide(seen, self._targets, self._state or begin(seen))
             self.target = decision.replicas
         return decision
 

@@ -43,7 +43,7 @@ def test_the_number_stays_within_bounds_whatever_is_reported(
         seen = replace(facts, now=number * apart_s)
         decision, memory = decide(seen, TARGETS, memory)
         assert seen.min_replicas <= decision.replicas <= seen.max_replicas
-        assert all(math.isfinite(wish.replicas) and wish.replicas >= 0 for wish in decision.wishes)
+        assert all(math.isfinite(wish.replicas) and wish.replicas >= 0 for wish in decision.demands)
 
 
 @given(any_facts(), st.floats(1e-300, 1e-9), st.floats(1e-300, 1e300))
@@ -104,7 +104,7 @@ def test_targets_that_are_not_set_ask_for_nothing(target: float | None, facts: F
     options: dict[str, Any] = {"ttft_s": target, "itl_s": target}
     decision, _ = decide(facts, Targets(requests=1.0, **options), begin(facts))
 
-    asked = {wish.signal: wish.replicas for wish in decision.wishes}
+    asked = {wish.signal: wish.replicas for wish in decision.demands}
 
     if target is None:
         assert asked["ttft_p90_s"] == asked["itl_p90_s"] == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remora.deployments.autoscaling.reports import MAX_LOOKS, LoadReporter, percentile
+from remora.deployments.autoscaling.reports import MAX_SAMPLES, LoadReporter, percentile
 from remora.deployments.http.core.histograms import Latencies
 from remora.engine.types import EngineStats
 
@@ -133,11 +133,11 @@ def test_idleness_begins_with_the_last_step_however_often_it_reports() -> None:
     assert replica.report(1.0)["idle_s"] == 2
 
 
-def test_memory_is_bounded_however_often_it_reports() -> None:
+def test_state_is_bounded_however_often_it_reports() -> None:
     replica = Replica()
-    for _ in range(10 * MAX_LOOKS):
+    for _ in range(10 * MAX_SAMPLES):
         replica.report(0.01)
-    assert len(replica.reporter._looks) <= MAX_LOOKS
+    assert len(replica.reporter._samples) <= MAX_SAMPLES
 
 
 def test_values_are_what_serve_takes() -> None:

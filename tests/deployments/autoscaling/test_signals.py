@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from remora.deployments.autoscaling.facts import Facts, ReplicaLoad
-from remora.deployments.autoscaling.signals import Wish, wishes
+from remora.deployments.autoscaling.signals import Demand, demands
 from tests.deployments.autoscaling.makers import IDLE, TARGETS, make_facts, make_load
 
 
-def make_wish(signal: str, facts: Facts, **options: Any) -> Wish:
+def make_wish(signal: str, facts: Facts, **options: Any) -> Demand:
     given = {"share": 1.0, "startup_s": 30.0, "is_settled": True, **options}
-    found = wishes(facts, TARGETS, **given)
+    found = demands(facts, TARGETS, **given)
     return next(wish for wish in found if wish.signal == signal)
 
 
@@ -46,7 +46,7 @@ def test_waiting_requests_count_while_nobody_knows_how_fast_they_go() -> None:
     assert make_wish("requests", make_facts([unknown])).replicas == pytest.approx(3)
 
 
-def test_memory_in_use_is_shared_evenly() -> None:
+def test_state_in_use_is_shared_evenly() -> None:
     facts = make_facts([make_load(kv_usage=0.9), make_load(kv_usage=0.9)])
     assert make_wish("kv_usage", facts).replicas == pytest.approx(1.8 / 0.8)
 
@@ -80,7 +80,7 @@ def test_a_late_first_token_asks_for_half_as_many_more() -> None:
 @pytest.mark.parametrize(
     ("changes", "options", "replicas", "note"),
     [
-        ({}, {"is_settled": False}, 1.0, "seen before"),
+        ({}, {"is_settled": False}, 1.0, "measured before"),
         ({"queued_tokens": 0.0}, {}, 1.0, "the next one will not"),
         ({"num_running": 1.0}, {}, 0.0, "would not help"),
     ],

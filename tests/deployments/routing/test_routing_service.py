@@ -55,6 +55,12 @@ class Handle:
 class HAProxy:
     """Asks a routing service over a recording handle."""
 
+    def __init__(self, service: Any, handle: Handle) -> None:
+        self.service = service
+        self.handle = handle
+        transport = httpx.ASGITransport(service.__serve_build_asgi_app__())
+        self.client = httpx.AsyncClient(transport=transport, base_url="http://routing")
+
     @classmethod
     async def asking(cls, model: Path | str = "nowhere", **sections: Any) -> HAProxy:
         args = {
@@ -63,13 +69,9 @@ class HAProxy:
             "routing": {"policy": "shortest_queue"},
             **sections,
         }
-        self = cls()
-        self.handle = Handle()
-        self.service: Any = RoutingService.__new__(RoutingService)
-        await self.service.__init__(args, self.handle)
-        transport = httpx.ASGITransport(self.service.__serve_build_asgi_app__())
-        self.client = httpx.AsyncClient(transport=transport, base_url="http://routing")
-        return self
+        handle, service = Handle(), RoutingService.__new__(RoutingService)
+        await service.__init__(args, handle)  # type: ignore[misc]
+        return cls(service, handle)
 
     async def ask(self, content: bytes = b"", **headers: str) -> httpx.Response:
         return await self.client.post(ROUTE_PATH, content=content, headers=headers)
