@@ -1,6 +1,6 @@
-"""Measuring what this machine can do: reading memory and multiplying matrices. Takes 2 seconds.
+"""Measure the hardware bounds: memory bandwidth and matrix multiplication. Takes 2 seconds.
 
-Run in the same minute as what it is compared with: the machine of a minute ago was another one.
+Measure them within the same minute as the benchmark, because shared machines vary over time.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from remora.deployments.bench.stats import percentile
 SECONDS_EACH = 0.35
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _MIN_BYTES, _MAX_BYTES = 256 * 2**20, 1024 * 2**20
-# Sides of the matrices: the largest of which one product does not take LONG_S.
+# Sides of the matrices: the first whose product takes longer than _LONG_S is used.
 _SIDES = (192, 384, 768, 1536)
 _LONG_S = 0.05
 
 
 def measure_bounds(num_threads: int) -> Bounds:
-    """Measure; torch's number of threads is as before afterwards."""
+    """Measure the bounds, and restore torch's number of threads."""
     before = torch.get_num_threads()
     try:
-        # Ones: untouched zeros are one page of the kernel's, which the cache holds.
+        # Not zeros: the kernel maps untouched zeros to one page, which stays in the cache.
         halves = torch.ones(2, _array_bytes() // 8)
         torch.set_num_threads(1)
-        read_1 = halves.nbytes / _usual_seconds(lambda: halves[0] @ halves[1])
+        read_1 = halves.nbytes / _typical_seconds(lambda: halves[0] @ halves[1])
         torch.set_num_threads(num_threads)
-        read = halves.nbytes / _usual_seconds(lambda: halves[0] @ halves[1])
+        read = halves.nbytes / _typical_seconds(lambda: halves[0] @ halves[1])
         return Bounds(
             num_threads=num_threads,
             read_gb_s_1=read_1 / 1e9,
@@ -44,10 +44,10 @@ def measure_bounds(num_threads: int) -> Bounds:
 
 
 def rate(product: Callable[[int], Callable[[], object]]) -> float:
-    """Return the operations a second of products of matrices as large as is worth waiting for.
+    """Return the operations per second of products of square matrices.
 
-    A CPU that lacks a number format takes a hundred times as long.
-    product:  given the side of two square matrices, returns what multiplies them
+    The size is limited by time: a CPU without support for a number format is 100 times slower.
+    product:  takes the side of the matrices, returns a function that multiplies them
     """
     for side in _SIDES:
         multiply = product(side)
@@ -56,7 +56,7 @@ def rate(product: Callable[[int], Callable[[], object]]) -> float:
         multiply()
         if time.perf_counter() - started > _LONG_S:
             break
-    return 2 * side**3 / _usual_seconds(multiply)
+    return 2 * side**3 / _typical_seconds(multiply)
 
 
 def _bf16_product(side: int) -> Callable[[], object]:
@@ -76,11 +76,10 @@ def _int8_rate() -> float | None:
         return None
 
 
-def _usual_seconds(call: Callable[[], object]) -> float:
-    """Return what the quickest fifth of the calls within SECONDS_EACH stays under.
+def _typical_seconds(call: Callable[[], object]) -> float:
+    """Return the 20th percentile of the durations of calls within SECONDS_EACH.
 
-    Not the median, which is what others leave over; not the shortest, which may have found much of
-    the array still cached.
+    The median includes the load of other processes; the minimum may have read from the cache.
     """
     call()
     times: list[float] = []
@@ -93,7 +92,7 @@ def _usual_seconds(call: Callable[[], object]) -> float:
 
 
 def _array_bytes() -> int:
-    """Return a size of which the last-level cache holds but a small part."""
+    """Return a size much larger than the last-level cache."""
     try:
         cache_bytes = int(_CACHE_SIZE.read_text().strip().removesuffix("K")) * 1024
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""A against B, in turns: what is the ratio, and can it be believed?
+"""Compare A with B in alternating runs, and report ratios with their spread.
 
-Machines are slower or faster from minute to minute. Turns make that the same for both, and the
-spread of the ratios over the rounds says how well.
+The speed of a machine drifts over minutes. Alternating spreads the drift over both sides; the
+spread of the ratios over the rounds shows how much of it remains.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from remora.deployments.bench.workloads import Workload
 
 @dataclass(slots=True)
 class Rounds:
-    """What both sides gave, round by round."""
+    """The figures of both sides, by round."""
 
     a: list[Figures] = field(default_factory=list)
     b: list[Figures] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """One figure of one workload: A, B (medians) and A over B."""
 
     workload: str
@@ -36,13 +36,13 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """What may be said."""
+        """The conclusion that the spread allows."""
         if self.ratio.low == self.ratio.high == 1:
             return "equal"
         if self.ratio.num_rounds < 2:
-            return "one round: no spread known"
+            return "unknown: one round"
         if not self.ratio.is_clear:
-            return "spread wider than the difference"
+            return "unclear: spread exceeds difference"
         return "A better" if (self.ratio.ratio > 1) == more_is_better(self.figure) else "B better"
 
 
@@ -54,7 +54,7 @@ def run_rounds(
     num_rounds: int,
     on_turn: Callable[[], None],
 ) -> Rounds:
-    """Let A and B run in turns: A B A B. Prompts are new each round, and the same for both."""
+    """Run A and B alternately. Both get the same prompts, which differ between rounds."""
     rounds = Rounds()
     for seed in range(num_rounds):
         for contestant, figures in ((a, rounds.a), (b, rounds.b)):
@@ -63,8 +63,8 @@ def run_rounds(
     return rounds
 
 
-def compare_rows(rounds: Rounds) -> list[Row]:
-    """Return the ratios of all figures that both have in every round."""
+def compare_rows(rounds: Rounds) -> list[ComparisonRow]:
+    """Return the ratios of the figures that both sides have in every round."""
     rows = []
     for workload in rounds.a[0]:
         turns_a = [figures.get(workload, {}) for figures in rounds.a]
@@ -75,12 +75,14 @@ def compare_rows(rounds: Rounds) -> list[Row]:
             values_b = [turn[name] for turn in turns_b]
             if min(*values_a, *values_b) > 0:
                 ratio = ratio_of(values_a, values_b)
-                rows.append(Row(workload=workload, figure=name, a=a[name], b=b[name], ratio=ratio))
+                rows.append(
+                    ComparisonRow(workload=workload, figure=name, a=a[name], b=b[name], ratio=ratio)
+                )
     return rows
 
 
 def missing(rounds: Rounds, workloads: Sequence[Workload]) -> list[Result]:
-    """Return the workloads that one of the two did not do, as skipped."""
+    """Return the workloads that one side did not run, as skipped results."""
     skipped = []
     for workload in workloads:
         absent = [
@@ -94,11 +96,11 @@ def missing(rounds: Rounds, workloads: Sequence[Workload]) -> list[Result]:
     return skipped
 
 
-def as_table(rows: Sequence[Row]) -> TextTable:
+def as_table(rows: Sequence[ComparisonRow]) -> TextTable:
     """Return the table of ratios."""
     return TextTable(
-        title="A over B: ratio of medians (smallest and largest of a round)",
-        header=("workload", "figure", "A", "B", "A / B", "spread", "better is", "so"),
+        title="A / B: ratio of medians (smallest and largest of a round)",
+        header=("workload", "figure", "A", "B", "A / B", "spread", "better", "verdict"),
         rows=tuple(
             (
                 row.workload,
@@ -115,8 +117,8 @@ def as_table(rows: Sequence[Row]) -> TextTable:
     )
 
 
-def as_chart(rows: Sequence[Row]) -> BarChart:
-    """Draw the ratios around 1."""
+def as_chart(rows: Sequence[ComparisonRow]) -> BarChart:
+    """Return a chart of the ratios with a reference line at 1."""
     return BarChart(
         title="A over B",
         unit="x",

@@ -1,7 +1,7 @@
-"""Who takes part in a comparison: a URL, a configuration of ours, or any command.
+"""The sides of a comparison: a URL, a remora configuration, or any command.
 
-A configuration runs in a fresh process for each round, by our own command line, so that nothing of
-the other contestant's (threads, caches, memory) is near it.
+A configuration runs in a new `remora bench` process in each round, so that it shares no threads,
+caches or memory with the other side.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import Any, Protocol
 from remora.deployments.bench import online
 from remora.deployments.bench.http_client import Endpoint, parse_url
 from remora.deployments.bench.server_process import STOP_S, own_command
-from remora.deployments.bench.size import Size
 from remora.deployments.bench.targets import read_target, split_spec
-from remora.deployments.bench.workloads import Workload
+from remora.deployments.bench.workloads import Size, Workload
 from remora.deployments.cli.terminal import Failure
 
 Figures = dict[str, dict[str, float]]
@@ -33,19 +32,19 @@ COMMAND_PREFIX = "cmd:"
 
 
 class Contestant(Protocol):
-    """Someone who can be measured again and again."""
+    """One side of a comparison, which can be measured repeatedly."""
 
     spec: str
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
-        """Return workload -> figures; a workload that it can't do is missing. Raises Failure."""
+        """Return figures by workload, without unsupported workloads. Raises Failure."""
         ...
 
 
 def read_contestant(
     spec: str, size: Size, *, model: str | None = None, api_key: str | None = None
 ) -> Contestant:
-    """Understand one side of a comparison. Raises Failure or ConfigError.
+    """Parse one side of a comparison. Raises Failure, ConfigError.
 
     model, api_key:  for URLs
     """
@@ -54,7 +53,7 @@ def read_contestant(
     if spec.startswith(COMMAND_PREFIX):
         return CommandContestant(spec, shlex.split(spec.removeprefix(COMMAND_PREFIX)))
     name, settings = split_spec(spec)
-    read_target(name, settings)  # a wrong one is told now, not after the other's round
+    read_target(name, settings)  # report errors before the first round
     return ConfigContestant(spec, size, name, settings)
 
 
@@ -68,7 +67,7 @@ class UrlContestant:
     model: str | None
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
-        """Send the workloads."""
+        """Run the workloads on the server."""
         return asyncio.run(self._measure(workloads, seed))
 
     async def _measure(self, workloads: Sequence[Workload], seed: int) -> Figures:
@@ -83,7 +82,7 @@ class UrlContestant:
 
 @dataclass(slots=True)
 class ConfigContestant:
-    """A configuration of ours: an engine, or for the online workloads a whole server."""
+    """A configuration: an engine in a new process; for online workloads, a whole server."""
 
     spec: str
     size: Size
@@ -91,7 +90,7 @@ class ConfigContestant:
     settings: Sequence[str]
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
-        """Run them in processes of their own."""
+        """Run the workloads in new processes."""
         sets = [text for setting in self.settings for text in ("--set", setting)]
         common = [*sets, "--json", "-", "--repeats", "1", "--seed", str(seed)]
         common += self.size.options()
@@ -109,13 +108,13 @@ class ConfigContestant:
 
 @dataclass(slots=True)
 class CommandContestant:
-    """Any command that prints figures as JSON. {workloads} and {seed} in it are filled in."""
+    """A command that prints figures as JSON. {workloads} and {seed} in it are replaced."""
 
     spec: str
     command: Sequence[str]
 
     def measure(self, workloads: Sequence[Workload], *, seed: int) -> Figures:
-        """Run it."""
+        """Run the command."""
         names = ",".join(workload.name for workload in workloads)
         filled = [
             part.replace("{workloads}", names).replace("{seed}", str(seed)) for part in self.command
@@ -126,9 +125,9 @@ class CommandContestant:
 
 
 def run_command(command: Sequence[str]) -> Figures:
-    """Run a command and read the figures that it prints. Raises Failure.
+    """Run a command and parse the figures that it prints. Raises Failure.
 
-    It has a group of its own, so that on Ctrl-C we can stop all of it.
+    It runs in its own process group, so that Ctrl-C can stop all its processes.
     """
     with tempfile.TemporaryFile("w+") as errors:
         try:
@@ -136,21 +135,21 @@ def run_command(command: Sequence[str]) -> Figures:
                 command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
             )
         except OSError as error:
-            raise Failure(f"{command[0]}: cannot be run: {error.strerror}") from None
+            raise Failure(f"{command[0]}: cannot run the command: {error.strerror}") from None
         try:
             output, _ = process.communicate()
         except BaseException:
             _stop(process)
             raise
         errors.seek(0)
-        last = next(reversed(errors.read().strip().splitlines()), "no word of why")
+        last = next(reversed(errors.read().strip().splitlines()), "no output on stderr")
     if process.returncode != 0:
-        raise Failure(f"{shlex.join(command)} ended with {process.returncode}: {last}")
+        raise Failure(f"{shlex.join(command)} failed with exit code {process.returncode}: {last}")
     return parse_figures(output, shlex.join(command))
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGINT)  # it may have a server to stop
+    process.send_signal(signal.SIGINT)  # lets the command stop a server that it started
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
@@ -159,15 +158,15 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def parse_figures(text: str, source: str) -> Figures:
-    """Read `{"workload": {"figure": number}}`, or a report of ours. Raises Failure.
+    """Parse `{"workload": {"figure": number}}` or a report of `remora bench`. Raises Failure.
 
-    source:  where the text came from, for the message
+    source:  origin of the text, for error messages
     """
     try:
-        # Whatever a library prints on the way stands before the object.
+        # Libraries may print other text before the object.
         data: Any = json.loads(text[text.find("{") :])
     except ValueError:
-        raise Failure(f"{source} printed no JSON object, but {text.strip()[:80]!r}") from None
+        raise Failure(f"{source}: expected a JSON object, found {text.strip()[:80]!r}") from None
     data = data.get("figures", data)
     figures = {
         str(workload): {

@@ -1,8 +1,7 @@
-"""One stream, looked at closely: what the engine takes for a token, and what the way to it adds."""
+"""Latency of single streams: the engine's time per token, and what the server adds to it."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,7 +16,7 @@ _STEPS, _SECONDS = "remora_steps_total", "remora_step_time_seconds_total"
 
 @dataclass(frozen=True, slots=True)
 class EngineSteps:
-    """Steps that an engine has run since it started, and the seconds they took."""
+    """Number of steps that an engine has run since its start, and their duration in seconds."""
 
     num_steps: float
     seconds: float
@@ -29,9 +28,9 @@ class EngineSteps:
 async def measure_latency(
     server: Server, workload: Workload, *, on_finish: Callable[[], object]
 ) -> Result:
-    """Run single streams; on a server of ours, set them against the engine's own step time.
+    """Run single streams; on a remora server, compare them with the engine's step time.
 
-    The prompts' steps are taken off by sending as many requests for one token each before.
+    Requests for one token each are sent first, to subtract the steps of the prompts.
     """
     first = await read_steps(server.endpoint)
     only_prompts = await measure(server, workload.resized(outputs=1), seed=1, on_finish=on_finish)
@@ -50,15 +49,8 @@ async def measure_latency(
     return replace(result, figures=result.figures | added)
 
 
-def run_latency(
-    server: Server, workload: Workload, *, on_finish: Callable[[], object] = lambda: None
-) -> Result:
-    """Call `measure_latency` from where no event loop runs."""
-    return asyncio.run(measure_latency(server, workload, on_finish=on_finish))
-
-
 async def read_steps(endpoint: Endpoint) -> EngineSteps | None:
-    """Ask a remora server for its counters; None when it is another server."""
+    """Return the step counters of a remora server; None for another server."""
     try:
         reply = await exchange(endpoint, "GET", "/metrics")
     except (OSError, TimeoutError):
@@ -67,7 +59,7 @@ async def read_steps(endpoint: Endpoint) -> EngineSteps | None:
 
 
 def parse_steps(text: str) -> EngineSteps | None:
-    """Sum the two counters over all lines of a Prometheus text; None when either is missing."""
+    """Sum both counters over all lines of a Prometheus text; None if either is missing."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
         name = line.split("{")[0].split(" ")[0]
@@ -77,20 +69,20 @@ def parse_steps(text: str) -> EngineSteps | None:
 
 
 def latency_table(result: Result) -> TextTable:
-    """Return where the time of a token goes; no rows for a server that doesn't tell."""
+    """Return the parts of the time per token; no rows for a server without step counters."""
     figures = result.figures
     rows: tuple[tuple[str, ...], ...] = ()
     if "engine_step_ms" in figures:
         rows = (
             ("time per token after the first, p50", number(figures["tpot_p50_ms"]), ""),
-            ("the engine's step", number(figures["engine_step_ms"]), ""),
-            ("added on the way", number(figures["added_ms"]), percent(figures["added_share"])),
+            ("engine step", number(figures["engine_step_ms"]), ""),
+            ("added by the server", number(figures["added_ms"]), percent(figures["added_share"])),
         )
-    return TextTable(title="Where a token's time goes", header=("", "ms", "of a step"), rows=rows)
+    return TextTable(title="Time per token", header=("", "ms", "of a step"), rows=rows)
 
 
 def latency_chart(result: Result) -> BarChart:
-    """Draw the times of one stream."""
+    """Return a chart of the latencies of one stream."""
     names = ("ttft_p50_ms", "tpot_p50_ms", "itl_p99_ms", "engine_step_ms")
     figures = result.figures
     bars = [Bar(label=name, value=figures[name]) for name in names if name in figures]

@@ -1,6 +1,6 @@
-"""The machine and the software that a figure belongs to, and who else is using them.
+"""Facts about the machine, its software and its load, from /proc and git.
 
-Reads /proc and asks git; starts nothing that takes time. Knows no torch and no Ray.
+Knows no torch and no Ray.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from remora.configs.machine import read_machine_facts
 
 PACKAGES = ("remora", "torch", "ray", "transformers", "numpy")
-BUSY_SHARE = 0.1  # of one processor; less is what an idle system uses
+BUSY_SHARE = 0.1  # of one processor; an idle system uses less
 _LOOK_S = 0.4
 _PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """Most memory that a family of processes has had resident.
+    """Peak resident memory of a process and its descendants.
 
-    largest_bytes:  of the one that had most
-    sum_bytes:      of all together, shared pages counted in each: an upper bound
+    largest_bytes:  the largest peak of one process
+    sum_bytes:      the sum of all peaks: an upper bound, because shared pages count repeatedly
     """
 
     largest_bytes: int
@@ -42,7 +42,7 @@ class PeakMemory:
 
 
 def describe_machine() -> dict[str, str]:
-    """Return what a reader has to know of the machine."""
+    """Return the facts of the machine by name."""
     facts = read_machine_facts()
     return {
         "processor": facts.cpu_name,
@@ -54,7 +54,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def describe_software() -> dict[str, str]:
-    """Return the versions of what takes part, and the revision of this checkout."""
+    """Return the versions of Python and the packages, and the git revision."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -83,7 +83,7 @@ def _git(*arguments: str) -> str:
 
 
 def busy_warning() -> str | None:
-    """Say by how much others keep the processors busy; None when they hardly do."""
+    """Return a warning if other processes use the processors; None if they are idle."""
     busy, own, started = _busy_s(), _own_s(), time.perf_counter()
     time.sleep(_LOOK_S)
     others = (_busy_s() - busy) - (_own_s() - own)
@@ -93,7 +93,7 @@ def busy_warning() -> str | None:
     load = os.getloadavg()[0]
     return (
         f"other processes use {share:.1f} of {os.cpu_count()} processors (load {load:.1f}): "
-        "figures will be low and unsteady; only ratios of `remora bench compare` mean something"
+        "figures are low and vary; use `remora bench compare` for ratios under load"
     )
 
 
@@ -102,7 +102,7 @@ def _own_s() -> float:
 
 
 def _busy_s() -> float:
-    """Return seconds in which processors of the machine were not idle; 0 where unknown."""
+    """Return the busy seconds of all processors since boot; 0 if unknown."""
     try:
         fields = (_PROC / "stat").read_text().splitlines()[0].split()[1:9]
     except OSError:
@@ -112,38 +112,34 @@ def _busy_s() -> float:
 
 
 def peak_memory(pid: int) -> PeakMemory | None:
-    """Return the peak of a process and all its descendants; None when nothing is known."""
+    """Return the peak of a process and all its descendants; None if unknown."""
     peaks = [peak for member in _family(pid) if (peak := _peak_bytes(member)) is not None]
     return PeakMemory(largest_bytes=max(peaks), sum_bytes=sum(peaks)) if peaks else None
 
 
 def forget_peak_memory() -> None:
-    """Begin a new peak for this process, after something large that doesn't count."""
-    with suppress(OSError):  # only Linux has it, and some containers refuse
+    """Reset the peak of this process."""
+    with suppress(OSError):  # only on Linux, and not in every container
         (_PROC / "self" / "clear_refs").write_text("5")
 
 
 def _family(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in _PROC.glob("[0-9]*"):
-        children.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
+        children.setdefault(_stat(int(entry.name))[1], []).append(int(entry.name))
     family = [pid]
-    for member in family:  # grows while it is walked
+    for member in family:  # grows during the iteration
         family += children.get(member, [])
     return family
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """Return (command, parent) of a process; ("", 0) when it is gone."""
+    """Return (command, parent) of a process; ("", 0) if it has ended."""
     try:
         before, _, after = (_PROC / str(pid) / "stat").read_text().rpartition(")")
     except OSError:
         return "", 0
     return before.partition("(")[2], int(after.split()[1])
-
-
-def _parent(pid: int) -> int:
-    return _stat(pid)[1]
 
 
 def _peak_bytes(pid: int) -> int | None:
@@ -155,15 +151,15 @@ def _peak_bytes(pid: int) -> int | None:
 
 
 def listener_pid(port: int) -> int | None:
-    """Return the process that answers on a port of this machine; None when it can't be told.
+    """Return the process that listens on a port of this machine; None if unknown.
 
-    For a Ray worker it is the raylet, below which the replicas run too.
+    For a Ray worker, return the raylet, which is an ancestor of all replicas.
     """
     sockets = _listening_sockets(port)
     for entry in _PROC.glob("[0-9]*"):
         if sockets & _open_sockets(entry):
             pid = int(entry.name)
-            parent = _parent(pid)
+            parent = _stat(pid)[1]
             return parent if _stat(parent)[0] == "raylet" else pid
     return None
 
@@ -184,8 +180,8 @@ def _listening_sockets(port: int) -> set[str]:
 
 def _open_sockets(process: Path) -> set[str]:
     found: set[str] = set()
-    with suppress(OSError):  # not ours to look into, or gone
+    with suppress(OSError):  # no permission, or the process has ended
         for link in (process / "fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # closed in the meantime
                 found.add(str(link.readlink()))
     return found

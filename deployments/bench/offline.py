@@ -1,7 +1,6 @@
-"""Driving the engine in this process, a step at a time, and timing every step.
+"""Run the engine in this process step by step, and measure every step.
 
-Runs where neither Ray nor a web framework is installed. Nothing is detokenised: what is measured
-is the engine.
+Needs neither Ray nor a web framework. Outputs are not detokenized: only the engine is measured.
 """
 
 from __future__ import annotations
@@ -19,13 +18,7 @@ from remora.configs.planning.plan import EnginePlan
 from remora.configs.schema import ServeConfig
 from remora.deployments.bench.report.record import Result
 from remora.deployments.bench.roofline import Bounds, ModelWork, bound_share, model_work
-from remora.deployments.bench.stats import (
-    Slo,
-    Trace,
-    figures_of,
-    median_figures,
-    spread_of,
-)
+from remora.deployments.bench.stats import Slo, Trace, figures_of
 from remora.deployments.bench.workloads import Kind, Workload, token_prompts
 from remora.engine.launch import BuiltEngine, build_engine
 from remora.engine.models.config import DecoderConfig
@@ -34,7 +27,7 @@ from remora.engine.types import Request, SamplingParams, StepPlan, StepResult
 from remora.lora.setup import configured
 
 WARM_UP = Workload(
-    name="warm-up", about="first-time work", num_requests=2, input_tokens=16, output_tokens=4
+    name="warm-up", about="warm-up", num_requests=2, input_tokens=16, output_tokens=4
 )
 _NOT_SERVED = {
     Kind.EMBEDDING: "not served yet: the engine makes no embeddings",
@@ -44,10 +37,7 @@ _NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """One step: what it computed, and where its time went.
-
-    schedule_s:  the engine's own work, before and after the runner's
-    """
+    """The size of one step, and the duration of its parts."""
 
     num_rows: int
     num_tokens: int
@@ -57,7 +47,7 @@ class StepTime:
 
     @property
     def schedule_s(self) -> float:
-        """Everything that is neither forward pass nor sampling."""
+        """Time outside of forward pass and sampling: the engine's own work."""
         return max(self.total_s - self.forward_s - self.sample_s, 0.0)
 
     @property
@@ -67,8 +57,8 @@ class StepTime:
 
 
 @dataclass(slots=True)
-class Run:
-    """What was seen while requests ran together."""
+class OfflineRun:
+    """Measurements of requests that ran together."""
 
     traces: list[Trace]
     seconds: float
@@ -76,8 +66,8 @@ class Run:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What has come so far for one request."""
+class _Progress:
+    """The outputs of one request so far."""
 
     stamps_s: list[float] = field(default_factory=list)
     num_tokens: int = 0
@@ -86,31 +76,30 @@ class _Seen:
 
 
 def work_of_plan(plan: EnginePlan, step_bytes: float | None = None) -> ModelWork:
-    """Return what the model of a plan has to do for a token.
+    """Return the work per token of a plan's model. Raises ConfigError.
 
-    step_bytes:  weights that a step reads, as the built engine says
+    step_bytes:  bytes of weights that a step reads, as the built engine reports them
     """
     return model_work(
-        own_config(plan.model_path, plan.loading),
+        _decoder_config(plan.model_path, plan.loading),
         dtype=plan.dtype,
         quantization=plan.quantization,
         step_bytes=step_bytes,
     )
 
 
-def own_config(path: Path, loading: Loading) -> DecoderConfig:
-    """Return the shape of a model that our own code runs. Raises ConfigError for any other."""
+def _decoder_config(path: Path, loading: Loading) -> DecoderConfig:
     chosen = implementation_of(path, loading)
     if isinstance(chosen, Ours):
         return chosen.config
     raise ConfigError(
-        f"{path} is run by transformers' code, of which remora bench knows no bound: it measures "
-        "families of our own (`remora doctor model` says why this is none)"
+        f"{path} is run by transformers, and remora bench measures only families that remora "
+        "implements; `remora doctor model` shows the reason"
     )
 
 
 class OfflineEngine:
-    """An engine in this process. Raises ConfigError when it cannot be built."""
+    """An engine in this process. Raises ConfigError if it cannot be built."""
 
     def __init__(self, config: ServeConfig, *, show_progress: bool = True) -> None:
         self.built: BuiltEngine = build_engine(
@@ -127,11 +116,11 @@ class OfflineEngine:
             raise
 
     def close(self) -> None:
-        """Stop what the engine has started."""
+        """Stop the engine's threads and processes."""
         self._engine.close()
 
     def why_not(self, workload: Workload) -> str | None:
-        """Say why the workload cannot run here; None when it can."""
+        """Return why the workload cannot run here; None if it can."""
         if workload.kind in _NOT_SERVED:
             return _NOT_SERVED[workload.kind]
         plan = self.built.plan
@@ -142,14 +131,14 @@ class OfflineEngine:
 
     def run(
         self, workload: Workload, *, seed: int = 0, on_finish: Callable[[], object] = lambda: None
-    ) -> Run:
+    ) -> OfflineRun:
         """Run the workload once, on an empty prefix cache.
 
-        on_finish:  called for each request that ends
+        on_finish:  called at the end of each request
         """
         self._engine.flush_cache()
         requests = self._requests(workload, seed)
-        seen = {request.request_id: _Seen() for request in requests}
+        seen = {request.request_id: _Progress() for request in requests}
         steps: list[StepTime] = []
         started = time.perf_counter()
         try:
@@ -157,11 +146,11 @@ class OfflineEngine:
                 self._engine.add(request)
             while self._engine.has_work:
                 self._step(seen, steps, on_finish)
-        except BaseException:  # Ctrl-C too: the engine must be usable again
+        except BaseException:  # includes Ctrl-C: the engine must stay usable
             self._engine.abort_all()
             raise
         ended = time.perf_counter()
-        return Run(
+        return OfflineRun(
             traces=[
                 Trace(
                     started_s=started,
@@ -178,7 +167,7 @@ class OfflineEngine:
         )
 
     def _step(
-        self, seen: dict[str, _Seen], steps: list[StepTime], on_finish: Callable[[], object]
+        self, seen: dict[str, _Progress], steps: list[StepTime], on_finish: Callable[[], object]
     ) -> None:
         started = time.perf_counter()
         self._done.clear()
@@ -233,21 +222,16 @@ def measure(
         run_figures(engine.run(workload, seed=seed, on_finish=on_finish), slo)
         for _ in range(repeats)
     ]
-    return Result(
-        workload=workload.name,
-        shape=workload.shape,
-        figures=median_figures(runs),
-        spread=spread_of(runs) if repeats > 1 else {},
-    )
+    return Result.of_runs(workload.name, workload.shape, runs)
 
 
-def run_figures(run: Run, slo: Slo | None = None) -> dict[str, float]:
+def run_figures(run: OfflineRun, slo: Slo | None = None) -> dict[str, float]:
     """Return the figures of one run."""
     return figures_of(run.traces, run.seconds, slo) | step_figures(run.steps)
 
 
 def step_figures(steps: Sequence[StepTime]) -> dict[str, float]:
-    """Return the median decode step and its parts; of all steps where none only decoded."""
+    """Return medians of the decode steps and their parts; of all steps if none only decoded."""
     chosen = [step for step in steps if step.is_decode] or list(steps)
     if not chosen:
         return {}
@@ -263,7 +247,7 @@ def step_figures(steps: Sequence[StepTime]) -> dict[str, float]:
 
 
 def with_bound(result: Result, workload: Workload, work: ModelWork, bounds: Bounds) -> Result:
-    """Return the result with the part of the machine's bound that it reached."""
+    """Return the result with the share of the machine's bound that it reached."""
     single = workload.num_requests == 1 and not workload.is_prefill
     if result.skipped or (single and "decode_tok_s" not in result.figures):
         return result

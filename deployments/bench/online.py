@@ -1,4 +1,4 @@
-"""Sending workloads to any server that speaks OpenAI's API, and timing what comes back.
+"""Send workloads to an OpenAI-compatible server, and measure the responses.
 
 Knows HTTP and workloads. Knows nothing of how the server was started.
 """
@@ -15,13 +15,7 @@ import orjson
 
 from remora.deployments.bench.http_client import Endpoint, Reply, exchange
 from remora.deployments.bench.report.record import Result
-from remora.deployments.bench.stats import (
-    Slo,
-    Trace,
-    figures_of,
-    median_figures,
-    spread_of,
-)
+from remora.deployments.bench.stats import Slo, Trace, figures_of
 from remora.deployments.bench.workloads import (
     SCHEMA,
     Kind,
@@ -38,12 +32,12 @@ _USAGE: Mapping[str, Any] = {"stream_options": {"include_usage": True}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """What a server takes, found by asking it.
+class Capabilities:
+    """The request fields that a server accepts, found by probing it.
 
     takes_ids:  whether prompts may be token ids
-    extras:     fields that go with every completion
-    refusal:    what it said to the richest request, if it refused that
+    extras:     optional fields for every completion
+    refusal:    its error for the request with all fields, if it refused that
     """
 
     takes_ids: bool
@@ -52,30 +46,28 @@ class Dialect:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know."""
+        """Notes for the report."""
         notes = []
         if not self.takes_ids:
-            notes.append(
-                f"the server takes no token ids ({self.refusal}): prompts are common words"
-            )
+            notes.append(f"the server refuses token ids ({self.refusal}): prompts are common words")
         if "ignore_eos" not in self.extras:
-            notes.append("the server refuses ignore_eos: answers may end early")
+            notes.append("the server refuses ignore_eos: replies may end early")
         return tuple(notes)
 
 
 class Server:
-    """A running server. `open` finds out what it takes."""
+    """A running server. `open` probes its capabilities."""
 
-    def __init__(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+    def __init__(self, endpoint: Endpoint, model: str, capabilities: Capabilities) -> None:
         self.endpoint = endpoint
         self.model = model
-        self.dialect = dialect
+        self.capabilities = capabilities
 
     @classmethod
     async def open(cls, endpoint: Endpoint, model: str | None) -> Server:
-        """Ask for the model's name and for what the server takes. Raises Failure."""
+        """Find the model's name and the server's capabilities. Raises Failure."""
         name = model or await _first_model(endpoint)
-        return cls(endpoint, name, await _find_dialect(endpoint, name))
+        return cls(endpoint, name, await _probe(endpoint, name))
 
     async def run(
         self,
@@ -84,12 +76,15 @@ class Server:
         seed: int = 0,
         on_finish: Callable[[], object] = lambda: None,
     ) -> tuple[list[Trace], float]:
-        """Send the workload; returns its traces and the seconds from first sent to last ended."""
+        """Run the workload; return its traces and the seconds from first send to last end."""
         requests = enumerate(self.bodies(workload, seed))
         traces: list[Trace | None] = [None] * workload.num_requests
 
         async def send_one_by_one() -> None:
-            for number, (path, body) in requests:  # shared: each takes the next
+            for number, (
+                path,
+                body,
+            ) in requests:  # the iterator is shared: each task takes the next request
                 traces[number] = await self._send(workload, path, body)
                 on_finish()
 
@@ -103,7 +98,7 @@ class Server:
         """Yield path and body of each request."""
         prompts: Sequence[Any] = (
             token_prompts(workload, seed=seed)
-            if self.dialect.takes_ids
+            if self.capabilities.takes_ids
             else word_prompts(workload, seed=seed)
         )
         for number, prompt in enumerate(prompts):
@@ -114,7 +109,7 @@ class Server:
             else:
                 yield (
                     "/v1/completions",
-                    completion_body(self.model, prompt, workload.output_tokens, self.dialect),
+                    completion_body(self.model, prompt, workload.output_tokens, self.capabilities),
                 )
 
     def _json_body(self, workload: Workload, seed: int, number: int) -> dict[str, Any]:
@@ -135,9 +130,9 @@ class Server:
             async with asyncio.timeout(TIMEOUT_S):
                 reply = await exchange(self.endpoint, "POST", path, body)
         except TimeoutError:
-            return Trace(started_s=started, error=f"no answer within {TIMEOUT_S:g} s")
+            return Trace(started_s=started, error=f"no response within {TIMEOUT_S:g} s")
         except OSError as error:
-            return Trace(started_s=started, error=f"no connection: {error}")
+            return Trace(started_s=started, error=f"cannot connect: {error}")
         return trace_of(reply, started, workload)
 
 
@@ -150,9 +145,9 @@ async def measure(
     slo: Slo | None = None,
     on_finish: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Warm up, run the workload `repeats` times and take medians.
+    """Warm up, run the workload `repeats` times and return medians.
 
-    Each run has prompts of its own: a server's prefix cache cannot be emptied from here.
+    Each run has different prompts, because the server's prefix cache cannot be cleared.
     """
     warm_up = workload.resized(requests=min(workload.num_at_once, 4))
     if workload.output_tokens > 8:
@@ -160,7 +155,7 @@ async def measure(
     traces, _ = await server.run(warm_up, seed=-1 - seed)
     if reasons := [trace.error for trace in traces if trace.error]:
         return Result(workload=workload.name, shape=workload.shape, skipped=reasons[0])
-    runs, notes = [], dict.fromkeys(server.dialect.notes)
+    runs, notes = [], dict.fromkeys(server.capabilities.notes)
     for number in range(repeats):
         traces, seconds = await server.run(
             workload, seed=seed * repeats + number, on_finish=on_finish
@@ -174,17 +169,11 @@ async def measure(
         figures, found = online_figures(workload, traces, seconds, slo)
         runs.append(figures)
         notes |= dict.fromkeys(found)
-    return Result(
-        workload=workload.name,
-        shape=workload.shape,
-        figures=median_figures(runs),
-        spread=spread_of(runs) if repeats > 1 else {},
-        notes=tuple(notes),
-    )
+    return Result.of_runs(workload.name, workload.shape, runs, tuple(notes))
 
 
 def trace_of(reply: Reply, started_s: float, workload: Workload) -> Trace:
-    """Turn an answer into a trace. Tokens are the server's count, or known from the length."""
+    """Return the trace of a reply. The server counts tokens, or its finish reason implies them."""
     error = reply.refusal() or reply.error
     if error is not None:
         return Trace(started_s=started_s, error=error)
@@ -199,7 +188,7 @@ def trace_of(reply: Reply, started_s: float, workload: Workload) -> Trace:
     if num_output is None and reply.finish_reason == "length":
         num_output = workload.output_tokens
     if num_output is None:
-        return Trace(started_s=started_s, error="the server does not say how many tokens it made")
+        return Trace(started_s=started_s, error="the server reports no token counts")
     details = usage.get("prompt_tokens_details") or {}
     return Trace(
         started_s=started_s,
@@ -211,10 +200,10 @@ def trace_of(reply: Reply, started_s: float, workload: Workload) -> Trace:
 
 
 def completion_body(
-    model: str, prompt: str | Sequence[int], max_tokens: int, dialect: Dialect
+    model: str, prompt: str | Sequence[int], max_tokens: int, capabilities: Capabilities
 ) -> dict[str, Any]:
-    """Return a request for a greedy answer of exactly `max_tokens`, if the server allows."""
-    extras = dict(dialect.extras)
+    """Return a request for a greedy reply of exactly `max_tokens`, if the server supports that."""
+    extras = dict(capabilities.extras)
     if "min_tokens" in extras:
         extras["min_tokens"] = max_tokens
     return {
@@ -237,10 +226,10 @@ def online_figures(
     notes = []
     if pieces and figures["output_tok_s"] * seconds > 1.05 * pieces:
         per_piece = figures["output_tok_s"] * seconds / pieces
-        notes.append(f"{per_piece:.1f} tokens per piece of a stream: itl is between pieces")
+        notes.append(f"{per_piece:.1f} tokens per streamed piece: itl is between pieces")
     short = sum(trace.num_output_tokens < workload.output_tokens for trace in good)
     if short and workload.kind is Kind.COMPLETION:
-        notes.append(f"{short} of {len(good)} answers were shorter than asked for")
+        notes.append(f"{short} of {len(good)} replies were shorter than requested")
     notes += sorted({f"failed: {trace.error}" for trace in traces if trace.error})[:3]
     return figures, tuple(notes)
 
@@ -252,14 +241,14 @@ async def _first_model(endpoint: Endpoint) -> str:
     if reply.refusal() or not name:
         where = f"http://{endpoint.host}:{endpoint.port}{endpoint.prefix}"
         raise Failure(
-            f"{where}/v1/models names no model ({reply.refusal() or 'empty answer'}); "
-            "name it with --model"
+            f"{where}/v1/models lists no model ({reply.refusal() or 'empty list'}); "
+            "set it with --model"
         )
     return str(name)
 
 
-async def _find_dialect(endpoint: Endpoint, model: str) -> Dialect:
-    """Try the richest request first and leave out one thing after another. Raises Failure."""
+async def _probe(endpoint: Endpoint, model: str) -> Capabilities:
+    """Send requests with fewer and fewer optional fields until one succeeds. Raises Failure."""
     refusal: str | None = None
     for takes_ids in (True, False):
         for extras in (
@@ -268,18 +257,18 @@ async def _find_dialect(endpoint: Endpoint, model: str) -> Dialect:
             {**_USAGE},
             {},
         ):
-            dialect = Dialect(takes_ids=takes_ids, extras=extras, refusal=refusal)
+            capabilities = Capabilities(takes_ids=takes_ids, extras=extras, refusal=refusal)
             prompt = (
                 token_prompts(_PROBE, seed=0)[0] if takes_ids else word_prompts(_PROBE, seed=0)[0]
             )
-            body = completion_body(model, prompt, _PROBE.output_tokens, dialect)
+            body = completion_body(model, prompt, _PROBE.output_tokens, capabilities)
             reply = await _ask(endpoint, "POST", "/v1/completions", body)
             reason = reply.refusal() or reply.error
             if reason is None:
-                return dialect
+                return capabilities
             refusal = refusal or reason
             if reply.status in (401, 403, 404):
-                break  # it is not the fields
+                break  # not caused by the fields
     raise Failure(f"http://{endpoint.host}:{endpoint.port} refuses completions: {refusal}")
 
 
@@ -291,8 +280,8 @@ async def _ask(
             return await exchange(endpoint, method, path, body)
     except (OSError, TimeoutError) as error:
         raise Failure(
-            f"no server answers at http://{endpoint.host}:{endpoint.port} "
-            f"({error or 'timed out'}); start one, or leave --url out to measure our own"
+            f"cannot reach a server at http://{endpoint.host}:{endpoint.port} "
+            f"({error or 'timed out'}); start one, or omit --url to measure a new remora server"
         ) from None
 
 

@@ -1,10 +1,7 @@
-"""What cheaper number formats cost in quality: perplexity, and agreement on the next token.
+"""Quality loss of quantized weights: perplexity, and agreement on the next token.
 
-Everything is asked of the engine itself, as prompts to be scored, so what is measured is what is
-served. A text is cut into windows that are scored by themselves. Knows nothing of how weights are
-quantised.
-
-Legend: N scored tokens, K most likely tokens known beside each, V vocabulary.
+A text is cut into windows, and the engine scores each as a prompt, so that the served code is
+measured. Knows nothing of how weights are quantized.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,24 +28,24 @@ from remora.lora.setup import configured
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
 WINDOW_TOKENS = 512
-NUM_TOP = 256  # hold nearly all of a distribution's mass
+NUM_TOP = 256  # the likeliest tokens hold nearly all of the probability mass
 REFERENCE = "reference"
-_LEAST_MASS = 1e-6  # 1 minus a sum of float32 probabilities is not known better
+_LEAST_MASS = 1e-6  # rounding error of 1 minus a sum of float32 probabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How one model's view of a text stands to the reference's.
+    """Agreement of a model with the reference on a text.
 
-    perplexity_ratio:  of its perplexity to the reference's
-    ratio_error:       standard error of that ratio, which the length of the text limits
-    top1_share:        part of the tokens before which both hold the same token for likeliest
-    kl_nats:           mean Kullback-Leibler divergence from the reference's distribution: a lower
-                       bound, in which tokens that only one of them ranks high count together
+    perplexity_ratio:        perplexity divided by the reference's
+    perplexity_ratio_error:  standard error of that ratio
+    top1_share:              share of the positions where both have the same likeliest token
+    kl_nats:                 mean Kullback-Leibler divergence from the reference: a lower bound,
+                             because tokens outside of either top list count as one outcome
     """
 
     perplexity_ratio: float
-    ratio_error: float
+    perplexity_ratio_error: float
     top1_share: float
     kl_nats: float
 
@@ -59,19 +56,19 @@ def perplexity(lines: LogprobRows) -> float:
 
 
 def compare(reference: LogprobRows, other: LogprobRows) -> Agreement:
-    """Compare two views of the same tokens."""
+    """Compare the scores of two models for the same tokens."""
     losses = reference.logprobs.astype(np.float64) - other.logprobs
     ratio = math.exp(float(losses.mean()))
     return Agreement(
         perplexity_ratio=ratio,
-        ratio_error=ratio * float(losses.std()) / math.sqrt(len(losses)),
+        perplexity_ratio_error=ratio * float(losses.std()) / math.sqrt(len(losses)),
         top1_share=float((reference.top_ids[:, 0] == other.top_ids[:, 0]).mean()),
         kl_nats=float(np.mean([_divergence(*pair) for pair in _common(reference, other)])),
     )
 
 
 def _common(a: LogprobRows, b: LogprobRows) -> Iterator[tuple[FloatArray, FloatArray]]:
-    """Yield, for each token, both log-probabilities of the ids that both rank high."""
+    """Yield, for each token, both log-probabilities of the ids in both top lists."""
     for line in range(len(a.token_ids)):
         _, in_a, in_b = np.intersect1d(
             a.top_ids[line], b.top_ids[line], assume_unique=True, return_indices=True
@@ -80,7 +77,7 @@ def _common(a: LogprobRows, b: LogprobRows) -> Iterator[tuple[FloatArray, FloatA
 
 
 def _divergence(p_float: FloatArray, q_float: FloatArray) -> float:
-    """Return the divergence of q from p; all outcomes that are not listed count as one."""
+    """Return the divergence of q from p; all other outcomes count as one."""
     p_log, q_log = p_float.astype(np.float64), q_float.astype(np.float64)
     p = np.exp(p_log)
     p_rest = max(1 - p.sum(), _LEAST_MASS)
@@ -89,9 +86,9 @@ def _divergence(p_float: FloatArray, q_float: FloatArray) -> float:
 
 
 def windows(tokenizer: Tokenizer, text: str, size: int) -> list[list[int]]:
-    """Cut a text into windows of up to `size` ids, each opened as the model expects a text.
+    """Cut a text into windows of up to `size` ids, each with the model's first special token.
 
-    Raises Failure for a text in which there is nothing to predict.
+    Raises Failure for a text without a token to predict.
     """
     opening = tokenizer.encode("", add_special_tokens=True)[:1]
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -99,7 +96,7 @@ def windows(tokenizer: Tokenizer, text: str, size: int) -> list[list[int]]:
     cut = [[*opening, *ids[at : at + step]] for at in range(0, len(ids), step)]
     found = [window for window in cut if len(window) > 1]
     if not found:
-        raise Failure(f"the text holds {len(ids)} tokens; at least 2 are needed")
+        raise Failure(f"the text has {len(ids)} tokens; at least 2 are required")
     return found
 
 
@@ -109,7 +106,7 @@ def score(
     *,
     on_finish: Callable[[], object] = lambda: None,
 ) -> LogprobRows:
-    """Return a line for every token of the prompts but the first of each. Raises EngineError."""
+    """Return a row for each token of the prompts except their first. Raises EngineError."""
     sampling = SamplingParams(
         max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=NUM_TOP
     )
@@ -130,17 +127,17 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{path}: cannot be read: {error.strerror}") from None
+        raise Failure(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise Failure(f"{path}: is not UTF-8 text") from None
+        raise Failure(f"cannot read {path}: not UTF-8 text") from None
 
 
 def quality_suite(
     report: Report, reference: Target, modes: Mapping[str, Target], *, text: Path
 ) -> None:
-    """Score the text by the reference and by each mode, one after the other.
+    """Score the text by the reference and by each mode, one after another.
 
-    modes:  name -> configuration; one that equals the reference is not measured again
+    modes:  configurations by name; one that equals the reference is skipped
     """
     with _running(reference) as built:
         size = min(WINDOW_TOKENS, built.plan.max_sequence_tokens - 1)
@@ -161,9 +158,10 @@ def quality_suite(
             continue
         with _running(target) as built:
             found = _score_with_bar(built, prompts, name)
-        report.results.append(Result(workload=name, shape=shape, figures=_figures(expected, found)))
+        figures = {"perplexity": perplexity(found), **asdict(compare(expected, found))}
+        report.results.append(Result(workload=name, shape=shape, figures=figures))
     report.tables.append(as_table(report.results))
-    report.warnings.clear()  # a busy machine changes nothing here
+    report.warnings.clear()  # load does not affect quality
 
 
 @contextmanager
@@ -180,22 +178,11 @@ def _score_with_bar(built: BuiltEngine, prompts: Sequence[Sequence[int]], name: 
         return score(built.engine, prompts, on_finish=advance)
 
 
-def _figures(expected: LogprobRows, found: LogprobRows) -> dict[str, float]:
-    agreement = compare(expected, found)
-    return {
-        "perplexity": perplexity(found),
-        "perplexity_ratio": agreement.perplexity_ratio,
-        "perplexity_ratio_error": agreement.ratio_error,
-        "top1_share": agreement.top1_share,
-        "kl_nats": agreement.kl_nats,
-    }
-
-
 def as_table(results: Sequence[Result]) -> TextTable:
-    """Return one line for each mode, the reference first."""
+    """Return a table with one row for each mode, the reference first."""
     return TextTable(
         title="Quality",
-        header=("weights", "text", "perplexity", "against reference", "same top-1", "KL in nats"),
+        header=("weights", "text", "perplexity", "vs reference", "same top-1", "KL in nats"),
         rows=tuple((result.workload, result.shape, *_cells(result.figures)) for result in results),
     )
 

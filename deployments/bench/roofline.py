@@ -1,8 +1,8 @@
-"""How fast a model could be on a machine: bytes and operations against what the machine does.
+"""Roofline model: the speed limit of a model on a machine, from its bytes and operations.
 
-Pure arithmetic on a model's shape. Decoding one token reads every weight once, so it is bound by
-the memory; many tokens together are bound by products. Of experts those count that a token goes
-through. Both are upper bounds: KV reads, norms and sampling come on top.
+Pure arithmetic on a model's shape. Decoding one token reads every weight once and is bound by
+memory bandwidth; many tokens together are bound by matrix products. For mixtures of experts, only
+the experts of a token count. KV reads, norms and sampling are not included.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 from remora.engine.models.config import DecoderConfig
 
-# Bytes of a weight of the layers and of the head, scales included: kernels/cpu/src/linear.h.
+# Bytes per weight of the layers and of the head, including scales: kernels/cpu/src/linear.h.
 _QUANTIZED_BYTES = {"int8": (1 + 2 / 64, 1 + 2 / 64), "int4": (0.5 + 4 / 32, 1 + 2 / 64)}
 _FLOAT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the machine did when it was asked to.
+    """Measured limits of the machine.
 
-    read_gb_s_1, read_gb_s:  10^9 bytes per second read from memory by one thread and by all
-    bf16_gflop_s:            10^9 operations per second in products of bfloat16 matrices
-    int8_gop_s:              likewise of int8 matrices; None where torch has none
+    read_gb_s_1, read_gb_s:  memory reads of one thread and of all, in 10^9 bytes per second
+    bf16_gflop_s:            products of bfloat16 matrices, in 10^9 operations per second
+    int8_gop_s:              products of int8 matrices; None if torch has no such kernel
     """
 
     num_threads: int
@@ -32,7 +32,7 @@ class Bounds:
     int8_gop_s: float | None
 
     def best(self, other: Bounds) -> Bounds:
-        """Return the better of each: a bound is what the machine can do undisturbed."""
+        """Return the larger of each limit, which is closer to that of an idle machine."""
         ints = [value for value in (self.int8_gop_s, other.int8_gop_s) if value is not None]
         return Bounds(
             num_threads=self.num_threads,
@@ -45,14 +45,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
-    """What a model has to do for a token.
+    """The work of a model per token.
 
-    block_parameters, head_parameters:  weights of matrices that tokens are multiplied with
-    step_bytes:                         weights read for one token, in the mode that runs; of
-                                        experts those that it goes through
-    is_int8:                            whether products run on int8 matrices; those of int4 do too
-    attention_flops_per_position:       operations of one query for each position that it sees
-    windows:                            [num_layers] most positions that a query sees; None = all
+    block_parameters, head_parameters:  weights that a token is multiplied with
+    step_bytes:                         bytes of weights read for one token
+    is_int8:                            whether products use int8 matrices, as for int4 weights
+    attention_flops_per_position:       operations of one query per position that it attends to
+    windows:                            [num_layers] attention windows in tokens; None = unlimited
     """
 
     block_parameters: int
@@ -63,9 +62,9 @@ class ModelWork:
     windows: tuple[int | None, ...]
 
     def flops(self, num_inputs: int, num_outputs: int, *, num_cached: int = 0) -> float:
-        """Return the operations for one request: its prompt, and all but the last output token.
+        """Return the operations of one request: its prompt, and all but the last output token.
 
-        num_cached:  prompt tokens whose KV was there already
+        num_cached:  prompt tokens whose KV is cached
         """
         last = num_inputs + max(num_outputs, 1) - 1
         products = 2 * self.block_parameters * (last - num_cached)
@@ -81,9 +80,9 @@ def model_work(
     quantization: str = "none",
     step_bytes: float | None = None,
 ) -> ModelWork:
-    """Do the arithmetic for a model of this shape whose matrices are stored in this way.
+    """Return the work of a model of this shape and storage format.
 
-    step_bytes:  weights that a step reads, where the engine can tell; None = worked out
+    step_bytes:  bytes of weights that a step reads, if known; None = computed
     """
     inner = sum(layer.mlp.weights_per_input for layer in config.layers)
     blocks = config.num_layers * _attention_weights(config) + config.hidden_size * inner
@@ -101,22 +100,22 @@ def model_work(
 
 
 def _attention_weights(config: DecoderConfig) -> int:
-    """Return the weights of a layer's attention."""
+    """Return the number of weights of one layer's attention."""
     heads, hidden, latent = config.num_heads, config.hidden_size, config.attention.latent
     if latent is None:
         return 2 * hidden * config.head_dim * (heads + config.num_kv_heads)
     queries = heads * (latent.key_size + latent.rotary_size)
     rank = latent.query_rank
-    made_of_stream = queries if rank is None else rank
-    made_of_rank = 0 if rank is None else rank * queries
+    from_stream = queries if rank is None else rank
+    from_rank = 0 if rank is None else rank * queries
     kept = latent.size + latent.rotary_size
     of_latent = latent.size * heads * (latent.key_size + latent.value_size)
     out = heads * latent.value_size
-    return hidden * (made_of_stream + kept + out) + made_of_rank + of_latent
+    return hidden * (from_stream + kept + out) + from_rank + of_latent
 
 
 def _attention_flops(config: DecoderConfig) -> int:
-    """Return a query's operations for a position that it sees, in the way that takes fewest."""
+    """Return a query's operations per attended position, by the cheapest algorithm."""
     latent = config.attention.latent
     if latent is None:
         return 4 * config.num_heads * config.head_dim
@@ -124,12 +123,12 @@ def _attention_flops(config: DecoderConfig) -> int:
 
 
 def decode_bound(work: ModelWork, bounds: Bounds) -> float:
-    """Return the most tokens per second that one sequence can get."""
+    """Return the maximum tokens per second of one sequence."""
     return bounds.read_gb_s * 1e9 / work.step_bytes
 
 
 def product_bound_s(work: ModelWork, bounds: Bounds, flops: float) -> float:
-    """Return the fewest seconds that `flops` operations take in the mode's number format."""
+    """Return the minimum seconds for `flops` operations in the model's number format."""
     rate = bounds.int8_gop_s if work.is_int8 and bounds.int8_gop_s else bounds.bf16_gflop_s
     return flops / (rate * 1e9)
 
@@ -143,9 +142,9 @@ def bound_share(
     num_inputs: int,
     num_outputs: int,
 ) -> float:
-    """Return which part of the machine's bound a run of equal requests has reached (0 to 1).
+    """Return the share (0 to 1) of the machine's bound that a run of equal requests reached.
 
-    One request with outputs is held against reading, everything else against products.
+    The bound of a single request with outputs is memory bandwidth; otherwise it is products.
     """
     if num_requests == 1 and num_outputs > 1:
         return figures["decode_tok_s"] / decode_bound(work, bounds)
@@ -155,7 +154,7 @@ def bound_share(
 
 
 def _positions_seen(first: int, last: int, window: int | None) -> int:
-    """Sum over queries at positions [first, last) how many positions each sees, itself included."""
+    """Return the total of attended positions, own included, of queries at [first, last)."""
     if window is None or last <= window:
         return (last * (last + 1) - first * (first + 1)) // 2
     if first >= window:

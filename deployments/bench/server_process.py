@@ -1,6 +1,6 @@
-"""Our own server in a process of its own: started, waited for, stopped, gone.
+"""Run `remora serve` in a child process: start it, wait until it is healthy, stop it.
 
-It gets a process group of its own, so that Ctrl-C reaches us alone and we stop it in order.
+The child has its own process group, so that Ctrl-C reaches only this process, which then stops it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _RUN = "from remora.deployments.cli.main import app; app()"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnServer:
-    """A server of ours.
+    """A server that this process started.
 
-    started:  when the process was begun, by time.perf_counter
-    ready_s:  seconds from there until it answered that it is healthy
+    started:  start of the process, by time.perf_counter
+    ready_s:  seconds from its start until it was healthy
     """
 
     url: str
@@ -47,21 +47,21 @@ class OwnServer:
     log: Path
 
     def start_up_line(self) -> str | None:
-        """Return what the replica's banner says of its phases."""
+        """Return the start-up phases from the replica's banner."""
         found = re.search(r"start-up\s+(.*)", self.log.read_text(errors="replace"))
         return found[1].strip() if found else None
 
 
 def own_command(*arguments: str) -> list[str]:
-    """Return the command line of `remora ...` in this Python."""
+    """Return the command line of `remora ...` with this Python."""
     return [sys.executable, "-c", _RUN, *arguments]
 
 
 @contextmanager
 def running_server(target: Target) -> Iterator[OwnServer]:
-    """Serve the target on a free port of this machine for the length of the block.
+    """Serve the target on a free local port within the block.
 
-    Raises Failure with the end of its log when it does not start.
+    Raises Failure with the end of the log if the server does not start.
     """
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="remora-bench-") as folder:
@@ -103,19 +103,19 @@ def _free_port() -> int:
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START_S
-    with httpx.Client(timeout=2, verify=False) as client:  # no certificates to load: it is http
+    with httpx.Client(timeout=2, verify=False) as client:  # plain HTTP: load no certificates
         while time.monotonic() < deadline:
             if process.poll() is not None:
-                raise Failure(f"our server did not start: {_end_of(log)}")
+                raise Failure(f"the server did not start: {_end_of(log)}")
             with suppress(httpx.HTTPError):
                 if client.get(f"{url}/health").status_code == 200:
                     return
             time.sleep(_POLL_S)
-    raise Failure(f"our server was not ready after {START_S:g} s: {_end_of(log)}")
+    raise Failure(f"the server was not healthy after {START_S:g} s: {_end_of(log)}")
 
 
 def _end_of(log: Path) -> str:
-    """Return what `remora serve` gave as its reason; the last lines where it gave none."""
+    """Return the error message of `remora serve`, or the last lines of its log."""
     lines = log.read_text(errors="replace").strip().splitlines()
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return reasons[-1] if reasons else "\n".join(lines[-8:])
@@ -126,7 +126,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_S)
-    except BaseException:  # too slow, or Ctrl-C while waiting
+    except BaseException:  # timeout, or Ctrl-C while waiting
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

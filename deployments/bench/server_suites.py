@@ -1,4 +1,4 @@
-"""Measuring servers, starts and pairs of contestants, and writing it into a report."""
+"""Benchmarks of servers, starts and pairs of contestants, written into a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remora.configs.planning.plan import make_plan
 from remora.deployments.bench import compare, online
 from remora.deployments.bench.contestants import Contestant
 from remora.deployments.bench.http_client import Endpoint, parse_url
-from remora.deployments.bench.latency import latency_chart, latency_table, run_latency
+from remora.deployments.bench.latency import latency_chart, latency_table, measure_latency
 from remora.deployments.bench.machine import listener_pid
 from remora.deployments.bench.offline import with_bound, work_of_plan
 from remora.deployments.bench.report.charts import charts
@@ -36,7 +36,7 @@ from remora.engine.weights.resolve_model import resolve_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server that is there. `pid` is the process to look at, where it is on this machine."""
+    """A running server. `pid` is its process, if it runs on this machine."""
 
     endpoint: Endpoint
     pid: int | None
@@ -44,7 +44,7 @@ class Running:
 
 @contextmanager
 def some_server(url: str | None, target: Target | None, api_key: str | None) -> Iterator[Running]:
-    """Yield the server at `url`, else one of ours that serves `target` for as long."""
+    """Yield the server at `url`, or start one that serves `target` within the block."""
     if url is not None:
         endpoint = parse_url(url, api_key)
         pid = listener_pid(endpoint.port) if endpoint.is_local else None
@@ -52,7 +52,7 @@ def some_server(url: str | None, target: Target | None, api_key: str | None) -> 
         return
     if target is None:
         raise ValueError("neither a URL nor a target")
-    status = Console(stderr=True).status("starting our server")
+    status = Console(stderr=True).status("starting the server")
     with status, running_server(target) as server:
         status.stop()
         yield Running(endpoint=parse_url(server.url), pid=server.pid)
@@ -69,9 +69,9 @@ def online_suite(
     slo: Slo | None,
     target: Target | None,
 ) -> None:
-    """Measure the workloads on a server; the machine's bounds too if it is on this machine.
+    """Measure the workloads on a server, and this machine's bounds if the server runs on it.
 
-    target:  what is served, where known: then figures are held against the bounds
+    target:  the configuration served, if known; figures are then compared with the bounds
     """
     server = asyncio.run(online.Server.open(running.endpoint, model))
     report.settings["model"] = server.model
@@ -99,18 +99,18 @@ def online_suite(
 def latency_suite(
     report: Report, running: Running, workload: Workload, *, model: str | None
 ) -> None:
-    """Look at single streams."""
+    """Measure the latency of single streams."""
     server = asyncio.run(online.Server.open(running.endpoint, model))
     report.settings["model"] = server.model
     with progress_bar(workload.name, 2 * workload.num_requests) as advance:
-        result = run_latency(server, workload, on_finish=advance)
+        result = asyncio.run(measure_latency(server, workload, on_finish=advance))
     report.results.append(with_memory(result, running.pid))
     report.tables += [latency_table(result)]
     report.plots += [latency_chart(result)]
 
 
 def startup_suite(report: Report, target: Target, *, only: str | None, repeats: int) -> None:
-    """Time starts, offline first: the server then finds the model's file in memory too."""
+    """Measure starts, offline first, so that both find the model's file in the page cache."""
     starts = {"offline": start_offline, "serve": start_server}
     for name, start in starts.items():
         if only in (None, name):
@@ -123,7 +123,7 @@ def startup_suite(report: Report, target: Target, *, only: str | None, repeats: 
 def compare_suite(
     report: Report, a: Contestant, b: Contestant, workloads: Sequence[Workload], *, num_rounds: int
 ) -> None:
-    """Let two run in turns."""
+    """Compare two contestants in alternating runs."""
     with progress_bar("turns", 2 * num_rounds) as advance:
         rounds = compare.run_rounds(a, b, workloads, num_rounds=num_rounds, on_turn=advance)
     rows = compare.compare_rows(rounds)
@@ -134,7 +134,7 @@ def compare_suite(
 
 
 def work_of(target: Target) -> ModelWork:
-    """Do the model's arithmetic without loading it."""
+    """Return the work per token of the target's model, without loading it."""
     path = resolve_model(target.config.model.path, cache_dir())
     plan = make_plan(
         target.config,

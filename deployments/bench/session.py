@@ -1,4 +1,4 @@
-"""What all commands have in common: a report begun, bounds measured, the report shown and kept."""
+"""Parts of all benchmarks: begin a report, measure bounds, show and write the report."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from remora.deployments.bench.roofline import Bounds
 from remora.deployments.cli.terminal import Failure, answer
 
 STDOUT = "-"
-MIN_COLUMNS = 120  # a table in a file or a pipe is not squeezed to 80
+MIN_COLUMNS = 120  # width of tables in a file or pipe, where rich assumes 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """Where a report goes besides the terminal.
+    """Where a report is written in addition to the terminal.
 
-    json:  a file; or "-" for stdout, and the tables then go to stderr
+    json:  a file, or "-" for stdout; the tables are then printed to stderr
     """
 
     json: str | None = None
     html: Path | None = None
 
     def check(self) -> None:
-        """Raise Failure if a file could not be written at the end: better now than then."""
+        """Raise Failure if a file could not be written at the end."""
         for path in (self.json, self.html):
             if (
                 path is not None
@@ -51,7 +51,7 @@ class Outputs:
 
 
 def begin(target: str, **settings: object) -> Report:
-    """Begin a report, and warn when the machine is busy."""
+    """Return a new report, and warn if the machine is busy."""
     report = Report(
         command=shlex.join(["remora", *sys.argv[1:]]),
         target=target,
@@ -67,7 +67,7 @@ def begin(target: str, **settings: object) -> Report:
 
 
 def note_bounds(report: Report, moment: str, num_threads: int) -> Bounds:
-    """Measure what the machine can do now and write it into the report."""
+    """Measure the machine's bounds and add them to the report."""
     from remora.deployments.bench.bounds import measure_bounds
 
     bounds = measure_bounds(num_threads)
@@ -77,7 +77,7 @@ def note_bounds(report: Report, moment: str, num_threads: int) -> Bounds:
 
 
 def finish(report: Report, outputs: Outputs) -> None:
-    """Show the report and write its files. Raises Failure when every workload was skipped."""
+    """Show the report and write its files. Raises Failure if every workload was skipped."""
     data = orjson.dumps(report.as_data(), option=orjson.OPT_INDENT_2).decode()
     is_piped = outputs.json == STDOUT
     console = Console(stderr=is_piped, highlight=False)
@@ -100,12 +100,12 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{path}: cannot be written: {error.strerror}") from None
+        raise Failure(f"cannot write {path}: {error.strerror}") from None
 
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar on stderr; the function given advances it by one."""
+    """Show a progress bar on stderr; yield a function that advances it by one."""
     console = Console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),
@@ -115,7 +115,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         console=console,
         transient=True,
         disable=not console.is_terminal,
-        refresh_per_second=2,  # drawing costs time on the measured processors
+        refresh_per_second=2,  # drawing takes time on the measured processors
     ) as progress:
         bar = progress.add_task(what, total=total)
         yield lambda: progress.advance(bar)

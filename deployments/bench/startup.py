@@ -1,4 +1,4 @@
-"""From a fresh process to the first token: offline, and through Ray and Serve."""
+"""Time from process start to the first token: offline, and on Ray Serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remora.deployments.bench.machine import peak_memory
 from remora.deployments.bench.report.figures import number
 from remora.deployments.bench.report.record import Result, TextTable
 from remora.deployments.bench.server_process import OwnServer, running_server
-from remora.deployments.bench.stats import median_figures, spread_of
+from remora.deployments.bench.stats import median_figures
 from remora.deployments.bench.targets import Target
 from remora.deployments.cli.terminal import Failure
 
@@ -25,7 +25,7 @@ _PROBE = "from remora.deployments.bench.startup_probe import main; main()"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """One start. `phases` is name -> seconds, in order; together they are `figures["..._s"]`."""
+    """One start. `phases` is name -> seconds, in order; their sum is `figures["..._s"]`."""
 
     figures: dict[str, float]
     phases: Mapping[str, float]
@@ -33,7 +33,7 @@ class Start:
 
 
 def start_offline(target: Target) -> Start:
-    """Start a process that only has the engine. Raises Failure."""
+    """Start an engine in a new process, without Ray. Raises Failure."""
     args = json.dumps(target.raw_args)
     started = time.perf_counter()
     with (
@@ -67,7 +67,7 @@ def start_offline(target: Target) -> Start:
 
 
 def start_server(target: Target) -> Start:
-    """Start `remora serve` and ask for one token as soon as it answers. Raises Failure."""
+    """Start `remora serve` and request one token once it is healthy. Raises Failure."""
     with running_server(target) as server:
         asyncio.run(_first_token(server))
         seconds = time.perf_counter() - server.started
@@ -76,33 +76,27 @@ def start_server(target: Target) -> Start:
     return Start(
         figures={"serve_s": seconds} | (peak.figures() if peak else {}),
         phases={"until healthy": server.ready_s, "first token": seconds - server.ready_s},
-        note=f"of which the replica: {banner}" if banner else None,
+        note=f"of which in the replica: {banner}" if banner else None,
     )
 
 
 def measure_start(
     name: str, start: Callable[[], Start], repeats: int, on_finish: Callable[[], None]
 ) -> tuple[Result, TextTable]:
-    """Start `repeats` times; returns the medians and the table of phases."""
+    """Start `repeats` times; return the medians and a table of the phases."""
     starts = []
     for _ in range(repeats):
         starts.append(start())
         on_finish()
-    figures = [one.figures for one in starts]
-    result = Result(
-        workload=name,
-        shape=f"{repeats} starts",
-        figures=median_figures(figures),
-        spread=spread_of(figures) if repeats > 1 else {},
-        notes=tuple(dict.fromkeys(one.note for one in starts[-1:] if one.note)),
-    )
+    notes = (note,) if (note := starts[-1].note) else ()
+    result = Result.of_runs(name, f"{repeats} starts", [one.figures for one in starts], notes)
     return result, _phase_table(name, [one.phases for one in starts])
 
 
 def _phase_table(name: str, phases: Sequence[Mapping[str, float]]) -> TextTable:
     medians = median_figures([dict(one) for one in phases])
     rows = [(phase, number(seconds)) for phase, seconds in medians.items()]
-    total = ("together", number(sum(medians.values())))
+    total = ("total", number(sum(medians.values())))
     return TextTable(
         title=f"Start to first token: {name}", header=("phase", "s"), rows=(*rows, total)
     )
@@ -115,4 +109,4 @@ async def _first_token(server: OwnServer) -> None:
     body["model"] = json.loads(bytes(models.body))["data"][0]["id"]
     reply = await exchange(endpoint, "POST", "/v1/completions", body)
     if reason := reply.refusal() or reply.error:
-        raise Failure(f"our server did not answer: {reason}")
+        raise Failure(f"the server sent no token: {reason}")

@@ -1,6 +1,6 @@
-"""A fresh process that loads a model, makes one token, and says what took how long.
+"""A program that loads a model, generates one token, and reports the duration of each phase.
 
-Run by startup.py with the `args` of a configuration as its only argument; writes one JSON line.
+startup.py runs it with the `args` of a configuration as its only argument. It writes one JSON line.
 """
 
 import json
@@ -11,8 +11,8 @@ _BEGAN = time.perf_counter()
 
 
 def main() -> None:
-    """Load, make a token, report."""
-    # Imported here and timed: it is the largest part of a start.
+    """Load the model, generate a token, and report."""
+    # Imported here to be measured: imports are the largest part of a start.
     from remora.configs.load import parse_args
     from remora.engine.launch import build_engine
     from remora.engine.types import Request, SamplingParams
@@ -32,5 +32,5 @@ def main() -> None:
     phases["first token"] = time.perf_counter() - ready
     sys.stdout.write(json.dumps({"phases": phases}) + "\n")
     sys.stdout.flush()
-    sys.stdin.read()  # stay, so that our memory can be looked at, until the pipe is closed
+    sys.stdin.read()  # keep running until the parent has read the peak memory and closes the pipe
     built.engine.close()

@@ -1,6 +1,6 @@
-"""What is computed from times: percentiles, goodput, ratios with their spread.
+"""Statistics of measurements: percentiles, goodput, ratios with their spread.
 
-Pure: plain numbers in and out. Knows no clock, engine, server or report.
+Pure functions of numbers. Knows no clock, engine, server or report.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What was seen of one request. Seconds on one clock.
+    """Measurements of one request. All times are in seconds on one clock.
 
-    stamps_s:           when each piece of output arrived, in order; a piece holds one token or more
-    num_output_tokens:  as counted by whoever made them
-    error:              why the request failed; its other numbers then mean nothing
+    stamps_s:           arrival of each piece of output, in order; a piece has one token or more
+    num_output_tokens:  as counted by the engine or server
+    error:              why the request failed; the other numbers are then meaningless
     """
 
     started_s: float
@@ -31,7 +31,7 @@ class Trace:
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token; None when none came."""
+        """Time to first token; None if there was none."""
         return self.stamps_s[0] - self.started_s if self.stamps_s and not self.error else None
 
     @property
@@ -43,20 +43,20 @@ class Trace:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds between neighbouring pieces."""
+        """Seconds between consecutive pieces."""
         stamps = () if self.error else self.stamps_s
         return [after - before for before, after in itertools.pairwise(stamps)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What a caller wants: most milliseconds to the first token, and for each one after it."""
+    """Service level objective: maximum milliseconds to the first token and per further token."""
 
     ttft_ms: float
     tpot_ms: float
 
     def is_met_by(self, trace: Trace) -> bool:
-        """Whether the request ended well and kept both; with one token only the first counts."""
+        """Whether the request succeeded and met both limits (the second needs two tokens)."""
         ttft_s, tpot_s = trace.ttft_s, trace.tpot_s
         if ttft_s is None:
             return False
@@ -65,10 +65,10 @@ class Slo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """How A stands to B over paired rounds.
+    """The ratio of A to B over paired rounds.
 
-    ratio:      median of A over median of B
-    low, high:  the smallest and the largest ratio of one round
+    ratio:      median of A / median of B
+    low, high:  smallest and largest ratio of one round
     """
 
     ratio: float
@@ -89,12 +89,12 @@ def percentile(values: Iterable[float], percent: float) -> float:
     """
     ordered = sorted(values)
     if not ordered:
-        raise ValueError("a percentile of no values")
+        raise ValueError("percentile of an empty sequence")
     place = (len(ordered) - 1) * percent / 100
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     low, high = ordered[below], ordered[above]
-    # Clamped: rounding must not leave the interval.
+    # Clamped, because rounding may leave the interval.
     return min(max(low + (high - low) * (place - below), low), high)
 
 
@@ -108,7 +108,7 @@ def percentiles_ms(name: str, seconds: Sequence[float]) -> dict[str, float]:
 def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """Compare paired rounds of A and B. Raises ValueError unless all values are above zero."""
     if len(a) != len(b) or not a or min(*a, *b) <= 0:
-        raise ValueError(f"no ratio of {list(a)} and {list(b)}")
+        raise ValueError(f"expected pairs of positive values, found {list(a)} and {list(b)}")
     rounds = [first / second for first, second in zip(a, b, strict=True)]
     return Ratio(
         ratio=statistics.median(a) / statistics.median(b),
@@ -121,9 +121,9 @@ def ratio_of(a: Sequence[float], b: Sequence[float]) -> Ratio:
 def figures_of(traces: Sequence[Trace], seconds: float, slo: Slo | None = None) -> dict[str, float]:
     """Return the figures of requests that ran together.
 
-    seconds:  from the first request sent to the last one ended
-    Rates are per second of that time; failed requests count only as failures. One request alone
-    has a decode rate, requests for a single token a prefill rate.
+    seconds:  from the first send to the last end; rates are per second of this time
+    Failed requests count only as failures. A single request has a decode rate; requests for one
+    token each have a prefill rate.
     """
     good = [trace for trace in traces if trace.error is None]
     prompt = sum(trace.num_prompt_tokens for trace in good)

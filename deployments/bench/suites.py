@@ -1,7 +1,4 @@
-"""Running workloads on an engine in this process, and writing what came of it into a report.
-
-Imports nothing that comes with Ray.
-"""
+"""Benchmarks of an engine in this process, written into a report. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ def offline_suite(
 def sweep_suite(
     report: Report, target: Target, numbers: Sequence[int], *, inputs: int, outputs: int
 ) -> None:
-    """Measure decode steps over their number of rows."""
+    """Measure decode steps over their batch size."""
     note_bounds(report, "before", _num_threads(target))
     engine = offline.OfflineEngine(target.config)
     try:
@@ -78,7 +75,7 @@ def sweep_suite(
 
 
 def _num_threads(target: Target) -> int:
-    """Return the threads that the engine will have, before there is one."""
+    """Return the number of threads that the engine will use."""
     return target.config.engine.num_threads or read_machine_facts().num_cores
 
 

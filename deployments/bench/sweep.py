@@ -1,4 +1,4 @@
-"""Cost of a step over the number of rows: what is linear, and what is overhead."""
+"""Cost of a decode step over its batch size: the linear part, and the overhead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remora.deployments.cli.terminal import Failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCost:
-    """Median decode step with so many rows, in seconds, and its parts."""
+    """Median duration in seconds of a decode step with `num_rows` rows, and of its parts."""
 
     num_rows: int
     step_s: float
@@ -25,12 +25,12 @@ class RowCost:
 
     @property
     def overhead_share(self) -> float:
-        """Part of the step that is not the forward pass."""
+        """Share of the step outside of the forward pass."""
         return (self.schedule_s + self.sample_s) / self.step_s
 
 
 def row_workload(num_rows: int, *, inputs: int, outputs: int) -> Workload:
-    """Return the workload in which `num_rows` sequences decode together."""
+    """Return a workload in which `num_rows` sequences decode together."""
     return Workload(
         name=f"rows-{num_rows}",
         about="rows that decode together",
@@ -43,7 +43,7 @@ def row_workload(num_rows: int, *, inputs: int, outputs: int) -> Workload:
 def measure_rows(
     engine: OfflineEngine, workload: Workload, *, on_finish: Callable[[], object]
 ) -> RowCost:
-    """Run it twice, the first time as warm-up. Raises Failure when the rows never met."""
+    """Warm up, run the workload and return its cost. Raises Failure if no step had all rows."""
     if reason := engine.why_not(workload):
         raise Failure(f"{workload.name}: {reason}")
     num_rows = workload.num_requests
@@ -59,7 +59,7 @@ def measure_rows(
 
 
 def cost_of(steps: Sequence[StepTime]) -> RowCost:
-    """Return the medians of equal steps."""
+    """Return the medians of steps of one size."""
     return RowCost(
         num_rows=steps[0].num_rows,
         step_s=statistics.median(step.total_s for step in steps),
@@ -83,7 +83,7 @@ def as_result(cost: RowCost, workload: Workload) -> Result:
 
 
 def as_table(costs: Sequence[RowCost]) -> TextTable:
-    """Return one line for each number of rows."""
+    """Return a table with one row for each batch size."""
     rows = [
         (
             str(cost.num_rows),
@@ -95,14 +95,14 @@ def as_table(costs: Sequence[RowCost]) -> TextTable:
         for cost in costs
     ]
     return TextTable(
-        title="A decode step over its rows",
+        title="Decode step over batch size",
         header=("rows", "step ms", "ms per row", "tok/s", "not forward"),
         rows=tuple(rows),
     )
 
 
 def as_plots(costs: Sequence[RowCost]) -> list[Plot]:
-    """Draw step time and the overhead's share over the number of rows."""
+    """Return plots of step time, overhead and rate over the batch size."""
 
     def line(value: Callable[[RowCost], float]) -> list[tuple[float, float]]:
         return [(float(cost.num_rows), value(cost)) for cost in costs]
@@ -116,7 +116,7 @@ def as_plots(costs: Sequence[RowCost]) -> list[Plot]:
     return [
         Plot(title="Time of a decode step", x_label="rows", y_label="ms", lines=parts),
         Plot(
-            title="Part of the step that is not the forward pass",
+            title="Share of the step outside of the forward pass",
             x_label="rows",
             y_label="%",
             lines={"overhead": line(lambda cost: cost.overhead_share * 100)},

@@ -1,6 +1,6 @@
-"""What is measured: a model or a configuration, with settings changed on the command line.
+"""The target of a benchmark: a model or a configuration, with settings from the command line.
 
-Knows YAML and our schema. Starts nothing.
+Knows YAML and the configuration schema. Starts nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from remora.configs.serve_file import config_of_model, our_application
 class Target:
     """One configuration.
 
-    spec:    as the user wrote it, settings included
+    spec:    the text of the user, including settings
     raw:     a whole Serve config file as data, ready for `remora serve`
-    config:  what of it is ours
+    config:  the validated args of remora's application
     """
 
     spec: str
@@ -35,22 +35,19 @@ class Target:
 
     @property
     def raw_args(self) -> dict[str, Any]:
-        """The `args` of our application, as written."""
+        """The unvalidated `args` of remora's application."""
         args: dict[str, Any] = our_application(self.raw)["args"]
         return args
 
 
 def read_target(name: str, settings: Sequence[str] = ()) -> Target:
-    """Understand a .yaml file or a model, with `section.key=value` settings on top.
-
-    Raises ConfigError.
-    """
+    """Read a .yaml file or a model, and apply `section.key=value` settings. Raises ConfigError."""
     if name.endswith((".yaml", ".yml")):
         file = load_serve_file(Path(name))
         if len(file.models) > 1:
             raise ConfigError(
-                f"{name}: serves several models ({', '.join(file.models)}); one is measured. Give "
-                "a model or a file of one model, or start the server and give --url and --model"
+                f"{name}: serves several models ({', '.join(file.models)}), not one: "
+                "use a file of one model, or start the server and use --url and --model"
             )
         raw = copy.deepcopy(file.raw)
     else:
@@ -73,7 +70,7 @@ def _apply(args: dict[str, Any], setting: str) -> None:
     key, equals, text = setting.partition("=")
     section, dot, name = key.partition(".")
     if not (equals and dot and name):
-        raise ConfigError(f"{setting}: not a setting; write section.key=value")
+        raise ConfigError(f"{setting}: expected section.key=value")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:

@@ -1,7 +1,7 @@
-"""What is measured, as data: how many requests of which length, sent how.
+"""Workloads as data: number, lengths and concurrency of requests, and their prompts.
 
-Prompts are token ids of a fixed seed, so that every target gets the same ones, today and next
-year. A server that takes no token ids gets as many common words instead. Knows no target.
+Prompts are token ids drawn from a fixed seed, so that every target gets the same ones. A server
+that accepts no token ids gets as many common words. Knows no target.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 SEED = 20_261_121
-# Ids that every common vocabulary has: above its special tokens, below its end.
+# Ids within every common vocabulary: above its special tokens, below its end.
 FIRST_ID, LAST_ID = 1000, 30_000
-# With a space before, one token each in nearly every vocabulary.
+# With a leading space, each is one token in nearly every vocabulary.
 _TEXT = """
 the of and to in is that for was on are with as his they at be this from have or by one
 had not but what all were when we there can an your which their said if do will each
@@ -43,7 +43,7 @@ SCHEMA: Mapping[str, Any] = MappingProxyType(
 
 
 class Kind(StrEnum):
-    """Which endpoint of a server a workload is for."""
+    """The endpoint of a server that a workload uses."""
 
     COMPLETION = "completion"
     EMBEDDING = "embedding"
@@ -52,10 +52,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests of one shape. They are all sent at once unless `concurrency` holds them back.
+    """Requests of one size, all sent at once unless `concurrency` limits them.
 
-    input_tokens:   of each prompt, the shared ones included
-    shared_tokens:  the first tokens, the same in every prompt
+    input_tokens:   length of each prompt, including the shared part
+    shared_tokens:  number of leading tokens that are the same in every prompt
     """
 
     name: str
@@ -69,21 +69,21 @@ class Workload:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether only the prompt is of interest."""
+        """Whether the workload measures prompts only."""
         return self.output_tokens == 1
 
     @property
     def num_at_once(self) -> int:
-        """Most requests that are open at a time."""
+        """Maximum number of concurrent requests."""
         return min(self.concurrency or self.num_requests, self.num_requests)
 
     def resized(
         self, requests: int | None = None, inputs: int | None = None, outputs: int | None = None
     ) -> Workload:
-        """Return the workload in another size, but of the same nature.
+        """Return the workload in another size.
 
-        One request stays one, a single token of output stays single, and the shared part shrinks
-        and grows with the input.
+        A single request and a single output token stay single; the shared part scales with the
+        input.
         """
         input_tokens = inputs or self.input_tokens
         return replace(
@@ -96,9 +96,27 @@ class Workload:
 
     @property
     def shape(self) -> str:
-        """The size in a few characters."""
+        """The size of the workload in a few characters."""
         shared = f" ({self.shared_tokens} shared)" if self.shared_tokens else ""
         return f"{self.num_requests} x {self.input_tokens}{shared}/{self.output_tokens}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A size of workloads from the command line; None keeps the workload's own value."""
+
+    requests: int | None = None
+    inputs: int | None = None
+    outputs: int | None = None
+
+    def of(self, workload: Workload) -> Workload:
+        """Return the workload in this size."""
+        return workload.resized(self.requests, self.inputs, self.outputs)
+
+    def options(self) -> list[str]:
+        """Return the size as command-line options."""
+        given = {"--requests": self.requests, "--input": self.inputs, "--output": self.outputs}
+        return [text for name, value in given.items() if value for text in (name, str(value))]
 
 
 def _named(*workloads: Workload) -> dict[str, Workload]:
@@ -108,7 +126,7 @@ def _named(*workloads: Workload) -> dict[str, Workload]:
 OFFLINE = _named(
     Workload(
         name="decode",
-        about="one request: how fast tokens follow each other",
+        about="one request",
         num_requests=1,
         input_tokens=128,
         output_tokens=256,
@@ -129,7 +147,7 @@ OFFLINE = _named(
     ),
     Workload(
         name="shared-prefix",
-        about="prompts that begin alike",
+        about="prompts with a common prefix",
         num_requests=64,
         input_tokens=1032,
         output_tokens=64,
@@ -137,7 +155,7 @@ OFFLINE = _named(
     ),
     Workload(
         name="embedding",
-        about="vectors of sentences",
+        about="embeddings",
         num_requests=64,
         input_tokens=128,
         output_tokens=0,
@@ -145,7 +163,7 @@ OFFLINE = _named(
     ),
     Workload(
         name="json-schema",
-        about="answers held to a JSON schema",
+        about="replies constrained by a JSON schema",
         num_requests=16,
         input_tokens=64,
         output_tokens=128,
@@ -155,10 +173,10 @@ OFFLINE = _named(
 
 
 def online(concurrency: int) -> Workload:
-    """Return the workload of a server under `concurrency` streams, each request after another."""
+    """Return the workload of a server with `concurrency` clients, each sending sequentially."""
     return Workload(
         name=f"online-{concurrency}",
-        about=f"a stream of answers to each of {concurrency} clients",
+        about=f"{concurrency} concurrent streams",
         num_requests=max(4, 3 * concurrency),
         input_tokens=256,
         output_tokens=128,
@@ -167,7 +185,7 @@ def online(concurrency: int) -> Workload:
 
 
 def find(name: str) -> Workload | None:
-    """Return the workload of a name, `online-N` included; None when there is none."""
+    """Return the workload of that name, including `online-N`; None if there is none."""
     number = name.removeprefix("online-")
     if number != name and number.isdecimal() and int(number) > 0:
         return online(int(number))
@@ -175,14 +193,14 @@ def find(name: str) -> Workload | None:
 
 
 def token_prompts(workload: Workload, *, seed: int, vocab_size: int = LAST_ID) -> list[list[int]]:
-    """Return one list of `input_tokens` ids for each request, alike only in the shared part."""
+    """Return `input_tokens` ids for each request; only the shared part is the same."""
     last = min(vocab_size, LAST_ID)
     first = FIRST_ID if last > 2 * FIRST_ID else last // 2
     return _prompts(workload, range(first, last), seed)
 
 
 def word_prompts(workload: Workload, *, seed: int) -> list[str]:
-    """Return prompts of about `input_tokens` tokens, for servers that take text only."""
+    """Return prompts of about `input_tokens` tokens, for servers that accept text only."""
     return [" ".join(words) for words in _prompts(workload, WORDS, seed)]
 
 
@@ -194,6 +212,6 @@ def _prompts(workload: Workload, alphabet: Sequence[T], seed: int) -> list[list[
 
 
 def chat_messages(seed: int, number: int) -> list[dict[str, str]]:
-    """Return a conversation that asks for an object of SCHEMA."""
+    """Return a conversation that requests an object of SCHEMA."""
     words = " ".join(random.Random(f"{SEED} {seed} {number}").choices(WORDS, k=24))
     return [{"role": "user", "content": f"Describe a place as JSON. Think of: {words}."}]

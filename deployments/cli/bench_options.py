@@ -11,10 +11,9 @@ from remora.deployments.cli.terminal import Failure
 
 if TYPE_CHECKING:
     from remora.deployments.bench.session import Outputs
-    from remora.deployments.bench.size import Size
     from remora.deployments.bench.stats import Slo
     from remora.deployments.bench.targets import Target
-    from remora.deployments.bench.workloads import Workload
+    from remora.deployments.bench.workloads import Size, Workload
 
 ALL = "all"
 
@@ -53,7 +52,7 @@ def read_target(model: str, settings: list[str] | None) -> Target:
 
 def read_size(requests: int | None, inputs: int | None, outputs: int | None) -> Size:
     """Return the sizes given on the command line."""
-    from remora.deployments.bench.size import Size
+    from remora.deployments.bench.workloads import Size
 
     return Size(requests=requests, inputs=inputs, outputs=outputs)
 

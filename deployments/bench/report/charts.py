@@ -1,4 +1,4 @@
-"""What to draw of results."""
+"""Charts of results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from remora.deployments.bench.report.record import Bar, BarChart, Plot, Result
 
 
 def charts(results: Sequence[Result]) -> list[Plot | BarChart]:
-    """Draw what the results have in common."""
+    """Return the charts of all results that have the needed figures."""
     done = [result for result in results if result.skipped is None]
     plots: list[Plot | BarChart] = [
         _bars("Speed", "tok/s", [(r.workload, r, headline(r.figures)) for r in done]),
         _bars(
-            "Part of the machine's bound",
+            "Share of the machine's bound",
             "",
             [(r.workload, r, "bound_share") for r in done],
             reference=1.0,
@@ -41,7 +41,7 @@ def _bars(
 
 
 def concurrency_plots(results: Sequence[Result]) -> list[Plot]:
-    """Draw rates and times over the number of streams, if there were several."""
+    """Return plots of rates and times over the number of streams, if there are several."""
     streams = {
         int(result.workload.removeprefix("online-")): result.figures
         for result in results
@@ -65,7 +65,7 @@ def concurrency_plots(results: Sequence[Result]) -> list[Plot]:
             plots.append(
                 Plot(
                     title=title,
-                    x_label="streams at once",
+                    x_label="concurrent streams",
                     y_label=unit,
                     lines={name: line for name, line in lines.items() if line},
                     is_log_x=True,

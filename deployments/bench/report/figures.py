@@ -1,13 +1,13 @@
-"""How figures are named, ordered, written and judged.
+"""Names, order and formatting of figures.
 
-A figure's name ends in its unit, and the unit says whether more is better.
+A figure's name ends in its unit, which implies whether more is better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-# What a workload is about comes first; comparisons show these.
+# In order of preference.
 HEADLINES = ("decode_tok_s", "prefill_tok_s", "output_tok_s", "total_tok_s")
 COMPARED = (
     "decode_tok_s",
@@ -22,29 +22,29 @@ _MORE_IS_BETTER = ("tok_s", "req_s", "share")
 
 
 def headline(figures: Mapping[str, float]) -> str | None:
-    """Return the name of the figure that says most."""
+    """Return the name of the most important figure; None if it has none of HEADLINES."""
     return next((name for name in HEADLINES if figures.get(name)), None)
 
 
 def compared(a: Mapping[str, float], b: Mapping[str, float]) -> list[str]:
-    """Return which figures of A and B to compare: the usual ones, else all that both have."""
+    """Return the figures of A and B to compare: those of COMPARED, or else all common ones."""
     both = [name for name in a if name in b and a[name] > 0 and b[name] > 0]
     usual = [name for name in COMPARED if name in both]
     is_decode = "decode_tok_s" in usual
     is_prefill = "prefill_tok_s" in usual
     drop = {"output_tok_s"} if is_decode or is_prefill else set()
     if is_decode:
-        drop.add("tpot_p50_ms")  # the same number upside down
+        drop.add("tpot_p50_ms")  # the reciprocal of the decode rate
     return [name for name in usual if name not in drop] or both
 
 
 def more_is_better(name: str) -> bool:
-    """Whether a larger value of the figure is the better one."""
+    """Whether a larger value of the figure is better."""
     return name.endswith(_MORE_IS_BETTER) and name != "overhead_share"
 
 
 def number(value: float | None) -> str:
-    """Write a number with three digits or more that mean something."""
+    """Format a number with at least three significant digits."""
     if value is None:
         return "-"
     if value >= 100:
@@ -53,17 +53,17 @@ def number(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Write a share."""
+    """Format a share as a percentage."""
     return "-" if value is None else f"{value * 100:.1f} %"
 
 
 def triple(figures: Mapping[str, float], name: str) -> str:
-    """Write p50, p90 and p99 of a time."""
+    """Format p50, p90 and p99 of a time."""
     values = [figures.get(f"{name}_p{percent}_ms") for percent in (50, 90, 99)]
     return joined(values)
 
 
 def joined(values: Iterable[float | None]) -> str:
-    """Write several numbers in one cell; a dash for none at all."""
+    """Format several numbers for one cell; a dash if all are None."""
     found = list(values)
     return "-" if all(value is None for value in found) else " / ".join(map(number, found))

@@ -1,6 +1,6 @@
-"""A report as one HTML file that needs nothing else: no script, no network, light and dark.
+"""Render a report as one self-contained HTML file, without scripts, for light and dark mode.
 
-It is well-formed XML too, so that any parser can check it.
+The file is well-formed XML too, so that any parser can check it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ svg { width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 
 
 def render_html(report: Report) -> str:
-    """Return the whole file."""
+    """Return the HTML file as text."""
     body = [f"<h1>remora bench: {escape(report.target)}</h1>"]
     if found := notes(report):
         body.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in found) + "</ul>")

@@ -1,13 +1,16 @@
-"""What a benchmark leaves behind: one report, as data.
+"""The data of a benchmark report.
 
-Tables, JSON and HTML are made from it; it knows none of them.
+Knows nothing of tables, JSON and HTML, which other modules make from it.
 """
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
+
+from remora.deployments.bench.stats import median_figures, spread_of
 
 Points = list[tuple[float, float]]
 
@@ -25,7 +28,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One value of a bar chart, with the range that it was seen in where known."""
+    """One value of a bar chart, with its range if known."""
 
     label: str
     value: float
@@ -35,7 +38,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarChart:
-    """Values beside each other. `reference` is a value to hold them against, such as 1."""
+    """Horizontal bars. `reference` is a value to compare them with, such as 1."""
 
     title: str
     unit: str
@@ -45,7 +48,7 @@ class BarChart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextTable:
-    """A table as it is shown: the first column names the row."""
+    """A table of text. The first column names the row."""
 
     title: str
     header: tuple[str, ...]
@@ -54,13 +57,13 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one workload gave on one target.
+    """The result of one workload on one target.
 
-    shape:    its size, in a few characters
+    shape:    size of the workload, in a few characters
     figures:  name -> number; the name ends in the unit
-    spread:   name -> (smallest, largest) over repetitions, where there were several
-    skipped:  why there are no figures
-    notes:    what a reader should know before believing the figures
+    spread:   name -> (smallest, largest) over repetitions, if there were several
+    skipped:  reason why there are no figures
+    notes:    caveats of the figures
     """
 
     workload: str
@@ -70,6 +73,19 @@ class Result:
     skipped: str | None = None
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of_runs(
+        cls,
+        workload: str,
+        shape: str,
+        runs: Sequence[dict[str, float]],
+        notes: tuple[str, ...] = (),
+    ) -> Self:
+        """Return the medians of the runs' figures, and their spread if there are several runs."""
+        spread = spread_of(runs) if len(runs) > 1 else {}
+        figures = median_figures(runs)
+        return cls(workload=workload, shape=shape, figures=figures, spread=spread, notes=notes)
+
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -77,12 +93,12 @@ def _now() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """One run of the tool.
+    """The report of one run of `remora bench`.
 
     machine, software:  facts by name
-    bounds:             what the machine could do, by name of the moment: before, after
-    tables:             further tables, besides those made of `results`
-    rounds:             of a comparison: side -> workload -> figures of each round
+    bounds:             hardware bounds by time of measurement: before, after
+    tables:             tables in addition to those made from `results`
+    rounds:             for comparisons: side -> figures by workload, for each round
     """
 
     command: str
@@ -99,6 +115,6 @@ class Report:
     rounds: dict[str, list[dict[str, dict[str, float]]]] = field(default_factory=dict)
 
     def as_data(self) -> dict[str, Any]:
-        """Return the report as plain data; `figures` is what comparisons read."""
+        """Return the report as plain data, with the `figures` that comparisons read."""
         figures = {r.workload: r.figures for r in self.results if r.skipped is None}
         return asdict(self) | {"figures": figures}

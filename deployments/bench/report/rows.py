@@ -1,4 +1,4 @@
-"""The tables of a report, as text: the same ones in the terminal and in HTML."""
+"""The tables of a report as text, for the terminal and HTML."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _UNITS = {
 
 
 def all_tables(report: Report) -> list[TextTable]:
-    """Return every table that has rows, results first, the machine last."""
+    """Return all tables that have rows: results first, hardware bounds last."""
     done = [result for result in report.results if result.skipped is None]
     tables = [_rates(done), _latencies(done), _steps(done), *report.tables, _bounds(report)]
     skipped = [(r.workload, r.skipped) for r in report.results if r.skipped is not None]
-    tables.append(TextTable(title="Skipped", header=("workload", "why"), rows=tuple(skipped)))
+    tables.append(TextTable(title="Skipped", header=("workload", "reason"), rows=tuple(skipped)))
     return [table for table in tables if table.rows]
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """Return what else a reader has to know, by name."""
+    """Return the circumstances of the run by name."""
     return [
         ("command", report.command),
         ("target", report.target),
@@ -37,7 +37,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 def notes(report: Report) -> list[str]:
-    """Return warnings and notes, each with its workload."""
+    """Return the warnings, and the notes of each workload."""
     return [
         *report.warnings,
         *(f"{result.workload}: {note}" for result in report.results for note in result.notes),
@@ -97,7 +97,14 @@ def _latencies(results: Sequence[Result]) -> TextTable:
     ]
     return TextTable(
         title="Latency in ms: p50 / p90 / p99",
-        header=("workload", "first token", "per token after", "between pieces", "in SLO", "req/s"),
+        header=(
+            "workload",
+            "first token",
+            "per further token",
+            "between pieces",
+            "in SLO",
+            "req/s",
+        ),
         rows=tuple(rows),
     )
 
@@ -132,7 +139,7 @@ def _bounds(report: Report) -> TextTable:
     ]
     threads = next((values["num_threads"] for values in report.bounds.values()), None)
     return TextTable(
-        title="What the machine did in this run",
+        title="Hardware bounds in this run",
         header=(
             "measured",
             f"GB/s read by 1 / {threads or 0:.0f} threads",

@@ -1,7 +1,7 @@
-"""Plots as SVG text, drawn by hand: no library, no script, no network.
+"""Render plots as SVG text, without a library.
 
-Colours are the page's CSS variables (--c0 to --c5, --ink, --faint), so a plot follows light and
-dark. Knows shapes and scales; knows nothing of what they mean.
+Colours are the page's CSS variables (--c0 to --c5, --ink, --faint), which follow light and dark
+mode. Knows shapes and scales, and not what the values mean.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NUM_COLOURS = 6
 
 
 def line_plot(plot: Plot) -> str:
-    """Draw lines with a marker at each point, a legend above, and a y axis from zero."""
+    """Return lines with a marker at each point, a legend above, and a y axis from zero."""
     points = [point for line in plot.lines.values() for point in line]
     if not points:
         return ""
@@ -42,7 +42,7 @@ def line_plot(plot: Plot) -> str:
 
 
 def bar_chart(chart: BarChart) -> str:
-    """Draw one horizontal bar for each value, with a whisker over its range."""
+    """Return one horizontal bar for each value, with a whisker over its range."""
     if not chart.bars:
         return ""
     largest = max(max(bar.value, bar.high or 0.0) for bar in chart.bars)
@@ -70,7 +70,7 @@ def bar_chart(chart: BarChart) -> str:
 
 
 class _Scale:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     def __init__(self, low: float, high: float, start: float, end: float, is_log: bool = False):
         self.low, self.high = low, high
@@ -81,7 +81,7 @@ class _Scale:
     def of(
         cls, values: Sequence[float], start: float, end: float, *, is_log: bool = False
     ) -> _Scale:
-        """Make the scale that shows all values, the largest just below the edge."""
+        """Return a scale that shows all values, the largest just below the edge."""
         low, high = min(values), max(values)
         if is_log:
             return cls(max(low, 1e-9), max(high, low * 1.01, 1e-9), start, end, is_log=True)
@@ -106,7 +106,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _label(value: float) -> str:
-    """Write a tick: round by construction."""
+    """Format a tick."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 

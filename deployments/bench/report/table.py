@@ -1,4 +1,4 @@
-"""A report in the terminal."""
+"""Print a report in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remora.deployments.bench.report.rows import all_tables, notes
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the tables, then what to know before believing them."""
+    """Print the tables, then the notes."""
     for table in all_tables(report):
         console.print(_as_rich(table))
     for note in notes(report):

@@ -21,7 +21,7 @@ def make_openai() -> Iterator[Callable[..., FakeOpenAI]]:
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the machine's bounds in a moment, and do not look at who else is busy."""
+    """Measure bounds quickly, and ignore the load of other processes."""
     monkeypatch.setattr("remora.deployments.bench.session.busy_warning", lambda: None)
     monkeypatch.setattr("remora.deployments.bench.bounds.SECONDS_EACH", 0.0)
     monkeypatch.setattr("remora.deployments.bench.bounds._MIN_BYTES", 2**20)

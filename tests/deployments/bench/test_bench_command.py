@@ -29,7 +29,9 @@ def tiny(tiny_checkpoints: TinyCheckpoints) -> list[str]:
     return [str(tiny_checkpoints("llama")), *settings]
 
 
-def test_offline_measures_everything_and_writes_both_files(tmp_path: Path, tiny: list[str]) -> None:
+def test_offline_measures_all_workloads_and_writes_both_files(
+    tmp_path: Path, tiny: list[str]
+) -> None:
     files = ["--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html")]
 
     result = bench("offline", *tiny, *SMALL, "--repeats", "1", *files)
@@ -44,11 +46,11 @@ def test_offline_measures_everything_and_writes_both_files(tmp_path: Path, tiny:
     assert "not served yet" in result.stdout
 
 
-def test_when_nothing_could_run_the_exit_status_says_so(tiny: list[str]) -> None:
+def test_nothing_measured_is_an_error(tiny: list[str]) -> None:
     result = bench("offline", *tiny, "--workload", "embedding,json-schema")
 
     assert result.exit_code == 2
-    assert "error: nothing was measured: not served yet" in result.stderr
+    assert result.stderr.count("error: nothing was measured") == 1
 
 
 def test_serve_measures_any_url(make_openai: MakeOpenAI) -> None:
@@ -85,7 +87,7 @@ def test_a_sweep_of_the_engine_is_over_rows(tiny: list[str]) -> None:
     assert {"Time of a decode step", "Decode rate"} <= {plot["title"] for plot in data["plots"]}
 
 
-def test_latency_sets_the_engine_s_own_steps_against_the_stream(make_openai: MakeOpenAI) -> None:
+def test_latency_compares_the_engine_s_steps_with_the_stream(make_openai: MakeOpenAI) -> None:
     steps = {"num": 0}
 
     def counting(path: str, body: dict[str, Any]) -> Answer:
@@ -115,14 +117,14 @@ def test_compare_prints_one_table_of_ratios(make_openai: MakeOpenAI, tmp_path: P
     result = bench("compare", a.url, b.url, "--workload", "batch", *SMALL, "--html", str(page))
 
     assert result.exit_code == 0, result.output
-    assert "A over B" in result.stdout
+    assert "A / B" in result.stdout
     assert "output_tok_s" in result.stdout
     assert "Throughput" not in result.stdout
     assert "A over B" in page.read_text()
     assert [body for _, body in a.received] == [body for _, body in b.received]
 
 
-def test_startup_times_a_fresh_process(tiny: list[str]) -> None:
+def test_startup_measures_a_new_process(tiny: list[str]) -> None:
     result = bench("startup", *tiny, "--only", "offline", "--json", "-")
 
     assert result.exit_code == 0, result.output
@@ -134,25 +136,25 @@ def test_startup_times_a_fresh_process(tiny: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "shown"),
     [
-        (["offline", "/no/model"], "/no/model: no such file or folder"),
-        (["offline", "--set", "engine.speed=9"], "engine.speed = 9: unknown key"),
-        (["offline", "--workload", "fast"], "no workload 'fast'; there are decode, prefill"),
-        (["offline", "--workload", "online-8"], "no workload 'online-8'"),
-        (["offline", "--html", "/no/folder/x.html"], "its folder does not exist"),
-        (["serve", "--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
-        (["serve", "--url", "nonsense"], "not an address"),
-        (["serve", "--concurrency", "1,x"], "expected whole numbers"),
-        (["startup", "--only", "x"], "it must be offline or serve"),
-        (["compare", "http://127.0.0.1:9", "cmd:true"], "no server answers"),
-        (["compare", "cmd:false", "cmd:true"], "false ended with 1"),
+        (["offline", "/no/model"], "/no/model"),
+        (["offline", "--set", "engine.speed=9"], "engine.speed"),
+        (["offline", "--workload", "fast"], "'fast'; known: decode, prefill"),
+        (["offline", "--workload", "online-8"], "'online-8'; known:"),
+        (["offline", "--html", "/no/folder/x.html"], "/no/folder/x.html"),
+        (["serve", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9"),
+        (["serve", "--url", "nonsense"], "http://HOST:PORT"),
+        (["serve", "--concurrency", "1,x"], "1,8,32"),
+        (["startup", "--only", "x"], "must be offline or serve"),
+        (["compare", "http://127.0.0.1:9", "cmd:true"], "http://127.0.0.1:9"),
+        (["compare", "cmd:false", "cmd:true"], "exit code 1"),
     ],
 )
-def test_a_fault_is_one_line_and_a_status(arguments: list[str], told: str) -> None:
+def test_an_error_is_one_line_and_an_exit_code(arguments: list[str], shown: str) -> None:
     result = bench(*arguments)
 
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert shown in result.stderr
     assert "Traceback" not in result.output
     assert result.stderr.count("error:") == 1

@@ -1,4 +1,4 @@
-"""What the machine can do is found out in seconds, also where it lacks a number format."""
+"""Measurement of hardware bounds, also on machines without fast products of a format."""
 
 from __future__ import annotations
 

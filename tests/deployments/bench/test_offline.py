@@ -170,7 +170,7 @@ def test_the_offline_benchmark_needs_neither_ray_nor_a_web_framework() -> None:
         "sys.modules.update(dict.fromkeys(['ray', 'fastapi', 'starlette', 'httptools'], None))\n"
         "import remora.deployments.bench.suites, remora.deployments.bench.offline\n"
         "import remora.deployments.bench.session, remora.deployments.cli.bench\n"
-        "import remora.deployments.bench.size"
+        "import remora.deployments.bench.workloads"
     )
 
     subprocess.run([sys.executable, "-c", code], check=True)

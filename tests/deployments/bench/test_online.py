@@ -72,7 +72,7 @@ def test_a_server_without_ignore_eos_is_sent_none(make_openai: MakeOpenAI) -> No
 
     assert all("ignore_eos" not in body for body in sent(server, SMALL))
     assert all(body["stream_options"] == {"include_usage": True} for body in sent(server, SMALL))
-    assert "the server refuses ignore_eos: answers may end early" in result.notes
+    assert "the server refuses ignore_eos: replies may end early" in result.notes
 
 
 def test_a_server_that_takes_text_only_is_sent_words(make_openai: MakeOpenAI) -> None:
@@ -97,7 +97,7 @@ def test_a_server_that_refuses_everything_is_a_failure(make_openai: MakeOpenAI) 
 
 
 @pytest.mark.parametrize("name", ["embedding", "json-schema"])
-def test_what_a_server_does_not_offer_is_skipped_with_its_reason(
+def test_an_unsupported_endpoint_is_skipped_with_its_reason(
     make_openai: MakeOpenAI, name: str
 ) -> None:
     server = make_openai()
@@ -138,7 +138,7 @@ def test_a_schema_is_really_sent(make_openai: MakeOpenAI) -> None:
     assert "ignore_eos" not in body
 
 
-def test_a_workload_of_which_every_request_fails_was_not_measured(make_openai: MakeOpenAI) -> None:
+def test_a_workload_whose_requests_all_fail_is_skipped(make_openai: MakeOpenAI) -> None:
     def tired(path: str, body: dict[str, Any]) -> Answer:
         return refuse("too long") if body.get("max_tokens", 0) > 8 else by_rule(path, body)
 
@@ -147,18 +147,18 @@ def test_a_workload_of_which_every_request_fails_was_not_measured(make_openai: M
     assert result.skipped == "every request failed: HTTP 400: too long"
 
 
-def test_tokens_are_counted_by_the_server_then_by_the_length_and_else_not_at_all() -> None:
-    told = Reply(status=200, is_stream=True, stamps_s=[1.0], usage={"completion_tokens": 3})
+def test_token_counts_come_from_the_server_or_the_finish_reason() -> None:
+    counted = Reply(status=200, is_stream=True, stamps_s=[1.0], usage={"completion_tokens": 3})
     known = Reply(status=200, is_stream=True, stamps_s=[1.0, 2.0], finish_reason="length")
     unknown = Reply(status=200, is_stream=True, stamps_s=[1.0, 2.0], finish_reason="stop")
 
-    traces = [trace_of(reply, 0.0, SMALL) for reply in (told, known, unknown)]
+    traces = [trace_of(reply, 0.0, SMALL) for reply in (counted, known, unknown)]
 
     assert [trace.num_output_tokens for trace in traces[:2]] == [3, 6]
-    assert traces[2].error == "the server does not say how many tokens it made"
+    assert traces[2].error is not None
 
 
-def test_pieces_of_several_tokens_are_told_to_the_reader(make_openai: MakeOpenAI) -> None:
+def test_pieces_of_several_tokens_are_noted(make_openai: MakeOpenAI) -> None:
     def merged(path: str, body: dict[str, Any]) -> Answer:
         if path == "/v1/models":
             return by_rule(path, body)
@@ -167,4 +167,4 @@ def test_pieces_of_several_tokens_are_told_to_the_reader(make_openai: MakeOpenAI
 
     result = run(make_openai(answer=merged), SMALL)
 
-    assert "3.0 tokens per piece of a stream: itl is between pieces" in result.notes
+    assert "3.0 tokens per streamed piece: itl is between pieces" in result.notes

@@ -1,4 +1,4 @@
-"""What quantised weights cost: the arithmetic, the way through the engine, and the bounds."""
+"""Quality of quantized weights: the statistics, the scores of the engine, and its limits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from remora.configs.environment import cache_dir
 from remora.deployments.bench.quality import (
     TEXT,
+    Agreement,
     compare,
     perplexity,
     read_text,
@@ -41,7 +42,7 @@ SENTENCE = "The quick brown fox adds 12 and 30, and a system of slots jumps over
 
 
 def make_lines(probabilities: Distributions, token_ids: TokenArray, num_top: int) -> LogprobRows:
-    """Describe tokens [N] by distributions [N, V], as the engine would."""
+    """Return the rows of tokens [N] with distributions [N, V], as the engine computes them."""
     logprobs = np.log(probabilities)
     order = np.argsort(-logprobs, axis=1, kind="stable")
     lines = np.arange(len(token_ids))
@@ -68,7 +69,7 @@ def bench_quality(*arguments: str) -> Result:
 
 @pytest.fixture
 def native_kernels() -> None:
-    """Quantised weights need them."""
+    """Skip without native kernels, which quantized weights need."""
     try:
         load_library(cache_dir() / "kernels")
     except NativeUnavailable as reason:
@@ -77,7 +78,7 @@ def native_kernels() -> None:
 
 @pytest.fixture
 def uniform_model(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> Path:
-    """A model that holds every token for equally likely: its head is zero."""
+    """A model whose tokens are equally likely, because its head is zero."""
     folder = tmp_path / "uniform"
     folder.mkdir()
     for file in tiny_checkpoints("llama").iterdir():
@@ -96,15 +97,12 @@ def test_perplexity_is_the_inverse_of_the_geometric_mean_probability() -> None:
     assert perplexity(lines) == pytest.approx(4.0)
 
 
-def test_a_view_agrees_with_itself() -> None:
+def test_a_model_agrees_with_itself() -> None:
     lines = make_lines(make_distributions(1), np.arange(20), 10)
 
-    agreement = compare(lines, lines)
-
-    assert agreement.perplexity_ratio == 1.0
-    assert agreement.ratio_error == 0.0
-    assert agreement.top1_share == 1.0
-    assert agreement.kl_nats == 0.0
+    assert compare(lines, lines) == Agreement(
+        perplexity_ratio=1.0, perplexity_ratio_error=0.0, top1_share=1.0, kl_nats=0.0
+    )
 
 
 def test_agreement_counts_the_likeliest_tokens_that_are_the_same() -> None:
@@ -130,7 +128,7 @@ def test_the_ratio_is_that_of_the_perplexities_and_its_error_shrinks_with_the_te
 
     assert agreement.perplexity_ratio == pytest.approx(perplexity(other) / perplexity(ours))
     assert longer.perplexity_ratio == pytest.approx(agreement.perplexity_ratio)
-    assert longer.ratio_error == pytest.approx(agreement.ratio_error / 2)
+    assert longer.perplexity_ratio_error == pytest.approx(agreement.perplexity_ratio_error / 2)
 
 
 @given(seeds=st.tuples(st.integers(0, 99), st.integers(0, 99)), num_top=st.integers(1, 50))
@@ -158,7 +156,7 @@ def test_windows_hold_the_whole_text_in_order(tiny_checkpoints: TinyCheckpoints)
     assert {len(window) for window in cut[:-1]} == {32}
 
 
-def test_a_text_without_anything_to_predict_is_refused(tiny_checkpoints: TinyCheckpoints) -> None:
+def test_a_text_of_one_token_is_refused(tiny_checkpoints: TinyCheckpoints) -> None:
     tokenizer = Tokenizer.load(tiny_checkpoints("llama"))
 
     with pytest.raises(Failure, match="at least 2"):
@@ -181,7 +179,7 @@ def test_scores_are_those_of_transformers(tiny_checkpoints: TinyCheckpoints) -> 
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_a_model_that_knows_nothing_has_the_vocabulary_for_perplexity(uniform_model: Path) -> None:
+def test_the_perplexity_of_a_uniform_model_is_its_vocabulary_size(uniform_model: Path) -> None:
     result = bench_quality(str(uniform_model), "--modes", "int8", "--json", "-")
 
     assert result.exit_code == 0, result.output
@@ -192,7 +190,7 @@ def test_a_model_that_knows_nothing_has_the_vocabulary_for_perplexity(uniform_mo
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_all_modes_are_held_against_the_reference(
+def test_all_modes_are_compared_with_the_reference(
     tiny_checkpoints: TinyCheckpoints, tmp_path: Path
 ) -> None:
     text = tmp_path / "text.txt"
@@ -208,7 +206,7 @@ def test_all_modes_are_held_against_the_reference(
     assert data["settings"]["text"] == "text.txt"
 
 
-def test_another_reference_is_measured_beside_all_modes(tiny_checkpoints: TinyCheckpoints) -> None:
+def test_another_reference(tiny_checkpoints: TinyCheckpoints) -> None:
     against = ["--against", "engine.cpu_kernels=torch", "--modes", "none"]
 
     result = bench_quality(str(tiny_checkpoints("llama")), *against, "--json", "-")
@@ -231,7 +229,7 @@ def test_a_text_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | No
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("native_kernels")
-def test_quantised_weights_of_the_built_in_model_keep_its_quality(smollm2_path: Path) -> None:
+def test_quantized_weights_of_the_built_in_model_keep_its_quality(smollm2_path: Path) -> None:
     whole = read_text(TEXT)
     text = whole[: len(whole) // 3]  # all of it takes minutes
     views = {}

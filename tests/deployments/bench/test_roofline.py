@@ -1,4 +1,4 @@
-"""Bytes and operations of a model, against counting by hand."""
+"""Bytes and operations of a model, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_keys_and_values_of_latents_are_multiplied_as_heads(
     assert work.attention_flops_per_position == 2 * 6 * (16 + 8 + 20)
 
 
-def test_quantised_weights_are_fewer_bytes(tiny_checkpoints: TinyCheckpoints) -> None:
+def test_quantized_weights_are_fewer_bytes(tiny_checkpoints: TinyCheckpoints) -> None:
     config = read_config(tiny_checkpoints("llama"))
 
     full, int8, int4 = (
@@ -84,20 +84,13 @@ def test_quantised_weights_are_fewer_bytes(tiny_checkpoints: TinyCheckpoints) ->
 
     assert int8 == pytest.approx(full / 2 * (1 + 2 / 64))
     assert full / 4 < int4 < int8
-
-
-def test_the_engine_s_own_word_on_bytes_counts(tiny_checkpoints: TinyCheckpoints) -> None:
-    config = read_config(tiny_checkpoints("llama"))
-
     assert model_work(config, dtype="bfloat16", step_bytes=1234.0).step_bytes == 1234.0
 
 
-def test_operations_of_a_prompt_and_its_outputs() -> None:
+def test_operations_of_a_request() -> None:
     # Three tokens in, two out: positions 0 to 3 are computed, the head runs twice.
     assert make_work().flops(3, 2) == 2 * 1000 * 4 + 2 * 100 * 2 + 4 * (1 + 2 + 3 + 4)
-
-
-def test_cached_tokens_cost_nothing_but_are_seen() -> None:
+    # Two cached tokens are only attended to.
     assert make_work().flops(3, 1, num_cached=2) == 2 * 1000 + 2 * 100 + 4 * 3
 
 

@@ -1,4 +1,4 @@
-"""Our own server, started for a measurement and gone after it."""
+"""A server started for a measurement and stopped after it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def still_running(word: str) -> list[str]:
     return found
 
 
-def test_a_configuration_is_served_measured_and_gone(tiny_checkpoints: TinyCheckpoints) -> None:
+def test_a_configuration_is_served_measured_and_stopped(tiny_checkpoints: TinyCheckpoints) -> None:
     sizes = ["--requests", "4", "--input", "16", "--output", "8", "--concurrency", "2"]
     settings = ["--set", "engine.num_threads=1", "--set", "engine.kv_tokens=2048"]
 
@@ -55,10 +55,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
     target = read_target("smollm2-135m-instruct")
     target.raw["nonsense"] = 1
 
-    with (
-        pytest.raises(Failure, match=r"our server did not start: .*nonsense"),
-        running_server(target),
-    ):
+    with pytest.raises(Failure, match="nonsense"), running_server(target):
         pass
 
 
@@ -70,7 +67,7 @@ def test_an_interrupt_stops_the_server_too(tiny_checkpoints: TinyCheckpoints) ->
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # Whoever runs the tests in the background has it ignored, which is inherited.
+        # Background jobs inherit an ignored SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120

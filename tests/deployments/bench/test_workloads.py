@@ -1,4 +1,4 @@
-"""Workloads are the same every time, and as long as they say."""
+"""Workloads are reproducible and have the stated lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remora.deployments.bench.workloads import (
 
 
 @pytest.mark.parametrize("name", ["decode", "prefill", "batch", "shared-prefix"])
-def test_prompts_have_the_length_that_they_should(name: str) -> None:
+def test_prompts_have_the_stated_length(name: str) -> None:
     workload = OFFLINE[name]
 
     prompts = token_prompts(workload, seed=0)
@@ -34,7 +34,7 @@ def test_the_same_seed_gives_the_same_prompts_and_another_one_others() -> None:
     assert chat_messages(0, 1) == chat_messages(0, 1) != chat_messages(0, 2)
 
 
-def test_prompts_share_exactly_what_they_should() -> None:
+def test_prompts_share_exactly_the_shared_part() -> None:
     shared, other, *_ = token_prompts(OFFLINE["shared-prefix"], seed=0)
     first, second, *_ = token_prompts(OFFLINE["batch"], seed=0)
 
@@ -50,14 +50,14 @@ def test_ids_lie_within_the_vocabulary(vocab_size: int) -> None:
     assert 0 < min(ids) <= max(ids) < vocab_size
 
 
-def test_words_stand_for_tokens_where_there_are_none() -> None:
+def test_prompts_of_words() -> None:
     prompt = word_prompts(OFFLINE["decode"], seed=0)[0]
 
     assert len(prompt.split()) == 128
     assert set(prompt.split()) <= set(WORDS)
 
 
-def test_another_size_keeps_a_workload_s_nature() -> None:
+def test_resizing_scales_the_shared_part_and_keeps_single_requests() -> None:
     shared = OFFLINE["shared-prefix"].resized(requests=4, inputs=129, outputs=8)
 
     assert (shared.num_requests, shared.input_tokens, shared.shared_tokens) == (4, 129, 125)
@@ -70,7 +70,7 @@ def test_online_workloads_are_found_by_their_number() -> None:
     assert [find(name) for name in ("online-0", "online-x", "online-", "nope")] == [None] * 4
 
 
-def test_a_workload_never_has_more_streams_than_requests() -> None:
+def test_concurrency_is_limited_by_the_number_of_requests() -> None:
     assert online(8).num_at_once == 8
     assert online(8).resized(requests=3).num_at_once == 3
     assert OFFLINE["batch"].num_at_once == 64
