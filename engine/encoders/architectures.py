@@ -1,4 +1,4 @@
-"""Which function understands which encoder. Strict: what is not known is refused."""
+"""Encoder architectures and the functions that parse their configs. Others are refused."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ ENCODERS: Mapping[str, Parse] = {
 
 
 def encoder_architecture(raw: RawConfig) -> str | None:
-    """Return the architecture that we run as an encoder; None = it is none."""
+    """Return the first supported encoder architecture of a config; None if there is none."""
     return next((name for name in raw.get("architectures") or () if name in ENCODERS), None)
 
 
 def parse_encoder(raw: RawConfig) -> EncoderConfig:
-    """Understand the config.json of an encoder. Raises ConfigError naming the key."""
+    """Parse the config.json of an encoder. Raises ConfigError, which names the key."""
     architecture = encoder_architecture(raw)
     if architecture is None:
-        raise ConfigError(f"config.json names no encoder; known are {', '.join(FAMILIES)}.")
+        raise ConfigError(f"config.json names no encoder; supported: {', '.join(FAMILIES)}.")
     if raw.get("quantization_config"):
         raise ConfigError(
-            "config.json has a quantization_config; encoders are loaded unquantised only. Use the "
+            "config.json has a quantization_config, which is not supported for encoders. Use the "
             "original checkpoint."
         )
     return ENCODERS[architecture](architecture, raw)

@@ -1,6 +1,6 @@
-"""BERT and those that follow it closely: RoBERTa, DistilBERT, MPNet, ELECTRA, ALBERT.
+"""BERT and its variants: RoBERTa, DistilBERT, MPNet, ELECTRA, ALBERT.
 
-Positions are learned; norms stand after the sums.
+They have learned positions and post-norm layers.
 """
 
 from __future__ import annotations
@@ -69,41 +69,41 @@ _ALBERT = replace(
     down="ffn_output",
     mlp_norm="full_layer_layer_norm",
 )
-_DISTILBERT_WORDS: Mapping[str, str] = {
+_DISTILBERT_KEYS: Mapping[str, str] = {
     "dim": "hidden_size",
     "hidden_dim": "intermediate_size",
     "n_heads": "num_attention_heads",
     "n_layers": "num_hidden_layers",
     "activation": "hidden_act",
 }
-_MPNET_FIRST = 2  # position, whatever pad_token_id says
+_MPNET_FIRST = 2  # first position, independent of pad_token_id
 
 
 def parse_bert(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """BERT."""
+    """Parse BERT."""
     return like_bert(architecture, raw, BERT_NAMES)
 
 
 def parse_roberta(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """RoBERTa, XLM-R, CamemBERT."""
+    """Parse RoBERTa, XLM-R and CamemBERT."""
     return like_bert(architecture, raw, _ROBERTA, offset=int(raw.get("pad_token_id", 1)) + 1)
 
 
 def parse_mpnet(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """MPNet."""
+    """Parse MPNet."""
     bias = DistanceBias()
-    reason = f"and its distances are counted in {bias.num_buckets} buckets"
+    reason = f"and only {bias.num_buckets} buckets are supported"
     refuse(raw, "relative_attention_num_buckets", bias.num_buckets, reason)
     return like_bert(architecture, raw, _MPNET, offset=_MPNET_FIRST, distances=bias)
 
 
 def parse_distilbert(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """DistilBERT. Its positions are in a table, also where they are sines."""
-    return like_bert(architecture, renamed(raw, _DISTILBERT_WORDS), _DISTILBERT)
+    """Parse DistilBERT, whose checkpoints store sinusoidal positions as a table too."""
+    return like_bert(architecture, renamed(raw, _DISTILBERT_KEYS), _DISTILBERT)
 
 
 def parse_electra(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """ELECTRA: what discriminates, whose embeddings may be smaller than its states."""
+    """Parse ELECTRA's discriminator, whose embeddings may be smaller than its states."""
     size = int(number(raw, "embedding_size", 128))
     is_smaller = size != positive(raw, "hidden_size")
     names = replace(_ELECTRA, projection="embeddings_project" if is_smaller else None)
@@ -111,9 +111,9 @@ def parse_electra(architecture: str, raw: RawConfig) -> EncoderConfig:
 
 
 def parse_albert(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """ALBERT: one layer, again and again."""
+    """Parse ALBERT, whose layers share their weights."""
     for key in ("num_hidden_groups", "inner_group_num"):
-        refuse(raw, key, 1, "and only one layer that is the same everywhere is known")
+        refuse(raw, key, 1, "and only one shared layer is supported")
     raw = {"hidden_act": "gelu_new", **raw}
     size = int(number(raw, "embedding_size", 128))
     return like_bert(architecture, raw, _ALBERT, embedding_size=size, one_layer=True)
@@ -122,14 +122,14 @@ def parse_albert(architecture: str, raw: RawConfig) -> EncoderConfig:
 def like_bert(
     architecture: str, raw: RawConfig, names: EncoderNames, *, offset: int = 0, **fields: Any
 ) -> EncoderConfig:
-    """Read what BERT's relatives share; `fields` are further ones of EncoderConfig."""
+    """Parse the keys that BERT's variants share; `fields` are other fields of EncoderConfig."""
     kind = raw.get("position_embedding_type") or "absolute"
     if kind != "absolute":
         raise ConfigError(
-            f"position_embedding_type in config.json is {kind!r}; only 'absolute' is known."
+            f"position_embedding_type in config.json is {kind!r}; only 'absolute' is supported."
         )
     if raw.get("is_decoder") or raw.get("add_cross_attention"):
-        raise ConfigError("config.json describes a decoder of the BERT kind; it is not known.")
+        raise ConfigError("config.json describes a BERT decoder, which is not supported.")
     fields = {
         "activation": activation(raw, "hidden_act", "gelu"),
         "norm_eps": float(raw.get("layer_norm_eps", 1e-12)),

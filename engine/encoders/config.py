@@ -1,7 +1,7 @@
-"""What an encoder is made of. Pure data, as `models/config.py` is for decoders.
+"""The structure of an encoder as data; `models/config.py` has that of decoders.
 
-A family is a function from its own words in config.json to `EncoderConfig`, and an `EncoderNames`:
-how its checkpoints call their tensors. `architectures.py` finds it.
+A family is a function from its config.json to `EncoderConfig`, and an `EncoderNames` with the names
+of its tensors. `architectures.py` lists the families.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from remora.engine.models.families.config_values import RawConfig, positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderNames:
-    """Names in a checkpoint, without `.weight` and `.bias`. Those of a layer follow `layer`.
+    """Tensor names in a checkpoint, without `.weight` and `.bias`; `layer` prefixes a layer's.
 
-    prefixes:     what may stand before all names, where a head is beside the encoder
-    layer:        with {} for its number, unless all layers are one
-    positions, types, final_norm:  None = there is none
-    up:           first what is activated, then, in a gated layer, what it is multiplied by; where
-                  one tensor holds both, `activates_last` may say that it is the other way round
-    projection:   from the size of embeddings to that of states; None = they are the same
-    distances:    the table of distances between tokens, and the norm of its entries
+    prefixes:     possible prefixes of all names, in checkpoints with a head
+    layer:        with {} for its number, unless all layers share their weights
+    positions, types, final_norm:  None = the model has none
+    up:           the activated projection, then the gate; see also `activates_last`
+    projection:   from embeddings to hidden states; None = both have the same size
+    distances:    the table of relative positions; `distance_norm` is the norm of its entries
     """
 
     prefixes: tuple[str, ...]
@@ -47,10 +46,10 @@ class EncoderNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistanceBias:
-    """Scores get a learned summand for each head and bucket of distances (T5, MPNet).
+    """A learned attention bias for each head and bucket of distances (T5, MPNet).
 
-    num_buckets:   for both directions together
-    max_distance:  from which on there is but one bucket
+    num_buckets:   total for both directions
+    max_distance:  larger distances share one bucket
     """
 
     num_buckets: int = 32
@@ -59,13 +58,13 @@ class DistanceBias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disentangled:
-    """Scores get what a query makes of a distance, and a distance of a key (DeBERTa-v2).
+    """Disentangled attention (DeBERTa-v2): scores between contents and relative positions.
 
-    Distances have states, of which each layer makes queries and keys as of those of tokens.
+    Relative positions have states, which each layer projects to queries and keys.
 
     span:          entries of the table for each direction
-    num_buckets:   of distances in each direction; 0 = each distance is its own
-    max_distance:  which the last bucket ends with
+    num_buckets:   buckets for each direction; 0 = one entry for each distance
+    max_distance:  upper end of the last bucket
     """
 
     span: int
@@ -77,19 +76,19 @@ class Disentangled:
 class EncoderConfig:
     """A bidirectional transformer.
 
-    embedding_size:   of the tables; None = that of the states
-    max_position:     most tokens of a row
-    position_offset:  entry of the table that the first position has
-    rope_thetas:      [num_layers] base of each layer's rotation; () = nothing rotates
-    rope_factor:      by which all rotation is slower
-    windows:          [num_layers] how far to each side a token sees; None = all of its row
-    distances:        what scores get for how far tokens are apart; None = nothing
-    one_layer:        whether all layers have the same weights
-    norms_first:      whether a norm stands before what it belongs to, and not after the sum
-    skips_first_norm: whether the first layer's attention has no norm of its own
-    is_gated:         whether the feed-forward layer multiplies two projections
-    activates_last:   whether of these the second is activated
-    down_bias:        of the projection back; None = as `mlp_bias`, that of those before
+    embedding_size:   size of the embeddings; None = hidden_size
+    max_position:     maximum tokens of a row
+    position_offset:  table index of the first position
+    rope_thetas:      [num_layers] RoPE base of each layer; () = no RoPE
+    rope_factor:      divides positions before RoPE
+    windows:          [num_layers] attention window to either side; None = the whole row
+    distances:        relative position bias of attention scores; None = none
+    one_layer:        whether all layers share their weights
+    norms_first:      whether layers are pre-norm instead of post-norm
+    skips_first_norm: whether the first layer has no norm before attention
+    is_gated:         whether the MLP is gated
+    activates_last:   whether the second of the MLP's two projections is the activated one
+    down_bias:        whether the down projection has a bias; None = as `mlp_bias`
     """
 
     architecture: str
@@ -126,7 +125,7 @@ class EncoderConfig:
 
 
 def read_sizes(raw: RawConfig) -> dict[str, Any]:
-    """Return the fields of EncoderConfig that all families spell as BERT does."""
+    """Return the fields of EncoderConfig whose keys are BERT's in all families."""
     hidden_size, num_heads = positive(raw, "hidden_size"), positive(raw, "num_attention_heads")
     if hidden_size % num_heads:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and -v3: BERT whose attention reads contents and distances apart."""
+"""DeBERTa-v2 and -v3: BERT with disentangled attention."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _NAMES = replace(
 
 
 def parse_deberta(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """DeBERTa-v2, -v3. Raises ConfigError for what its makers left out of their own checkpoints."""
+    """Parse DeBERTa-v2 and -v3. Raises ConfigError for settings of no published checkpoint."""
     for key in ("relative_attention", "share_att_key"):
         if not flag(raw, key):
-            raise ConfigError(f"{key} in config.json is not true; without it DeBERTa is not known.")
+            raise ConfigError(f"{key} in config.json must be true for DeBERTa.")
     kinds = raw.get("pos_att_type") or []
     kinds = kinds.lower().split("|") if isinstance(kinds, str) else kinds
     if {kind.strip() for kind in kinds} != {"c2p", "p2c"}:
-        raise ConfigError(f"pos_att_type in config.json is {kinds!r}; known is ['p2c', 'c2p'].")
+        raise ConfigError(f"pos_att_type in config.json is {kinds!r}; supported: ['p2c', 'c2p'].")
     if number(raw, "conv_kernel_size", 0) > 0:
         raise ConfigError(
-            f"conv_kernel_size in config.json is {raw['conv_kernel_size']}: the first layer has a "
-            "convolution beside it (DeBERTa-v2 xlarge and xxlarge), which is not known."
+            f"conv_kernel_size in config.json is {raw['conv_kernel_size']}: convolutions "
+            "(DeBERTa-v2 xlarge and xxlarge) are not supported."
         )
     hidden_size, most = positive(raw, "hidden_size"), positive(raw, "max_position_embeddings")
-    refuse(raw, "embedding_size", hidden_size, f"and only hidden_size ({hidden_size}) is known")
+    refuse(raw, "embedding_size", hidden_size, f"and only hidden_size ({hidden_size}) is supported")
     head_size = hidden_size // positive(raw, "num_attention_heads")
     refuse(raw, "attention_head_size", head_size, f"and hidden_size means {head_size}")
     reach = int(number(raw, "max_relative_positions", -1))

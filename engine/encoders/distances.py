@@ -1,7 +1,6 @@
-"""What attention scores get for how far tokens are apart, besides what contents give.
+"""Relative position biases of attention scores.
 
-Rows are looked at by their length L alone: a column for each of the 2 L - 1 distances, key minus
-query, from 1 - L to L - 1.
+A row of length L has 2 L - 1 distances (key minus query), from 1 - L to L - 1: one column each.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from remora.engine.parallel.shard import Shard
 Project = Callable[[Tensor], Tensor]
 
 
-class Scores(Protocol):
-    """What the scores of one batch get, layer by layer."""
+class BatchBias(Protocol):
+    """The attention bias of one batch, by layer."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
-        """Return summands [rows or 1, num_heads, L, L] of scores that softmax takes.
+        """Return the values [rows or 1, num_heads, L, L] to add to the scores before softmax.
 
         query, key:  [rows, num_heads, L, head_dim]
         """
@@ -33,19 +32,19 @@ class Scores(Protocol):
 
 
 class Distances(Protocol):
-    """A table of distances, and what is made of it."""
+    """A table of relative positions and the bias computed from it."""
 
     @property
     def scale(self) -> float | None:
         """Factor on products of queries and keys; None = 1 / sqrt(head_dim)."""
         ...
 
-    def scores(self) -> Scores:
-        """Return what one batch gets."""
+    def scores(self) -> BatchBias:
+        """Return the bias of one batch."""
         ...
 
     def prepare(self, projections: Sequence[Project]) -> None:
-        """Compute what follows from weights alone; the layers' are [n, hidden] to q, k and v."""
+        """Precompute values from weights; `projections` map [n, hidden] to q, k and v per layer."""
         ...
 
     def tensors(self) -> Iterator[tuple[str, Shard]]:
@@ -54,7 +53,7 @@ class Distances(Protocol):
 
 
 def make_distances(config: EncoderConfig, *, dtype: torch.dtype, device: str) -> Distances | None:
-    """Return what a family looks at distances with, if it does."""
+    """Return the relative positions of a family, if it has any."""
     match config.distances:
         case DistanceBias() as shape:
             return BucketTable(shape, config, dtype=dtype, device=device)
@@ -64,7 +63,7 @@ def make_distances(config: EncoderConfig, *, dtype: torch.dtype, device: str) ->
 
 
 class BucketTable:
-    """A number for each head and bucket, the same in all layers."""
+    """A learned bias for each head and bucket, shared by all layers."""
 
     scale: float | None = None
 
@@ -75,17 +74,17 @@ class BucketTable:
         self.name = config.names.distances
         self.table = torch.empty(shape.num_buckets, config.num_heads, dtype=dtype, device=device)
 
-    def scores(self) -> Scores:
-        """Return what one batch gets."""
+    def scores(self) -> BatchBias:
+        """Return the bias of one batch."""
         return _Biases(self)
 
     def of(self, length: int) -> Tensor:
-        """Return the summands [num_heads, L, L] of rows."""
+        """Return the bias [num_heads, L, L] of rows of that length."""
         each = self.table[bias_buckets(length, self.shape).to(self.table.device)]
-        return each.T.unfold(1, length, 1).flip(1)  # a query's keys begin one distance earlier
+        return each.T.unfold(1, length, 1).flip(1)  # each query starts one distance earlier
 
     def prepare(self, projections: Sequence[Project]) -> None:
-        """Nothing follows from the table."""
+        """Do nothing: the table needs no preparation."""
 
     def tensors(self) -> Iterator[tuple[str, Shard]]:
         """Yield the table."""
@@ -106,7 +105,7 @@ class _Biases:
 
 
 class StateTable:
-    """A state for each bucket. Of DeBERTa-v2: https://arxiv.org/abs/2006.03654, equation 4."""
+    """A state for each bucket, as in DeBERTa-v2: https://arxiv.org/abs/2006.03654, equation 4."""
 
     def __init__(
         self, shape: Disentangled, config: EncoderConfig, *, dtype: torch.dtype, device: str
@@ -131,8 +130,8 @@ class StateTable:
             heads = project(states).view(len(states), 3, self.num_heads, -1)
             self._of_layers.append((heads[:, :2] * self.scale).permute(1, 2, 3, 0).contiguous())
 
-    def scores(self) -> Scores:
-        """Return what one batch gets."""
+    def scores(self) -> BatchBias:
+        """Return the bias of one batch."""
         return self._scores
 
     def _scores(self, layer: int, query: Tensor, key: Tensor) -> Tensor:
@@ -140,7 +139,7 @@ class StateTable:
         entries = state_buckets(length, self.shape).to(query.device)
         # [num_heads, head_dim, 2 L - 1]
         queries, keys = self._of_layers[layer][..., entries]
-        # Distances are key minus query: a query's keys are L of its columns, one earlier each time.
+        # Each query uses L adjacent columns, which start one column earlier than its predecessor's.
         found = _skewed(query @ keys)
         return found + _skewed(key @ queries.flip(2)).transpose(2, 3)
 
@@ -152,7 +151,7 @@ class StateTable:
 
 
 def _skewed(columns: Tensor) -> Tensor:
-    """Return a view [..., L, L] of [..., L, 2 L - 1]: row i begins in column L - 1 - i."""
+    """Return a view [..., L, L] of [..., L, 2 L - 1]: row i starts at column L - 1 - i."""
     *batch, length, width = columns.shape
     strides = [*columns.stride()[:-2], width - 1, 1]
     return columns.as_strided(
@@ -161,7 +160,7 @@ def _skewed(columns: Tensor) -> Tensor:
 
 
 def bias_buckets(length: int, shape: DistanceBias) -> Tensor:
-    """Return the entry of each distance [2 L - 1]: later keys in the second half, as in T5."""
+    """Return the bucket of each distance [2 L - 1]; as in T5, later keys use the second half."""
     distances = torch.arange(1 - length, length)
     half = shape.num_buckets // 2
     exact = half // 2
@@ -172,7 +171,7 @@ def bias_buckets(length: int, shape: DistanceBias) -> Tensor:
 
 
 def state_buckets(length: int, shape: Disentangled) -> Tensor:
-    """Return the entry of each distance [2 L - 1]: far ones share, logarithmically."""
+    """Return the entry of each distance [2 L - 1], with logarithmic buckets for large ones."""
     distances = torch.arange(length - 1, -length, -1)  # query minus key
     if shape.num_buckets:
         middle = shape.num_buckets // 2

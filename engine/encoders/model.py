@@ -1,7 +1,6 @@
-"""The encoder: its families differ only in their `EncoderConfig`.
+"""The encoder model, for all families: they differ only in their `EncoderConfig`.
 
-Knows layers and the order of their parts. Knows nothing of files, nor of what becomes of the hidden
-states.
+Knows layers and the order of their parts. Knows nothing of files and of heads.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Attend = Callable[[Tensor], Tensor]
 
 
 class EncoderLayer:
-    """Attention and feed-forward, each added to the stream, with a norm before it or after."""
+    """Attention and MLP, each with a residual connection and a norm before or after it."""
 
     def __init__(
         self, config: EncoderConfig, layer: int, *, dtype: torch.dtype, device: str
@@ -54,9 +53,9 @@ class EncoderLayer:
         self.mlp_norm = norm()
 
     def __call__(self, stream: Tensor, attend: Attend) -> Tensor:
-        """Return the stream [T, hidden_size] after this layer.
+        """Return the residual stream [T, hidden_size] after this layer.
 
-        attend:  from q, k and v [T, 3, num_heads, head_dim] to what is seen [T, hidden_size]
+        attend:  from q, k and v [T, 3, num_heads, head_dim] to the output [T, hidden_size]
         """
         if self.config.norms_first:
             normed = stream if self.attention_norm is None else self.attention_norm(stream)
@@ -74,10 +73,10 @@ class EncoderLayer:
         inner = self.up(hidden)
         if not self.config.is_gated:
             return self.down(self.activate(inner))
-        shown, gate = inner.chunk(2, dim=-1)
+        active, gate = inner.chunk(2, dim=-1)
         if self.config.activates_last:
-            shown, gate = gate, shown
-        return self.down(self.activate(shown).mul_(gate))
+            active, gate = gate, active
+        return self.down(self.activate(active).mul_(gate))
 
     def pack(self) -> None:
         """Pack the linears; see `Linear.pack`."""
@@ -95,7 +94,7 @@ class EncoderLayer:
 
 
 class EncoderModel:
-    """A whole encoder; its weights are whatever was written to `tensors`, which `pack` ends."""
+    """An encoder. Fill its weights through `tensors`, then call `pack` once."""
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype, device: str) -> None:
         self.config = config
@@ -154,7 +153,7 @@ class EncoderModel:
 
     @torch.inference_mode()
     def pack(self) -> None:
-        """Put all linears into the layout that is multiplied fastest, once weights are there."""
+        """Pack all linears into the layout of the fastest kernels, after the weights are loaded."""
         for layer in self.layers:
             layer.pack()
         if self.distances is not None:

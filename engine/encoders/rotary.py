@@ -1,4 +1,4 @@
-"""NomicBERT, GTE and ModernBERT: encoders whose queries and keys are rotated, with gated layers."""
+"""NomicBERT, GTE and ModernBERT: encoders with RoPE and gated MLPs."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _MODERN = EncoderNames(
     mlp_norm="mlp_norm",
     final_norm="final_norm",
 )
-# As the Hub's NomicBert says it, and as transformers does.
-_NOMIC_WORDS = {
+# From keys of the NomicBERT config on the Hub to those of transformers.
+_NOMIC_KEYS = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_inner": "intermediate_size",
@@ -65,8 +65,8 @@ _NOMIC_WORDS = {
 
 
 def parse_nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """NomicBERT, in the Hub's words or in those of transformers."""
-    raw = renamed(raw, _NOMIC_WORDS)
+    """Parse NomicBERT, with the keys of the Hub or of transformers."""
+    raw = renamed(raw, _NOMIC_KEYS)
     for key, plain in (
         ("qkv_proj_bias", False),
         ("mlp_fc1_bias", False),
@@ -80,10 +80,10 @@ def parse_nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
         ("moe_every_n_layers", 0),
     ):
         if raw.get(key, plain) not in (plain, None):
-            raise ConfigError(f"{key} in config.json is {raw[key]!r}; only {plain!r} is known.")
+            raise ConfigError(f"{key} in config.json is {raw[key]!r}; only {plain!r} is supported.")
     gate = raw.get("activation_function", "swiglu")
     if gate != "swiglu":
-        raise ConfigError(f"activation_function in config.json is {gate!r}; known is 'swiglu'.")
+        raise ConfigError(f"activation_function in config.json is {gate!r}; supported: 'swiglu'.")
     theta = float((raw.get("rope_parameters") or raw).get("rope_theta") or 1000.0)
     sizes = read_sizes(raw)
     return EncoderConfig(
@@ -102,14 +102,14 @@ def parse_nomic(architecture: str, raw: RawConfig) -> EncoderConfig:
 
 
 def parse_gte(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """GTE, as it was published (New) and as transformers has it (Gte)."""
+    """Parse GTE, as first published (New) or in transformers (Gte)."""
     for key, plain in (
         ("position_embedding_type", "rope"),
         ("layer_norm_type", "layer_norm"),
         ("pack_qkv", True),
         ("logn_attention_scale", False),
     ):
-        refuse(raw, key, plain, f"and only {plain!r} is known")
+        refuse(raw, key, plain, f"and only {plain!r} is supported")
     usual = 10_000.0 if architecture.startswith("New") else 160_000.0
     sizes = read_sizes(raw)
     theta, factor = _gte_rotation(raw, usual, sizes["hidden_size"] // sizes["num_heads"])
@@ -131,7 +131,7 @@ def parse_gte(architecture: str, raw: RawConfig) -> EncoderConfig:
 
 
 def _gte_rotation(raw: RawConfig, usual: float, dim: int) -> tuple[float, float]:
-    """Return base and factor. `ntk` slows the fastest turn, too: https://kexue.fm/archives/9706."""
+    """Return RoPE base and factor; `ntk` is that of https://kexue.fm/archives/9706."""
     settings = raw.get("rope_parameters") or {
         "rope_theta": raw.get("rope_theta"),
         **(raw.get("rope_scaling") or {}),
@@ -145,14 +145,14 @@ def _gte_rotation(raw: RawConfig, usual: float, dim: int) -> tuple[float, float]
         return theta, factor
     if kind != "ntk" or settings.get("mixed_b") is not None:
         raise ConfigError(
-            f"config.json scales rotation by {dict(settings)}; known are the types default, linear "
+            f"config.json scales RoPE by {dict(settings)}; supported types: default, linear, "
             "and ntk without mixed_b."
         )
     return theta * factor, factor ** (2 / dim)
 
 
 def parse_modern(architecture: str, raw: RawConfig) -> EncoderConfig:
-    """ModernBERT."""
+    """Parse ModernBERT."""
     sizes = read_sizes(raw)
     every = int(raw.get("global_attn_every_n_layers", 3))
     usual = ["sliding_attention" if i % every else "full_attention" for i in range(32768)]
@@ -189,7 +189,7 @@ def _modern_theta(raw: RawConfig, kind: str, key: str, usual: float) -> float:
     rope = (raw.get("rope_parameters") or {}).get(kind) or {}
     if rope.get("rope_type", "default") != "default":
         raise ConfigError(
-            f"rope_parameters in config.json has the type {rope['rope_type']!r}; encoders know "
-            "'default' only."
+            f"rope_parameters in config.json has the type {rope['rope_type']!r}; encoders "
+            "support only 'default'."
         )
     return float(rope.get("rope_theta") or raw.get(key) or usual)

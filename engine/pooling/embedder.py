@@ -1,4 +1,4 @@
-"""Embeddings in a plain script, with no Ray and no HTTP.
+"""Embeddings in a plain script, without Ray and HTTP.
 
 embedder = Embedder(model="all-minilm-l6-v2")
 vectors = embedder.embed(["Paris is in France.", "Rome is in Italy."])
@@ -23,9 +23,10 @@ from remora.engine.weights.resolve_model import resolve_model
 
 
 class Embedder:
-    """A loaded model; `sections` are those of a configuration. Raises ConfigError.
+    """A loaded embedding model. Not thread-safe.
 
-    Use it from one thread.
+    sections:  sections of the configuration, as dicts
+    Raises ConfigError.
     """
 
     def __init__(self, model: str, **sections: Any) -> None:
@@ -34,16 +35,19 @@ class Embedder:
         path = resolve_model(config.model.path, cache_dir())
         task = pooling_task(path, config.model.task, config.model.config_overrides)
         if task != "embed":
-            raise ConfigError(f"{model} is for the task {task or 'generate'}, not for embeddings.")
+            raise ConfigError(
+                f"{model} has the task {task or 'generate'}; Embedder needs an embedding model."
+            )
         built = build_pooling(config, path, task, show_progress=False)
         self.plan, self.facts = built.plan, built.pooling
         self._engine = built.engine
         self._framer = Framer(built.tokenizer)
 
     def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> FloatArray:
-        """Return a vector for each text [num_texts, size]; texts that are too long are cut.
+        """Return the embeddings [num_texts, size]; texts that are too long are truncated.
 
-        prompt:  name of the prompt in front of them. Default: the model's
+        prompt:  name of a prompt to prepend; default: the model's default prompt
+        Raises EngineError.
         """
         name = self.facts.default_prompt if prompt is None else prompt
         before = "" if name is None else self.facts.prompts[name]
@@ -68,5 +72,5 @@ class Embedder:
         return vector_of(vectors, normalize=self.facts.normalize)
 
     def close(self) -> None:
-        """Stop the threads; the memory goes with the object."""
+        """Stop the engine's threads."""
         self._engine.close()

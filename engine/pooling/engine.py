@@ -1,9 +1,8 @@
-"""The engine of models that make no text: requests in, a vector or numbers out. No KV, no sampling.
+"""The engine of pooling models: requests in, embeddings or scores out, without KV and sampling.
 
-It offers what `Engine` offers to whoever drives it (`Stepping`), so loop, client, limits, aborts,
-draining and metrics are the same. A step takes rows in their order until its tokens are full; they
-are computed without padding. On a CPU a step is divided between threads, each with rows of its own:
-they meet once a step, and not after each product.
+It implements the same protocol as `Engine` (`Stepping`), so that loop, client, limits, aborts,
+draining and metrics are shared. A step takes whole rows in order until its token budget is used.
+On a CPU, the rows of a step are divided between threads, which synchronize once per step.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from remora.engine.types import (
     SequenceOutput,
 )
 
-NOT_FINITE = RowFault("the model's numbers were not finite")
+NOT_FINITE = RowFault("the model's output is not finite")
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class _Waiting:
 
 
 class PoolingEngine:
-    """A queue of rows and a model."""
+    """A queue of requests and a pooling model."""
 
     def __init__(
         self,
@@ -82,26 +81,26 @@ class PoolingEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do something."""
+        """Whether requests are waiting."""
         return bool(self._waiting)
 
     def check(self, request: Request) -> None:
-        """Raise PromptTooLong or InvalidRequest if the request can never run. From any thread."""
+        """Raise PromptTooLong or InvalidRequest if the request can never run. Thread-safe."""
         ids, limit = request.prompt_ids, self.plan.max_sequence_tokens
         if request.pooling is None:
-            message = "This server's model makes no text: it gives embeddings or scores."
+            message = "This model does not generate text; it computes embeddings or scores."
             raise InvalidRequest(message, code="not_offered")
         if not ids:
-            raise InvalidRequest("The input is empty; at least one token is needed.", "input")
+            raise InvalidRequest("The input is empty; at least one token is required.", "input")
         if len(ids) > limit:
             raise PromptTooLong(
-                f"The input has {len(ids)} tokens; the model takes {limit} at most. Shorten it, or "
-                "send truncate_prompt_tokens: -1.",
+                f"The input has {len(ids)} tokens; the model accepts at most {limit}. Shorten it, "
+                "or send truncate_prompt_tokens: -1.",
                 "input",
             )
         if not 0 <= min(ids) <= max(ids) < self._vocab_size:
             raise InvalidRequest(
-                f"The input holds token ids outside the model's: 0 to {self._vocab_size - 1}.",
+                f"The input has token ids outside the vocabulary: 0 to {self._vocab_size - 1}.",
                 "input",
             )
 
@@ -110,7 +109,7 @@ class PoolingEngine:
         self.check(request)
         assert request.pooling is not None
         if request.request_id in self._waiting:
-            raise InvalidRequest(f"Request id {request.request_id!r} is in use already.", "rid")
+            raise InvalidRequest(f"Request id {request.request_id!r} is already in use.", "rid")
         priority = 0
         if self.plan.scheduling.use_priorities:
             priority = -request.priority if self.plan.low_priority_first else request.priority
@@ -120,11 +119,11 @@ class PoolingEngine:
         self._num_queued_tokens += waiting.num_tokens
 
     def is_waiting(self, request_id: str) -> bool:
-        """Return whether an open request waits; between two steps all do."""
+        """Return whether the request waits; between two steps, all open requests do."""
         return request_id in self._waiting
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
-        """End a request that has not run."""
+        """Abort a waiting request."""
         waiting = self._waiting.pop(request_id, None)
         if waiting is None:
             return []
@@ -133,7 +132,7 @@ class PoolingEngine:
         return [_output(waiting, FinishReason.ABORT)]
 
     def step(self) -> list[SequenceOutput]:
-        """Compute the next rows. Raises what the model raises."""
+        """Compute the next rows. Raises the model's exceptions."""
         started = self._clock()
         chosen = self._choose()
         results = self._compute(chosen)
@@ -157,19 +156,19 @@ class PoolingEngine:
         return outputs
 
     def flush_cache(self) -> bool:
-        """Return whether nothing is open; there is no cache."""
+        """Return whether no request waits; there is no cache."""
         return not self._waiting
 
     def hold(self) -> None:
-        """Nothing asks for it: `make_pooling_plan` refuses weights that change."""
+        """Not supported: `make_pooling_plan` refuses weight updates."""
         raise NotImplementedError
 
     def go_on(self) -> None:
-        """As `hold`."""
+        """Not supported, as `hold`."""
         raise NotImplementedError
 
     def page_hashes(self, limit: int) -> bytes:
-        """Return none: there is no cache."""
+        """Return no hashes: there is no cache."""
         return b""
 
     def stats(self) -> EngineStats:
@@ -200,7 +199,7 @@ class PoolingEngine:
             self._threads.shutdown(wait=False)
 
     def _choose(self) -> list[_Waiting]:
-        """Take rows, those of higher priority and then those that came first, within the tokens."""
+        """Take requests by priority and arrival, up to the step's token budget."""
         queue = list(self._waiting.values())
         if self._has_priorities:
             queue.sort(key=lambda waiting: -waiting.priority)  # stable
@@ -251,7 +250,7 @@ class PoolingEngine:
 
 
 def _divide(sizes: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Deal rows out in parts of about equal size; within a part those of one length together."""
+    """Divide rows into parts of similar size, with the rows of a part sorted by length."""
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     loads = [0] * num_parts
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):

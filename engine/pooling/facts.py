@@ -1,7 +1,7 @@
-"""What becomes of a model's hidden states, as its checkpoint says: found without loading weights.
+"""Facts of pooling models, read from a checkpoint without loading weights.
 
-Understands folders of sentence-transformers (modules.json and what it names); heads that give
-scores are in `scoring.py`.
+Parses sentence-transformers folders (modules.json and the files that it names). Scoring heads are
+in `scoring.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ SENTENCES = "config_sentence_transformers.json"
 VECTOR = "sentence_embedding"
 BASE_HEADS = ("Model",)
 CAUSAL = "ForCausalLM"
-YES_NO = "yes_no"  # made of two rows of the head for text
-# In the order in which sentence-transformers puts them together.
+YES_NO = "yes_no"  # computed from two rows of the LM head
+# In the order in which sentence-transformers concatenates them.
 _OLD_METHODS: Mapping[str, Method | None] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -55,18 +55,19 @@ _METHODS: Mapping[str, Method] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFacts:
-    """What becomes of hidden states.
+    """How a model turns hidden states into embeddings or scores.
 
-    methods:      whose results stand side by side
-    normalize:    whether vectors have length 1, as the model means it
-    activation:   none, sigmoid or softmax: what makes scores of numbers
-    labels:       names of the numbers that come out; () = a vector comes out
-    max_tokens:   of a row; None = as many as the model takes
-    prompts:      texts in front of inputs, by name
-    size:         of the vector, or numbers that come out
-    dimensions:   sizes that vectors may be cut to; () = any, None = they may not be cut
-    step_token:   where the states are that count, each by itself; None = one state of a row counts
-    step_id:      its id, once there is a tokenizer
+    methods:      pooling methods; their results are concatenated
+    stages:       layers after pooling
+    normalize:    whether embeddings are normalized to length 1
+    activation:   none, sigmoid or softmax: turns logits into scores
+    labels:       names of the scores; () = the output is an embedding
+    max_tokens:   maximum length of a row; None = the model's
+    prompts:      texts to prepend to inputs, by name
+    size:         of the embedding, or number of scores
+    dimensions:   sizes that embeddings may be cut to; () = any, None = none
+    step_token:   token whose states are scored separately; None = each row is pooled
+    step_id:      its id, if the tokenizer is known
     """
 
     task: Task
@@ -85,41 +86,43 @@ class PoolingFacts:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many numbers the weights of the layers behind pooling have."""
+        """Return the number of parameters of the layers after pooling."""
         return sum(stage.num_parameters for stage in self.stages)
 
 
 def pooling_task(
     path: Path, wanted: str, overrides: Mapping[str, Any] = NO_OVERRIDES
 ) -> Task | None:
-    """Return what a model is for, if it is not for making text.
+    """Return the task of a pooling model; None for text generation.
 
-    wanted:  model.task. Raises ConfigError for what the checkpoint cannot do.
+    wanted:  model.task
+    Raises ConfigError if the checkpoint cannot do the task.
     """
     if wanted == "generate" or path.is_file():
         if wanted not in ("generate", "auto"):
-            raise ConfigError(f"model.task = {wanted}: GGUF files are served for generating only.")
+            raise ConfigError(f"model.task = {wanted}: GGUF files support text generation only.")
         return None
     raw = read_raw_config(path, overrides)
     architecture = _architecture(raw)
-    says = _says(path, raw, architecture)
+    own_task = _own_task(path, raw, architecture)
     if wanted == "auto":
-        return says
+        return own_task
     task: Task = wanted  # type: ignore[assignment]
     scores = ("classify", "rerank", "reward")
-    if task in scores and says not in scores and not (task == "rerank" and _is_causal(raw)):
+    if task in scores and own_task not in scores and not (task == "rerank" and _is_causal(raw)):
         raise ConfigError(
-            f"model.task = {task}: {architecture} has no head that gives scores; it can be served "
-            f"with model.task = {'embed' if says else 'generate or embed'}."
+            f"model.task = {task}: {architecture} has no scoring head; set model.task to "
+            f"{'embed' if own_task else 'generate or embed'}."
         )
-    if task == "embed" and says in scores:
+    if task == "embed" and own_task in scores:
         raise ConfigError(
-            f"model.task = embed: {architecture} gives scores; set model.task to {says} or auto."
+            f"model.task = embed: {architecture} has a scoring head; set model.task to {own_task} "
+            "or auto."
         )
     return task
 
 
-def _says(path: Path, raw: RawConfig, architecture: str) -> Task | None:
+def _own_task(path: Path, raw: RawConfig, architecture: str) -> Task | None:
     if architecture.endswith(CLASSIFIER):
         if len(labels_of(raw)) > 1:
             return "classify"
@@ -130,7 +133,7 @@ def _says(path: Path, raw: RawConfig, architecture: str) -> Task | None:
     if is_sentence_folder:
         _check_kind(path)
     if architecture in ARCHITECTURES and not is_sentence_folder:
-        return None  # for text, also GPT2LMHeadModel and ChatGLMModel
+        return None  # includes GPT2LMHeadModel and ChatGLMModel
     if is_sentence_folder or encoder_architecture(raw) or not architecture.endswith(CAUSAL):
         is_known = architecture.endswith(BASE_HEADS) or encoder_architecture(raw)
         return "embed" if is_sentence_folder or is_known else None
@@ -141,15 +144,15 @@ def _check_kind(path: Path) -> None:
     kind = _read(path / SENTENCES).get("model_type", "SentenceTransformer")
     if kind == "SentenceTransformer":
         return
-    fix = "Choose a model that gives one vector for each text."
+    advice = "Use a model with one embedding per text."
     if kind == "CrossEncoder":
-        fix = (
+        advice = (
             "To serve it, remove modules.json and set model.task: rerank, pooling.pair_template, "
             "pooling.yes_token and pooling.no_token."
         )
     raise ConfigError(
-        f"{path / SENTENCES} says model_type {kind!r} of a model without a head for classes; known "
-        f"is SentenceTransformer. {fix}"
+        f"{path / SENTENCES} has the model_type {kind!r} without a classification head; supported: "
+        f"SentenceTransformer. {advice}"
     )
 
 
@@ -161,7 +164,7 @@ def read_pooling_facts(
     hidden_size: int,
     overrides: Mapping[str, Any] = NO_OVERRIDES,
 ) -> PoolingFacts:
-    """Gather what becomes of hidden states. Raises ConfigError for what is not understood."""
+    """Read the pooling facts of a checkpoint. Raises ConfigError for unsupported settings."""
     raw = read_raw_config(path, overrides)
     if task == "embed":
         facts = _sentence_facts(path, raw, hidden_size)
@@ -172,7 +175,7 @@ def read_pooling_facts(
             methods=("last",),
             stages=(stage,),
             labels=("yes",),
-            activation="sigmoid",  # of the difference of two logits: their softmax
+            activation="sigmoid",  # of the difference of two logits, which is their softmax
             prompts={},
         )
     else:
@@ -194,13 +197,13 @@ def read_pooling_facts(
     pooled = hidden_size * len(facts.methods)
     if facts.stages and facts.stages[0].inputs != pooled:
         raise ConfigError(
-            f"pooling.method gives {pooled} numbers, and the layer behind it takes "
-            f"{facts.stages[0].inputs}; leave it to the checkpoint."
+            f"pooling.method yields {pooled} values, but the next layer expects "
+            f"{facts.stages[0].inputs}; remove pooling.method to use the checkpoint's."
         )
     facts = replace(facts, size=facts.stages[-1].outputs if facts.stages else pooled)
     if facts.default_prompt is not None and facts.default_prompt not in facts.prompts:
         raise ConfigError(
-            f"pooling.default_prompt is {facts.default_prompt!r}; there are: "
+            f"pooling.default_prompt is {facts.default_prompt!r}; available prompts: "
             f"{', '.join(facts.prompts) or 'none'}."
         )
     return facts
@@ -208,11 +211,11 @@ def read_pooling_facts(
 
 def _with_step(facts: PoolingFacts, section: PoolingSection) -> PoolingFacts:
     if facts.step_token is None and section.step_token is not None:
-        raise ConfigError("pooling.step_token is for process reward models; leave it out.")
+        raise ConfigError("pooling.step_token applies only to process reward models; remove it.")
     if facts.step_token is not None and section.method != "auto":
         raise ConfigError(
-            f"pooling.method is {section.method}, and a process reward model judges every step; "
-            "leave it at auto."
+            f"pooling.method is {section.method}, but a process reward model scores every step; "
+            "set it to auto."
         )
     return replace(facts, step_token=section.step_token or facts.step_token)
 
@@ -240,7 +243,9 @@ def _sentence_facts(path: Path, raw: RawConfig, hidden_size: int) -> PoolingFact
         match kind:
             case "Transformer":
                 if folder:
-                    raise ConfigError(f"{path} keeps its transformer in {folder}: give that path.")
+                    raise ConfigError(
+                        f"{path} has its transformer in {folder}: set model.path to that folder."
+                    )
             case "Pooling":
                 methods = _methods(path / folder, settings)
                 size = hidden_size * len(methods)
@@ -253,38 +258,37 @@ def _sentence_facts(path: Path, raw: RawConfig, hidden_size: int) -> PoolingFact
                 pass
             case _:
                 raise ConfigError(
-                    f"{path / 'modules.json'} names a module of the type {kind}; known are "
-                    "Transformer, Pooling, Dense, Normalize and Dropout."
+                    f"{path / 'modules.json'} has a module of type {kind}; supported: Transformer, "
+                    "Pooling, Dense, Normalize, Dropout."
                 )
-    said = _read(path / SENTENCES)
-    length = _texts(path).get("max_seq_length")
-    prompts = {name: text for name, text in (said.get("prompts") or {}).items() if text is not None}
+    settings = _read(path / SENTENCES)
+    prompts = settings.get("prompts") or {}
     return PoolingFacts(
         task="embed",
         methods=methods,
         stages=tuple(stages),
         normalize=normalize,
-        max_tokens=length,
-        prompts=prompts,
-        default_prompt=said.get("default_prompt_name"),
+        max_tokens=_text_settings(path).get("max_seq_length"),
+        prompts={name: text for name, text in prompts.items() if text is not None},
+        default_prompt=settings.get("default_prompt_name"),
     )
 
 
-def _texts(path: Path) -> Mapping[str, Any]:
-    """Return how texts are read. Raises ConfigError where a chat template writes them first."""
-    said: Mapping[str, Any] = _read(path / TEXTS)
-    if "message" in (said.get("modality_config") or {}):
+def _text_settings(path: Path) -> Mapping[str, Any]:
+    """Return the settings for input texts. Raises ConfigError if they need a chat template."""
+    settings: Mapping[str, Any] = _read(path / TEXTS)
+    if "message" in (settings.get("modality_config") or {}):
         raise ConfigError(
-            f"{path / TEXTS} has message in modality_config: sentence-transformers writes each "
-            "text by the chat template, which is not done here. If the model was trained with "
-            "plain texts, remove that entry."
+            f"{path / TEXTS} has message in modality_config: sentence-transformers applies "
+            "the chat template to each text, which remora does not support. If the model was "
+            "trained with plain texts, remove that entry."
         )
-    return said
+    return settings
 
 
 def _methods(folder: Path, settings: Mapping[str, Any]) -> tuple[Method, ...]:
     if settings.get("include_prompt", True) is False:
-        raise ConfigError(f"{folder} leaves prompts out of the mean (include_prompt), not known.")
+        raise ConfigError(f"{folder} has include_prompt: false, which is not supported.")
     named = settings.get("pooling_mode")
     if named is None:
         named = [key for key in _OLD_METHODS if settings.get(key)]
@@ -294,8 +298,8 @@ def _methods(folder: Path, settings: Mapping[str, Any]) -> tuple[Method, ...]:
         found = [_METHODS.get(name) for name in named]
     if not found or None in found:
         raise ConfigError(
-            f"{folder / 'config.json'} asks for the pooling {', '.join(named) or 'of nothing'}; "
-            f"known are {', '.join(_METHODS)}."
+            f"{folder / 'config.json'} has the pooling {', '.join(named) or 'none'}; "
+            f"supported: {', '.join(_METHODS)}."
         )
     return tuple(method for method in found if method is not None)
 
@@ -304,18 +308,20 @@ def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) ->
     for key in ("module_input_name", "module_output_name"):
         if settings.get(key, VECTOR) not in (VECTOR, None):
             raise ConfigError(
-                f"{path / folder} has the {key} {settings[key]!r}; known is {VECTOR!r}: one vector "
-                "of each text, and not one of each token."
+                f"{path / folder} has the {key} {settings[key]!r}; supported: {VECTOR!r}, "
+                "which is one vector per text."
             )
     if settings.get("use_residual") or settings.get("in_features") != inputs:
         raise ConfigError(
-            f"{path / folder} must take the {inputs} numbers that come before it, without a "
-            f"residual; it takes {settings.get('in_features')}."
+            f"{path / folder} must have {inputs} in_features and no residual; it has "
+            f"{settings.get('in_features')}."
         )
     name = str(settings.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = torch_activation(name, str(path / folder))
     if activation == "softmax":
-        raise ConfigError(f"{path / folder} ends in a softmax, which makes no embedding.")
+        raise ConfigError(
+            f"{path / folder} ends in a softmax, which is not supported for embeddings."
+        )
     return Stage(
         name="linear",
         folder=folder,
@@ -328,15 +334,15 @@ def _dense(path: Path, folder: str, settings: Mapping[str, Any], inputs: int) ->
 
 def _scoring_facts(path: Path, raw: RawConfig, task: Task, hidden_size: int) -> PoolingFacts:
     architecture, labels = _architecture(raw), labels_of(raw)
-    said = _read(path / SENTENCES)
-    _texts(path)
-    if said.get("default_prompt_name") is not None:
+    settings = _read(path / SENTENCES)
+    _text_settings(path)
+    if settings.get("default_prompt_name") is not None:
         raise ConfigError(
-            f"{path / SENTENCES} puts the prompt {said['default_prompt_name']!r} in front of "
-            "pairs, which is not known of models with a head for classes."
+            f"{path / SENTENCES} has the default_prompt_name {settings['default_prompt_name']!r}, "
+            "which is not supported for models with a classification head."
         )
     method, stages = scoring_layers(raw, architecture, hidden_size)
-    activation = score_activation(raw, task, len(labels), said.get("activation_fn"))
+    activation = score_activation(raw, task, len(labels), settings.get("activation_fn"))
     step_token = None
     if architecture.endswith(STEP_HEADS):
         labels, activation, step_token = STEP_LABELS, "softmax", STEP_TOKEN
@@ -355,8 +361,7 @@ def _scoring_facts(path: Path, raw: RawConfig, task: Task, hidden_size: int) -> 
 
 
 def _architecture(raw: RawConfig) -> str:
-    named = raw.get("architectures") or ["none at all"]
-    return str(named[0])
+    return str((raw.get("architectures") or ["none"])[0])
 
 
 def _is_causal(raw: RawConfig) -> bool:

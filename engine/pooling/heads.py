@@ -1,6 +1,6 @@
-"""From hidden states to a vector or to numbers: pooling, then layers.
+"""Heads of pooling models: pooling of hidden states, then layers.
 
-Knows neither requests nor what the numbers mean.
+Knows neither requests nor the meaning of the outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIVATIONS: Mapping[str, mlp.Activate] = {
 
 
 def pool(hidden: Tensor, rows: RowBatch, method: Method) -> Tensor:
-    """Return one state [num_rows, hidden_size] of each row, in float32."""
+    """Return the pooled state of each row [num_rows, hidden_size], in float32."""
     starts = torch.tensor(rows.starts, device=hidden.device)
     lengths = torch.tensor(rows.lengths, device=hidden.device)
     match method:
@@ -52,35 +52,37 @@ def _weighted(part: Tensor) -> Tensor:
 
 
 class Head:
-    """Pooling and the layers behind it. Computes in float32, whatever the model does.
+    """Pooling and the layers after it. Computes in float32 for every dtype of the model.
 
-    methods:  whose results stand side by side
+    methods:  pooling methods; their results are concatenated
     """
 
     def __init__(
         self, methods: tuple[Method, ...], stages: tuple[Stage, ...], *, device: str
     ) -> None:
         self.methods = methods
-        self.stages = [_LayerOf(stage, device) for stage in stages]
+        self.stages = [_StageLayer(stage, device) for stage in stages]
 
     def __call__(self, hidden: Tensor, rows: RowBatch) -> Tensor:
-        """Return the numbers [num_rows, size] of each row, in float32."""
-        return self.behind(torch.cat([pool(hidden, rows, way) for way in self.methods], dim=1))
+        """Return the outputs of the rows [num_rows, size], in float32."""
+        return self.apply_layers(
+            torch.cat([pool(hidden, rows, method) for method in self.methods], dim=1)
+        )
 
-    def behind(self, pooled: Tensor) -> Tensor:
-        """Return what the layers behind pooling make [n, size] of states [n, inputs] in float32."""
+    def apply_layers(self, pooled: Tensor) -> Tensor:
+        """Return the outputs [n, size] of the layers for pooled states [n, inputs], in float32."""
         for stage in self.stages:
             pooled = stage(pooled)
         return pooled
 
     def tensors(self, folder: str | None) -> Iterator[tuple[str, Shard]]:
-        """Yield checkpoint names and memory of the layers whose files are in a folder."""
+        """Yield checkpoint names and memory of the layers with weights in `folder`."""
         for layer in self.stages:
             if layer.stage.folder == folder:
                 yield from layer.tensors()
 
 
-class _LayerOf:
+class _StageLayer:
     def __init__(self, stage: Stage, device: str) -> None:
         self.stage = stage
         self.activate = ACTIVATIONS.get(stage.activation)

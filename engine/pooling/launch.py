@@ -1,6 +1,6 @@
-"""From a configuration to a running engine that gives embeddings or scores.
+"""Build a pooling engine from a configuration; `engine/launch.py` does so for generation.
 
-The counterpart of `engine/launch.py`. Knows no Ray and no HTTP.
+Knows no Ray and no HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from remora.engine.observe.inspection import Inspection
 from remora.engine.pooling.engine import PoolingEngine
 from remora.engine.pooling.facts import YES_NO, PoolingFacts, read_pooling_facts
 from remora.engine.pooling.load import load_pooling_model, pooling_model_facts
-from remora.engine.pooling.model import PoolingModel
 from remora.engine.pooling.row import Row
 from remora.engine.tokens.configured import configured_tokenizer
 from remora.engine.tokens.tokenizer import Tokenizer
@@ -33,7 +32,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPooling:
-    """A pooling engine that is ready, and what was learned on the way; as in BuiltEngine."""
+    """A pooling engine and its facts; the fields are those of BuiltEngine."""
 
     engine: PoolingEngine
     tokenizer: Tokenizer
@@ -53,7 +52,7 @@ class BuiltPooling:
 def build_pooling(
     config: ServeConfig, path: Path, task: Task, *, show_progress: bool = True
 ) -> BuiltPooling:
-    """Load the model. Raises ConfigError with what to change."""
+    """Load the model and build its engine. Raises ConfigError."""
     started = time.perf_counter()
     overrides = config.model.config_overrides
     facts = pooling_model_facts(path, overrides)
@@ -91,7 +90,7 @@ def build_pooling(
     )
     phases["load weights"] = time.perf_counter() - started
     started = time.perf_counter()
-    _warm_up(model, plan)
+    model([Row([0] * min(8, plan.max_model_len))])  # runs all first-time work
     phases["warm up kernels"] = time.perf_counter() - started
     return BuiltPooling(
         engine=PoolingEngine(plan, model, vocab_size=facts.vocab_size),
@@ -109,7 +108,7 @@ def build_pooling(
 def _yes_no(
     config: ServeConfig, pooling: PoolingFacts, tokenizer: Tokenizer
 ) -> tuple[int, int] | None:
-    """Return the tokens that a generating reranker says. Raises ConfigError."""
+    """Return the yes and no tokens of a generating reranker, or None. Raises ConfigError."""
     if not any(stage.name == YES_NO for stage in pooling.stages):
         return None
     section = config.pooling
@@ -123,11 +122,6 @@ def _token(tokenizer: Tokenizer, key: str, text: str) -> int:
     ids = tokenizer.encode(text, add_special_tokens=False)
     if len(ids) != 1:
         raise ConfigError(
-            f"pooling.{key} is {text!r}, which is {len(ids)} tokens of this model; it must be one."
+            f"pooling.{key} is {text!r}, which is {len(ids)} tokens; it must be one token."
         )
     return ids[0]
-
-
-def _warm_up(model: PoolingModel, plan: EnginePlan) -> None:
-    """Compute one row, so that no request waits for what happens only once."""
-    model([Row([0] * min(8, plan.max_model_len))])

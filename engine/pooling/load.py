@@ -1,4 +1,4 @@
-"""From a checkpoint to a pooling model with its weights: an encoder or a decoder, and the head."""
+"""Load a pooling model from a checkpoint: an encoder or a decoder, and the head."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from remora.engine.weights.loader import fill, whole_shapes
 from remora.engine.weights.pickled import PickledWeights
 from remora.engine.weights.safetensors import SafetensorsWeights
 
-# What other uses of a checkpoint need: heads of pretraining, and buffers that follow from sizes.
+# Tensors that pooling does not use: heads of pretraining, and constant buffers.
 UNUSED = re.compile(
     r"^(\w+\.)?(pooler\.|embeddings\.position_ids)"
     r"|^(cls|lm_head|decoder|head|predictions|sop_classifier)\."
@@ -50,13 +50,13 @@ UNUSED = re.compile(
 )
 DECODER = "model."
 OUTPUT = "lm_head.weight"
-# Families whose models without a head have another name.
+# Families whose headless models have another name.
 BASES = {"Gemma3Text": "Gemma3"}
 BARE_TABLE = "embed_tokens.weight"  # of checkpoints without a head
 
 
 class RenamedWeights:
-    """WeightSource whose tensors have other names."""
+    """A WeightSource with renamed tensors."""
 
     def __init__(self, source: WeightSource, rename: Callable[[str], str]) -> None:
         self.label = source.label
@@ -66,17 +66,17 @@ class RenamedWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of every tensor."""
         shapes = self._source.shapes()
-        return {ours: shapes[theirs] for ours, theirs in self._names.items()}
+        return {name: shapes[original] for name, original in self._names.items()}
 
     def read(self, names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
         """Yield each of these tensors."""
-        ours = {self._names[name]: name for name in names if name in self._names}
-        for theirs, tensor in self._source.read(ours.keys()):
-            yield ours[theirs], tensor
+        renamed = {self._names[name]: name for name in names if name in self._names}
+        for original, tensor in self._source.read(renamed.keys()):
+            yield renamed[original], tensor
 
 
 def pooling_model_facts(path: Path, overrides: Mapping[str, Any]) -> ModelFacts:
-    """Gather the facts of a model folder that is served for embeddings or scores."""
+    """Return the facts of a checkpoint that is served for embeddings or scores."""
     raw = read_raw_config(path, overrides)
     shape: EncoderModel | DecoderModel
     if encoder_architecture(raw):
@@ -106,7 +106,7 @@ def pooling_model_facts(path: Path, overrides: Mapping[str, Any]) -> ModelFacts:
 
 
 def parse_decoder(raw: RawConfig) -> DecoderConfig:
-    """Understand a decoder's config whatever head stands on it; the head for text is left out."""
+    """Parse the config of a decoder with any head, and omit its LM head. Raises ConfigError."""
     architecture = str((raw.get("architectures") or ["none"])[0])
     base = architecture
     for head in (*STEP_HEADS, *REWARD_HEADS, CLASSIFIER, *BASE_HEADS):
@@ -117,8 +117,8 @@ def parse_decoder(raw: RawConfig) -> DecoderConfig:
         known = architecture
     if known not in ARCHITECTURES:
         raise ConfigError(
-            f"config.json names the architecture {architecture}, which is known neither as an "
-            "encoder nor as a decoder that gives embeddings or scores."
+            f"config.json names the architecture {architecture}, which is neither a supported "
+            "encoder nor a supported decoder."
         )
     config = parse_states({**raw, "architectures": [known]})
     return replace(config, head=replace(config.head, tied=True, bias=False))
@@ -135,7 +135,7 @@ def load_pooling_model(
     yes_no: tuple[int, int] | None = None,
     show_progress: bool = False,
 ) -> PoolingModel:
-    """Load what gives hidden states, and what becomes of them. Raises ConfigError.
+    """Load the encoder or decoder, and the head. Raises ConfigError.
 
     yes_no:  tokens whose logits a generating reranker compares
     """
@@ -185,13 +185,13 @@ def _bare(name: str, prefixes: tuple[str, ...]) -> str:
 
 
 def _current(name: str, prefixes: tuple[str, ...]) -> str:
-    """Return a name as it is without prefix, and without the words of the first BERTs for norms."""
+    """Return a name without prefix, and with the modern names of norm weights."""
     bare = _bare(name, prefixes).replace("LayerNorm.gamma", "LayerNorm.weight")
     return bare.replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _output_rows(states: DecoderStates, source: WeightSource, *, is_tied: bool) -> Tensor:
-    """Return the weight [vocab_size, hidden_size] that would give logits."""
+    """Return the weights of the LM head [vocab_size, hidden_size]."""
     if is_tied or OUTPUT not in source.shapes():
         return states.model.embedding.weight
     ((_, rows),) = source.read([OUTPUT])
@@ -204,7 +204,9 @@ def _open(
     if load_format == "dummy":
         return DummyWeights(whole_shapes(tensors), device=device)
     if load_format == "gguf":
-        raise ConfigError("model.load_format is gguf; embeddings and scores need a folder.")
+        raise ConfigError(
+            "model.load_format is gguf; embeddings and scores need a Hugging Face folder."
+        )
     if loading.verify_checksums:
         check_hashes(weight_files(path, load_format))
     if load_format == "pt":

@@ -1,4 +1,4 @@
-"""A model that gives a vector or numbers for each row of tokens: hidden states, then a head."""
+"""A pooling model: hidden states of whole rows of tokens, then a head."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from remora.engine.runner.batch import ForwardBatch
 from remora.engine.types import FloatArray
 
 
-class States(Protocol):
-    """Gives hidden states."""
+class HiddenStates(Protocol):
+    """Computes the hidden states of rows."""
 
     def forward(self, rows: RowBatch) -> Tensor:
         """Return the final hidden states [T, hidden_size]."""
@@ -28,7 +28,7 @@ class States(Protocol):
 
 
 class DecoderStates:
-    """A decoder without its head for text, whose rows are computed whole and keep nothing."""
+    """A decoder without its LM head, which computes whole rows without a KV cache."""
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: str) -> None:
         self.model = DecoderModel(config, dtype=dtype, device=device)
@@ -38,18 +38,18 @@ class DecoderStates:
         """Return the final hidden states [T, hidden_size]."""
         starts = torch.tensor([*rows.starts, sum(rows.lengths)], dtype=torch.int32)
         lengths = torch.tensor(rows.lengths, dtype=torch.int32)
-        nothing = rows.token_ids.new_zeros(0)
+        empty = rows.token_ids.new_zeros(0)
         batch = ForwardBatch(
             token_ids=rows.token_ids,
             positions=rows.positions,
-            slots=nothing,
+            slots=empty,
             num_decodes=0,
-            tables=nothing.view(0, 0).int(),
+            tables=empty.view(0, 0).int(),
             starts=starts.to(rows.token_ids.device),
             lengths=lengths.to(rows.token_ids.device),
             extend_starts=tuple(starts.tolist()),
             extend_lens=rows.lengths,
-            logit_index=nothing,
+            logit_index=empty,
         )
         return self.model.forward(batch, RowsAttention(rows, num_heads=self._num_heads))
 
@@ -58,21 +58,20 @@ class DecoderStates:
         return self.model.tensors()
 
     def pack(self) -> None:
-        """Put the linears of all layers into the layout that is multiplied fastest."""
+        """Pack the linears of all layers into the layout of the fastest kernels."""
         for block in self.model.blocks:
             for _, linear in block.linears(""):
                 linear.pack()
 
 
 class PoolingModel:
-    """Hidden states and what becomes of them. Several threads may use it.
+    """Hidden states and a head. Thread-safe.
 
-    device:   where it computes
-    step_id:  token whose states count, each by itself; None = one state of a row counts
+    step_id:  token whose states are scored separately; None = each row is pooled
     """
 
     def __init__(
-        self, states: States, head: Head, *, device: str, step_id: int | None = None
+        self, states: HiddenStates, head: Head, *, device: str, step_id: int | None = None
     ) -> None:
         self._states = states
         self._head = head
@@ -81,9 +80,9 @@ class PoolingModel:
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Row]) -> FloatArray | list[FloatArray]:
-        """Return the numbers [num_rows, size] of each row, in float32.
+        """Return the outputs of the rows [num_rows, size], in float32.
 
-        With a `step_id` those [num_steps, size] of each, as many as it has such tokens.
+        With a `step_id`: a list of [num_steps, size], one array for each row.
         """
         batch = make_rows(rows, device=self._device)
         if self._step_id is not None:
@@ -93,7 +92,7 @@ class PoolingModel:
 
     def _steps(self, batch: RowBatch, step_id: int) -> list[FloatArray]:
         is_step = batch.token_ids == step_id
-        numbers = self._head.behind(self._states.forward(batch)[is_step].float())
+        numbers = self._head.apply_layers(self._states.forward(batch)[is_step].float())
         counts = [int(part.sum()) for part in torch.split(is_step, list(batch.lengths))]
         return [part.cpu().numpy() for part in torch.split(numbers, counts)]
 

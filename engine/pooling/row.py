@@ -1,4 +1,4 @@
-"""The tokens of one input of a pooling model. Knows no torch, as what only serves need not."""
+"""The tokens of one input of a pooling model. Imports no torch, so that routers can use it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Row:
     """The tokens of one text, or of a pair of them.
 
-    second:  where the second text of a pair begins; None = there is one text
+    second:  index of the first token of a pair's second text; None = one text
     """
 
     token_ids: Sequence[int]

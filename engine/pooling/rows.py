@@ -1,13 +1,13 @@
-"""What a pooling model computes at a time: whole rows, one after another, without padding.
+"""A batch of whole rows for a pooling model, concatenated without padding.
 
-Knows nothing of requests. Rows of equal length that stand together attend together.
+Adjacent rows of equal length share one attention call. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ class RowBatch:
     token_ids, positions:  [T] int64; positions count from 0 in each row
     types:      [T] int64: 1 in the second text of a pair
     lengths:    [num_rows] tokens of each row, on the host
-    groups:     (first token, rows, tokens of each): runs of rows of one length
+    groups:     (first token, number of rows, length): runs of adjacent rows of equal length
     """
 
     token_ids: Tensor
@@ -34,15 +34,11 @@ class RowBatch:
     @property
     def starts(self) -> list[int]:
         """Return the first token of each row."""
-        starts, start = [], 0
-        for length in self.lengths:
-            starts.append(start)
-            start += length
-        return starts
+        return list(accumulate(self.lengths, initial=0))[:-1]
 
 
 def make_rows(rows: Sequence[Row], *, device: str = "cpu") -> RowBatch:
-    """Lay rows out, in this order; give those of one length together."""
+    """Build the batch of these rows, in this order."""
     lengths = tuple(len(row.token_ids) for row in rows)
     ids = [token for row in rows for token in row.token_ids]
     positions = torch.cat([torch.arange(length) for length in lengths])

@@ -1,6 +1,6 @@
-"""Heads that give scores, by the architectures that have them.
+"""Scoring heads of classifiers and reward models, by architecture.
 
-Knows their layers and what their numbers mean. Knows nothing of the states that they read.
+Knows the layers of a head and the meaning of its outputs. Knows nothing of the hidden states.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from remora.engine.pooling.stages import Stage, torch_activation
 REWARD_HEADS = ("ForRewardModel",)
 STEP_HEADS = ("ForProcessRewardModel",)
 STEP_TOKEN = "<extra_0>"
-STEP_LABELS = ("wrong", "right")  # whatever config.json calls them
+STEP_LABELS = ("wrong", "right")  # config.json has other names
 
 Layers = tuple[Method, tuple[Stage, ...]]
 
 
 def scoring_layers(raw: RawConfig, architecture: str, size: int) -> Layers:
-    """Return how states of a row become one, and the layers behind. Raises ConfigError.
+    """Return the pooling method of a scoring model, and the layers after it. Raises ConfigError.
 
-    size:  of a state
+    size:  of a hidden state
     """
     count = len(labels_of(raw))
     family = architecture.removesuffix(CLASSIFIER)
@@ -77,21 +77,21 @@ def _modern(raw: RawConfig, size: int, count: int) -> Layers:
 
 
 def _modern_method(raw: RawConfig) -> Method:
-    said = raw.get("classifier_pooling", "cls")
-    if said not in ("cls", "mean"):
-        raise ConfigError(f"classifier_pooling in config.json is {said!r}; known are cls and mean.")
-    return "mean" if said == "mean" else "cls"
+    method = raw.get("classifier_pooling", "cls")
+    if method not in ("cls", "mean"):
+        raise ConfigError(f"classifier_pooling in config.json is {method!r}; supported: cls, mean.")
+    return "mean" if method == "mean" else "cls"
 
 
-def score_activation(raw: RawConfig, task: Task, num_labels: int, said: str | None = None) -> str:
-    """Return what makes scores of numbers: none, sigmoid or softmax.
+def score_activation(raw: RawConfig, task: Task, num_labels: int, named: str | None = None) -> str:
+    """Return the activation that turns logits into scores: none, sigmoid or softmax.
 
-    said:  what a file of sentence-transformers names; None = nothing
+    named:  activation in a file of sentence-transformers; None = not given
     """
-    said = said or (raw.get("sentence_transformers") or {}).get("activation_fn")
-    said = said or raw.get("sbert_ce_default_activation_function")
-    if said is not None:
-        return torch_activation(str(said), "config.json")
+    named = named or (raw.get("sentence_transformers") or {}).get("activation_fn")
+    named = named or raw.get("sbert_ce_default_activation_function")
+    if named is not None:
+        return torch_activation(str(named), "config.json")
     if task == "reward":
         return "none"
     is_several = num_labels > 1 and raw.get("problem_type") != "multi_label_classification"
@@ -99,7 +99,7 @@ def score_activation(raw: RawConfig, task: Task, num_labels: int, said: str | No
 
 
 def labels_of(raw: RawConfig) -> tuple[str, ...]:
-    """Return the names of the numbers that come out."""
+    """Return the names of a classifier's outputs."""
     named = raw.get("id2label")
     if named:
         return tuple(str(named[key]) for key in sorted(named, key=int))
@@ -109,7 +109,7 @@ def labels_of(raw: RawConfig) -> tuple[str, ...]:
 
 _BERT = _two_layers("pooler.dense")
 _ROBERTA = _two_layers("classifier.dense", last="classifier.out_proj")
-# As `encoders.architectures.FAMILIES` calls them.
+# Keys are those of `encoders.architectures.FAMILIES`.
 HEADS: Mapping[str, Callable[[RawConfig, int, int], Layers]] = {
     "Bert": _BERT,
     "NomicBert": _BERT,

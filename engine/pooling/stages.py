@@ -1,4 +1,4 @@
-"""Layers that stand behind pooling, as checkpoints describe them. Pure data."""
+"""The layers after pooling, as data from checkpoints."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TORCH_ACTIVATIONS = {
 class Stage:
     """A layer after pooling.
 
-    name:      of its tensors, without `.weight`
-    folder:    under the checkpoint's, where its own file is; None = they are with the model's
-    is_norm:   a norm, and no product; `outputs` are its size then
-    activation: of heads.ACTIVATIONS, or none
+    name:        of its tensors, without `.weight`
+    activation:  a key of heads.ACTIVATIONS, or none
+    folder:      subfolder with its weights; None = they are in the model's files
+    is_norm:     a LayerNorm of size `outputs` instead of a linear layer
     """
 
     name: str
@@ -38,15 +38,15 @@ class Stage:
 
     @property
     def num_parameters(self) -> int:
-        """Return how many numbers its weights have."""
+        """Return the number of its parameters."""
         return self.outputs * ((1 if self.is_norm else self.inputs) + self.bias)
 
 
 def torch_activation(name: str, where: str) -> str:
-    """Return the function that a module of torch computes. Raises ConfigError."""
+    """Return the activation of that torch module. Raises ConfigError if it is not supported."""
     found = _TORCH_ACTIVATIONS.get(name.rsplit(".", 1)[-1].removesuffix("()"))
     if found is None:
         raise ConfigError(
-            f"{where} has the activation {name}; known are {', '.join(_TORCH_ACTIVATIONS)}."
+            f"{where} has the activation {name}; supported: {', '.join(_TORCH_ACTIVATIONS)}."
         )
     return found

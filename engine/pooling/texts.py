@@ -1,7 +1,7 @@
-"""From texts to rows of ids: framed as the model expects, and cut to what it takes if wanted.
+"""Tokenize texts and pairs with their special tokens, and truncate them to a maximum length.
 
-A text is cut before its frame (BOS, separators) is put around it, so that the frame stays whole. Of
-a pair the longer text gives way, token by token. Safe to use from several threads.
+A text is truncated before special tokens are added, so that these are kept. Of a pair, the longer
+text is truncated first. Thread-safe.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ QWEN_INSTRUCTION = "Given a web search query, retrieve relevant passages that an
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """A text around a query and a document.
+    """A template for a query and a document.
 
-    before, after:  what stands around the document, with the other parts' names in it
-    instruction:    where a request has none of its own
+    before, after:  text around the document, with {query} and {instruction}
+    instruction:    default for requests without one
     """
 
     before: str
@@ -44,7 +44,7 @@ class PairTemplate:
 
     @classmethod
     def of(cls, facts: PoolingFacts, section: PoolingSection) -> PairTemplate | None:
-        """Return what the configuration asks for, or the model needs; None = nothing."""
+        """Return the configured template, or the default of generating rerankers, or None."""
         is_generating = any(stage.name == YES_NO for stage in facts.stages)
         source = section.pair_template or (QWEN_RERANKER if is_generating else None)
         if source is None:
@@ -54,12 +54,12 @@ class PairTemplate:
         return cls(before, after, QWEN_INSTRUCTION if instruction is None else instruction)
 
     def parts(self, query: str, instruction: str | None) -> tuple[str, str]:
-        """Return what stands before the document and after it."""
+        """Return the text before the document and after it."""
         values = {
             "{query}": query,
             "{instruction}": self.instruction if instruction is None else instruction,
         }
-        # In one pass: what is put in is not looked at again.
+        # In one pass, so that inserted text is not substituted again.
         before, after = (
             re.sub(r"\{(query|instruction)\}", lambda found: values[found[0]], part)
             for part in (self.before, self.after)
@@ -68,7 +68,7 @@ class PairTemplate:
 
 
 class Framer:
-    """Turns texts into rows."""
+    """Tokenizes texts into rows with special tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._backend = tokenizer.backend
@@ -80,8 +80,8 @@ class Framer:
     ) -> list[Row]:
         """Return a row for each text.
 
-        max_tokens:  cut what is longer; None = keep everything
-        drops:       which side is cut off
+        max_tokens:  truncate longer rows; None = keep everything
+        drops:       the side to truncate
         """
         room = None if max_tokens is None else max(1, max_tokens - self._frame)
         rows = []
@@ -121,10 +121,10 @@ class Framer:
         max_tokens: int | None = None,
         drops: Side = "tail",
     ) -> list[Row]:
-        """Return a row for each pair, as a template writes it; documents that are too long are cut.
+        """Return a row for each pair, written by a template; long documents are truncated.
 
-        What a template writes has its control tokens in it, and gets no frame. What stands around a
-        document stays whole, even where that alone has more tokens than `max_tokens`.
+        The template contains all special tokens. The text around a document is kept whole, even if
+        it alone exceeds `max_tokens`.
         """
         around = [template.parts(query, instruction) for query, _ in pairs]
         texts = [b + text + a for (b, a), (_, text) in zip(around, pairs, strict=True)]
@@ -148,14 +148,14 @@ class Framer:
 
 
 def cut(ids: list[int], max_tokens: int, drops: Side) -> list[int]:
-    """Return the ids that are kept."""
+    """Truncate ids to `max_tokens`."""
     if len(ids) <= max_tokens:
         return ids
     return ids[:max_tokens] if drops == "tail" else ids[len(ids) - max_tokens :]
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Return how much of two lengths is kept, when the longer one always gives way."""
+    """Return the kept lengths of two texts, truncating the longer one first."""
     if first + second <= room:
         return first, second
     if min(first, second) > room // 2:

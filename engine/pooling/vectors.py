@@ -1,4 +1,4 @@
-"""From what a pooling model gives to what a caller gets: embeddings and scores. Pure."""
+"""Pure functions from the output of a pooling model to embeddings and scores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from remora.engine.types import FloatArray
 
 
 def vector_of(numbers: FloatArray, *, normalize: bool, dimensions: int | None = None) -> FloatArray:
-    """Return an embedding, cut to its first `dimensions` and then brought to length 1."""
+    """Return an embedding, cut to its first `dimensions` and then normalized to length 1."""
     vector = numbers if dimensions is None else numbers[:dimensions]
     if not normalize:
         return vector
@@ -18,7 +18,7 @@ def vector_of(numbers: FloatArray, *, normalize: bool, dimensions: int | None = 
 
 
 def scores_of(numbers: FloatArray, activation: str) -> FloatArray:
-    """Return what the numbers of a classifier mean: [size], or [n, size] of each by itself."""
+    """Apply an activation to the logits [size] or [n, size] of a classifier."""
     values = numbers.astype(np.float64)
     if activation == "sigmoid":
         values = np.where(

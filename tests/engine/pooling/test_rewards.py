@@ -152,7 +152,7 @@ def test_process_rewards_are_those_of_every_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "section", "message"),
     [
-        ("Qwen2ForProcessRewardModel", {"method": "mean"}, "judges every step"),
+        ("Qwen2ForProcessRewardModel", {"method": "mean"}, "pooling.method"),
         ("Qwen2ForRewardModel", {"step_token": "x"}, "pooling.step_token is for process reward"),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_cross_encoder_says_beside_its_modules_what_makes_its_scores(tmp_path:
     assert (facts.task, facts.activation, facts.size) == ("rerank", "none", 1)
 
     change(said, default_prompt_name="query")
-    with pytest.raises(ConfigError, match="puts the prompt 'query' in front"):
+    with pytest.raises(ConfigError, match="'query'"):
         facts_of(tmp_path)
 
 
@@ -64,7 +64,7 @@ def test_texts_that_a_chat_template_writes_are_refused(tmp_path: Path, classifie
     facts_of(tmp_path)
     change(file, modality_config={"text": text, "message": {**text, "format": "flat"}})
 
-    with pytest.raises(ConfigError, match="writes each text by the chat template"):
+    with pytest.raises(ConfigError, match="modality_config"):
         facts_of(tmp_path)
 
 
