@@ -1,13 +1,15 @@
-"""The Serve application: what `serve run configs/x.yaml` and `remora serve` start.
+"""The Serve application that `serve run configs/x.yaml` and `remora serve` start.
 
-`build` is named in the config file's `import_path`; its `args` are the ServeConfig, or several
-under `models`. The deployment of one model is called `LLMServer`, those of several
-`LLMServer-<name>`, what stands before them, if it is needed, `Gateway`, what HAProxy asks instead,
-`RoutingService`, and what loads a model's adapters while it serves, `LoRAManager` or
-`LoRAManager-<name>`:
-a config file's `deployments:` may override their options by these names.
-Serve's limits are derived here from the engine's, so that the engine's own refusals, which speak
-OpenAI's language, come before Serve's.
+A config file names `build` in its `import_path`; `args` hold one ServeConfig, or several under
+`models`. A config file's `deployments:` may override the options of these deployments by name:
+
+    LLMServer, or LLMServer-<name> for each of several models    the replicas of a model
+    Gateway          routes requests to models and replicas, where HAProxy cannot
+    RoutingService   selects a replica for each request of HAProxy
+    LoRAManager, or LoRAManager-<name>    loads adapters dynamically
+
+Serve's limits are derived from the engine's limits and exceed them, so that the engine refuses
+requests, with OpenAI-style errors, before Serve does.
 """
 
 import logging
@@ -36,22 +38,21 @@ from remora.deployments.routing.routing_service import RoutingService, routing_s
 
 logger = logging.getLogger("remora.app")
 
-# Room beside what the engine takes, so that the engine does the refusing: a request that Serve
-# holds back costs its router one retry after another (measured at ten times the load: four times
-# as long until everybody had an answer).
+# Requests above the engine's limits that Serve still passes on, so that the engine refuses them.
+# The router retries a request that Serve holds back; at ten times the load, this made the last
+# response four times as late.
 SLACK_REQUESTS = 1024
-# A dead replica is found after three failed checks at most.
+# A dead replica is detected after at most three failed checks.
 HEALTH_CHECK_PERIOD_S, HEALTH_CHECK_TIMEOUT_S = 2.0, 10.0
 RETRY_AFTER_S = 1.0
-# Each replica has one call open at its manager of adapters.
+# Each replica has one open call to its adapter manager.
 MANAGER_REQUESTS = 4096
-# Given to the replica beyond what its requests get, to tell those that it ends, and to stop its
-# engine. One that is done earlier does not wait for it.
+# Time after the drain timeout to send error events and to stop the engine.
 SHUTDOWN_S = 5.0
 
 
-# No postponed annotations in this module: Serve looks at the parameter's annotation to decide
-# whether to validate the args, and ours are validated by `parse_models`, with better messages.
+# No postponed annotations in this module: Serve reads the parameter's annotation to decide whether
+# to validate the args. `parse_models` validates them instead, with better messages.
 def build(args: dict[str, Any]) -> Application:
     """Return the application for the `args` of a config file. Raises ConfigError."""
     resolved = resolve(args)
@@ -89,7 +90,7 @@ def build(args: dict[str, Any]) -> Application:
             **routing_service_options(only)
         )
         return with_routing_service(replicas, routing_service.bind(model_args, replicas))
-    # Serve takes one HTTP application only: behind a gateway, `LLMServer.relay` runs the others.
+    # Serve supports one HTTP application; behind a gateway, `LLMServer.relay` runs the others.
     models = {
         name: serve.deployment(LLMServer)
         .options(**options[name])
@@ -103,9 +104,9 @@ def build(args: dict[str, Any]) -> Application:
 def manager_of(
     config: ServeConfig, deployment: str, model_args: Mapping[str, Any]
 ) -> list[Application]:
-    """Return the manager of a model's adapters, if they come and go.
+    """Return the adapter manager of a model with dynamic adapters, as a list of at most one.
 
-    deployment:  name of the model's own
+    deployment:  name of the model's deployment
     """
     if not config.lora.dynamic:
         return []
@@ -114,11 +115,11 @@ def manager_of(
 
 
 def manager_options(name: str) -> Mapping[str, Any]:
-    """Return Serve's options of a manager of adapters."""
+    """Return Serve's options for an adapter manager."""
     return {
         "name": name,
         "num_replicas": 1,
-        "ray_actor_options": {"num_cpus": 0},  # it waits
+        "ray_actor_options": {"num_cpus": 0},  # mostly idle
         "max_ongoing_requests": MANAGER_REQUESTS,
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
@@ -131,7 +132,7 @@ def manager_options(name: str) -> Mapping[str, Any]:
 def deployment_options(
     config: ServeConfig, *, behind_gateway: bool = False, has_routing_service: bool = False
 ) -> Mapping[str, Any]:
-    """Return Serve's options of a model's deployment; pure, the model is not opened."""
+    """Return Serve's options for a model's deployment. Does not open the model."""
     engine, drain_s = config.engine, config.api.drain_s
     max_requests = engine.max_running_requests + engine.max_queued_requests + SLACK_REQUESTS
     return {
@@ -149,6 +150,6 @@ def deployment_options(
         "graceful_shutdown_timeout_s": drain_s + SHUTDOWN_S,
         "health_check_period_s": HEALTH_CHECK_PERIOD_S,
         "health_check_timeout_s": HEALTH_CHECK_TIMEOUT_S,
-        # A model that cannot be loaded will not load the tenth time either.
+        # Retrying a model that failed to load rarely helps.
         "max_constructor_retry_count": 2,
     }

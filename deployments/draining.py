@@ -1,8 +1,7 @@
-"""The end of a replica: nothing new is begun, and what takes too long is told so.
+"""Draining of a replica that Serve stops: requests past the drain timeout end with an error event.
 
-A replica that Serve stops gets no new requests, and lives until the running ones have ended or
-`api.drain_timeout_s` has passed. Serve tells user code nothing of it before the end, and kills it
-then; so we look at Serve's own mark, to end in time what would be cut off without a word.
+Serve stops routing requests to the replica and kills it after `api.drain_timeout_s`, without
+notifying user code. This module polls Serve's own shutdown flag, to end open streams in time.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ POLL_S = 0.2
 log = logging.getLogger(__name__)
 
 
-def watch_for_the_end(
+def start_drain_watch(
     server: ServerState, batches: asyncio.Task[None] | None
 ) -> asyncio.Task[None] | None:
-    """Begin to wait for the end of this replica; None where Serve does not run it."""
+    """Start the task that waits for Serve to stop this replica; None outside of Serve."""
     is_stopping = shutdown_check()
     if is_stopping is None:
         return None
@@ -32,9 +31,9 @@ def watch_for_the_end(
 async def drain(
     server: ServerState, batches: asyncio.Task[None] | None, is_stopping: Callable[[], bool]
 ) -> None:
-    """Wait until the end has begun, and see to it that no stream is cut off in silence.
+    """Wait until Serve stops the replica, then end the requests that exceed the drain timeout.
 
-    batches:  runs batches; another replica takes them over
+    batches:  the task that runs batches; it is cancelled, and another replica continues them
     """
     while not is_stopping():  # noqa: ASYNC110 (Serve sets no event)
         await asyncio.sleep(POLL_S)
@@ -42,8 +41,8 @@ async def drain(
     server.calls.is_draining = True
     if batches is not None:
         batches.cancel()
-    log.info("stopping; running requests have %g s to end", drain_s)
-    # Whoever still comes is served: a refusal would reach the client, not the router.
+    log.info("draining: timeout_s=%g", drain_s)
+    # Late requests are served: a refusal would reach the client, and not be rerouted.
     await asyncio.sleep(max(0.0, drain_s - POLL_S))
     if not await server.client.drain(0.0):
-        log.warning("requests that took longer than api.drain_timeout_s were ended")
+        log.warning("draining: ended the requests that exceeded api.drain_timeout_s")

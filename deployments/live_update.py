@@ -1,9 +1,9 @@
-"""Changes of a running replica: what `user_config` says takes effect without a restart.
+"""Live updates of a running replica through `user_config`, without a restart.
 
-Serve calls with the `user_config` when a replica starts, and whenever it changes. If a replica that
-runs raised then, Serve would stop it, and start others that fail in the same way; so there, what is
-refused is logged and told by `/server_info`, and everything stays as it was. At the start it is
-raised: nothing holds yet that could stay.
+Serve passes the `user_config` when a replica starts and whenever it changes. An exception of a
+running replica would make Serve replace it by replicas that fail too. So an invalid update of a
+running replica is logged, reported by `/server_info`, and otherwise ignored; at the start, it
+raises.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from remora.deployments.serve_context import limit_access_log
 log = logging.getLogger(__name__)
 
 
-class InPlace:
-    """What may change of a replica.
+class LiveSettings:
+    """The settings of a replica that may change while it runs.
 
-    args:    of the application; what `user_config` does not name is as it says there
-    access:  who may do what
+    args:    of the application: defaults for keys that `user_config` does not set
+    access:  the current API keys and permissions
     """
 
     def __init__(self, args: Mapping[str, Any], server: ServerState, access: Access) -> None:
         self.access = access
         self._args = args
-        self._served = server
+        self._server = server
         self._level = logging.getLogger("remora").level
-        self._has_begun = False
+        self._has_started = False
         self._adopt(server.config)
 
-    def take(self, user_config: Mapping[str, Any] | None) -> None:
-        """Let `user_config` hold. Raises ConfigError at the start only."""
-        before = self._served.config
+    def apply(self, user_config: Mapping[str, Any] | None) -> None:
+        """Apply `user_config`. Raises ConfigError only at the start."""
+        before = self._server.config
         try:
             config = parse_args(self._args, user_config)
             access = Access.of(config.api, is_local=self.access.is_local)
         except ConfigError as error:
-            if not self._has_begun:
+            if not self._has_started:
                 raise
-            self._served.settings.refused = str(error)
-            log.error("user_config was refused, all stays as it was:\n%s", error)
+            self._server.settings.refused = str(error)
+            log.error("live update: user_config is invalid and was ignored:\n%s", error)
             return
-        self._has_begun = True
+        self._has_started = True
         self.access = access
         self._adopt(config)
         if config != before:
-            log.info("user_config holds now: %s", _difference(before, config))
+            log.info("live update: applied %s", _difference(before, config))
 
     def _adopt(self, config: ServeConfig) -> None:
-        self._served.adopt(config)
-        self._served.tokenizer.limit_rendering(
+        self._server.adopt(config)
+        self._server.tokenizer.limit_rendering(
             max_seconds=config.limits.template_timeout_s,
             max_chars=config.limits.max_template_chars,
         )
@@ -66,7 +66,7 @@ class InPlace:
 
 
 def _difference(before: ServeConfig, after: ServeConfig) -> str:
-    """Name the keys that differ, with their new values."""
+    """Return the keys that differ, with their new values."""
     old, new = before.model_dump(), after.model_dump()
     return ", ".join(
         f"{section}.{key} = {value!r}"

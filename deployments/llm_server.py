@@ -1,17 +1,16 @@
-"""One replica: the HTTP application and the engine's front end in the same process.
+"""One replica: the HTTP application and the engine's client in the same process.
 
-No Serve handle stands between a token and its client; a hop per token would cost ten times what
-the rest of the way costs. The engine steps in a thread of its own. Python callers reach the same
-code through methods of the handle:
+Tokens reach the client without a Serve handle, which would cost ten times the rest of their path.
+The engine steps in a separate thread. Python callers use methods of the deployment's handle:
 
-    handle.chat.remote(body)                                 a whole answer, as a dict
+    handle.chat.remote(body)                                 a whole response, as a dict
     handle.options(stream=True).chat_stream.remote(body)     its chunks
     handle.options(stream=True).generate.remote(body)        chunks of /generate
-    handle.embed.remote(body)                                of /v1/embeddings; likewise rerank,
-                                                             score, classify
-    handle.load_adapter.remote(name, path)                   an adapter, at all replicas
+    handle.embed.remote(body)                                response of /v1/embeddings; likewise
+                                                             rerank, score, classify
+    handle.load_adapter.remote(name, path)                   load an adapter on all replicas
 
-Torch and the model are imported during construction, so that importing this module stays cheap.
+The constructor imports torch and the model, so that importing this module stays fast.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from remora.deployments.adapters.manager_handle import HandledManager
 from remora.deployments.adapters.replica import ReplicaAdapters
 from remora.deployments.adapters.served_adapters import Adapters, FixedAdapters
 from remora.deployments.autoscaling.reports import LoadReporter
-from remora.deployments.draining import watch_for_the_end
+from remora.deployments.draining import start_drain_watch
 from remora.deployments.gateway.merge import WholeAnswer
 from remora.deployments.gateway.relay import Relay
 from remora.deployments.gateway.relayed_request import RelayedRequest
@@ -59,7 +58,7 @@ from remora.deployments.http.generation.endpoint import Endpoint, run, stream
 from remora.deployments.http.generation.server_state import ServerState
 from remora.deployments.http.generation.weight_update import WeightUpdate
 from remora.deployments.http.responses.archive import archive_of
-from remora.deployments.live_update import InPlace
+from remora.deployments.live_update import LiveSettings
 from remora.deployments.observing.log_files import apply_log_config
 from remora.deployments.observing.replay import replay
 from remora.deployments.observing.telemetry import Telemetry
@@ -85,9 +84,9 @@ log = logging.getLogger(__name__)
 
 
 class LLMServer:
-    """A replica. Serve makes it, asks after its health, and tells it to stop.
+    """A replica, which Serve creates, health-checks and stops.
 
-    Raises ConfigError on construction when the model cannot be served as configured.
+    The constructor raises ConfigError if the model cannot be served as configured.
     """
 
     client: EngineClient
@@ -147,12 +146,12 @@ class LLMServer:
             self.grammars.start()
         if self._dynamic_adapters is not None:
             await self._dynamic_adapters.begin()
-        self._in_place = InPlace(args, self._served, access)
+        self._live_settings = LiveSettings(args, self._served, access)
         self._batches = _run_batches(self._served)
         replica_id = self._engine.replica_id or uuid.uuid4().hex
         self._telemetry = Telemetry(self._served, replica_id, launched.client.failed)
         self._relay = Relay(self.__serve_build_asgi_app__, self._engine.check)
-        self._end = watch_for_the_end(self._served, self._batches)
+        self._end = start_drain_watch(self._served, self._batches)
         if self._end is not None and (warning := unset_warning(os.environ)) is not None:
             log.warning(warning)
 
@@ -176,7 +175,7 @@ class LLMServer:
         )
 
     async def _warm_up(self, built: BuiltEngine | BuiltPooling, import_s: float) -> None:
-        """Run what is to be run before we are ready, and say what is served."""
+        """Run the warm-up, and log the banner."""
         phases = {"import engine": import_s, **built.phases}
         started = time.perf_counter()
         first_token_s = await warm_up(self._served, self.config.warmup)
@@ -196,36 +195,35 @@ class LLMServer:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the HTTP application; Serve calls this once, after the constructor.
 
-        Behind a gateway `relay` does, with the first request.
+        Behind a gateway, `relay` calls it with the first request.
         """
         return build_http_app(
-            self._served, access=lambda: self._in_place.access, echo_request_id=False
+            self._served, access=lambda: self._live_settings.access, echo_request_id=False
         )
 
     async def reconfigure(self, user_config: Mapping[str, Any] | None, rank: object = None) -> None:
-        """Let `user_config` hold from now on; Serve calls this also when it is taken away.
+        """Apply `user_config`; Serve calls this when it changes or is removed.
 
-        rank:  the replica's place among others. Only for its sake does Serve say that there is no
-               `user_config` any more.
+        rank:  unused rank of the replica; only with this parameter does Serve report a removal
         """
-        self._in_place.take(user_config)
+        self._live_settings.apply(user_config)
 
     async def check_health(self) -> None:
-        """Raise EngineError when the engine or a rank has stopped or hangs."""
+        """Raise EngineError if the engine or a rank has stopped or hangs."""
         self._engine.check()
         if self._dynamic_adapters is not None:
             self._dynamic_adapters.check()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        """Return what routers are told of us; Serve asks every `routing.stats_period_s`."""
+        """Return the routing statistics; Serve calls this every `routing.stats_period_s`."""
         return await self._reporter.stats()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what the autoscaling policy goes by; Serve asks where there is one."""
+        """Return the load for the autoscaling policy."""
         return self._load.report()
 
     def __del__(self) -> None:
-        """Stop the engine. Serve has let the running requests finish before it comes here."""
+        """Stop the engine. Serve calls this after draining the running requests."""
         batches = getattr(self, "_batches", None)
         if batches is not None and not batches.get_loop().is_closed():
             batches.get_loop().call_soon_threadsafe(batches.cancel)
@@ -243,50 +241,50 @@ class LLMServer:
         if grammars is not None:
             grammars.close()
 
-    # -- for gateways --------------------------------------------------------------------------
+    # -- called by gateways --------------------------------------------------------------------
 
     async def relay(self, call: RelayedRequest, route: RouteKey | None = None) -> None:
-        """Answer a request that a gateway passes on; `route` is for the router on the way."""
+        """Handle a request from a gateway; `route` is read by the router."""
         await self._relay.answer(call)
 
     async def answer(self, scope: Mapping[str, Any], body: bytes) -> WholeAnswer:
-        """Answer a small request, all at once."""
+        """Handle a small request and return the whole response."""
         return await self._relay.whole(scope, body)
 
     # -- for Python handles --------------------------------------------------------------------
 
     async def chat(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/chat/completions. Raises what HTTP would show as an error."""
+        """Handle a body of /v1/chat/completions. Raises the errors that HTTP would return."""
         return await self._answer(CHAT, body)
 
     async def completions(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/completions."""
+        """Handle a body of /v1/completions."""
         return await self._answer(COMPLETIONS, body)
 
     async def embed(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/embeddings."""
+        """Handle a body of /v1/embeddings."""
         return await self._answer(EMBEDDINGS, body)
 
     async def rerank(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/rerank."""
+        """Handle a body of /v1/rerank."""
         return await self._answer(RERANK, body)
 
     async def score(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /v1/score."""
+        """Handle a body of /v1/score."""
         return await self._answer(SCORE, body)
 
     async def classify(self, body: Mapping[str, Any]) -> Any:
-        """Answer a body of /classify."""
+        """Handle a body of /classify."""
         return await self._answer(CLASSIFY, body)
 
     async def chat_stream(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks that answer a body of /v1/chat/completions."""
+        """Yield the chunks for a body of /v1/chat/completions."""
         async with aclosing(self._chunks(CHAT, body)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def generate(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks that answer a body of /generate: each holds all text so far."""
+        """Yield the chunks for a body of /generate; each holds all text so far."""
         async with aclosing(self._chunks(GENERATE, body)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -294,19 +292,19 @@ class LLMServer:
     async def load_adapter(
         self, name: str, path: str, *, pinned: bool = False, replaces: bool = False
     ) -> dict[str, Any]:
-        """Load an adapter at all replicas; returns what is known of it."""
+        """Load an adapter on all replicas; return its state."""
         return await self.adapters.manager.load(name, path, pinned=pinned, replaces=replaces)
 
     async def unload_adapter(self, name: str, *, ends: bool = False) -> dict[str, Any]:
-        """Serve an adapter no longer; waits for its requests, or ends them."""
+        """Unload an adapter after its requests end; `ends` cancels them."""
         return await self.adapters.manager.unload(name, ends=ends)
 
     async def pin_adapter(self, name: str, *, pinned: bool = True) -> dict[str, Any]:
-        """Let an adapter stay loaded, or not."""
+        """Pin or unpin an adapter."""
         return await self.adapters.manager.pin(name, pinned=pinned)
 
     async def list_adapters(self) -> dict[str, Any]:
-        """Return what is known of each adapter at each replica, and of the replicas."""
+        """Return the state of each adapter on each replica, and of the replicas."""
         return await self.adapters.describe()
 
     async def _answer(self, endpoint: Endpoint[Any], body: Mapping[str, Any]) -> Any:
@@ -324,7 +322,7 @@ class LLMServer:
 
 
 def _run_batches(server: ServerState) -> asyncio.Task[None] | None:
-    """Begin to run batches, if this server takes any. Raises ConfigError."""
+    """Start the batch runner, if batches are enabled. Raises ConfigError."""
     folder = server.config.api.batch_dir
     if folder is None:
         return None

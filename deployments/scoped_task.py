@@ -1,8 +1,7 @@
-"""A task that lives no longer than a block: work that goes on beside what waits for it.
+"""A task whose lifetime is limited to a block.
 
-Waiting for a task with `asyncio.wait` does not own it: whoever is cancelled there leaves it
-running, or leaves unread what it has brought at that very moment. Here the block owns it. Knows no
-requests.
+`asyncio.wait` does not own its tasks: if the waiting task is cancelled, they keep running, and
+their results may be lost. Here the block owns the task. Knows no requests.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ ResultT = TypeVar("ResultT")
 
 @asynccontextmanager
 async def scoped_task(work: Awaitable[ResultT]) -> AsyncIterator[asyncio.Task[ResultT]]:
-    """Run `work` as a task during the block. After it the task has ended, cancelled if need be.
+    """Run `work` as a task during the block, and cancel it at the end if it is still running.
 
-    What it raises is raised to whoever takes its result, and to nobody else. What it holds when it
-    is done (a stream, an adapter) must be owned outside: `result` may never be asked for.
+    Its exception is raised only by `result`. Resources that it returns (a stream, an adapter) must
+    be owned outside, because `result` may never be called.
     """
     task = asyncio.ensure_future(work)
     try:
         yield task
     finally:
         task.cancel()
-        # Should we be cancelled here: `gather` passes that on, and still waits for the task's end.
+        # If this task is cancelled here, `gather` raises, and still waits for the task's end.
         await asyncio.gather(task, return_exceptions=True)

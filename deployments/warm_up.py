@@ -1,7 +1,7 @@
-"""Requests that a replica runs before it is ready, so that no caller pays for first-time work.
+"""Warm-up requests, which a replica runs before it is ready, to do first-time work.
 
-Each routine makes a request of a prompt; it goes to the engine as it is, and no metric counts it.
-A model that makes no text has no routines: its inputs are embedded or scored.
+Each routine builds a request from a prompt. Requests go directly to the engine, without metrics.
+Pooling models have no routines: their inputs are embedded or scored.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ Prompt = str | Sequence[int]
 
 
 async def warm_up(server: ServerState, section: WarmupSection) -> float | None:
-    """Run what is configured; return the seconds until the first token of the last request.
+    """Run the configured routines; return the seconds to the first token of the last request.
 
-    Texts of tasks are computed in any case: they are not for practice, and stay.
-    Raises ConfigError for a routine, an input or a text that this model cannot run.
+    Task prompts are always computed, because their KV stays cached.
+    Raises ConfigError for a routine, an input or a task prompt that the model cannot run.
     """
     if server.pooling is not None:
         await _compute_rows(server, section)
         return None
-    first_token_s = await _practise(server, section) if section.enabled else None
+    first_token_s = await _run_routines(server, section) if section.enabled else None
     await server.tasks.compute(server.client, server.plan.max_sequence_tokens)
     return first_token_s
 
 
-async def _practise(server: ServerState, section: WarmupSection) -> float:
+async def _run_routines(server: ServerState, section: WarmupSection) -> float:
     first_token_s = 0.0
-    usual: list[Prompt] = [SENTENCE] if server.tokenizer.takes_text else [[0]]
+    default: list[Prompt] = [SENTENCE] if server.tokenizer.takes_text else [[0]]
     for _ in range(section.iterations):
         for name in section.routines:
-            for given in section.inputs or usual:
+            for given in section.inputs or default:
                 try:
                     first_token_s = await _run(server, await ROUTINES[name](server, given))
                 except RequestError as error:
-                    message = f"warmup: the routine {name!r} cannot be run: {error}"
+                    message = f"warmup: cannot run the routine {name!r}: {error}"
                     raise ConfigError(message) from error
     await server.client.flush_cache()
     return first_token_s
@@ -63,16 +63,16 @@ async def _compute_rows(server: ServerState, section: WarmupSection) -> None:
         return
     if section.routines != ["generate"]:
         raise ConfigError(
-            f"warmup.routines are of models that make text; this one is for {server.plan.task}, "
-            "and computes warmup.inputs whatever they are: leave routines out."
+            f"warmup.routines apply to generating models; this model is for {server.plan.task}. "
+            "Remove warmup.routines; warmup.inputs are computed."
         )
-    usual: list[Prompt] = [SENTENCE] if server.tokenizer.takes_text else [[0]]
+    default: list[Prompt] = [SENTENCE] if server.tokenizer.takes_text else [[0]]
     for _ in range(section.iterations):
-        for given in section.inputs or usual:
+        for given in section.inputs or default:
             try:
                 await _run(server, _row(server, given))
             except RequestError as error:
-                raise ConfigError(f"warmup: an input cannot be computed: {error}") from error
+                raise ConfigError(f"warmup: cannot compute an input: {error}") from error
 
 
 def _row(server: ServerState, given: Prompt) -> Request:

@@ -1,4 +1,4 @@
-"""Attention of a decoder's rows, which are whole; nothing is kept."""
+"""Attention of a decoder over whole rows, without a KV cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remora.engine.runner.batch import AttentionSpec, ForwardBatch, QKNormRope
 
 
 class RowsAttention:
-    """AttentionBackend of one batch of rows."""
+    """The AttentionBackend of one batch of rows."""
 
     def __init__(self, rows: RowBatch, *, num_heads: int) -> None:
         self._rows = rows
@@ -21,7 +21,7 @@ class RowsAttention:
     def attend(
         self, layer: int, heads: Tensor, rope: QKNormRope, batch: ForwardBatch, spec: AttentionSpec
     ) -> Tensor:
-        """Turn and attend; see `protocols.AttentionBackend`."""
+        """Apply QK norm and RoPE, and attend; see `protocols.AttentionBackend`."""
         heads, value = apply_qk_norm_rope(heads, self._num_heads, rope)
         query, key = heads[:, : self._num_heads], heads[:, self._num_heads :]
         out = torch.empty_like(query)
@@ -37,7 +37,7 @@ class RowsAttention:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """Attend within rows: [rows, heads, length, head_dim]."""
+    """Attend within rows of equal length; all tensors are [rows, heads, length, head_dim]."""
     length = query.shape[2]
     is_near = spec.window is None or spec.window >= length
     is_plain = spec.soft_cap is None and spec.sinks is None and spec.slopes is None
@@ -48,13 +48,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> T
     at = torch.arange(length, device=query.device)
     distance = at.unsqueeze(1) - at
     near = distance.abs() if spec.both_ways else distance
-    sees = (near >= 0) & (near < (length if spec.window is None else spec.window))
+    visible = (near >= 0) & (near < (length if spec.window is None else spec.window))
     if spec.chunked and spec.window is not None:
         chunk = at // spec.window
-        sees &= chunk.unsqueeze(1) == chunk
+        visible &= chunk.unsqueeze(1) == chunk
     if is_plain:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=sees, scale=spec.scale, enable_gqa=True
+            query, key, value, attn_mask=visible, scale=spec.scale, enable_gqa=True
         )
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
@@ -63,9 +63,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> T
         scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
     if spec.slopes is not None:
         scores = scores - spec.slopes.view(-1, 1, 1) * distance
-    scores = scores.masked_fill(~sees, -torch.inf)
+    scores = scores.masked_fill(~visible, -torch.inf)
     if spec.sinks is not None:
         sinks = spec.sinks.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat((scores, sinks), dim=3)
-    shares = scores.softmax(3)[..., :length]
-    return shares.to(value.dtype) @ value
+    weights = scores.softmax(3)[..., :length]
+    return weights.to(value.dtype) @ value

@@ -14,7 +14,7 @@ from remora.configs.load import parse_args
 from remora.deployments.http.app import build_http_app
 from remora.deployments.http.core.auth import Access
 from remora.deployments.http.generation.server_state import ServerState
-from remora.deployments.live_update import InPlace
+from remora.deployments.live_update import LiveSettings
 from tests.deployments.fakes import CharTokenizer, FakeServer
 
 ARGS: dict[str, Any] = {"model": {"path": "tiny"}, "limits": {"max_n": 4}}
@@ -34,16 +34,16 @@ def server() -> FakeServer:
 
 
 @pytest.fixture
-def replica(server: FakeServer) -> Iterator[InPlace]:
+def replica(server: FakeServer) -> Iterator[LiveSettings]:
     logger = logging.getLogger("remora")
     level = logger.level
     state = ServerState.over(server)
-    yield InPlace(ARGS, state, Access(is_local=True))
+    yield LiveSettings(ARGS, state, Access(is_local=True))
     logger.setLevel(level)
 
 
 @pytest.fixture
-async def client(replica: InPlace) -> AsyncGenerator[httpx.AsyncClient, None]:
+async def client(replica: LiveSettings) -> AsyncGenerator[httpx.AsyncClient, None]:
     app = build_http_app(replica._served, access=lambda: replica.access)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -58,22 +58,22 @@ async def statuses(client: httpx.AsyncClient, *bodies: dict[str, Any]) -> list[i
 
 @pytest.mark.observes("api.unknown_fields", "limits.max_n")
 async def test_limits_and_strictness_change_between_two_requests(
-    replica: InPlace, client: httpx.AsyncClient
+    replica: LiveSettings, client: httpx.AsyncClient
 ) -> None:
     bodies = ({"n": 3}, {"unheard_of": 1})
 
     assert await statuses(client, *bodies) == [200, 200]
-    replica.take({"limits": {"max_n": 2}, "api": {"unknown_fields": "reject"}})
+    replica.apply({"limits": {"max_n": 2}, "api": {"unknown_fields": "reject"}})
     assert await statuses(client, *bodies) == [400, 400]
-    replica.take(None)
+    replica.apply(None)
     assert await statuses(client, *bodies) == [200, 200]
 
 
 @pytest.mark.observes("sampling.temperature", "sampling.max_tokens")
 async def test_sampling_defaults_change_and_yield_to_the_requests_own(
-    replica: InPlace, client: httpx.AsyncClient, server: FakeServer
+    replica: LiveSettings, client: httpx.AsyncClient, server: FakeServer
 ) -> None:
-    replica.take({"sampling": {"temperature": 0.25, "max_tokens": 3}})
+    replica.apply({"sampling": {"temperature": 0.25, "max_tokens": 3}})
     await statuses(client, {}, {"temperature": 0.75, "max_tokens": 2})
 
     first, second = (request.sampling for request in server.client.requests)
@@ -85,12 +85,12 @@ async def test_sampling_defaults_change_and_yield_to_the_requests_own(
 @pytest.mark.observes("sampling.repetition_penalty", "sampling.presence_penalty")
 @pytest.mark.observes("sampling.frequency_penalty")
 async def test_every_sampling_default_holds(
-    replica: InPlace, client: httpx.AsyncClient, server: FakeServer
+    replica: LiveSettings, client: httpx.AsyncClient, server: FakeServer
 ) -> None:
     given = {"top_k": 7, "top_p": 0.5, "min_p": 0.125, "repetition_penalty": 1.5}
     given |= {"presence_penalty": 0.25, "frequency_penalty": 0.75}
 
-    replica.take({"sampling": given})
+    replica.apply({"sampling": given})
     await statuses(client, {})
 
     (request,) = server.client.requests
@@ -98,22 +98,22 @@ async def test_every_sampling_default_holds(
 
 
 async def test_what_the_operator_prefers_is_told(
-    replica: InPlace, client: httpx.AsyncClient
+    replica: LiveSettings, client: httpx.AsyncClient
 ) -> None:
     async def told() -> Any:
         return (await client.get("/get_model_info")).json()["preferred_sampling_params"]
 
     assert await told() is None
-    replica.take({"sampling": {"temperature": 0.25, "max_tokens": 3}})
+    replica.apply({"sampling": {"temperature": 0.25, "max_tokens": 3}})
     assert await told() == {"temperature": 0.25, "max_new_tokens": 3}
 
 
 @pytest.mark.observes("metrics.log_level")
 @pytest.mark.observes("limits.template_timeout_s", "limits.max_template_chars")
 async def test_the_queue_the_template_and_the_log_follow(
-    replica: InPlace, client: httpx.AsyncClient, server: FakeServer
+    replica: LiveSettings, client: httpx.AsyncClient, server: FakeServer
 ) -> None:
-    replica.take(
+    replica.apply(
         {
             "engine": {"max_queued_requests": 9, "queue_timeout_s": 3.0},
             "limits": {"template_timeout_s": 0.25, "max_template_chars": 2048},
@@ -131,11 +131,11 @@ async def test_the_queue_the_template_and_the_log_follow(
 
 @pytest.mark.observes("api.api_key")
 async def test_keys_are_exchanged(
-    replica: InPlace, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    replica: LiveSettings, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THE_KEY", "sesame")
 
-    replica.take({"api": {"api_key": "env:THE_KEY"}})
+    replica.apply({"api": {"api_key": "env:THE_KEY"}})
 
     assert (await client.get("/v1/models")).status_code == 401
     headers = {"authorization": "Bearer sesame"}
@@ -144,12 +144,12 @@ async def test_keys_are_exchanged(
 
 @pytest.mark.observes("api.admin_api_key")
 async def test_the_operators_routes_ask_for_the_operators_key(
-    replica: InPlace, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    replica: LiveSettings, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("THE_KEY", "sesame")
 
     assert (await client.get("/flush_cache")).status_code == 200
-    replica.take({"api": {"admin_api_key": "env:THE_KEY"}})
+    replica.apply({"api": {"admin_api_key": "env:THE_KEY"}})
 
     assert (await client.get("/flush_cache")).status_code == 401
     headers = {"authorization": "Bearer sesame"}
@@ -165,23 +165,23 @@ async def test_the_operators_routes_ask_for_the_operators_key(
     ],
 )
 async def test_what_is_refused_changes_nothing_and_is_told(
-    replica: InPlace,
+    replica: LiveSettings,
     client: httpx.AsyncClient,
     caplog: pytest.LogCaptureFixture,
     user_config: dict[str, Any],
     reason: str,
 ) -> None:
-    replica.take({"limits": {"max_n": 3}})
+    replica.apply({"limits": {"max_n": 3}})
 
-    replica.take(user_config)
+    replica.apply(user_config)
 
     assert await statuses(client, {"n": 3}, {"n": 4}) == [200, 400]
     assert reason in caplog.text
     assert reason in (await client.get("/server_info")).json()["user_config_refused"]
-    replica.take({"limits": {"max_n": 3}})
+    replica.apply({"limits": {"max_n": 3}})
     assert (await client.get("/server_info")).json()["user_config_refused"] is None
 
 
-async def test_a_replica_does_not_start_under_what_is_refused(replica: InPlace) -> None:
+async def test_a_replica_does_not_start_under_what_is_refused(replica: LiveSettings) -> None:
     with pytest.raises(ConfigError, match=r"engine\.page_size = 8: "):
-        replica.take({"engine": {"page_size": 8}})
+        replica.apply({"engine": {"page_size": 8}})
