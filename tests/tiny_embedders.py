@@ -14,17 +14,17 @@ from transformers import Gemma3TextConfig, Gemma3TextModel, PreTrainedModel
 from tests.tiny_encoders import make_framing_tokenizer, randomise
 from tests.tiny_models import COMMON
 
-DENSE = (40, 24)  # what the two layers give
+DENSE = (40, 24)  # sizes of the two dense layers
 PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
-WINDOW = 16  # both sides together
+WINDOW = 16  # total of both sides
 
 
 def make_tiny_embedding_gemma(
     folder: Path, **overrides: Any
 ) -> tuple[PreTrainedModel, tuple[Tensor, ...]]:
-    """Write a model that sees both ways, pooling, two dense layers and prompts.
+    """Write a bidirectional model with pooling, two dense layers and prompts.
 
-    Returns what gives its states, and the weights of the layers.
+    Returns the model of its hidden states, and the weights of the dense layers.
     """
     config = Gemma3TextConfig(
         **{

@@ -1,4 +1,4 @@
-"""Tiny random encoders, saved the way a user would find them on disk."""
+"""Tiny random encoders, saved as published checkpoints are."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from transformers import (
 
 from tests.tiny_models import VOCAB_SIZE, make_tiny_tokenizer
 
-HAS_GTE = hasattr(transformers, "GteModel")  # older ones have not
+HAS_GTE = hasattr(transformers, "GteModel")  # not in older versions
 
 
 def _gte(name: str, **settings: Any) -> dict[str, tuple[type, type, Mapping[str, Any]]]:
@@ -142,7 +142,7 @@ def make_tiny_encoder(
 
 
 def randomise(model: torch.nn.Module) -> None:
-    """Let weights be so large that what a model says depends on what it reads."""
+    """Set weights large enough that outputs depend on inputs."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
@@ -151,7 +151,7 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def make_framing_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer that puts tokens around texts and between those of a pair."""
+    """Return a tokenizer that adds special tokens around texts and between those of a pair."""
     tokenizer = make_tiny_tokenizer()
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|im_start|> $A <|im_end|>",

@@ -1,7 +1,7 @@
-"""Tiny random checkpoints, saved the way a user would find them on disk.
+"""Tiny random checkpoints, saved as published checkpoints are.
 
-Weights are large enough that the best logit stands clear of the next: with the usual 0.02 all
-logits are nearly equal, and greedy decoding would test nothing but rounding.
+Weights are large enough to separate the best logit from the next: with the usual 0.02, all logits
+are nearly equal, and greedy decoding would test only rounding.
 """
 
 from __future__ import annotations

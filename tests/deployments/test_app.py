@@ -1,4 +1,4 @@
-"""What `build` makes of a config, without starting Ray."""
+"""The application that `build` returns, without starting Ray."""
 
 from __future__ import annotations
 
@@ -28,39 +28,27 @@ def test_the_engine_refuses_before_serve_does() -> None:
 
 
 @pytest.mark.observes("api.drain_timeout_s")
-def test_a_stopping_replica_gets_the_time_to_drain() -> None:
-    options = deployment_options(make_config(api={"drain_timeout_s": 90.0}))
-    assert options["graceful_shutdown_timeout_s"] > 90
-
-
 @pytest.mark.parametrize(
     ("api", "drain_s"),
     [
         ({}, 120),
+        ({"drain_timeout_s": 90.0}, 90),
         ({"request_timeout_s": 7.0}, 7),
         ({"request_timeout_s": 7.0, "drain_timeout_s": 3.0}, 3),
     ],
 )
-def test_the_time_to_drain_follows_from_what_a_request_may_take(
-    api: dict[str, Any], drain_s: float
-) -> None:
+def test_a_stopping_replica_gets_the_time_to_drain(api: dict[str, Any], drain_s: float) -> None:
     options = deployment_options(make_config(api=api))
     assert 0 < options["graceful_shutdown_timeout_s"] - drain_s < 10
 
 
 @pytest.mark.observes("parallel.num_replicas")
 def test_replicas_are_as_many_as_configured() -> None:
-    assert deployment_options(make_config(parallel={"num_replicas": 3}))["num_replicas"] == 3
-
-
-def test_a_cuda_replica_reserves_a_gpu() -> None:
-    options = deployment_options(make_config(engine={"device": "cuda"}))
+    options = deployment_options(
+        make_config(parallel={"num_replicas": 3}, engine={"device": "cuda"})
+    )
+    assert options["num_replicas"] == 3
     assert options["ray_actor_options"]["num_gpus"] == 1
-
-
-def test_the_application_is_built_from_plain_args() -> None:
-    application = build({"model": {"path": "x"}})
-    assert application is not None
 
 
 @pytest.mark.parametrize(
@@ -73,7 +61,7 @@ def test_the_application_is_built_from_plain_args() -> None:
         ({}, ["LLMServer"]),
     ],
 )
-def test_where_haproxy_asks_a_chooser_stands_beside_the_replicas(
+def test_haproxy_queries_a_routing_service(
     monkeypatch: pytest.MonkeyPatch, routing: dict[str, Any], names: list[str]
 ) -> None:
     monkeypatch.setenv(HOOK_SWITCH, "1")
@@ -84,9 +72,7 @@ def test_where_haproxy_asks_a_chooser_stands_beside_the_replicas(
 
 
 @pytest.mark.parametrize("without", ["the switch", "the hook"])
-def test_where_haproxy_does_not_ask_a_gateway_does_the_work(
-    monkeypatch: pytest.MonkeyPatch, without: str
-) -> None:
+def test_without_the_hook_a_gateway_routes(monkeypatch: pytest.MonkeyPatch, without: str) -> None:
     for module in (constants, build_app):
         monkeypatch.setattr(module, "RAY_SERVE_ENABLE_HA_PROXY", True)
     if without == "the hook":
@@ -102,19 +88,19 @@ def test_where_haproxy_does_not_ask_a_gateway_does_the_work(
 
 
 def deployments_of(application: Application) -> list[str]:
-    """Return the names of what Serve would start."""
+    """Return the names of the deployments that Serve would start."""
     built = build_app.build_app(
         application, name="x", make_deployment_handle=lambda deployment, _: deployment.name
     )
-    scoped_task = built.ingress_request_router_deployment
-    return [d.name for d in built.deployments] + ([scoped_task.name] if scoped_task else [])
+    router = built.ingress_request_router_deployment
+    return [d.name for d in built.deployments] + ([router.name] if router else [])
 
 
-def test_faulty_args_are_refused_when_the_application_is_built() -> None:
+def test_invalid_args_are_refused() -> None:
     with pytest.raises(ConfigError, match="max_running_request"):
         build({"model": {"path": "x"}, "engine": {"max_running_request": 3}})
 
 
-def test_serve_hands_the_args_over_unvalidated() -> None:
+def test_serve_does_not_validate_the_args() -> None:
     (parameter,) = inspect.signature(app.build).parameters.values()
     assert parameter.annotation == dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a change of `user_config` does to the answers of a running replica."""
+"""Changes of `user_config` of a running replica."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def replica(server: FakeServer) -> Iterator[LiveSettings]:
 
 @pytest.fixture
 async def client(replica: LiveSettings) -> AsyncGenerator[httpx.AsyncClient, None]:
-    app = build_http_app(replica._served, access=lambda: replica.access)
+    app = build_http_app(replica._server, access=lambda: replica.access)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
@@ -97,15 +97,15 @@ async def test_every_sampling_default_holds(
     assert {name: getattr(request.sampling, name) for name in given} == given
 
 
-async def test_what_the_operator_prefers_is_told(
+async def test_preferred_sampling_parameters_are_reported(
     replica: LiveSettings, client: httpx.AsyncClient
 ) -> None:
-    async def told() -> Any:
+    async def preferred() -> Any:
         return (await client.get("/get_model_info")).json()["preferred_sampling_params"]
 
-    assert await told() is None
+    assert await preferred() is None
     replica.apply({"sampling": {"temperature": 0.25, "max_tokens": 3}})
-    assert await told() == {"temperature": 0.25, "max_new_tokens": 3}
+    assert await preferred() == {"temperature": 0.25, "max_new_tokens": 3}
 
 
 @pytest.mark.observes("metrics.log_level")
@@ -126,34 +126,28 @@ async def test_the_queue_the_template_and_the_log_follow(
     assert server.tokenizer.rendering == (0.25, 2048)
     assert logging.getLogger("remora").level == logging.ERROR
     assert (await client.get("/server_info")).json()["max_queued_requests"] == 9
-    assert replica._served.calls.limits.queue_timeout_s == 3.0
+    assert replica._server.calls.limits.queue_timeout_s == 3.0
 
 
-@pytest.mark.observes("api.api_key")
-async def test_keys_are_exchanged(
-    replica: LiveSettings, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.observes("api.api_key", "api.admin_api_key")
+@pytest.mark.parametrize(
+    ("key", "path"), [("api_key", "/v1/models"), ("admin_api_key", "/flush_cache")]
+)
+async def test_keys_change(
+    replica: LiveSettings,
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    path: str,
 ) -> None:
     monkeypatch.setenv("THE_KEY", "sesame")
 
-    replica.apply({"api": {"api_key": "env:THE_KEY"}})
+    assert (await client.get(path)).status_code == 200
+    replica.apply({"api": {key: "env:THE_KEY"}})
 
-    assert (await client.get("/v1/models")).status_code == 401
+    assert (await client.get(path)).status_code == 401
     headers = {"authorization": "Bearer sesame"}
-    assert (await client.get("/v1/models", headers=headers)).status_code == 200
-
-
-@pytest.mark.observes("api.admin_api_key")
-async def test_the_operators_routes_ask_for_the_operators_key(
-    replica: LiveSettings, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("THE_KEY", "sesame")
-
-    assert (await client.get("/flush_cache")).status_code == 200
-    replica.apply({"api": {"admin_api_key": "env:THE_KEY"}})
-
-    assert (await client.get("/flush_cache")).status_code == 401
-    headers = {"authorization": "Bearer sesame"}
-    assert (await client.get("/flush_cache", headers=headers)).status_code == 200
+    assert (await client.get(path, headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -164,7 +158,7 @@ async def test_the_operators_routes_ask_for_the_operators_key(
         ({"limits": {"max_n": 2}, "api": {"api_key": "env:NO_SUCH_KEY"}}, "NO_SUCH_KEY"),
     ],
 )
-async def test_what_is_refused_changes_nothing_and_is_told(
+async def test_an_invalid_update_changes_nothing_and_is_reported(
     replica: LiveSettings,
     client: httpx.AsyncClient,
     caplog: pytest.LogCaptureFixture,
@@ -182,6 +176,6 @@ async def test_what_is_refused_changes_nothing_and_is_told(
     assert (await client.get("/server_info")).json()["user_config_refused"] is None
 
 
-async def test_a_replica_does_not_start_under_what_is_refused(replica: LiveSettings) -> None:
+async def test_a_replica_does_not_start_with_an_invalid_user_config(replica: LiveSettings) -> None:
     with pytest.raises(ConfigError, match=r"engine\.page_size = 8: "):
         replica.apply({"engine": {"page_size": 8}})

@@ -1,4 +1,4 @@
-"""Tasks that live no longer than a block."""
+"""Tasks whose lifetime is limited to a block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_a_task_is_cancelled_and_has_ended_after_its_block() -> None:
     assert task.cancelled()
 
 
-async def test_a_result_is_the_blocks_and_so_is_an_error() -> None:
+async def test_results_and_errors_belong_to_the_block() -> None:
     async def fail() -> None:
         raise ValueError("no")
 
@@ -30,7 +30,7 @@ async def test_a_result_is_the_blocks_and_so_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_whoever_is_cancelled_waits_for_the_end_of_the_task(again: bool) -> None:
+async def test_a_cancelled_block_waits_for_the_end_of_its_task(again: bool) -> None:
     held: list[str] = []
 
     async def hold() -> None:
@@ -43,11 +43,11 @@ async def test_whoever_is_cancelled_waits_for_the_end_of_the_task(again: bool) -
             finally:
                 held.clear()
 
-    async def wait_beside() -> None:
+    async def wait() -> None:
         async with scoped_task(hold()):
             await steps(3)
 
     async with nothing_left():
         for moment in range(12):
-            await cancelled(wait_beside(), moment, again=again)
+            await cancelled(wait(), moment, again=again)
             assert held == []

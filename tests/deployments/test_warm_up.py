@@ -1,4 +1,4 @@
-"""What a replica runs before it is ready."""
+"""Warm-up requests of a replica."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ async def requests_of(**warmup: Any) -> list[Request]:
 
 
 @pytest.mark.observes("warmup.enabled")
-async def test_nothing_is_run_where_nothing_is_wanted() -> None:
+async def test_a_disabled_warm_up_runs_nothing() -> None:
     assert await requests_of(enabled=False) == []
     assert await requests_of() != []
 
 
 @pytest.mark.observes("warmup.iterations")
 @pytest.mark.parametrize("iterations", [1, 5])
-async def test_so_many_passes_are_run(iterations: int) -> None:
+async def test_the_number_of_iterations(iterations: int) -> None:
     assert len(await requests_of(iterations=iterations)) == iterations
 
 
@@ -61,17 +61,14 @@ async def test_each_routine_is_run_once_in_a_pass() -> None:
     assert (generate.sampling.temperature, generate.sampling.logprobs) == (0, None)
 
 
-async def test_a_routine_that_nobody_knows_is_refused() -> None:
+async def test_an_unknown_routine_or_token_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"warmup\.routines"):
         config(routines=["compile_deep_gemm"])
-
-
-async def test_an_input_that_the_model_does_not_know_ends_the_start() -> None:
     with pytest.raises(ConfigError, match=r"warmup.*99999"):
         await requests_of(inputs=[[99999]])
 
 
-async def test_models_that_make_no_text_compute_the_inputs(
+async def test_pooling_models_compute_the_inputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_tiny_encoder(tmp_path, "bert")

@@ -52,7 +52,7 @@ def test_the_arithmetic_agrees_with_the_engine_on_the_bytes_of_a_step(
 def test_models_that_transformers_code_runs_are_refused(tiny_checkpoints: TinyCheckpoints) -> None:
     target = read_target(str(tiny_checkpoints("llama")), ["model.impl=transformers"])
 
-    with pytest.raises(ConfigError, match="is run by transformers' code, of which remora bench"):
+    with pytest.raises(ConfigError, match="remora doctor model"):
         OfflineEngine(target.config, show_progress=False)
 
 

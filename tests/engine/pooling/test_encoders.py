@@ -1,4 +1,4 @@
-"""Encoders give the hidden states and scores that transformers gives, in any company."""
+"""Hidden states and scores of encoders equal those of transformers, alone and in batches."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_scores_are_those_of_transformers(tmp_path: Path, family: str, num_label
     assert load(tmp_path)(rows) == near(wanted, NUM_LAYERS)
 
 
-def test_norms_may_have_the_names_of_the_first_checkpoints(tmp_path: Path) -> None:
+def test_norms_may_have_the_names_of_early_checkpoints(tmp_path: Path) -> None:
     make_tiny_encoder(tmp_path, "bert")
     rows = rows_of((5, 9))
     wanted = load(tmp_path)(rows)
@@ -113,7 +113,7 @@ def test_norms_may_have_the_names_of_the_first_checkpoints(tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(not HAS_GTE, reason="this version of transformers has no GTE")
-def test_gte_is_the_same_in_its_first_words(tmp_path: Path) -> None:
+def test_gte_with_the_keys_of_its_first_version(tmp_path: Path) -> None:
     theta, factor, dim = 20_000.0, 8.0, 12
     slower = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / dim)}
     oracle = make_tiny_encoder(tmp_path, "gte", rope_parameters=slower, type_vocab_size=1)
@@ -171,19 +171,24 @@ def test_pooling(tmp_path: Path, method: str) -> None:
         assert found == near(wanted, NUM_LAYERS)
 
 
-def test_what_changes_the_numbers_and_is_not_known_is_refused(tmp_path: Path) -> None:
-    make_tiny_encoder(tmp_path, "bert")
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("bert", "hidden_act", "swish9"),
+        ("bert", "position_embedding_type", "relative_key"),
+        ("bert", "is_decoder", True),
+        ("bert", "num_attention_heads", 7),
+        ("deberta", "pooler_hidden_size", 24),
+    ],
+)
+def test_unsupported_settings_are_refused_at_loading(
+    tmp_path: Path, family: str, key: str, value: object
+) -> None:
+    make_tiny_encoder(tmp_path, family, classifies=family == "deberta")
     file = tmp_path / "config.json"
-    raw = json.loads(file.read_text())
-    for key, value in (
-        ("hidden_act", "swish9"),
-        ("position_embedding_type", "relative_key"),
-        ("is_decoder", True),
-        ("num_attention_heads", 7),
-    ):
-        file.write_text(json.dumps({**raw, key: value}))
-        with pytest.raises(ConfigError, match=key if key != "is_decoder" else "decoder"):
-            load(tmp_path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(ConfigError, match=key.removeprefix("is_")):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -198,39 +203,18 @@ def test_what_changes_the_numbers_and_is_not_known_is_refused(tmp_path: Path) ->
         ("deberta", "conv_kernel_size", 3),
         ("deberta", "embedding_size", 24),
         ("deberta", "attention_head_size", 6),
+        ("nomic", "rotary_scaling_factor", 2.0),
+        ("nomic", "moe_every_n_layers", 2),
     ],
 )
-def test_settings_of_a_family_that_are_not_known_are_refused(
+def test_unsupported_settings_of_a_family_are_refused(
     tmp_path: Path, family: str, key: str, value: object
 ) -> None:
     make_tiny_encoder(tmp_path, family)
     raw = json.loads((tmp_path / "config.json").read_text())
 
     parse_encoder(raw)
-    with pytest.raises(ConfigError, match=f"{key} in config.json is"):
-        parse_encoder({**raw, key: value})
-
-
-def test_a_head_of_another_size_than_its_states_is_refused(tmp_path: Path) -> None:
-    make_tiny_encoder(tmp_path, "deberta", classifies=True)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "pooler_hidden_size": 24}))
-
-    with pytest.raises(ConfigError, match=r"pooler_hidden_size in config\.json is 24"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("rotary_scaling_factor", 2.0), ("moe_every_n_layers", 2)]
-)
-def test_nomic_that_scales_rotation_or_has_experts_is_refused(
-    tmp_path: Path, key: str, value: float
-) -> None:
-    make_tiny_encoder(tmp_path, "nomic")
-    raw = json.loads((tmp_path / "config.json").read_text())
-
-    assert parse_encoder({**raw, "rotary_scaling_factor": None}) == parse_encoder(raw)
-    with pytest.raises(ConfigError, match=f"{key} in config.json is {value}"):
+    with pytest.raises(ConfigError, match=f"{key} in config.json"):
         parse_encoder({**raw, key: value})
 
 

@@ -1,4 +1,4 @@
-"""The batcher: every row is answered once, as if it were alone, in whatever company and order."""
+"""PoolingEngine: every request has one result, independent of batch and order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAN = replace(
 
 
 class Sums:
-    """Gives each row its sum and its length; not a number for a row that holds a 7."""
+    """Returns sum and length of each row; NaN for rows that contain a 7."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -68,7 +68,7 @@ ROWS = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40), ma
 
 @settings(max_examples=60, deadline=None)
 @given(rows=ROWS, aborted=st.sets(st.integers(0, 29)), whole=st.sets(st.integers(0, 29)))
-def test_every_row_is_answered_once_and_equal_to_alone(
+def test_every_request_has_one_result_equal_to_that_alone(
     rows: list[list[int]], aborted: set[int], whole: set[int]
 ) -> None:
     engine, model = make_engine()
@@ -100,7 +100,7 @@ def test_every_row_is_answered_once_and_equal_to_alone(
     assert stats.finished_total + stats.aborted_total == len(rows)
 
 
-def test_higher_priorities_come_first_and_then_who_came_first() -> None:
+def test_requests_run_by_priority_then_arrival() -> None:
     engine, _ = make_engine(max_running_requests=1)
     for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
         engine.add(request(name, [1], priority))
@@ -109,7 +109,7 @@ def test_higher_priorities_come_first_and_then_who_came_first() -> None:
     assert order == ["b", "d", "a", "c"]
 
 
-def test_what_can_never_run_is_refused() -> None:
+def test_requests_that_can_never_run_are_refused() -> None:
     engine, _ = make_engine()
     for ids, error in (([], InvalidRequest), ([VOCAB], InvalidRequest), ([1] * 41, PromptTooLong)):
         with pytest.raises(error):
@@ -129,7 +129,7 @@ async def vector(client: LocalEngineClient, row: Request) -> FloatArray | None:
     return found
 
 
-async def test_a_client_drives_it_like_any_engine() -> None:
+async def test_the_client_runs_it_as_any_engine() -> None:
     engine, _ = make_engine(max_running_requests=4, max_queued_requests=2)
     client = LocalEngineClient(engine, None)
     results = await asyncio.gather(*(vector(client, request(str(i), [i, 1])) for i in range(6)))
@@ -147,7 +147,7 @@ async def test_a_client_drives_it_like_any_engine() -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_a_row_whose_reader_leaves_at_any_moment_waits_no_longer(again: bool) -> None:
+async def test_a_request_cancelled_at_any_moment_leaves_the_queue(again: bool) -> None:
     engine, _ = make_engine()
     client = LocalEngineClient(engine, None)
     async with nothing_left():

@@ -1,7 +1,7 @@
-"""config.json files as they are published, and how many numbers are counted for their weights.
+"""Parameter counts for published config.json files.
 
-`published.jsonl` has one a line, with how many numbers the published weights have (`parameters`),
-and how many of these are in a pooler that sentence vectors are not made with (`unread`).
+Each line of `published.jsonl` has a config, the number of published parameters (`parameters`), and
+the number of those in a pooler that embeddings do not use (`unread`).
 """
 
 from __future__ import annotations

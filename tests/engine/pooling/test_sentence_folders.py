@@ -1,4 +1,4 @@
-"""Folders that sentence-transformers writes: what is read of them, and what is refused."""
+"""Folders written by sentence-transformers: supported and refused settings."""
 
 from __future__ import annotations
 
@@ -26,26 +26,24 @@ def facts_of(path: Path, size: int = 48) -> PoolingFacts:
     return read_pooling_facts(path, task, PoolingSection(), hidden_size=size)
 
 
-def test_a_cross_encoder_says_beside_its_modules_what_makes_its_scores(tmp_path: Path) -> None:
+def test_the_activation_of_a_cross_encoder(tmp_path: Path) -> None:
     make_tiny_encoder(tmp_path, "deberta", classifies=True, num_labels=1)
     (tmp_path / "modules.json").write_text("[]")
     assert facts_of(tmp_path).activation == "sigmoid"
 
-    said = tmp_path / "config_sentence_transformers.json"
+    file = tmp_path / "config_sentence_transformers.json"
     act = "torch.nn.modules.linear.Identity"
-    change(said, model_type="CrossEncoder", activation_fn=act, default_prompt_name=None)
+    change(file, model_type="CrossEncoder", activation_fn=act, default_prompt_name=None)
     facts = facts_of(tmp_path)
     assert (facts.task, facts.activation, facts.size) == ("rerank", "none", 1)
 
-    change(said, default_prompt_name="query")
+    change(file, default_prompt_name="query")
     with pytest.raises(ConfigError, match="'query'"):
         facts_of(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
-def test_what_gives_more_or_less_than_a_vector_of_each_text_is_no_embedder(
-    tmp_path: Path, kind: str
-) -> None:
+def test_other_kinds_than_one_vector_per_text_are_refused(tmp_path: Path, kind: str) -> None:
     make_tiny_embedding_gemma(tmp_path)
     assert pooling_task(tmp_path, "auto") == "embed"
     change(tmp_path / "config_sentence_transformers.json", model_type=kind)
@@ -55,7 +53,7 @@ def test_what_gives_more_or_less_than_a_vector_of_each_text_is_no_embedder(
 
 
 @pytest.mark.parametrize("classifies", [False, True])
-def test_texts_that_a_chat_template_writes_are_refused(tmp_path: Path, classifies: bool) -> None:
+def test_chat_templates_of_texts_are_refused(tmp_path: Path, classifies: bool) -> None:
     make_tiny_encoder(tmp_path, "bert", classifies=classifies)
     (tmp_path / "modules.json").write_text("[]")
     text = {"method": "forward", "method_output_name": "logits"}
@@ -69,7 +67,7 @@ def test_texts_that_a_chat_template_writes_are_refused(tmp_path: Path, classifie
 
 
 @pytest.mark.parametrize("key", ["module_input_name", "module_output_name"])
-def test_layers_for_each_token_are_refused(tmp_path: Path, key: str) -> None:
+def test_layers_per_token_are_refused(tmp_path: Path, key: str) -> None:
     model, _ = make_tiny_embedding_gemma(tmp_path)
     size = model.config.hidden_size
     file = tmp_path / "2_Dense" / "config.json"

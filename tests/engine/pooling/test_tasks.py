@@ -1,4 +1,4 @@
-"""What a checkpoint is for, by what its folder says: text, embeddings or scores."""
+"""The task of a checkpoint, from its folder: text, embeddings or scores."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ def folder(
     return path
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_families_of_generators_generate(tmp_path: Path, architecture: str) -> None:
-    assert pooling_task(folder(tmp_path, architecture), "auto") is None
-
-
 @pytest.mark.parametrize(
-    "architecture", [name for name in ENCODERS if "Classification" not in name]
+    ("architecture", "task"),
+    [
+        *((name, None) for name in ARCHITECTURES),
+        *((name, "embed") for name in ENCODERS if "Classification" not in name),
+    ],
 )
-def test_encoders_embed(tmp_path: Path, architecture: str) -> None:
-    assert pooling_task(folder(tmp_path, architecture), "auto") == "embed"
+def test_tasks_of_generators_and_encoders(
+    tmp_path: Path, architecture: str, task: str | None
+) -> None:
+    assert pooling_task(folder(tmp_path, architecture), "auto") == task
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_encoders_embed(tmp_path: Path, architecture: str) -> None:
         ("Qwen2ForProcessRewardModel", 2, "reward"),
     ],
 )
-def test_heads_say_what_a_model_is_for(
+def test_tasks_of_heads(
     tmp_path: Path, architecture: str, num_labels: int, task: str | None
 ) -> None:
     assert pooling_task(folder(tmp_path, architecture, num_labels=num_labels), "auto") == task
