@@ -1,4 +1,4 @@
-"""A constraint beside tools, the whole way: HTTP, compiler, engine, parser, on random weights."""
+"""A constraint together with tools, end to end on random weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BODY = {
 
 
 def kind_of(choice: dict[str, Any]) -> str:
-    """Return what a reply is, having checked that it is that."""
+    """Return the kind of a reply, after checking its content."""
     message = choice["message"]
     if choice["finish_reason"] == "tool_calls":
         (call,) = message["tool_calls"]
@@ -54,7 +54,7 @@ def kind_of(choice: dict[str, Any]) -> str:
 
 
 @pytest.mark.timeout(120)
-async def test_a_model_that_knows_nothing_calls_a_tool_or_keeps_to_the_schema(
+async def test_a_random_model_calls_a_tool_or_follows_the_schema(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
     server = LLMServer.__new__(LLMServer)

@@ -1,4 +1,4 @@
-"""What has gone wrong in servers like this one, and does not here."""
+"""Incidents of comparable servers, which must not happen here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 
 # -- code from data ----------------------------------------------------------------------------
 
-# Attributes that run what they read, whatever module they are looked up in.
+# Attributes that execute their input, in any module.
 RUNNING = {
     "eval",
     "exec",
@@ -49,13 +49,13 @@ RUNNING = {
     "popen",
     "getoutput",
 }
-# Functions that do, of these modules.
+# Functions of certain modules that do.
 LOADERS = {("torch", "load"), ("yaml", "load"), ("joblib", "load"), ("dill", "load")}
 SWITCHES = {"trust_remote_code", "allow_pickle", "shell"}
 
 
-# Where an operator's model.trust_remote_code arrives, off unless it was written; and where tensors,
-# and nothing else, are read from pickles for who asks.
+# The use of model.trust_remote_code, which is off by default, and the reader of pickled
+# checkpoints, which loads only tensors.
 ASKED_FOR = {
     ("engine/tokens/fast_tokenizer.py", "trust_remote_code"),
     ("engine/weights/pickled.py", "torch.load"),
@@ -63,7 +63,7 @@ ASKED_FOR = {
 
 
 def dangers_in(tree: ast.AST) -> Iterator[str]:
-    """Yield calls that run what they are given, and switches that let others do so."""
+    """Yield calls that execute their input, and options that enable it."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue
@@ -80,7 +80,7 @@ def dangers_in(tree: ast.AST) -> Iterator[str]:
                 yield f"line {call.lineno}: {option.arg}"
 
 
-def test_nothing_in_the_product_runs_what_it_reads() -> None:
+def test_the_product_executes_no_input() -> None:
     found = [
         (str(path.relative_to(ROOT)), danger.rpartition(" ")[2])
         for path in SOURCES
@@ -105,20 +105,20 @@ def test_nothing_in_the_product_runs_what_it_reads() -> None:
         "compile(text, 'x', 'exec')",
     ],
 )
-def test_a_line_that_would_run_what_it_reads_is_found(line: str) -> None:
+def test_a_line_that_executes_its_input_is_found(line: str) -> None:
     assert list(dangers_in(ast.parse(line)))
 
 
-# -- reaching where it should not --------------------------------------------------------------
+# -- requests to other hosts --------------------------------------------------------------
 
-# What goes out to others; `deployments/bench` and `cli` are clients and may.
+# HTTP clients; only `deployments/bench` and `cli` may use them.
 CLIENTS = {"httpx", "requests", "aiohttp", "urllib3", "urllib.request", "http.client", "ftplib"}
-# Sends metrics to the one address that the configuration names; no request has a say in it.
+# Sends metrics to the configured address, which no request can change.
 PUSHER = ROOT / "deployments" / "observing" / "metrics_push.py"
 SERVED = [p for p in SOURCES if not {"bench", "cli"} & set(p.parts) and p != PUSHER]
 
 
-def test_the_server_has_nothing_to_fetch_with() -> None:
+def test_the_server_imports_no_http_client() -> None:
     found = []
     for path in SERVED:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -132,7 +132,7 @@ def test_the_server_has_nothing_to_fetch_with() -> None:
 
 @asynccontextmanager
 async def counting_listener() -> AsyncGenerator[tuple[int, list[int]], None]:
-    """A port at which nobody should knock, and who did."""
+    """Yield a listening port and a list of its connections."""
     hits: list[int] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,7 +145,7 @@ async def counting_listener() -> AsyncGenerator[tuple[int, list[int]], None]:
 
 
 def bodies_with(url: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield bodies that name an address, in every dialect that has a place for one."""
+    """Yield bodies with a URL, in every API that has a field for one."""
     image = {"type": "image_url", "image_url": {"url": url}}
     yield "/v1/chat/completions", {"messages": [{"role": "user", "content": [image]}]}
     for kind in ("video_url", "audio_url"):
@@ -173,7 +173,7 @@ def bodies_with(url: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 HOSTS = ("127.0.0.1", "localhost", "2130706433", "0177.0.0.1", "[::ffff:127.0.0.1]", "x@127.0.0.1")
 
 
-async def test_no_address_in_a_body_is_ever_asked() -> None:
+async def test_urls_in_bodies_are_never_requested() -> None:
     async with counting_listener() as (port, hits), make_client() as client:
         for host in HOSTS:
             for path, body in bodies_with(f"http://{host}:{port}/a.png"):
@@ -182,7 +182,7 @@ async def test_no_address_in_a_body_is_ever_asked() -> None:
         await asyncio.sleep(0.05)
         assert hits == []
 
-        # The listener does count.
+        # The listener counts connections.
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         await asyncio.sleep(0.05)
@@ -204,7 +204,7 @@ INJECTIONS = (
 
 
 @pytest.mark.parametrize("text", INJECTIONS)
-async def test_what_a_message_says_is_text(text: str) -> None:
+async def test_messages_are_not_interpreted_as_templates(text: str) -> None:
     server = FakeServer(tokenizer=Templated())
     async with make_client(server) as client:
         messages = [{"role": "user", "content": text}]
@@ -229,7 +229,7 @@ async def test_a_request_cannot_bring_a_template(path: str, name: str) -> None:
 
 
 class Templated(CharTokenizer):
-    """Writes chats by a template of Jinja's, as the real one does."""
+    """Renders chats with a Jinja template."""
 
     def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return render_chat(
@@ -245,7 +245,7 @@ NUMBERS = (True, False, 1.5, -1, -(2**31), 2**31, 2**53 + 1, 2**63, -(2**63) - 1
 
 
 def integer_fields(model: type[BaseModel]) -> list[str]:
-    """Return the fields of a body that take a whole number, themselves or in a list."""
+    """Return the fields of a body that accept an integer or a list of integers."""
     return [
         name for name, field in model.model_fields.items() if int in _types_in(field.annotation)
     ]
@@ -260,7 +260,7 @@ PATHS = {route.path: route.body for route in GENERATION} | dict(BODIES)
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_no_number_is_more_than_a_bad_request(path: str) -> None:
+async def test_no_number_causes_a_server_error(path: str) -> None:
     base = {
         "messages": [{"role": "user", "content": "a"}],
         "prompt": "a",
@@ -285,7 +285,7 @@ SECRET = "zebra-crossing-4711"
 
 
 @pytest.mark.parametrize("error", [None, EngineError("x"), RuntimeError("y")], ids=str)
-async def test_no_prompt_stands_in_the_log(
+async def test_no_prompt_is_logged(
     caplog: pytest.LogCaptureFixture, error: Exception | None
 ) -> None:
     caplog.set_level(logging.DEBUG, "remora")
@@ -316,8 +316,8 @@ STARTED = """
 import json, os, sys, ray
 
 def init(**options):
-    told = {"options": options, "mode": os.environ.get("RAY_AUTH_MODE")}
-    print(json.dumps(told), flush=True)
+    report = {"options": options, "mode": os.environ.get("RAY_AUTH_MODE")}
+    print(json.dumps(report), flush=True)
     os._exit(0)
 
 ray.init = init
@@ -326,14 +326,14 @@ app(["serve", sys.argv[1], "--port", sys.argv[2], "--proxy", "python"])
 """
 
 
-def test_who_reaches_rays_ports_needs_a_token_and_its_dashboard_stays_here(tmp_path: Path) -> None:
+def test_ray_requires_a_token_and_its_dashboard_is_local(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
     environment = {k: v for k, v in os.environ.items() if k != "RAY_AUTH_MODE"}
 
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", STARTED, str(model), port],
         env=environment,
         capture_output=True,
@@ -342,7 +342,7 @@ def test_who_reaches_rays_ports_needs_a_token_and_its_dashboard_stays_here(tmp_p
         check=True,
     )
 
-    started = json.loads(told.stdout.splitlines()[-1])
+    started = json.loads(done.stdout.splitlines()[-1])
     assert started["mode"] == "token"
     assert started["options"]["dashboard_host"] == "127.0.0.1"
     assert started["options"]["address"] == "local"

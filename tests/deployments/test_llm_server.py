@@ -1,4 +1,4 @@
-"""A replica without Serve around it, over a tiny model."""
+"""A replica without Serve, with a tiny model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def running(
     server.client.close()
 
 
-async def test_all_ways_to_ask_give_the_same_text(tiny_checkpoints: TinyCheckpoints) -> None:
+async def test_all_interfaces_return_the_same_text(tiny_checkpoints: TinyCheckpoints) -> None:
     body: dict[str, Any] = {"messages": HELLO, **GREEDY}
     async with running(tiny_checkpoints("llama")) as server:
         whole = await server.chat(body)
@@ -60,7 +60,7 @@ async def test_all_ways_to_ask_give_the_same_text(tiny_checkpoints: TinyCheckpoi
     assert response.json()["choices"][0]["message"]["content"] == expected
 
 
-async def test_serves_proxy_is_left_to_send_the_request_id(
+async def test_the_request_id_is_left_to_serves_proxy(
     tiny_checkpoints: TinyCheckpoints,
 ) -> None:
     async with running(tiny_checkpoints("llama")) as server:

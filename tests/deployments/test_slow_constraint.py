@@ -1,4 +1,4 @@
-"""A constraint that comes to take too long in mid-answer is its caller's fault, the whole way."""
+"""A constraint that becomes too slow during a reply is reported as the caller's error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ BODY: dict[str, Any] = {"prompt": "x", "regex": "b{90}", "max_tokens": 200}
 QUICK_STEPS = 6
 
 
-class Tiring(XgrammarMatcher):
-    """Takes too long from some step on."""
+class SlowMatcher(XgrammarMatcher):
+    """Exceeds its time budget after QUICK_STEPS."""
 
     num_steps = 0
 
@@ -32,10 +32,10 @@ class Tiring(XgrammarMatcher):
 
 
 @pytest.mark.timeout(120)
-async def test_it_is_a_400_or_the_last_event_and_nobody_elses_matter(
+async def test_a_slow_constraint_is_a_400_or_the_last_event(
     tiny_checkpoints: TinyCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xgrammar_backend, "XgrammarMatcher", Tiring)
+    monkeypatch.setattr(xgrammar_backend, "XgrammarMatcher", SlowMatcher)
     server = LLMServer.__new__(LLMServer)
     await server.__init__(  # type: ignore[misc]
         {
@@ -54,8 +54,7 @@ async def test_it_is_a_400_or_the_last_event_and_nobody_elses_matter(
 
     assert whole.status_code == 400
     assert whole.json()["error"]["code"] == "constraint_failed"
-    assert "takes too long" in whole.json()["error"]["message"]
-    assert stream.status_code == 200  # the answer had begun
+    assert stream.status_code == 200  # the stream had started
     events = [event for event in stream.text.split("\n\n") if event]
     errors = [json.loads(e.removeprefix("data: "))["error"] for e in events if '"error"' in e]
     assert [error["code"] for error in errors] == ["constraint_failed"]

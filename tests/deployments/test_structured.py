@@ -1,9 +1,8 @@
-"""Structured output, the whole way: HTTP, compiler, engine, sampler.
+"""Structured output end to end: HTTP, compiler, engine, sampler.
 
-Two hundred schemas of growing difficulty on a model whose weights are random, some of them on one
-that knows JSON, greedy and sampled, streamed and not, among requests without a constraint: what
-ended with `stop` validates, what a backend cannot hold an answer to is a 400, and nobody else's
-tokens change.
+200 schemas of increasing difficulty on random weights, some of them on a trained model; greedy and
+sampled, streamed and not, next to unconstrained requests. A reply with finish_reason `stop`
+validates, an unsupported schema is a 400, and unconstrained requests do not change.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ CONCURRENT = 32
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request gave. `text`: None = it was refused."""
+    """The result of one request. `text`: None = refused."""
 
     text: str | None
     finish_reason: str | None
@@ -91,7 +90,7 @@ def free_body(prompt: str) -> dict[str, Any]:
     return {"messages": messages, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
 
 
-def guided_body(schema: dict[str, Any], number: int, **fields: Any) -> dict[str, Any]:
+def constrained_body(schema: dict[str, Any], number: int, **fields: Any) -> dict[str, Any]:
     content = f"Answer with JSON. Example number {number}."
     return {
         "messages": [{"role": "user", "content": content}],
@@ -104,15 +103,15 @@ def guided_body(schema: dict[str, Any], number: int, **fields: Any) -> dict[str,
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("model", "backend"), RUNS)
-async def test_what_ends_by_itself_validates_and_free_requests_are_untouched(
+async def test_finished_replies_validate_and_unconstrained_requests_are_unchanged(
     model: str, backend: str, smollm2_path: Path, tiny_checkpoints: TinyCheckpoints
 ) -> None:
     path = smollm2_path if model == "smollm2" else tiny_checkpoints("llama")
-    # Each schema greedy and sampled on the quick model, one of the two streamed, in turns; on the
-    # other, which takes minutes, every fifth schema, in one of the four ways.
+    # On the fast model: each schema greedy and sampled, one of them streamed, alternately. On the
+    # slow one: every fifth schema, in one of the four ways.
     ways = [(0.0, False), (1.0, True), (0.0, True), (1.0, False)]
     bodies = [
-        (schema, guided_body(schema, number, temperature=temperature, stream=stream))
+        (schema, constrained_body(schema, number, temperature=temperature, stream=stream))
         for number, schema in enumerate(SCHEMAS)
         for way, (temperature, stream) in enumerate(ways)
         if (way // 2 == number % 2 if model == "random" else number % 20 == 5 * way)
@@ -125,9 +124,9 @@ async def test_what_ends_by_itself_validates_and_free_requests_are_untouched(
             async with places:
                 return await ask(client, body)
 
-        guided = [asyncio.create_task(in_turn(body)) for _, body in bodies]
+        constrained = [asyncio.create_task(in_turn(body)) for _, body in bodies]
         crowded = [await ask(client, free_body(prompt)) for prompt in FREE for _ in range(3)]
-        answers = await asyncio.gather(*guided)
+        answers = await asyncio.gather(*constrained)
 
     assert crowded == [answer for answer in alone for _ in range(3)]
     for (schema, _), answer in zip(bodies, answers, strict=True):

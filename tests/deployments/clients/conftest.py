@@ -1,9 +1,8 @@
-"""Real clients against a real server: SmolLM2 behind Ray Serve.
+"""Real clients against a real server: SmolLM2 on Ray Serve.
 
-`make test` runs the official openai client here, on the Ray of the whole run. The other clients
-have requirements that contradict ours or each other's, so each has an environment of its own:
-`make test-clients` makes these, starts one server for all and runs every file
-(`run.py`). A file whose client is not installed is left out, so that no test is skipped.
+`make test` runs the official openai client here, on the shared Ray cluster. The requirements of the
+other clients conflict with remora's or each other's, so `make test-clients` creates an environment
+for each, starts one server and runs every file (`run.py`). Files of missing clients are ignored.
 """
 
 from __future__ import annotations
@@ -50,5 +49,5 @@ def model() -> str:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> str:
-    """Folder of the model's tokenizer, for clients that tokenise by themselves."""
+    """Folder of the model's tokenizer, for clients that tokenize locally."""
     return os.environ["REMORA_TOKENIZER"]

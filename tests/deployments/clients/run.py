@@ -1,9 +1,9 @@
-"""Tries every client: makes each its own environment, starts one server, runs its tests.
+"""Run the tests of every client, each in its own environment, against one server.
 
     python tests/deployments/clients/run.py [CLIENT ...]
 
-Environments stand in the user's cache (`~/.cache/remora/clients`) and are kept. With REMORA_URL and
-REMORA_TOKENIZER set, that server is used and none is started.
+Environments are kept in `~/.cache/remora/clients`. If REMORA_URL and REMORA_TOKENIZER are set, that
+server is used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 PYTEST = ("pytest==9.2.0", "pytest-timeout==2.4.0")
 START_TIMEOUT_S = 180.0
 
-# Name of a test file -> (module that it tests, what its environment holds)
+# Name of a test file -> (module under test, requirements of its environment)
 CLIENTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "anthropic": ("anthropic", ("anthropic>=2.12,<3",)),
     "ollama": ("ollama", ("ollama>=0.6.3,<0.7",)),
@@ -46,7 +46,7 @@ console = Console()
 
 
 def make_environment(name: str) -> Path:
-    """Return the interpreter of a client's environment, made on first use."""
+    """Return the interpreter of a client's environment, which is created on first use."""
     folder = cache_dir() / "clients" / name.replace("_", "-")
     python = folder / "bin" / "python"
     _, requirements = CLIENTS[name]
@@ -64,12 +64,12 @@ def make_environment(name: str) -> Path:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """Start a server on a free port; yields its address."""
+    """Start a server on a free port and yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     remora = shutil.which("remora", path=str(Path(sys.executable).parent))
     if remora is None:
-        raise SystemExit("remora is not installed beside this interpreter; run `make setup`.")
+        raise SystemExit("remora is not installed in this environment; run `make setup`.")
     command = [remora, "serve", str(HERE / "server.yaml"), "--port", str(port)]
     server = subprocess.Popen(command)
     url = f"http://127.0.0.1:{port}"
@@ -114,7 +114,9 @@ def main(names: list[str]) -> int:
     """Run the named clients, or all; return the exit status."""
     unknown = set(names) - set(CLIENTS)
     if unknown:
-        raise SystemExit(f"Unknown: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}.")
+        raise SystemExit(
+            f"unknown client: {', '.join(sorted(unknown))}; known: {', '.join(CLIENTS)}"
+        )
     chosen = names or list(CLIENTS)
     tokenizer = os.environ.get("REMORA_TOKENIZER") or str(resolve_model(BUILTIN_MODEL, cache_dir()))
     for name in chosen:

@@ -1,8 +1,8 @@
-"""Streams that run while something happens, and a verdict on each of them.
+"""Streams during a disturbance, and a verdict on each.
 
-Every stream is greedy, and its whole text is known from a run that nothing disturbed. A stream may
-be whole, then it is that text to the letter; or it may have failed in a way that a client can tell
-and try again. Anything else is a fault of the server: `Verdict.WRONG`.
+Every stream is greedy, and its text is known from an undisturbed run. A stream must either be
+exactly that text, or fail in a way that a client can detect and retry. Anything else is a defect
+of the server: `Verdict.WRONG`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ DONE = "[DONE]"
 
 
 class Verdict(StrEnum):
-    """What became of a stream."""
+    """The outcome of a stream."""
 
     WHOLE = "whole"
-    REFUSED = "refused"  # before anything was taken, or with leave to try again
-    BROKEN = "broken"  # amid it, by the connection or an error event
-    WRONG = "wrong"  # another text, or a short one without a word
+    REFUSED = "refused"  # before it started, and retriable
+    BROKEN = "broken"  # during the stream, by the connection or an error event
+    WRONG = "wrong"  # a different text, or truncated without an error
 
 
 @dataclass(slots=True)
 class Stream:
-    """One stream, as its client has seen it. Times are of the monotonic clock."""
+    """One stream as seen by its client. Times are of the monotonic clock."""
 
     number: int
     began_at: float
@@ -45,7 +45,7 @@ class Stream:
 
 
 def make_body(number: int, num_tokens: int) -> dict[str, Any]:
-    """Return a greedy completion that no other number has."""
+    """Return a greedy completion that is unique to `number`."""
     prompt = f"Number {number}: the quick brown fox jumps over {number * 7919 % 1000}"
     return {
         "prompt": prompt,
@@ -61,7 +61,7 @@ def make_body(number: int, num_tokens: int) -> dict[str, Any]:
 class Load:
     """Streams against one server.
 
-    expected:  the whole text of each number; empty while it is being found out
+    expected:  text by number; filled by `learn`
     """
 
     url: str
@@ -80,14 +80,14 @@ class Load:
         await self._client.aclose()
 
     async def learn(self, numbers: range) -> None:
-        """Find out the texts while nothing happens."""
+        """Record the expected texts, without a disturbance."""
         streams = await asyncio.gather(*(self.stream(number) for number in numbers))
         assert all(stream.error is None for stream in streams), streams
         self.expected.update({stream.number: stream.text for stream in streams})
         self.streams.clear()
 
     async def stream(self, number: int) -> Stream:
-        """Run one stream to its end, whichever that is."""
+        """Run one stream to its end."""
         assert self._client is not None
         stream = Stream(number, time.monotonic())
         self.streams.append(stream)
@@ -127,7 +127,7 @@ class Load:
         if stream.error is not None:
             stream.verdict = Verdict.BROKEN
         elif last != DONE:
-            stream.error, stream.verdict = "ended without a word", Verdict.WRONG
+            stream.error, stream.verdict = "ended without [DONE] or an error", Verdict.WRONG
         else:
             stream.verdict = self._of_text(stream)
 
@@ -136,7 +136,7 @@ class Load:
         return Verdict.WHOLE if expected in (None, stream.text) else Verdict.WRONG
 
     async def keep_up(self, numbers: range, until: asyncio.Event) -> None:
-        """Run these streams again and again, side by side; the last ones to their end."""
+        """Repeat these streams concurrently until the event is set."""
 
         async def repeat(number: int) -> None:
             while not until.is_set():
@@ -148,16 +148,16 @@ class Load:
 
     @property
     def running(self) -> list[Stream]:
-        """Streams that have begun to answer and have not ended."""
+        """Streams that have started and not ended."""
         return [s for s in self.streams if s.first_at is not None and s.ended_at is None]
 
     def verdicts(self, streams: list[Stream] | None = None) -> Mapping[str, int]:
-        """Count what became of streams."""
+        """Count the verdicts of streams."""
         return Counter(str(s.verdict) for s in streams or self.streams)
 
 
 def _of_refusal(response: httpx.Response) -> Verdict:
-    """Judge an answer that is no stream: it must be in our shape, and retriable."""
+    """Return the verdict on an error response, which must be well-formed and retriable."""
     try:
         kind = response.json()["error"]["type"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Changes of what is served while many streams run: none may fail, none may be cut short."""
+"""Configuration changes under load: no stream may fail or be truncated."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ KNOWN = range(6)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What came of a change under load.
+    """The result of a change under load.
 
-    peak_running:  most streams that were being answered at a time
-    change_s:      until Serve had made the change
-    failures:      what was not whole, a line each
+    peak_running:  maximum number of concurrent streams
+    change_s:      seconds until Serve had applied the change
+    failures:      one line for each stream that was not whole
     """
 
     num_streams: int
@@ -33,14 +33,14 @@ class Change:
 
 
 def with_seed(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """Return a config that differs in what needs a restart of each replica."""
+    """Return a changed config that requires a restart of every replica."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     changed["applications"][0]["args"]["engine"]["random_seed"] = seed
     return changed
 
 
 def with_replicas(config: Mapping[str, Any], num_replicas: int) -> dict[str, Any]:
-    """Return a config with another number of replicas; those that stay are not restarted."""
+    """Return a config with another number of replicas."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     deployment = {"name": "LLMServer", "num_replicas": num_replicas}
     changed["applications"][0]["deployments"] = [deployment]
@@ -48,7 +48,7 @@ def with_replicas(config: Mapping[str, Any], num_replicas: int) -> dict[str, Any
 
 
 def with_resumption(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with a gateway that lets streams go on elsewhere."""
+    """Return a config with a gateway that resumes streams on other replicas."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     routing = {"gateway": "on", "resume_on_failure": True}
     changed["applications"][0]["args"]["routing"] = routing
@@ -56,7 +56,7 @@ def with_resumption(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_user_config(config: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
-    """Return a config whose replicas are to change in place."""
+    """Return a config with a new `user_config`."""
     changed: dict[str, Any] = copy.deepcopy(dict(config))
     deployment = {"name": "LLMServer", "user_config": sections or None}
     changed["applications"][0]["deployments"] = [deployment]

@@ -1,4 +1,4 @@
-"""A `remora serve` of its own, as an operator has it: started, looked into, changed and stopped."""
+"""Run `remora serve` in a child process: start, inspect, change and stop it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHANGES = re.compile(r"serve deploy -a (http://\S+) FILE")
 
 
 def make_serve_config(model: Path, **sections: Any) -> dict[str, Any]:
-    """Return the Serve config of a tiny model that answers on a port of its own."""
+    """Return the Serve config of a tiny model on a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     args = {
@@ -52,8 +52,8 @@ def make_serve_config(model: Path, **sections: Any) -> dict[str, Any]:
 class Server:
     """A running `remora serve`.
 
-    config:  what it was started with
-    output:  the file in which what it says arrives
+    config:  the Serve config it was started with
+    output:  file with its output
     """
 
     process: subprocess.Popen[bytes]
@@ -62,36 +62,36 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Base URL."""
         return f"http://127.0.0.1:{self.config['http_options']['port']}"
 
     def says(self) -> str:
-        """Return what it has said so far."""
+        """Return its output so far."""
         return self.output.read_text(errors="replace")
 
     def pids(self, title: str) -> list[int]:
-        """Return its processes whose command line begins so, the oldest first."""
+        """Return its processes whose command line starts with `title`, oldest first."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         return [p.pid for p in sorted(family, key=lambda p: p.pid) if _title(p).startswith(title)]
 
     @property
     def application(self) -> dict[str, Any]:
-        """What Serve says of the application now."""
+        """Serve's current status of the application."""
         answer = self._ask("GET")
         found: dict[str, Any] = answer.json()["applications"]["remora"]
         return found
 
     def replicas(self, deployment: str = "LLMServer") -> list[dict[str, Any]]:
-        """Return what Serve says of the replicas."""
+        """Return Serve's status of the replicas."""
         found: list[dict[str, Any]] = self.application["deployments"][deployment]["replicas"]
         return found
 
     def deploy(self, config: Mapping[str, Any]) -> None:
-        """Do what `serve deploy` does with a file."""
+        """Deploy a config, as `serve deploy` does."""
         self._ask("PUT", json=config).raise_for_status()
 
     def until(self, is_so: Callable[[], bool], timeout_s: float = 120.0) -> float:
-        """Wait; return the seconds that it took. What cannot be asked is not so yet."""
+        """Wait until the condition holds; return the seconds. Connection errors count as false."""
         began = time.monotonic()
         while time.monotonic() < began + timeout_s:
             try:
@@ -100,10 +100,12 @@ class Server:
             except (httpx.HTTPError, KeyError, psutil.Error):
                 pass
             time.sleep(0.05)
-        raise TimeoutError(f"not so after {timeout_s} s; the server says:\n{self.says()[-3000:]}")
+        raise TimeoutError(
+            f"condition is false after {timeout_s} s; output:\n{self.says()[-3000:]}"
+        )
 
     def is_settled(self) -> bool:
-        """Whether all replicas that are wanted run, and no others are left."""
+        """Whether exactly the target replicas run."""
         application = self.application
         return application["status"] == "RUNNING" and all(
             [replica["state"] for replica in deployment["replicas"]]
@@ -112,7 +114,7 @@ class Server:
         )
 
     def stop(self, timeout_s: float = 120.0) -> int:
-        """Ask it to end, and return its exit code."""
+        """Stop it, and return its exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
@@ -139,7 +141,7 @@ def _title(process: psutil.Process) -> str:
 
 @contextmanager
 def running(config: Mapping[str, Any], folder: Path, *, proxy: str = "python") -> Iterator[Server]:
-    """Start a server with this Serve config; it is gone afterwards, whatever happened."""
+    """Run a server with this Serve config within the block."""
     path, output = folder / "serve.yaml", folder / "output.txt"
     path.write_text(json.dumps(config))
     command = [str(Path(sys.executable).with_name("remora")), "serve", str(path), "--proxy", proxy]
@@ -172,6 +174,6 @@ def running(config: Mapping[str, Any], folder: Path, *, proxy: str = "python") -
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal to a process that may just have gone."""
+    """Send a signal to a process, if it still exists."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
