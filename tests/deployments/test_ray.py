@@ -1,4 +1,4 @@
-"""The whole way through Ray Serve: proxy, replica, engine, and back."""
+"""End to end through Ray Serve: proxy, replica, engine, and back."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FRANCE = {
     "max_tokens": 12,
 }
 WAIT = httpx.Timeout(120)
-NUM = 150  # of requests at once, of which some leave
+NUM = 150  # concurrent requests, of which some disconnect
 
 
 def make_completion(number: int, **fields: Any) -> dict[str, Any]:
-    """Return a greedy request whose prompt and answer no other number has."""
+    """Return a greedy request with a prompt and text unique to `number`."""
     prompt = f"Number {number}: the quick brown fox jumps over {number * 7919 % 1000}"
     return {"prompt": prompt, "temperature": 0, "max_tokens": 24, "ignore_eos": True, **fields}
 
@@ -80,7 +80,7 @@ async def test_python_handles_chat_and_stream(cluster: Cluster) -> None:
     assert last["meta_info"]["finish_reason"] is not None
 
 
-async def test_errors_come_out_of_handles_as_themselves(cluster: Cluster) -> None:
+async def test_handles_raise_the_original_errors(cluster: Cluster) -> None:
     from ray import serve
 
     handle = serve.get_app_handle(TINY)
@@ -93,7 +93,7 @@ async def test_errors_come_out_of_handles_as_themselves(cluster: Cluster) -> Non
     assert long.value.code == "context_length_exceeded"
 
 
-async def test_disconnects_of_some_change_nothing_for_the_others(cluster: Cluster) -> None:
+async def test_disconnects_do_not_affect_other_requests(cluster: Cluster) -> None:
     rng = random.Random(5)
     bodies = [make_completion(number, stream=True) for number in range(NUM)]
     leaving = set(rng.sample(range(NUM), NUM * 3 // 10))

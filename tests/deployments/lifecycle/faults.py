@@ -1,7 +1,7 @@
-"""What is done to a server while it works, and what must come of it.
+"""Fault injection: faults of a server under load, and their allowed effects.
 
-One fault is one row: who is hit, by which signal, and which streams may fail over it. The rest is
-the same for all: streams run, the signal is sent, the server heals, and every stream is judged.
+A fault names the process, the signal, and the streams that may fail. The procedure is the same for
+all: streams run, the signal is sent, the server recovers, and every stream gets a verdict.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Breaks(Enum):
     """Which streams may fail."""
 
     NONE = "none"
-    SOME = "those on it"  # others run meanwhile, and end well
+    SOME = "those on it"  # other streams run and succeed
     WHOEVER = "those on it, if any"
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong.
+    """One fault.
 
-    title:  how the command line of who is hit begins; the oldest such process is
+    title:  start of the process's command line; the oldest such process gets the signal
     """
 
     name: str
@@ -75,9 +75,9 @@ PYTHON_FAULTS = (
     Fault("gateway killed", GATEWAY, Breaks.ALL),
     Fault("proxy killed", PROXY, Breaks.ALL),
 )
-# With HAProxy, asking a chooser. Just after the start it may know one of the replicas only.
+# With HAProxy and a routing service. Just after the start, it may know only one replica.
 HAPROXY_FAULTS = (
-    Fault("chooser killed", ROUTING_SERVICE, Breaks.NONE),
+    Fault("routing service killed", ROUTING_SERVICE, Breaks.NONE),
     Fault("controller killed", CONTROLLER, Breaks.NONE),
     Fault("fallback proxy killed", PROXY, Breaks.NONE),
     Fault("HAProxy killed", HAPROXY, Breaks.ALL),
@@ -95,19 +95,19 @@ def make_config(model: Path, proxy: str) -> dict[str, Any]:
         model,
         parallel={"num_replicas": 2, "tp_size": 2},
         engine={"step_timeout_s": 3.0},
-        # The same requests come again and again, and would be taken for what kills replicas.
+        # Repeated requests would be blamed for the crashes of replicas.
         routing={"gateway": "on", "max_crashes": 100},
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of a fault. Seconds count from the signal.
+    """The effects of a fault. Seconds count from the signal.
 
-    felt_s:      until the first stream failed; None: none did
-    detected_s:  until Serve no longer counted on who was hit; None: it is not one that Serve lists
-    answered_s:  until a request that came afterwards was answered
-    healed_s:    until everything ran that had run before
+    felt_s:      until the first stream failed; None = none did
+    detected_s:  until Serve no longer listed the process as running; None = Serve does not list it
+    answered_s:  until a later request succeeded
+    healed_s:    until all previous processes ran again
     """
 
     fault: str

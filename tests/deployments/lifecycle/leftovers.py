@@ -1,8 +1,8 @@
-"""What processes have, and what of it is still there later: nothing may be left behind.
+"""Resources of processes, to check that none are left after their end.
 
-Take `belongings(pids)` while they run (or several times, joined with `|`), stop them, and ask for
-`left()`. For what Ray itself knows, compare `in_ray()` before and after. Both name only what
-belongs to those processes and this cluster, since others work on the same machine.
+Call `belongings(pids)` while the processes run (several results can be joined with `|`), stop them,
+and call `left()`. For resources of Ray, compare `in_ray()` before and after. Both ignore resources
+of other processes and clusters on the machine.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 SHARED_MEMORY = "/dev/shm/"
-# Ray leaves the sockets of a session in its folder of logs, and its dashboard one in Python's.
+# Ray leaves the sockets of a session in its log folder, and one of its dashboard in /tmp.
 _RAYS_OWN = ("/tmp/ray/", "/tmp/pymp-")
 
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """What processes had at a moment.
+    """Resources of processes at one time.
 
-    processes:  (pid, when it began, what it is called)
-    files:      of shared memory, and of Unix sockets that are listened on
-    ports:      of TCP that are listened on
+    processes:  (pid, start time, command line)
+    files:      shared memory files, and Unix sockets
+    ports:      listening TCP ports
     """
 
     processes: frozenset[tuple[int, float, str]] = frozenset()
@@ -41,7 +41,7 @@ class Belongings:
         )
 
     def left(self) -> list[str]:
-        """Name what is there still."""
+        """Return descriptions of the resources that still exist."""
         processes = [f"process {pid} {name}" for pid, at, name in self.processes if _runs(pid, at)]
         files = [f"file {path}" for path in self.files if os.path.exists(path)]
         ports = [f"port {port}" for port in self.ports if _is_listened_on(port)]
@@ -49,7 +49,7 @@ class Belongings:
 
 
 def belongings(pids: Iterable[int]) -> Belongings:
-    """Return what these processes, and those that they started, have now."""
+    """Return the current resources of these processes and their descendants."""
     found = Belongings()
     for process in _family(pids):
         with suppress(psutil.Error, OSError):
@@ -58,7 +58,7 @@ def belongings(pids: Iterable[int]) -> Belongings:
 
 
 def in_ray() -> frozenset[str]:
-    """Name the actors that live and the placement groups that are held in the connected cluster."""
+    """Return descriptions of live actors and placement groups in the connected cluster."""
     import ray
     from ray.util import placement_group_table
 
@@ -77,7 +77,7 @@ def in_ray() -> frozenset[str]:
 
 
 def until_gone(left: Callable[[], Iterable[str]], timeout_s: float = 20.0) -> list[str]:
-    """Wait until nothing is left; return what is, when the time is over."""
+    """Wait until nothing is left; return what is left after the timeout."""
     deadline = time.monotonic() + timeout_s
     while (names := sorted(left())) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -94,7 +94,7 @@ def _family(pids: Iterable[int]) -> list[psutil.Process]:
 
 
 def _of(process: psutil.Process) -> Belongings:
-    # Ray keeps workers without work in reserve.
+    # Ray keeps idle workers.
     command = " ".join(process.cmdline()).strip()[:120] or process.name()
     own = (
         () if command.startswith("ray::IDLE") else ((process.pid, process.create_time(), command),)

