@@ -1,4 +1,4 @@
-"""Memory: of packed weights and buffers, in large pages where there are any; and to a device."""
+"""Memory for packed weights and buffers, in large pages where possible, and copies to a device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ALIGNMENT = 64
 
 
 def allocate(num_bytes: int, *, large_pages: bool = False) -> Tensor:
-    """Return zeroed bytes [num_bytes] uint8 that take no memory until they are written to.
+    """Return zeroed bytes [num_bytes] uint8 that take no memory until they are written.
 
-    large_pages:  ask for pages of 2 MiB, which spare address translations in what is read whole
+    large_pages:  request 2 MiB pages, which reduce TLB misses in sequential reads
     """
     memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if large_pages and hasattr(mmap, "MADV_HUGEPAGE"):
@@ -25,7 +25,7 @@ def allocate(num_bytes: int, *, large_pages: bool = False) -> Tensor:
 
 
 class Arena:
-    """Memory for many things that live as long as each other, side by side in large pages."""
+    """Allocator of memory with one common lifetime, in large pages."""
 
     def __init__(self, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._segment_bytes = segment_bytes
@@ -41,15 +41,15 @@ class Arena:
 
 
 def buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate zeroed memory that costs nothing until it is used."""
+    """Allocate a zeroed tensor that takes no memory until it is written."""
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     return allocate(num_bytes).view(dtype).view(shape)
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Return what an array holds now, on a device that is not waited for.
+    """Copy an array to a device without waiting for it.
 
-    A GPU copies by itself from pinned memory alone; torch keeps that until the copy is done.
+    A GPU copies asynchronously only from pinned memory, which torch keeps until the copy ends.
     """
     here = torch.from_numpy(array)
     if device.type != "cuda" or array.size == 0:
@@ -58,7 +58,12 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def is_bf16(tensor: Tensor) -> bool:
-    """Tell bfloat16 from float32. Raises TypeError for anything else."""
+    """Return whether a bfloat16 or float32 tensor is bfloat16. Raises TypeError for others."""
     if tensor.dtype not in (torch.bfloat16, torch.float32):
         raise TypeError(f"expected a bfloat16 or float32 tensor, got {tensor.dtype}")
     return tensor.dtype == torch.bfloat16
+
+
+def address_of(tensor: Tensor | None) -> int | None:
+    """Return a tensor's address; None for None."""
+    return None if tensor is None else tensor.data_ptr()

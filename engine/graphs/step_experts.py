@@ -70,7 +70,9 @@ class ExpertSteps:
         program.multiply(self.exact, router, self._logits)
         native.route(program, self._logits, self._config.routing, experts.correction, choices)
         if self._config.weighs_inputs:
-            native.weigh(program, self.exact.values, self._hidden_size, self._weighed, choices)
+            native.scale_tokens(
+                program, self.exact.values, self._hidden_size, self._weighed, choices
+            )
             hidden = self._weighed
         native.sort_pairs(program, choices)
         native.gather(program, hidden, self._read.rows, choices)

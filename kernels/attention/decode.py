@@ -1,10 +1,10 @@
 """Attention of one new token per sequence over its pages.
 
-`attend_decode_paged` is one call, the kernels of `gpu/attention_decode.py` where there is triton.
-Two calls are quicker on a CPU: `plan_decode` looks at the lengths once per step, `attend_decode`
-runs once per layer. The plan groups rows of similar length (within a factor of two in pages), so
-that one long row does not make every row pay for its length, a bounded number of slots at a time,
-and leaves out pages that lie before the sliding window.
+`attend_decode_paged` is one call; with Triton it runs the kernels of `gpu/attention/decode.py`.
+On a CPU two calls are faster: `plan_decode` runs once per step, `attend_decode` once per layer. The
+plan groups rows of similar length (within a factor of two in pages), so that short rows are not
+padded to the longest one, bounds the slots gathered at a time, and skips pages before the sliding
+window.
 
 Query heads that share a K/V head become rows of one matrix product; K and V are never repeated.
 Legend: D decode rows, B rows of a bucket, S slots gathered per row, K K/V heads, G query heads per
@@ -43,23 +43,22 @@ def attend_decode_paged(
 ) -> Tensor:
     """Attend each decode token to the pages of its own row.
 
-    query:        [D, num_heads, head_dim]; tokens may lie apart
+    query:        [D, num_heads, head_dim], any token stride
     kv_pages:     [2, num_pages, page_size, num_kv_heads, head_dim]; slots past a row's end may hold
                   anything
-    tables:       [D, max_pages] int32; rows may lie apart; entries past a row's last page are not
-                  looked at
-    lengths:      [D] int32, counted in tokens, the query's own included; a row of 0 gives zeros
-    window:       a query sees the last `window` positions, its own included; None = all
-    soft_cap:     c, if scores s are to be c * tanh(s / c); after the scale, before the mask
-    sinks:        [num_heads] float32, a further score of each head, which takes part in softmax and
-                  brings no value
-    kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
-    fixed_split:  a row's result is the same bits whichever rows are beside it: its keys are divided
-                  into parts of `split_tokens`, or longer ones lest there are more than `max_splits`
-    out:          [D, num_heads, head_dim] to write to; tokens may lie apart
-    Returns [D, num_heads, head_dim] in the format of `query`, `out` if there is one. Raises
-    ValueError for formats and shapes that `check_pages` refuses, and for float8_e4m3fn on GPUs
-    that cannot convert it (NVIDIA before compute capability 8.9, AMD).
+    tables:       [D, max_pages] int32, any row stride; entries past a row's last page are not read
+    lengths:      [D] int32, tokens of each row including the query's; length 0 yields zeros
+    window:       a query sees the last `window` positions, including its own; None = all
+    soft_cap:     c of scores c * tanh(s / c), after the scale and before the mask; None = no cap
+    sinks:        [num_heads] float32, an extra score of each head that takes part in softmax and
+                  has no value
+    kv_scales:    [2, num_pages, page_size, num_kv_heads] float32, of 8-bit pages
+    fixed_split:  batch-invariant: a row's keys are always divided into parts of `split_tokens`, or
+                  longer ones so that there are at most `max_splits`
+    out:          [D, num_heads, head_dim] to overwrite, any token stride; None = new memory
+    Returns [D, num_heads, head_dim] in the format of `query`, `out` if given. Raises ValueError for
+    formats and shapes that `check_pages` refuses, and for float8_e4m3fn on GPUs that cannot convert
+    it (NVIDIA before compute capability 8.9, AMD).
     """
     check_pages(query, kv_pages, kv_scales)
     if out is None:
@@ -95,32 +94,13 @@ def attend_decode_paged(
 
 
 def attend_decode_paged_reference(
-    query: Tensor,
-    kv_pages: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    kv_scales: Tensor | None = None,
+    query: Tensor, kv_pages: Tensor, tables: Tensor, lengths: Tensor, **options: Any
 ) -> Tensor:
-    """`attend_decode_paged` in torch, row by row. Softmax in float32."""
+    """`attend_decode_paged` in torch, row by row; `options` as in `attend_row`."""
     out = torch.zeros_like(query)
     for row, length in enumerate(lengths.tolist()):
         if length > 0:
-            out[row] = attend_row(
-                query[row : row + 1],
-                kv_pages,
-                tables[row],
-                length,
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-                sinks=sinks,
-                kv_scales=kv_scales,
-            )[0]
+            out[row] = attend_row(query[row : row + 1], kv_pages, tables[row], length, **options)[0]
     return out
 
 
@@ -128,13 +108,13 @@ def attend_decode_paged_reference(
 class DecodeBucket:
     """Rows that are computed together.
 
-    rows:      [B] int64 indices into the decode rows; None = all of them, in order
-    page_ids:  [B * S / page_size] int32, row after row
-    num_rows:  B
-    num_slots: slots of each row that take part; the rest of the last page is cut off
-    positions: [B, 1, 1, num_slots] of the slots
-    bias:      [B, 1, 1, num_slots] float32, 0 where the row may look and -inf elsewhere; None = it
-               may look everywhere
+    rows:       [B] int64 indices into the decode rows; None = all of them, in order
+    page_ids:   [B * S / page_size] int32, row after row
+    num_rows:   B
+    num_slots:  slots used of each row; the rest of the last page is cut off
+    positions:  [B, 1, 1, num_slots], positions of the slots
+    bias:       [B, 1, 1, num_slots] float32, 0 for visible slots and -inf for others; None = all
+                slots are visible
     """
 
     rows: Tensor | None
@@ -147,7 +127,7 @@ class DecodeBucket:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """How one step's decode rows are computed, for one window; the same in every layer."""
+    """Buckets of one step's decode rows for one window; shared by all layers."""
 
     buckets: tuple[DecodeBucket, ...]
 
@@ -163,11 +143,11 @@ def plan_decode(
 ) -> DecodePlan:
     """Group the decode rows by length.
 
-    block_tables:  [D, max_pages] int32; entries past a row's last page are not looked at
-    context_lens:  [D] int32, counted in tokens, the query's own included
-    window:        a query sees the last `window` positions, its own included; None = all
-    chunked:       of these only those since the last multiple of `window`
-    max_slots:     most slots that are gathered at a time; a single row may have more
+    block_tables:  [D, max_pages] int32; entries past a row's last page are not read
+    context_lens:  [D] int32, tokens of each row including the query's
+    window:        a query sees the last `window` positions, including its own; None = all
+    chunked:       a query sees the positions since the last multiple of `window` instead
+    max_slots:     most slots to gather at a time; a single row may have more
     """
     lens = context_lens.tolist()
     seen = [first_seen(length - 1, window, chunked) for length in lens]
@@ -184,7 +164,7 @@ def plan_decode(
 
 
 def _group_rows(num_pages: list[int], max_pages: int) -> list[list[int]]:
-    """Group rows that differ by less than twice: up to `max_pages` together, or one longer row."""
+    """Group rows within a factor of two, up to `max_pages` together, or one longer row."""
     by_size: dict[int, list[int]] = {}
     for row, count in enumerate(num_pages):
         by_size.setdefault(count.bit_length(), []).append(row)
@@ -248,27 +228,11 @@ def attend_decode(
 
     query:     [D, num_heads, head_dim]
     kv_pages:  [2, num_pages, page_size, num_kv_heads, head_dim]; 0 is K, 1 is V; finite everywhere
-    plan:      of these rows and of the layer's window
+    plan:      made for these rows and the layer's window
     soft_cap, sinks:  as in `attend_decode_paged`
-    slopes:    [num_heads] float32, what scores fall by with each position that a key lies behind
-    Returns [D, num_heads, head_dim] in the dtype of `query`.
+    slopes:    [num_heads] float32, decrease of the score per position of distance (ALiBi)
+    Returns [D, num_heads, head_dim] in the dtype of `query`; softmax is float32.
     """
-    return attend_decode_reference(
-        query, kv_pages, plan, scale=scale, soft_cap=soft_cap, sinks=sinks, slopes=slopes
-    )
-
-
-def attend_decode_reference(
-    query: Tensor,
-    kv_pages: Tensor,
-    plan: DecodePlan,
-    *,
-    scale: float,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-) -> Tensor:
-    """`attend_decode` in torch. Softmax in float32."""
     num_kv_heads = kv_pages.shape[3]
     options: dict[str, Any] = {
         "scale": scale,
@@ -299,8 +263,7 @@ def _attend_bucket(
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_pages.shape[3]
     gathered = kv_pages.index_select(1, bucket.page_ids)
-    # One copy to head-major order here is cheaper than the transposing copies that the products
-    # would make for themselves.
+    # One copy to head-major order is cheaper than the transposing copies of the two products.
     slots = gathered.view(2, num_rows, -1, num_kv_heads, head_dim)[:, :, : bucket.num_slots]
     key_BKSH, value_BKSH = slots.transpose(2, 3).contiguous()
     query_BKGH = (query * scale).view(num_rows, num_kv_heads, -1, head_dim)
@@ -308,7 +271,7 @@ def _attend_bucket(
     if soft_cap is not None:
         scores_BKGS = soft_cap * torch.tanh(scores_BKGS / soft_cap)
     if slopes_KG1 is not None:
-        # Softmax does not care what a row's scores are counted from.
+        # Softmax is invariant to a row's constant offset, so absolute key positions do.
         scores_BKGS += slopes_KG1 * bucket.positions
     if bucket.bias is not None:
         scores_BKGS += bucket.bias

@@ -1,13 +1,12 @@
-"""Attention over pages of latents: multi-head latent attention (DeepSeek-V2, arXiv:2405.04434),
-absorbed.
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434) over pages of latents, absorbed.
 
-A slot holds one vector for all heads: the latent of K and V, then what of K is rotated. Queries
-have been multiplied with the matrices that would make K of latents, and what comes out is yet to be
-multiplied with those that make V: between the two, the latent is both K and V. Tokens are extended
-the same way, so that a row reads the latents that it stores.
+A slot holds one vector for all heads: the latent of K and V, then the rotary part of K. Queries
+are already multiplied with the up-projection of K, and the caller multiplies the result with that
+of V, so the latent serves as both K and V.
 
-On a GPU the kernels are those of `gpu/attention_mla.py`, where there is triton. Legend: C elements
-of a latent, P elements that are rotated.
+With Triton the kernels are those of `gpu/attention/mla.py`.
+
+Legend: D decode rows, T tokens, E rows, C elements of a latent, P rotary elements.
 """
 
 from __future__ import annotations
@@ -33,18 +32,17 @@ def attend_latents(
 ) -> Tensor:
     """Attend each decode token to the pages of its own row.
 
-    query:        [D, num_heads, C + P]; tokens may lie apart
-    pages:        [num_pages, page_size, C + P], in the format of `query`, in one piece; slots past
-                  a row's end may hold anything
-    tables:       [D, max_pages] int32; rows may lie apart; entries past a row's last page are not
-                  looked at
-    lengths:      [D] int32, counted in tokens, the query's own included; a row of 0 gives zeros
+    query:        [D, num_heads, C + P], any token stride
+    pages:        [num_pages, page_size, C + P] contiguous, in the format of `query`; slots past a
+                  row's end may hold anything
+    tables:       [D, max_pages] int32, any row stride; entries past a row's last page are not read
+    lengths:      [D] int32, tokens of each row including the query's; length 0 yields zeros
     latent_size:  C
-    scale:        factor on q.k before softmax; a model's, which does not follow from C + P
-    fixed_split:  a row's result is the same bits whichever rows are beside it
-    out:          [D, num_heads, C] to write to; tokens may lie apart
-    Returns [D, num_heads, C] in the format of `query`, `out` if there is one. Raises ValueError for
-    queries and pages that do not go together.
+    scale:        the model's factor on q.k before softmax; does not follow from C + P
+    fixed_split:  batch-invariant: a row's result does not depend on other rows
+    out:          [D, num_heads, C] to overwrite, any token stride; None = new memory
+    Returns [D, num_heads, C] in the format of `query`, `out` if given. Raises ValueError for
+    incompatible queries and pages.
     """
     out = _checked(query, pages, latent_size, out)
     if not by_triton(query.device):
@@ -79,17 +77,14 @@ def extend_over_latents(
     scale: float,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend each row's last tokens to everything before them and to themselves.
+    """Attend the last tokens of each row to all its tokens, causally.
 
-    query:    [T, num_heads, C + P]; tokens may lie apart
-    pages:    as in `attend_latents`; the new tokens' are already there
-    tables:   [E, max_pages] int32, as in `attend_latents`
-    starts:   [E + 1] int32 ascending, each row's first token, then the end: rows may have no
-              tokens, and tokens before the first or after the end are of no row
-    lengths:  [E] int32, tokens of each row, the new ones included
-    out:      [T, num_heads, C] to write to; tokens may lie apart
-    Returns [T, num_heads, C] in the format of `query`, `out` if there is one; tokens of no row are
-    not written. Raises ValueError for queries and pages that do not go together.
+    query:            [T, num_heads, C + P], any token stride
+    pages, tables:    as in `attend_latents`; pages already hold the new tokens
+    starts, lengths:  as in `attend_extend`
+    out:              [T, num_heads, C] to overwrite, any token stride; None = new memory
+    Returns [T, num_heads, C] in the format of `query`, `out` if given; tokens of no row are not
+    written. Raises ValueError for incompatible queries and pages.
     """
     out = _checked(query, pages, latent_size, out)
     if not by_triton(query.device):
@@ -137,16 +132,17 @@ def _attend_row(
 
 
 def _checked(query: Tensor, pages: Tensor, latent_size: int, out: Tensor | None) -> Tensor:
-    """Return where to write to, if queries and pages go together."""
+    """Return `out` or new memory for it. Raises ValueError for incompatible queries and pages."""
     size = query.shape[2]
     if pages.dtype != query.dtype:
         raise ValueError(f"pages of {pages.dtype} for queries of {query.dtype}")
     if pages.shape[2] != size or latent_size >= size:
         raise ValueError(
-            f"queries of {size} elements, pages of {pages.shape[2]}, latents of {latent_size}"
+            f"queries of {size}, slots of {pages.shape[2]} and latents of {latent_size} elements "
+            "do not fit together"
         )
     if not pages.is_contiguous() or query.stride()[1:] != (size, 1):
-        raise ValueError("pages, and the heads of each query, must lie in one piece")
+        raise ValueError("pages, and the heads of each query, must be contiguous")
     if out is None:
         out = query.new_empty((*query.shape[:2], latent_size))
     return out

@@ -1,12 +1,12 @@
-"""Attention of runs of new tokens over their sequences' pages, causal.
+"""Causal attention of runs of new tokens over the pages of their sequences.
 
-`attend_extend` is one call for all rows, the kernel of `gpu/attention_prefill.py` where there is
-triton. On a CPU `attend_prefill`, one call for each row, is quicker, and what follows is about it.
+`attend_extend` is one call for all rows; with Triton it runs the kernel of
+`gpu/attention/prefill.py`. On a CPU `attend_prefill`, one call per row, is faster: it computes
+queries in blocks, so that scores stay within a fixed memory budget for any context length, and
+skips keys after a block's last query and before its first query's window.
 
-Queries go in blocks, so that the matrix of scores stays within a fixed budget however long the
-context is; a block looks at no key after its last query, nor before the first one's window.
-Legend: T new tokens, N queries of a block, S keys of a block, K K/V heads, G query heads per K/V
-head, H head_dim.
+Legend: T new tokens, E rows, N queries of a block, S keys of a block, K K/V heads, G query heads
+per K/V head, H head_dim.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from remora.kernels.attention.rows import attend_row, check_pages, first_seen, softmax_with_sinks
 from remora.kernels.dispatch import by_triton
 
-SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, which a core's cache holds
+SCORE_BUDGET = 2**20  # elements of a block's scores: 4 MB in float32, within a core's cache
 MIN_QUERIES, MAX_QUERIES = 16, 256
 
 
@@ -38,24 +38,23 @@ def attend_extend(
     kv_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Attend each row's last tokens to everything before them and to themselves.
+    """Attend the last tokens of each row to all its tokens, causally.
 
-    query:      [T, num_heads, head_dim]; tokens may lie apart
-    kv_pages:   [2, num_pages, page_size, num_kv_heads, head_dim]; K and V of the new tokens are
-                already there; slots past a row's end may hold anything
-    tables:     [E, max_pages] int32; rows may lie apart; entries past a row's last page are not
-                looked at
-    starts:     [E + 1] int32 ascending, each row's first token, then the end: rows may have no
-                tokens, and tokens before the first or after the end are of no row
-    lengths:    [E] int32, tokens of each row, the new ones included
-    window:     a query sees the last `window` positions, its own included; None = all
-    soft_cap:   c, if scores s are to be c * tanh(s / c); after the scale, before the mask
-    sinks:      [num_heads] float32, a further score of each head, which takes part in softmax and
-                brings no value
-    kv_scales:  [2, num_pages, page_size, num_kv_heads] float32, of pages of 8 bits
-    out:        [T, num_heads, head_dim] to write to; tokens may lie apart
-    Returns [T, num_heads, head_dim] in the format of `query`, `out` if there is one; tokens of no
-    row are not written. Raises ValueError as `attend_decode_paged` does.
+    query:      [T, num_heads, head_dim], any token stride
+    kv_pages:   [2, num_pages, page_size, num_kv_heads, head_dim]; already holds K and V of the new
+                tokens; slots past a row's end may hold anything
+    tables:     [E, max_pages] int32, any row stride; entries past a row's last page are not read
+    starts:     [E + 1] int32 ascending: each row's first token, then the end; rows may be empty,
+                and tokens outside of [starts[0], starts[E]) belong to no row
+    lengths:    [E] int32, tokens of each row, including the new ones
+    window:     a query sees the last `window` positions, including its own; None = all
+    soft_cap:   c of scores c * tanh(s / c), after the scale and before the mask; None = no cap
+    sinks:      [num_heads] float32, an extra score of each head that takes part in softmax and has
+                no value
+    kv_scales:  [2, num_pages, page_size, num_kv_heads] float32, of 8-bit pages
+    out:        [T, num_heads, head_dim] to overwrite, any token stride; None = new memory
+    Returns [T, num_heads, head_dim] in the format of `query`, `out` if given; tokens of no row are
+    not written. Raises ValueError as `attend_decode_paged` does.
     """
     check_pages(query, kv_pages, kv_scales)
     if out is None:
@@ -84,26 +83,14 @@ def attend_extend_reference(
     starts: Tensor,
     lengths: Tensor,
     *,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    kv_scales: Tensor | None = None,
     out: Tensor,
+    **options: Any,
 ) -> None:
-    """`attend_extend` in torch, row by row. Softmax in float32."""
+    """`attend_extend` in torch, row by row; `options` as in `attend_row`."""
     for row, (start, stop) in enumerate(pairwise(starts.tolist())):
         if start < stop:
             out[start:stop] = attend_row(
-                query[start:stop],
-                kv_pages,
-                tables[row],
-                int(lengths[row]),
-                scale=scale,
-                window=window,
-                soft_cap=soft_cap,
-                sinks=sinks,
-                kv_scales=kv_scales,
+                query[start:stop], kv_pages, tables[row], int(lengths[row]), **options
             )
 
 
@@ -120,47 +107,19 @@ def attend_prefill(
     sinks: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Attend the last T tokens of a sequence to everything before them and to themselves.
+    """Attend the last T tokens of one sequence to all its tokens, causally.
 
     query:        [T, num_heads, head_dim]
-    kv_pages:     [2, num_pages, page_size, num_kv_heads, head_dim]; K and V of the new tokens are
-                  already there
-    block_table:  [pages of the sequence, or more] int32
-    context_len:  tokens of the sequence, the new ones included
-    window:       a query sees the last `window` positions, its own included; None = all
-    chunked:      of these only those since the last multiple of `window`
+    kv_pages:     [2, num_pages, page_size, num_kv_heads, head_dim]; already holds K and V of the
+                  new tokens
+    block_table:  [>= pages of the sequence] int32
+    context_len:  tokens of the sequence, including the new ones
+    window:       a query sees the last `window` positions, including its own; None = all
+    chunked:      a query sees the positions since the last multiple of `window` instead
     soft_cap, sinks:  as in `attend_extend`
-    slopes:       [num_heads] float32, what scores fall by with each position that a key lies behind
-    Returns [T, num_heads, head_dim] in the dtype of `query`.
+    slopes:       [num_heads] float32, decrease of the score per position of distance (ALiBi)
+    Returns [T, num_heads, head_dim] in the dtype of `query`; softmax is float32.
     """
-    return attend_prefill_reference(
-        query,
-        kv_pages,
-        block_table,
-        context_len=context_len,
-        scale=scale,
-        window=window,
-        chunked=chunked,
-        soft_cap=soft_cap,
-        sinks=sinks,
-        slopes=slopes,
-    )
-
-
-def attend_prefill_reference(
-    query: Tensor,
-    kv_pages: Tensor,
-    block_table: Tensor,
-    *,
-    context_len: int,
-    scale: float,
-    window: int | None,
-    chunked: bool = False,
-    soft_cap: float | None = None,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-) -> Tensor:
-    """`attend_prefill` in torch. Softmax in float32."""
     num_tokens, num_heads, head_dim = query.shape
     page_size, num_kv_heads = kv_pages.shape[2:4]
     start = context_len - num_tokens
@@ -206,9 +165,9 @@ def _attend_block(
     sinks_K1G1: Tensor | None,
     slopes_K1G1: Tensor | None,
 ) -> Tensor:
-    """Attend a block whose last query sits at the position of the last key.
+    """Attend a block of queries whose last query has the position of the last key.
 
-    begins:  [N] the first key that each query sees; None = all see the first one
+    begins:  [N] first key that each query sees; None = all queries see the first key
     """
     num_kv_heads, num_queries, group, head_dim = query_KNGH.shape
     num_keys = key_KSH.shape[1]
@@ -220,7 +179,7 @@ def _attend_block(
     if soft_cap is not None:
         scores_KNGS = soft_cap * torch.tanh(scores_KNGS / soft_cap)
     if slopes_K1G1 is not None:
-        # Softmax does not care what a row's scores are counted from.
+        # Softmax is invariant to a row's constant offset, so absolute key positions do.
         scores_KNGS += slopes_K1G1 * at_S
     first = num_keys - num_queries
     ahead = torch.ones(num_queries, num_queries, dtype=torch.bool, device=key_KSH.device).triu_(1)

@@ -1,8 +1,8 @@
-"""Attention of one row over its pages in torch, and which pages there are: what kernels for
-decoding and extending rows have in common.
+"""Reference attention of one row over its pages in torch, and checks of page formats.
 
-Simple rather than quick: it specifies the kernels of `gpu/`, and serves where there are none and
-the quicker torch code of `attention_decode` and `attention_prefill` does not cover what is asked.
+Simple rather than fast: it specifies the kernels of `gpu/attention`, and computes options that the
+faster torch code of `decode.py` and `prefill.py` does not cover.
+
 Legend: n new tokens, S slots of the row, N pages, H heads, K K/V heads, G query heads of a K/V
 head, hd elements of a head.
 """
@@ -16,13 +16,13 @@ FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def check_pages(query: Tensor, kv_pages: Tensor, kv_scales: Tensor | None) -> None:
-    """Raise ValueError for queries, pages and scales that do not go together.
+    """Raise ValueError for incompatible queries, pages and scales.
 
-    query:      [..., H, hd] float32, float16 or bfloat16; each token's heads in one piece
-    kv_pages:   [2, N, page_size, K, hd], in one piece; 0 is K, 1 is V; of the format of `query`, or
-                int8, float8_e4m3fn or float8_e5m2
-    kv_scales:  [2, N, page_size, K] float32, in one piece, which elements of 8 bits are multiplied
-                by; int8 needs them
+    query:      [..., H, hd] float32, float16 or bfloat16; each token's heads contiguous
+    kv_pages:   [2, N, page_size, K, hd] contiguous; 0 is K, 1 is V; in the format of `query`, int8,
+                float8_e4m3fn or float8_e5m2
+    kv_scales:  [2, N, page_size, K] float32 contiguous, factors of 8-bit elements; required for
+                int8
     """
     narrow = (torch.int8, *FLOAT8)
     if kv_pages.dtype not in (query.dtype, *narrow):
@@ -39,7 +39,7 @@ def check_pages(query: Tensor, kv_pages: Tensor, kv_scales: Tensor | None) -> No
         raise ValueError(f"scales of {list(kv_scales.shape)} for pages of {list(kv_pages.shape)}")
     heads_stride, element_stride = query.stride()[-2:]
     if not kv_pages.is_contiguous() or (heads_stride, element_stride) != (query.shape[-1], 1):
-        raise ValueError("pages, and the heads of each query, must lie in one piece")
+        raise ValueError("pages, and the heads of each query, must be contiguous")
 
 
 def attend_row(
@@ -54,16 +54,15 @@ def attend_row(
     sinks: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """Attend the last n tokens of a row to what is before them and to themselves.
+    """Attend the last n tokens of a row to all its tokens, causally.
 
     query:     [n, H, hd]
-    table:     [pages or more] the row's pages
-    length:    tokens of the row, the new ones included
-    window:    a query sees the last `window` positions, its own included; None = all
-    soft_cap:  c, if scores s are to be c * tanh(s / c); after the scale, before the mask
-    sinks:     [H] float32, a further score of each head, which takes part in softmax and brings no
-               value
-    Returns [n, H, hd] in the format of `query`; sums are float32, or float64 if that is.
+    table:     [>= pages of the row], page ids
+    length:    tokens of the row, including the new ones
+    window:    a query sees the last `window` positions, including its own; None = all
+    soft_cap:  c of scores c * tanh(s / c), after the scale and before the mask; None = no cap
+    sinks:     [H] float32, an extra score of each head that takes part in softmax and has no value
+    Returns [n, H, hd] in the format of `query`; sums are float32, or float64 for float64 queries.
     """
     count, _, head_dim = query.shape
     page_size, num_kv_heads = kv_pages.shape[2:4]
@@ -93,7 +92,7 @@ def attend_row(
 def first_seen(position: int, window: int | None, chunked: bool) -> int:
     """Return the first position that the query at a position sees.
 
-    chunked:  whether the window begins at multiples of its length, and does not slide
+    chunked:  the window begins at multiples of its length instead of sliding
     """
     if window is None:
         return 0
@@ -101,10 +100,9 @@ def first_seen(position: int, window: int | None, chunked: bool) -> int:
 
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return softmax of the last dimension.
+    """Return the softmax over the last dimension.
 
-    sinks:  [..., 1] like the scores, or broadcast to them: of one more score, whose own weight is
-            left out
+    sinks:  [..., 1], an extra score, broadcast to the others; its weight is not returned
     """
     if sinks is None:
         return scores.softmax(-1)

@@ -1,4 +1,4 @@
-"""What a step program works on besides weights: rows, the paged cache, the batch's arrays."""
+"""Buffers of a step program: rows, low-rank updates, the paged cache and the batch's arrays."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from remora.kernels.cpu.library import Format, Team
 from remora.kernels.cpu.structs import BatchStruct, CacheStruct, LowRankStruct, RowsStruct
 from remora.kernels.lora import LowRankSlots
-from remora.kernels.memory import buffer, is_bf16
+from remora.kernels.memory import address_of, buffer, is_bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What products read: rows of float32, of bfloat16, or of int8 in groups with their scales.
+    """Input rows of products: float32, bfloat16, or int8 in groups with scales.
 
     values:  [rows, k padded for the format]
-    scales:  [rows, groups] float32; grouped formats alone
-    sums:    [rows, groups] int32; grouped formats alone
+    scales:  [rows, groups] float32; only in grouped formats
+    sums:    [rows, groups] int32; only in grouped formats
     """
 
     format: Format
@@ -43,35 +43,37 @@ class Rows:
 
     @staticmethod
     def of(values: Tensor) -> Rows:
-        """Take float32 [rows, k] for rows."""
+        """Wrap a float32 tensor [rows, k]."""
         return Rows(format=Format.F32, values=values, scales=None, sums=None)
 
     def struct(self) -> RowsStruct:
-        """Return what the library reads."""
+        """Return the library's view of it."""
         return RowsStruct(
             values=self.values.data_ptr(),
             stride=self.values.shape[1],
-            scales=None if self.scales is None else self.scales.data_ptr(),
-            sums=None if self.sums is None else self.sums.data_ptr(),
+            scales=address_of(self.scales),
+            sums=address_of(self.sums),
         )
 
 
 class Updates:
-    """Low-rank updates of a weight, and where A x goes before B is multiplied with it.
+    """Low-rank updates of a weight, with the buffer for A x.
 
-    slots:   which may be written to between runs
-    shrunk:  [rows, P * r or more] float32; products one after the other may use the same
+    slots:   adapter weights; may be written to between runs
+    shrunk:  [rows, >= P * r] float32; consecutive products may share it
     """
 
     def __init__(self, slots: LowRankSlots, shrunk: Tensor) -> None:
         if shrunk.shape[1] < slots.a.shape[1]:
-            raise ValueError(f"{slots.a.shape[1]} columns are needed; got {list(shrunk.shape)}")
+            raise ValueError(
+                f"the buffer is {list(shrunk.shape)}; it needs {slots.a.shape[1]} columns"
+            )
         self.slots = slots
         self.shrunk = shrunk
         self._bounds = torch.tensor(slots.bounds, dtype=torch.int32)
 
     def struct(self) -> LowRankStruct:
-        """Return what the library reads."""
+        """Return the library's view of it."""
         slots = self.slots
         return LowRankStruct(
             a=slots.a.data_ptr(),
@@ -90,10 +92,10 @@ class Updates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedCache:
-    """K and V of all layers, in pages; the layout is that of src/attention.h.
+    """K and V of all layers, in pages with the layout of src/attention.h.
 
-    data:         [num_layers, num_pages, bytes of a page]; the caller keeps page 0 for padding
-    is_windowed:  its pages are those of the batch's window tables
+    data:         [num_layers, num_pages, bytes of a page]; the caller reserves page 0 for padding
+    is_windowed:  page ids come from the batch's window tables
     """
 
     data: Tensor
@@ -115,7 +117,7 @@ class PagedCache:
         is_bf16: bool,
         is_windowed: bool = False,
     ) -> PagedCache:
-        """Allocate zeroed pages. `page_size` must be a multiple of 16."""
+        """Allocate zeroed pages; `page_size` is a multiple of 16."""
         if page_size % 16:
             raise ValueError(f"page_size must be a multiple of 16, not {page_size}")
         shape = CacheStruct(
@@ -132,7 +134,7 @@ class PagedCache:
         )
 
     def struct(self) -> CacheStruct:
-        """Return what the library reads."""
+        """Return the library's view of it."""
         return CacheStruct(
             data=self.data.data_ptr(),
             is_bf16=self.is_bf16,
@@ -145,15 +147,15 @@ class PagedCache:
 
 
 class Batch:
-    """The arrays that a program reads its step from; write to them, then run.
+    """Input arrays of a program's step: the caller fills them, then runs the program.
 
     token_ids, positions, slots:  [max_tokens] int64
     starts:                       [max_rows + 1] int32, first token of each sequence
     lengths, table_rows:          [max_rows] int32
     logit_index:                  [max_logits] int32
     adapters:                     [max_tokens] int32, slots counted from 1; 0 = none
-    tables:                       [rows, pages] int32, the caller's own array of page ids
-    window_slots, window_tables:  as `slots` and `tables`, for caches that are windowed
+    tables:                       [rows, pages] int32, page ids; owned by the caller
+    window_slots, window_tables:  as `slots` and `tables`, for windowed caches
     """
 
     def __init__(
@@ -165,9 +167,9 @@ class Batch:
         tables: Tensor,
         window_tables: Tensor | None = None,
     ) -> None:
-        self.token_ids = buffer((max_tokens,), torch.int64).numpy()
-        self.positions = buffer((max_tokens,), torch.int64).numpy()
-        self.slots = buffer((max_tokens,), torch.int64).numpy()
+        self.token_ids, self.positions, self.slots, self.window_slots = (
+            buffer((max_tokens,), torch.int64).numpy() for _ in range(4)
+        )
         self.starts = buffer((max_rows + 1,), torch.int32).numpy()
         self.lengths = buffer((max_rows,), torch.int32).numpy()
         self.table_rows = buffer((max_rows,), torch.int32).numpy()
@@ -175,10 +177,9 @@ class Batch:
         self.adapters = buffer((max_tokens,), torch.int32).numpy()
         self.tables = tables
         self.window_tables = window_tables
-        self.window_slots = buffer((max_tokens,), torch.int64).numpy()
 
     def struct(self) -> BatchStruct:
-        """Return what the library reads."""
+        """Return the library's view of it."""
         return BatchStruct(
             token_ids=self.token_ids.ctypes.data,
             positions=self.positions.ctypes.data,
@@ -189,7 +190,7 @@ class Batch:
             tables=self.tables.data_ptr(),
             table_stride=self.tables.stride(0),
             window_slots=self.window_slots.ctypes.data,
-            window_tables=None if self.window_tables is None else self.window_tables.data_ptr(),
+            window_tables=address_of(self.window_tables),
             logit_index=self.logit_index.ctypes.data,
             adapters=self.adapters.ctypes.data,
         )

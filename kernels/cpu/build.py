@@ -1,9 +1,9 @@
-"""Turns the C++ sources beside this file into a shared library, once per machine and version.
+"""Compiles the C++ sources of `src/` into a shared library, once per machine and version.
 
-One command of the system's compiler makes all sources into one library. The library is kept in a
-cache folder under a name that hashes whatever went into it (sources, flags, compiler), so a changed
-source or an upgraded compiler makes another one, and nothing is ever out of date. Whatever goes
-wrong is one exception that says what an operator can do; the caller then serves without us.
+One compiler command makes one library. Its name in the cache folder is a hash of sources, flags and
+compiler, so a changed source or an upgraded compiler makes a new library and none is ever stale.
+Every failure raises NativeUnavailable with advice for the operator; the caller can then serve
+without native kernels.
 
 Knows nothing of what the sources compute.
 """
@@ -44,16 +44,16 @@ _AVX512_EXTRAS = {
     "avx512_vnni": "-mavx512vnni",
     "avx512vbmi": "-mavx512vbmi",
 }
-# What compilers say of options, and of a standard library, that are newer than they are.
+# Compiler messages about options or library features newer than the compiler.
 _AGE_SIGNS = ("unrecognized", "unknown argument", "bad value", "invalid value", "no member named")
 
 
 class NativeUnavailable(Exception):
-    """The library cannot be had on this machine; the message says why and what to do."""
+    """The native library is unavailable; the message names the cause and the remedy."""
 
 
 class InstructionSet(StrEnum):
-    """What a library is compiled for. `PORTABLE` is the architecture's baseline (arm64: NEON)."""
+    """Target of the compilation. `PORTABLE` is the architecture's baseline (arm64: NEON)."""
 
     AVX512 = "avx512"
     AVX2 = "avx2"
@@ -61,7 +61,7 @@ class InstructionSet(StrEnum):
 
 
 def read_cpu_flags() -> frozenset[str]:
-    """Return Linux's names of what this CPU can do; empty on other systems."""
+    """Return this CPU's feature flags as Linux names them; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -79,9 +79,9 @@ def best_instruction_set(cpu_flags: frozenset[str]) -> InstructionSet:
 def load_library(
     cache_dir: Path, *, instruction_set: InstructionSet | None = None, source_dir: Path = SOURCE_DIR
 ) -> ctypes.CDLL:
-    """Load the library for this CPU, compiling it first if the cache does not hold it.
+    """Load the library for this CPU; compile it first if it is not in the cache.
 
-    instruction_set:  None = the best that the CPU has
+    instruction_set:  None = the best of this CPU
     Raises NativeUnavailable.
     """
     best = best_instruction_set(read_cpu_flags())
@@ -94,7 +94,7 @@ def load_library(
     try:
         return ctypes.CDLL(str(path))
     except OSError:
-        # A machine that lost power may have kept the file's name without its content.
+        # A power failure can leave the file's name without its content.
         with suppress(OSError):
             path.unlink()
     path = build_library(cache_dir, instruction_set=instruction_set, source_dir=source_dir)
@@ -109,16 +109,16 @@ def load_library(
 def build_library(
     cache_dir: Path, *, instruction_set: InstructionSet | None = None, source_dir: Path = SOURCE_DIR
 ) -> Path:
-    """Return the path of the compiled library; compiles only what the cache does not hold.
+    """Return the path of the compiled library; compile it if it is not in the cache.
 
-    Safe when several processes ask at once: one compiles, the others wait for it.
+    Safe for concurrent processes: one compiles, the others wait for it.
     Raises NativeUnavailable.
     """
     cpu_flags = read_cpu_flags()
     target = instruction_set or best_instruction_set(cpu_flags)
     sources = sorted(source_dir.glob("*.cpp"))
     if not sources:
-        raise NativeUnavailable(f"{source_dir} holds no C++ sources; install remora anew")
+        raise NativeUnavailable(f"{source_dir} holds no C++ sources; reinstall remora")
     compiler = _find_compiler()
     command = [*compiler, *_FLAGS, *_target_flags(target, cpu_flags)]
     library = cache_dir / f"remora-cpu-{target}-{_hash(command, compiler, source_dir)}.so"
@@ -138,7 +138,7 @@ def build_library(
 
 
 def _find_compiler() -> list[str]:
-    """Return the compiler as words of a command, its program as an absolute path."""
+    """Return the compiler's command words; the program is an absolute path."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     for words in [chosen] if chosen else [[name] for name in COMPILERS]:
         if program := shutil.which(words[0]):
@@ -162,26 +162,26 @@ def _target_flags(target: InstructionSet, cpu_flags: frozenset[str]) -> list[str
 
 
 def _hash(command: list[str], compiler: list[str], source_dir: Path) -> str:
-    """Hash what the library is made of, without asking the compiler: that would take a process."""
-    made_of = hashlib.sha256(platform.machine().encode())
+    """Hash all inputs of the library; the compiler is identified by its file, not by running it."""
+    digest = hashlib.sha256(platform.machine().encode())
     for word in command:
-        made_of.update(word.encode() + b"\0")
+        digest.update(word.encode() + b"\0")
     # `CXX="ccache g++"` names two programs.
     for program in filter(None, map(shutil.which, compiler)):
         status = os.stat(program)
         identity = f"{os.path.realpath(program)} {status.st_mtime_ns} {status.st_size}"
-        made_of.update(identity.encode() + b"\0")
+        digest.update(identity.encode() + b"\0")
     for path in sorted(source_dir.iterdir()):
         if path.suffix in {".cpp", ".h"}:
             content = path.read_bytes()
-            made_of.update(f"{path.name} {len(content)}\0".encode() + content)
-    return made_of.hexdigest()[:16]
+            digest.update(f"{path.name} {len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 @contextmanager
 def _only_one_process(lock: Path) -> Iterator[None]:
     with lock.open("w") as file:
-        # Some network file systems have no locks: then each process compiles for itself.
+        # Without lock support (some network file systems) every process compiles for itself.
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         try:
@@ -193,7 +193,7 @@ def _only_one_process(lock: Path) -> Iterator[None]:
 def _compile(command: list[str], library: Path, target: InstructionSet) -> None:
     logger.info("compiling the native CPU kernels for %s with %s", target, command[0])
     started = time.monotonic()
-    # A name of our own until it is whole: others see the library complete or not at all.
+    # Under a temporary name until it is complete, so that no process loads a partial library.
     descriptor, temporary = tempfile.mkstemp(suffix=".so", prefix=".", dir=library.parent)
     os.close(descriptor)
     try:
@@ -207,7 +207,7 @@ def _compile(command: list[str], library: Path, target: InstructionSet) -> None:
 
 
 def _run_compiler(command: list[str]) -> None:
-    """Run a compiler to its end. It gets a process group, so that a hanging one dies as a whole."""
+    """Run the compiler in a process group of its own, which is killed as a whole on a timeout."""
     try:
         process = subprocess.Popen(
             command,
@@ -224,26 +224,26 @@ def _run_compiler(command: list[str]) -> None:
         ) from error
     with process:
         try:
-            _, said = process.communicate(timeout=COMPILE_TIMEOUT_S)
+            _, output = process.communicate(timeout=COMPILE_TIMEOUT_S)
         except BaseException as error:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise NativeUnavailable(
-                    f"{command[0]} has not finished within {COMPILE_TIMEOUT_S:.0f} s; is the "
-                    "machine overloaded, or out of memory? Start again, or name another in CXX"
+                    f"{command[0]} did not finish within {COMPILE_TIMEOUT_S:.0f} s; check the "
+                    "machine's load and memory and restart, or name another compiler in CXX"
                 ) from error
             raise
     if process.returncode != 0:
-        raise NativeUnavailable(_explain(command[0], process.returncode, said))
+        raise NativeUnavailable(_explain(command[0], process.returncode, output))
 
 
-def _explain(program: str, status: int, said: str) -> str:
-    lines = said.splitlines()
+def _explain(program: str, status: int, output: str) -> str:
+    lines = output.splitlines()
     errors = [line for line in lines if "error" in line.lower()] or lines
-    what = "; ".join(line.strip() for line in errors[:3]) or "it gave no reason"
+    what = "; ".join(line.strip() for line in errors[:3]) or "no error message"
     if any(sign in line for sign in _AGE_SIGNS for line in errors):
-        todo = "it is too old: install g++ 11 or clang++ 14 or newer, or name another in CXX"
+        todo = "it is too old: install g++ 11 or clang++ 14 or newer, or name another one in CXX"
     else:
         todo = "name another compiler in CXX, or serve without native kernels"
     return f"{program} failed with status {status}: {what}; {todo}"

@@ -1,4 +1,4 @@
-"""Layers of experts in step programs: who is chosen, and products with each expert's weight.
+"""Expert layers in step programs: routing, and products with each expert's weight.
 
 Legend: T tokens of a step, E experts, k of them for each token.
 """
@@ -18,25 +18,25 @@ from remora.kernels.cpu.library import Activation, Epilogue
 from remora.kernels.cpu.packing import PackedWeight
 from remora.kernels.cpu.program import Program, output_of
 from remora.kernels.cpu.structs import ChoicesStruct, RoutingStruct, WeightedStruct, WeightStruct
-from remora.kernels.memory import buffer
+from remora.kernels.memory import address_of, buffer
 from remora.kernels.moe_rules import SILU, Gating, Routing
 
-BLOCK_ROWS = 192  # what a thread multiplies with one panel of a weight at a time
+BLOCK_ROWS = 192  # rows that a thread multiplies with one panel of a weight at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choices:
-    """What was chosen in the latest layer, and the pairs of a token and an expert by expert.
+    """Routing of the latest layer: chosen experts, and token-expert pairs sorted by expert.
 
-    Layers one after the other may share it.
+    Consecutive layers may share it.
 
     ids:      [T, k] int32, best first
     weights:  [T, k] float32
-    tokens:   [T * k] int32, of the sorted pairs
-    places:   [T, k] int32, where a pair stands when sorted
-    starts:   [E + 1] int32, where an expert's pairs begin
-    blocks:   [B] int32, where each block of at most `BLOCK_ROWS` pairs of one expert begins; then
-              -1, as far as a step of so many tokens can have blocks
+    tokens:   [T * k] int32, tokens of the sorted pairs
+    places:   [T, k] int32, index of each pair in the sorted order
+    starts:   [E + 1] int32, first sorted pair of each expert
+    blocks:   [B] int32, first pair of each block of at most `BLOCK_ROWS` pairs of one expert; -1
+              after the last block. B is the largest number of blocks for T tokens.
     """
 
     num_experts: int
@@ -50,7 +50,7 @@ class Choices:
 
     @staticmethod
     def allocate(*, num_tokens: int, num_experts: int, top_k: int) -> Choices:
-        """Allocate room for so many tokens."""
+        """Allocate arrays for at most `num_tokens` tokens."""
         num_pairs = num_tokens * top_k
         num_blocks = num_pairs // BLOCK_ROWS + min(num_pairs, num_experts)
         return Choices(
@@ -65,7 +65,7 @@ class Choices:
         )
 
     def struct(self) -> ChoicesStruct:
-        """Return what the library reads."""
+        """Return the library's view of it."""
         return ChoicesStruct(
             num_experts=self.num_experts,
             top_k=self.top_k,
@@ -84,7 +84,7 @@ def route(
 ) -> None:
     """Choose experts by logits [T, >= E] float32; see `kernels/moe_routing.py`.
 
-    correction:  [E] float32, added to scores for the choice alone, or None
+    correction:  [E] float32, added to scores for the choice but not to weights, or None
     """
     settings = RoutingStruct(
         num_experts=out.num_experts,
@@ -96,7 +96,7 @@ def route(
         num_groups=routing.num_groups,
         top_groups=routing.top_groups,
         group_best=routing.group_best,
-        correction=None if correction is None else correction.data_ptr(),
+        correction=address_of(correction),
     )
     program.add(
         "route",
@@ -109,17 +109,17 @@ def route(
 
 
 def sort_pairs(program: Program, choices: Choices) -> None:
-    """Sort what `route` has chosen by expert."""
+    """Sort the token-expert pairs of `route` by expert."""
     program.add("sort_pairs", byref(choices.struct()), keeps=(choices,))
 
 
-def weigh(program: Program, x: Tensor, size: int, out: Rows, choices: Choices) -> None:
-    """Write the first `size` columns of x [T, >= size] float32 times a token's one weight to `out`.
+def scale_tokens(program: Program, x: Tensor, size: int, out: Rows, choices: Choices) -> None:
+    """Write the first `size` columns of x [T, >= size] float32, times the token's weight, to `out`.
 
-    The weights are 1 from then on, until `route` chooses anew.
+    Requires one expert per token. Sets the weights to 1, until the next `route`.
     """
     if choices.top_k != 1:
-        raise ValueError(f"each token has {choices.top_k} weights, not one")
+        raise ValueError(f"each token has {choices.top_k} experts; only one is supported here")
     program.check_rows(x, out.values)
     program.add(
         "weigh",
@@ -134,7 +134,7 @@ def weigh(program: Program, x: Tensor, size: int, out: Rows, choices: Choices) -
 
 
 def gather(program: Program, x: Rows, out: Rows, choices: Choices) -> None:
-    """Copy a token's row of x for each of its sorted pairs: out [T * k, as x has]."""
+    """Copy the token's row of x to `out` for every sorted pair; out has T * k rows."""
     if (x.format, x.values.shape[1]) != (out.format, out.values.shape[1]):
         raise ValueError(f"rows {list(x.values.shape)} do not fit {list(out.values.shape)}")
     program.check_rows(x.values)
@@ -158,19 +158,19 @@ def multiply_experts(
     *,
     gating: Gating | None = None,
 ) -> None:
-    """Multiply rows of sorted pairs [T * k, ...] each with its expert's weight.
+    """Multiply rows of sorted pairs [T * k, ...] with the weights of their experts.
 
-    weights:  of all experts, of one shape and format; gated if there is `gating`
-    Otherwise as `multiply`.
+    weights:  one per expert, all of one shape and format; gated weights if `gating` is set
+    Otherwise as `Program.multiply`.
     """
     if len(weights) != choices.num_experts:
         raise ValueError(f"{len(weights)} weights for {choices.num_experts} experts")
     if len({(each.format, each.n, each.k, each.is_gated) for each in weights}) > 1:
-        raise ValueError("the weights of experts are of several shapes")
+        raise ValueError("expert weights differ in shape or format")
     program.check_rows(x.values, out, rows_per_token=choices.top_k)
     if gating is None:
         to = output_of(x, weights[0], out)
-    else:  # products are quickest with the activation that they know best
+    else:  # SILU has a faster code path than GATES
         activation = Activation.SILU if gating == SILU else Activation.GATES
         limit = math.inf if gating.limit is None else gating.limit
         to = output_of(x, weights[0], out, Epilogue.GATED, activation, limit)
@@ -194,10 +194,10 @@ def add_weighted(
     out: Tensor,
     choices: Choices | None = None,
 ) -> None:
-    """Add rows times their weights to the first `size` columns of out [T, >= size] float32.
+    """Add weighted rows to the first `size` columns of out [T, >= size] float32.
 
-    choices:  x has a row [T * k, >= size] for each sorted pair; None = one for each token
-    weights:  [T, >= k] float32, without choices [T, >= 1]
+    choices:  x is [T * k, >= size], a row for each sorted pair; None = x has a row for each token
+    weights:  [T, >= k] float32; without choices [T, >= 1]
     """
     top_k = 1 if choices is None else choices.top_k
     program.check_rows(x, rows_per_token=top_k)
@@ -209,7 +209,7 @@ def add_weighted(
         weights=weights.data_ptr(),
         weights_stride=weights.shape[1],
         top_k=top_k,
-        places=None if choices is None else choices.places.data_ptr(),
+        places=address_of(None if choices is None else choices.places),
         out=out.data_ptr(),
         out_stride=out.shape[1],
     )

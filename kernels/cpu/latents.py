@@ -1,6 +1,6 @@
-"""Attention over latents in step programs: what is before and after it.
+"""Operations before and after attention over latents (MLA), in step programs.
 
-Legend: T tokens of a step, N heads, C elements of a latent, P elements that are rotated.
+Legend: T tokens of a step, N heads, C elements of a latent, P rotary elements.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def multiply_heads(
     out: Tensor,
     out_step: int,
 ) -> None:
-    """Multiply each head of rows [T, heads * x_step] with its weight, F32 or BF16.
+    """Multiply each head of rows [T, heads * x_step] with its own F32 or BF16 weight.
 
-    out:  [T, heads * out_step] float32, a step being at least `weight.out_columns`
+    out:  [T, heads * out_step] float32; out_step is at least `weight.out_columns`
     """
     weight = weights[0]
     heads = len(weights)
@@ -76,12 +76,12 @@ def join_latents(
     key_size: int,
     rotary_size: int,
 ) -> None:
-    """Write what attention over latents of C elements reads: heads [T, (N + 1) * (C + P)].
+    """Assemble the input of latent attention: heads [T, (N + 1) * (C + P)].
 
-    absorbed:  [T, >= N * step] float32, of each head a query of latents
-    query:     [T, N * (key_size + P)] float32, of which each head's last P are taken
-    kept:      [T, C + P] float32, of which the latent is normalised
-    The last two may be columns of something wider.
+    absorbed:  [T, >= N * step] float32, each head's query in the latent space
+    query:     [T, N * (key_size + P)] float32; each head's last P elements are used
+    kept:      [T, C + P] float32; its first C elements, the latent, are normalised
+    `query` and `kept` may be column ranges of wider tensors.
     """
     program.check_rows(absorbed, query, kept, heads)
     settings = LatentsStruct(
@@ -105,7 +105,7 @@ def join_latents(
 def join_heads(
     program: Program, x: Tensor, step: int, num_heads: int, size: int, out: Rows
 ) -> None:
-    """Put the first `size` elements of each head of x [T, >= N * step] float32 side by side."""
+    """Concatenate the first `size` elements of each head of x [T, >= N * step] float32."""
     if x.shape[1] < num_heads * step or out.values.shape[1] < num_heads * size:
         raise ValueError(f"{list(x.shape)} do not fit {list(out.values.shape)}")
     program.check_rows(x, out.values)

@@ -1,6 +1,6 @@
-"""The native library, loaded: its functions with their types, and the thread team.
+"""The loaded native library: its functions with their argument types, and the thread team.
 
-Knows pointers and structures. Knows nothing of models, nor of how the library was compiled.
+Knows pointers and structures. Knows nothing of models or of how the library is compiled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Format(IntEnum):
 
 
 class Epilogue(IntEnum):
-    """What a product does with its result; see src/linear.h."""
+    """How a product stores its result; see src/linear.h."""
 
     STORE = 0
     ADD = 1
@@ -54,7 +54,7 @@ class Epilogue(IntEnum):
 
 
 class Activation(IntEnum):
-    """What is done with a product before it is stored, or gates; see src/activation.h."""
+    """Function applied to a product or to its gate before it is stored; see src/activation.h."""
 
     LINEAR = 0
     SILU = 1
@@ -68,8 +68,9 @@ class Activation(IntEnum):
 
 
 PANEL = 64  # output columns of a packed weight's panel
-LANES = 16  # what rows of head_dim and blocks of gated columns are padded to
+LANES = 16  # head_dim and blocks of gated columns are padded to a multiple of it
 
+# Functions of the library by name, without the common prefix: results and arguments.
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "instruction_set": (c_char_p, ()),
     "struct_size": (c_int, (c_int,)),
@@ -83,92 +84,58 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "program_new": (c_void_p, (c_void_p, POINTER(BatchStruct))),
     "program_free": (None, (c_void_p,)),
     "program_run": (None, (c_void_p, c_int, c_int, c_int, c_int, c_int)),
-    "add_embed": (None, (c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_int)),
-    "add_norm": (
+    # The first five arguments are the team and the logits: address, stride, rows, vocabulary.
+    "choose": (None, (c_void_p, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 7)),
+    "token_logprobs": (
         None,
-        (
-            c_void_p,
-            c_int,
-            c_void_p,
-            c_int,
-            POINTER(NormStruct),
-            c_int,
-            POINTER(RowsStruct),
-            c_int,
-        ),
+        (c_void_p, c_void_p, c_int64, c_int, c_int, c_void_p, c_int, *[c_void_p] * 4),
     ),
-    "add_round": (
-        None,
-        (c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct)),
+    "mask_tokens": (None, (c_void_p, c_void_p, c_int64, c_int, c_int, c_void_p, c_void_p)),
+}
+# Operations: arguments of `add_<name>` after the program; there is no result.
+_OPERATIONS: dict[str, tuple[type, ...]] = {
+    "embed": (c_void_p, c_int, c_int, c_int, c_void_p, c_int),
+    "norm": (c_int, c_void_p, c_int, POINTER(NormStruct), c_int, POINTER(RowsStruct), c_int),
+    "round": (c_int, c_int, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct)),
+    "shrink": (c_int, POINTER(LowRankStruct), c_void_p, c_int, c_int),
+    "update_embedded": (POINTER(LowRankStruct), c_void_p, c_int),
+    "rotate_and_store": (POINTER(RotationStruct),),
+    "attend": (POINTER(AttentionStruct),),
+    "multiply": (
+        c_int,
+        *map(POINTER, (WeightStruct, RowsStruct, OutputStruct, LowRankStruct)),
     ),
-    "add_shrink": (None, (c_void_p, c_int, POINTER(LowRankStruct), c_void_p, c_int, c_int)),
-    "add_update_embedded": (None, (c_void_p, POINTER(LowRankStruct), c_void_p, c_int)),
-    "add_rotate_and_store": (None, (c_void_p, POINTER(RotationStruct))),
-    "add_attend": (None, (c_void_p, POINTER(AttentionStruct))),
-    "add_multiply": (
-        None,
-        (
-            c_void_p,
-            c_int,
-            POINTER(WeightStruct),
-            POINTER(RowsStruct),
-            POINTER(OutputStruct),
-            POINTER(LowRankStruct),
-        ),
+    "route": (POINTER(RoutingStruct), c_void_p, c_int, POINTER(ChoicesStruct)),
+    "sort_pairs": (POINTER(ChoicesStruct),),
+    "gather": (c_int, POINTER(RowsStruct), POINTER(RowsStruct), POINTER(ChoicesStruct)),
+    "weigh": (c_void_p, c_int, c_int, c_int, POINTER(RowsStruct), POINTER(ChoicesStruct)),
+    "multiply_experts": tuple(
+        map(POINTER, (WeightStruct, RowsStruct, OutputStruct, ChoicesStruct))
     ),
-    "add_route": (
-        None,
-        (c_void_p, POINTER(RoutingStruct), c_void_p, c_int, POINTER(ChoicesStruct)),
-    ),
-    "add_sort_pairs": (None, (c_void_p, POINTER(ChoicesStruct))),
-    "add_gather": (
-        None,
-        (c_void_p, c_int, POINTER(RowsStruct), POINTER(RowsStruct), POINTER(ChoicesStruct)),
-    ),
-    "add_weigh": (
-        None,
-        (c_void_p, c_void_p, c_int, c_int, c_int, POINTER(RowsStruct), POINTER(ChoicesStruct)),
-    ),
-    "add_multiply_experts": (
-        None,
-        (
-            c_void_p,
-            POINTER(WeightStruct),
-            POINTER(RowsStruct),
-            POINTER(OutputStruct),
-            POINTER(ChoicesStruct),
-        ),
-    ),
-    "add_multiply_heads": (
-        None,
-        (
-            c_void_p,
-            POINTER(HeadsStruct),
-            POINTER(WeightStruct),
-            POINTER(RowsStruct),
-            POINTER(OutputStruct),
-        ),
-    ),
-    "add_join_latents": (None, (c_void_p, POINTER(LatentsStruct))),
-    "add_join_heads": (None, (c_void_p, POINTER(JoinedStruct), c_int, POINTER(RowsStruct))),
-    "add_weighted": (None, (c_void_p, POINTER(WeightedStruct))),
+    "multiply_heads": tuple(map(POINTER, (HeadsStruct, WeightStruct, RowsStruct, OutputStruct))),
+    "join_latents": (POINTER(LatentsStruct),),
+    "join_heads": (POINTER(JoinedStruct), c_int, POINTER(RowsStruct)),
+    "weighted": (POINTER(WeightedStruct),),
 }
 
 
 class Library:
     """A compiled library; its functions are attributes, without their common prefix.
 
-    handle:  as `build.load_library` returns it
-    Raises NativeUnavailable when it is not what this module describes.
+    handle:  from `build.load_library`
+    Raises NativeUnavailable when functions or structure sizes differ from this module's.
     """
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self.handle = handle
-        for name, (result, arguments) in _SIGNATURES.items():
+        operations = {
+            f"add_{name}": (None, (c_void_p, *arguments)) for name, arguments in _OPERATIONS.items()
+        }
+        for name, (result, arguments) in {**_SIGNATURES, **operations}.items():
             try:
                 function = getattr(handle, f"remora_{name}")
             except AttributeError as error:
-                raise NativeUnavailable(f"{error}; install remora anew") from error
+                raise NativeUnavailable(f"{error}; reinstall remora") from error
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
         for number, struct in enumerate(MIRRORED):
@@ -176,22 +143,22 @@ class Library:
             if size != ctypes.sizeof(struct):
                 raise NativeUnavailable(
                     f"{struct.__name__} has {size} bytes in {handle._name} and "
-                    f"{ctypes.sizeof(struct)} in Python; install remora anew"
+                    f"{ctypes.sizeof(struct)} in Python; reinstall remora"
                 )
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)  # tells type checkers that there are more
+        raise AttributeError(name)  # declares dynamic attributes to type checkers
 
     @property
     def instructions(self) -> str:
-        """What the library was compiled for, in words."""
+        """Name of the instruction set that the library was compiled for."""
         return bytes(self.instruction_set()).decode()
 
 
 class Team:
-    """Threads that stand by to run programs; the caller is one of them. One caller at a time.
+    """Threads that run programs, the caller included. Serves one caller at a time.
 
-    Raises NativeUnavailable when the system gives no more threads.
+    Raises NativeUnavailable when the system refuses to start the threads.
     """
 
     _pointer: int | None = None
@@ -201,17 +168,19 @@ class Team:
         self.num_threads = num_threads
         self._pointer = library.team_new(num_threads)
         if not self._pointer:
-            raise NativeUnavailable(f"the system does not give {num_threads} threads; allow more")
+            raise NativeUnavailable(
+                f"the system refused to start {num_threads} threads; raise its thread limit"
+            )
 
     @property
     def pointer(self) -> int:
-        """The library's team. Raises RuntimeError once the team has been closed."""
+        """Address of the native team. Raises RuntimeError after `close`."""
         if not self._pointer:
             raise RuntimeError("this engine has been closed; build another one")
         return self._pointer
 
     def close(self) -> None:
-        """End the threads; nothing may run. Further calls do nothing."""
+        """End the threads. No program may be running; further calls do nothing."""
         pointer, self._pointer = self._pointer, None
         if pointer:
             self.library.team_free(pointer)

@@ -1,4 +1,4 @@
-"""What a step program's norms know besides the rows that they read."""
+"""Parameters of a step program's norms."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from remora.kernels.cpu.structs import NormStruct
+from remora.kernels.memory import address_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormWeights:
-    """A norm by the root mean square or, around the mean, by the standard deviation.
+    """Weights of an RMS norm or, if centered, of a layer norm.
 
     weight:       [size] float32
     bias:         [size] float32 or None
-    span:         elements that are normalised together, one after the other; None = all
-    is_centered:  whether their mean is subtracted first
+    span:         consecutive elements that are normalised together; None = all
+    is_centered:  whether the mean is subtracted first
     """
 
     weight: Tensor
@@ -26,10 +27,10 @@ class NormWeights:
     is_centered: bool = False
 
     def struct(self) -> NormStruct:
-        """Return what the library reads."""
+        """Return the library's view of it."""
         return NormStruct(
             weight=self.weight.data_ptr(),
-            bias=None if self.bias is None else self.bias.data_ptr(),
+            bias=address_of(self.bias),
             size=len(self.weight),
             span=self.span or len(self.weight),
             is_centered=self.is_centered,

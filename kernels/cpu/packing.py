@@ -1,4 +1,4 @@
-"""Weights in the layout that the native products read."""
+"""Packing of weights into the layout of the native products."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from remora.kernels.cpu.library import LANES, PANEL, Format, Team
 from remora.kernels.cpu.structs import WeightStruct
-from remora.kernels.memory import Arena, is_bf16
+from remora.kernels.memory import Arena, address_of, is_bf16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedWeight:
     """A weight [n, k] in the layout of src/linear.h.
 
-    is_gated:  n / 2 rows of a gate and n / 2 of what it gates, packed in turn
+    is_gated:  n / 2 gate rows and n / 2 up rows, packed alternately in blocks
     """
 
     format: Format
@@ -34,7 +34,7 @@ class PackedWeight:
 
     @property
     def out_columns(self) -> int:
-        """Columns that a product writes to, padding included."""
+        """Columns that a product writes, padding included."""
         return self.num_panels * PANEL // (2 if self.is_gated else 1)
 
     @property
@@ -43,14 +43,14 @@ class PackedWeight:
         return self.data.nbytes
 
     def struct(self) -> WeightStruct:
-        """Return what the library reads."""
+        """Return the library's view of it."""
         return WeightStruct(
             format=self.format,
             n=self.n,
             k=self.k,
             num_panels=self.num_panels,
             data=self.data.data_ptr(),
-            bias=None if self.bias is None else self.bias.data_ptr(),
+            bias=address_of(self.bias),
         )
 
 
@@ -64,17 +64,17 @@ def pack(
     gated: bool = False,
     spent: bool = False,
 ) -> PackedWeight:
-    """Pack weight [n, k], bfloat16 or float32, quantising where the format says so.
+    """Pack a weight [n, k] of bfloat16 or float32, quantising it for grouped formats.
 
     bias:   [n] or None
-    arena:  where the packed weight lies
-    gated:  the first n / 2 rows are a gate's, the others what it gates
-    spent:  nobody else reads the weight's memory, now or later: the system gets it back as it is
-            packed, so that there are never two of the weight, and what is left of it is undefined
+    arena:  allocator of the packed weight's memory
+    gated:  the first n / 2 rows are gates, the others ups
+    spent:  the weight's memory has no other reader: it is returned to the system while packing, so
+            that two whole copies never exist, and its content is undefined afterwards
     """
     n, k = weight.shape
     if gated and n % 2:
-        raise ValueError(f"a gated weight has an even number of rows, not {n}")
+        raise ValueError(f"the gated weight has {n} rows; the number must be even")
     packed = PackedWeight(
         format=format,
         n=n,
@@ -85,12 +85,7 @@ def pack(
     )
     source = weight.contiguous()
     team.library.pack(
-        team.pointer,
-        byref(packed.struct()),
-        source.data_ptr(),
-        is_bf16(source),
-        gated,
-        spent,
+        team.pointer, byref(packed.struct()), source.data_ptr(), is_bf16(source), gated, spent
     )
     return packed
 
@@ -100,7 +95,7 @@ def _padded_n(n: int, gated: bool) -> int:
 
 
 def _packed_bias(bias: Tensor, gated: bool) -> Tensor:
-    """Put a bias in the order of the packed columns, padded with zeros to whole panels."""
+    """Reorder a bias like the packed columns, padded with zeros to whole panels."""
     padded = _padded_n(len(bias), gated)
     values = bias.float()
     if gated:

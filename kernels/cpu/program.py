@@ -1,7 +1,7 @@
-"""Step programs: a list of native operations over weights and buffers.
+"""Step programs: lists of native operations over weights and buffers.
 
-A thin, typed hand-over to the library: it keeps alive what the operations point to. Knows nothing
-of models; engine/graphs builds with it.
+A thin, typed layer over the library that keeps alive the memory its operations point to. Knows
+nothing of models; `engine/graphs` builds programs with it.
 
 Legend: T tokens of a step, R rows of logits.
 """
@@ -23,13 +23,13 @@ from remora.kernels.cpu.structs import (
     OutputStruct,
     RotationStruct,
 )
-from remora.kernels.memory import is_bf16
+from remora.kernels.memory import address_of, is_bf16
 
 _NO_NORMS = NormStruct(), NormStruct()
 
 
 class Program:
-    """A list of operations over one batch's arrays. Not thread-safe: one run at a time."""
+    """Operations over one batch's arrays. Not thread-safe: one run at a time."""
 
     _pointer: int | None = None
 
@@ -46,7 +46,7 @@ class Program:
             self._library.program_free(self._pointer)
 
     def __len__(self) -> int:
-        """Return how many operations there are."""
+        """Return the number of operations."""
         return self._size
 
     def run(
@@ -58,18 +58,18 @@ class Program:
         first: int = 0,
         last: int | None = None,
     ) -> None:
-        """Run operations [first, last) on what the batch's arrays hold. Releases the GIL.
+        """Run operations [first, last) on the batch's arrays. Releases the GIL.
 
-        Raises RuntimeError once the team has been closed.
+        Raises RuntimeError after the team is closed.
         """
         _ = self.team.pointer
         stop = self._size if last is None else last
         self._library.program_run(self._pointer, first, stop, num_tokens, num_sequences, num_logits)
 
     def embed(self, table: Tensor, out: Tensor, *, by_position: bool = False) -> None:
-        """Look up table [vocab, size] for every token: out [T, >= size] float32.
+        """Look up every token in a table [vocab, size]: out [T, >= size] float32.
 
-        by_position:  look up its position instead, and add that to what is there
+        by_position:  look up the position instead of the id, and add the result to `out`
         """
         self.add(
             "embed",
@@ -93,11 +93,11 @@ class Program:
     ) -> None:
         """Normalise x [T, >= size] float32.
 
-        on_logits:  only of the tokens in `logit_index`: out has R rows
-        adds:       to what there is in `out`, which is float32
+        on_logits:  only the tokens in `logit_index`; out has R rows
+        adds:       add the result to `out`, which is float32, instead of overwriting it
         """
         if adds and out.format is not Format.F32:
-            raise ValueError(f"a norm can be added to F32 rows, not to {out.format.name}")
+            raise ValueError(f"a norm cannot be added to {out.format.name} rows, only to F32")
         self.add(
             "norm",
             on_logits,
@@ -133,9 +133,11 @@ class Program:
         )
 
     def update_embedded(self, updates: Updates, out: Tensor) -> None:
-        """Add to what `embed` has written; the updates are those of the table, transposed."""
+        """Add updates of the (transposed) embedding table to the output of `embed`."""
         if out.shape[1] < updates.slots.bounds[-1]:
-            raise ValueError(f"{updates.slots.bounds[-1]} columns are needed; got {out.shape[1]}")
+            raise ValueError(
+                f"out has {out.shape[1]} columns; {updates.slots.bounds[-1]} are needed"
+            )
         self.check_rows(updates.shrunk, out)
         self.add(
             "update_embedded",
@@ -146,12 +148,12 @@ class Program:
         )
 
     def shrink(self, x: Tensor, updates: Updates, *, on_logits: bool = False) -> None:
-        """Multiply A with the rows of x [T or R, >= I], float32 or bfloat16, that have an adapter.
+        """Multiply the rows of x [T or R, >= I] that have an adapter with its A.
 
-        Belongs before `multiply` with the same updates.
+        x is float32 or bfloat16. Must precede `multiply` with the same updates.
         """
         if x.shape[1] < updates.slots.a.shape[2]:
-            raise ValueError(f"{updates.slots.a.shape[2]} columns are needed; got {x.shape[1]}")
+            raise ValueError(f"x has {x.shape[1]} columns; {updates.slots.a.shape[2]} are needed")
         self.check_rows(x, updates.shrunk, on_logits=on_logits)
         self.add(
             "shrink",
@@ -180,12 +182,12 @@ class Program:
     ) -> None:
         """Normalise and rotate q and k of qkv [T, >= heads * head_dim] in place; store k and v.
 
-        cosines, sines:  [positions, P] float32, of P pairs of each head
-        first:           element of each head at which those begin
-        interleaved:     whether neighbours are pairs, or what stands in one place of two halves
-        query_factors:   [positions] float32 on queries, or None
-        norms:           of all heads of q and of k, or None
-        keys_are_values: what is kept of a token is both; there is no v
+        cosines, sines:   [positions, P] float32, angles of P pairs of each head
+        first:            first rotary element of each head
+        interleaved:      pairs are neighbours; otherwise elements i and i + P
+        query_factors:    [positions] float32 factors of queries, or None
+        norms:            of the heads of q and of k, or None
+        keys_are_values:  k is also v; qkv has no v
         """
         query_norm, key_norm = (norm.struct() for norm in norms) if norms else _NO_NORMS
         settings = RotationStruct(
@@ -199,7 +201,7 @@ class Program:
             first=first,
             num_pairs=cosines.shape[1],
             is_interleaved=interleaved,
-            query_factors=None if query_factors is None else query_factors.data_ptr(),
+            query_factors=address_of(query_factors),
             query_norm=query_norm,
             key_norm=key_norm,
             keys_are_values=keys_are_values,
@@ -227,11 +229,11 @@ class Program:
     ) -> None:
         """Attend with the queries of qkv: out [T, >= num_heads * head_dim] bfloat16 or float32.
 
-        window:    positions that a query sees; None = all
-        chunked:   whether it sees those from the latest multiple of the window on instead
-        soft_cap:  c, if scores s become c * tanh(s / c)
+        window:    number of latest positions that a query sees; None = all
+        chunked:   a query sees the positions since the last multiple of `window` instead
+        soft_cap:  c of scores c * tanh(s / c); None = no cap
         sinks:     [num_heads] float32, scores of keys without values
-        slopes:    [num_heads] float32, what scores fall by with each position a key lies behind
+        slopes:    [num_heads] float32, decrease of the score per position of distance (ALiBi)
         """
         attention = AttentionStruct(
             cache=cache.struct(),
@@ -241,8 +243,8 @@ class Program:
             is_chunked=chunked,
             scale=scale,
             soft_cap=soft_cap or 0.0,
-            sinks=None if sinks is None else sinks.data_ptr(),
-            slopes=None if slopes is None else slopes.data_ptr(),
+            sinks=address_of(sinks),
+            slopes=address_of(slopes),
             qkv=qkv.data_ptr(),
             qkv_stride=qkv.shape[1],
             out=out.data_ptr(),
@@ -267,13 +269,13 @@ class Program:
 
         out is float32; with an activation it may be bfloat16.
         activation:  of the product or, with the gated epilogue, of the gate
-        limit:       of the activation that caps
-        updates:     added to the product, before the epilogue; `shrink` comes before
+        limit:       cap of `Activation.CAP`
+        updates:     added to the product before the epilogue; requires `shrink` before
         """
         self.check_rows(x.values, out, on_logits=on_logits)
         if updates is not None and updates.slots.bounds[-1] != weight.n:
             raise ValueError(
-                f"updates of {updates.slots.bounds[-1]} columns do not fit a weight of {weight.n}"
+                f"updates have {updates.slots.bounds[-1]} columns, the weight {weight.n}"
             )
         to = output_of(x, weight, out, epilogue, activation, limit)
         self.add(
@@ -289,15 +291,15 @@ class Program:
     def check_rows(
         self, *tensors: Tensor, on_logits: bool = False, rows_per_token: int = 1
     ) -> None:
-        """Raise ValueError unless tensors have a row for each that a step may have."""
+        """Raise ValueError for a tensor with fewer rows than the largest step needs."""
         needed = len(self.batch.logit_index if on_logits else self.batch.token_ids)
         needed *= rows_per_token
         if any(len(tensor) < needed for tensor in tensors):
             given = " and ".join(str(len(tensor)) for tensor in tensors)
-            raise ValueError(f"{needed} rows are needed; got {given}")
+            raise ValueError(f"tensors have {given} rows; {needed} are needed")
 
     def add(self, operation: str, *arguments: object, keeps: Iterable[object]) -> None:
-        """Add an operation by its name in the library, and hold on to what it has pointers into."""
+        """Add an operation by its name in the library, and keep alive the memory it points to."""
         getattr(self._library, f"add_{operation}")(self._pointer, *arguments)
         self._kept.append(keeps)
         self._size += 1
@@ -311,7 +313,7 @@ def output_of(
     activation: Activation = Activation.LINEAR,
     limit: float = 0.0,
 ) -> OutputStruct:
-    """Describe where a product goes. Raises ValueError where rows, weight and out do not fit."""
+    """Describe a product's output. Raises ValueError unless rows, weight and out fit together."""
     if (
         x.format != weight.format
         or x.values.shape[1] < weight.k

@@ -1,15 +1,13 @@
-"""Choosing tokens in native code: what `kernels/sampling.py` does, in one call for all rows.
+"""Native token sampling: `kernels/sampling.py` in one call for all rows.
 
-Means the same to the letter; numbers differ by rounding alone. A draw can come out otherwise only
-where its number lies within about 1e-6 (of the row's mass) of the border between two tokens, and a
-nucleus only where the mass of the tokens up to its border is that close to top_p.
+Results differ from the torch code by rounding alone. A draw can differ only where its uniform
+number lies within about 1e-6 (of the row's mass) of the boundary between two tokens, and a nucleus
+only where the mass up to its boundary is that close to top_p.
 
 Legend: R rows, V vocabulary, K of the top.
 """
 
 from __future__ import annotations
-
-from ctypes import c_int, c_int64, c_void_p
 
 import numpy as np
 import numpy.typing as npt
@@ -18,37 +16,23 @@ from torch import Tensor
 
 from remora.kernels.cpu.library import Team
 
-_LOGITS = (c_void_p, c_void_p, c_int64, c_int, c_int)  # team, logits, stride, R, V
-
 
 class NativeSampling:
-    """What `kernels/sampling.py` does for `SamplingKernels`, on a team of threads.
+    """`SamplingKernels` on a thread team.
 
-    Logits are float32 in the CPU's memory, their rows without gaps. They are left as they are, but
-    for `mask_tokens`.
+    Logits are float32 in CPU memory, each row contiguous. Only `mask_tokens` changes them.
     """
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._choose = team.library.handle.remora_choose
-        self._choose.argtypes = (*_LOGITS, *[c_void_p] * 7)
-        self._choose.restype = None
-        self._token_logprobs = team.library.handle.remora_token_logprobs
-        self._token_logprobs.argtypes = (*_LOGITS, c_void_p, c_int, *[c_void_p] * 4)
-        self._token_logprobs.restype = None
-        self._mask_tokens = team.library.handle.remora_mask_tokens
-        self._mask_tokens.argtypes = (*_LOGITS, c_void_p, c_void_p)
-        self._mask_tokens.restype = None
+        self._library = team.library
 
     def greedy(self, logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Choose the greatest logit of each row; see `kernels/sampling.py`."""
+        """Return the id of each row's greatest logit; see `kernels/sampling.py`."""
         token_ids = np.empty(len(logits), np.int64)
         is_good = np.empty(len(logits), np.bool_)
-        self._choose(
-            *self._describe(logits),
-            *(None,) * 5,
-            token_ids.ctypes.data,
-            is_good.ctypes.data,
+        self._library.choose(
+            *self._describe(logits), *[None] * 5, token_ids.ctypes.data, is_good.ctypes.data
         )
         return token_ids, is_good
 
@@ -62,11 +46,11 @@ class NativeSampling:
         top_p: npt.NDArray[np.float64],
         min_p: npt.NDArray[np.float32],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """Choose one id per row; see `kernels/sampling.py`."""
+        """Sample one id per row; see `kernels/sampling.py`."""
         num_rows = len(logits)
         token_ids = np.empty(num_rows, np.int64)
         is_good = np.empty(num_rows, np.bool_)
-        self._choose(
+        self._library.choose(
             *self._describe(logits),
             _address(temperature, np.float32, num_rows),
             _address(uniforms, np.float64, num_rows),
@@ -86,13 +70,13 @@ class NativeSampling:
         npt.NDArray[np.int64],
         npt.NDArray[np.float32],
     ]:
-        """Describe the chosen tokens and the likeliest ones; see `kernels/sampling.py`."""
+        """Return log-probabilities of chosen and top tokens; see `kernels/sampling.py`."""
         num_rows, num_top = len(logits), min(num_top, logits.shape[1])
         chosen = np.empty(num_rows, np.float32)
         ranks = np.empty(num_rows, np.int32)
         top_ids = np.empty((num_rows, num_top), np.int64)
         top = np.empty((num_rows, num_top), np.float32)
-        self._token_logprobs(
+        self._library.token_logprobs(
             *self._describe(logits),
             _address(token_ids, np.int64, num_rows),
             num_top,
@@ -106,16 +90,16 @@ class NativeSampling:
     def mask_tokens(
         self, logits: Tensor, lines: npt.NDArray[np.int64], words: npt.NDArray[np.int32]
     ) -> None:
-        """Take -inf from logits that are not allowed, in place; see `kernels/grammar_mask.py`."""
+        """Set disallowed logits to -inf, in place; see `kernels/grammar_mask.py`."""
         team, address, stride, num_rows, vocab_size = self._describe(logits)
         if not len(lines):
             return
         if not 0 <= lines.min() <= lines.max() < num_rows:
-            raise IndexError(f"line {lines} of {num_rows} rows of logits")
+            raise IndexError(f"lines {lines} are outside of {num_rows} rows of logits")
         num_words = -(-vocab_size // 32)
         if words.shape != (len(lines), num_words) or not words.flags.c_contiguous:
             raise TypeError(f"expected [{len(lines)}, {num_words}] words, got {words.shape}")
-        self._mask_tokens(
+        self._library.mask_tokens(
             team,
             address,
             stride,
@@ -128,7 +112,7 @@ class NativeSampling:
     def _describe(self, logits: Tensor) -> tuple[int, int, int, int, int]:
         if logits.dtype != torch.float32 or not logits.is_cpu or logits.stride(1) != 1:
             raise TypeError(
-                f"expected float32 logits in CPU memory, their rows without gaps; got "
+                f"expected float32 logits in CPU memory with contiguous rows; got "
                 f"{logits.dtype} on {logits.device} with strides {logits.stride()}"
             )
         num_rows, vocab_size = logits.shape
@@ -136,7 +120,7 @@ class NativeSampling:
 
 
 def _address(values: npt.NDArray[np.generic], dtype: type[np.generic], num_rows: int) -> int:
-    """Return where one number per row lies; native code would believe anything."""
+    """Return the address of an array of one number per row, after checking type and shape."""
     if values.dtype != dtype or values.shape != (num_rows,) or not values.flags.c_contiguous:
         raise TypeError(f"expected {num_rows} {dtype.__name__}, got {values.shape} {values.dtype}")
     return values.ctypes.data

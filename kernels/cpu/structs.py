@@ -1,68 +1,50 @@
-"""The native library's structures, field by field as its headers have them.
+"""ctypes mirrors of the native library's structures, field by field.
 
-`library.py` compares the sizes with those that the compiler saw.
+`library.py` compares their sizes with the compiler's when it loads the library.
 """
 
 from __future__ import annotations
 
 from ctypes import Structure, c_bool, c_float, c_int, c_int64, c_void_p
+from typing import Any
+
+
+def _of(kind: type, *names: str) -> tuple[tuple[str, Any], ...]:
+    """Return consecutive fields of one type."""
+    return tuple((name, kind) for name in names)
 
 
 class BatchStruct(Structure):
     """batch.h: Batch."""
 
     _fields_ = (
-        ("num_tokens", c_int),
-        ("num_sequences", c_int),
-        ("num_logits", c_int),
-        ("token_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slots", c_void_p),
-        ("starts", c_void_p),
-        ("lengths", c_void_p),
-        ("table_rows", c_void_p),
-        ("tables", c_void_p),
+        *_of(c_int, "num_tokens", "num_sequences", "num_logits"),
+        *_of(
+            c_void_p, "token_ids", "positions", "slots", "starts", "lengths", "table_rows", "tables"
+        ),
         ("table_stride", c_int64),
-        ("window_slots", c_void_p),
-        ("window_tables", c_void_p),
-        ("logit_index", c_void_p),
-        ("adapters", c_void_p),
+        *_of(c_void_p, "window_slots", "window_tables", "logit_index", "adapters"),
     )
 
 
 class WeightStruct(Structure):
     """linear.h: Weight."""
 
-    _fields_ = (
-        ("format", c_int),
-        ("n", c_int),
-        ("k", c_int),
-        ("num_panels", c_int),
-        ("data", c_void_p),
-        ("bias", c_void_p),
-    )
+    _fields_ = (*_of(c_int, "format", "n", "k", "num_panels"), *_of(c_void_p, "data", "bias"))
 
 
 class RowsStruct(Structure):
     """linear.h: Rows."""
 
-    _fields_ = (
-        ("values", c_void_p),
-        ("stride", c_int),
-        ("scales", c_void_p),
-        ("sums", c_void_p),
-    )
+    _fields_ = (("values", c_void_p), ("stride", c_int), *_of(c_void_p, "scales", "sums"))
 
 
 class OutputStruct(Structure):
     """linear.h: Output."""
 
     _fields_ = (
-        ("epilogue", c_int),
-        ("activation", c_int),
-        ("limit", c_float),
-        ("sharpness", c_float),
-        ("offset", c_float),
+        *_of(c_int, "epilogue", "activation"),
+        *_of(c_float, "limit", "sharpness", "offset"),
         ("is_bf16", c_bool),
         ("values", c_void_p),
         ("stride", c_int),
@@ -74,12 +56,8 @@ class CacheStruct(Structure):
 
     _fields_ = (
         ("data", c_void_p),
-        ("is_bf16", c_bool),
-        ("is_windowed", c_bool),
-        ("num_pages", c_int),
-        ("page_size", c_int),
-        ("num_kv_heads", c_int),
-        ("head_dim", c_int),
+        *_of(c_bool, "is_bf16", "is_windowed"),
+        *_of(c_int, "num_pages", "page_size", "num_kv_heads", "head_dim"),
     )
 
 
@@ -88,15 +66,10 @@ class AttentionStruct(Structure):
 
     _fields_ = (
         ("cache", CacheStruct),
-        ("layer", c_int),
-        ("num_heads", c_int),
-        ("window", c_int),
+        *_of(c_int, "layer", "num_heads", "window"),
         ("is_chunked", c_bool),
-        ("scale", c_float),
-        ("soft_cap", c_float),
-        ("sinks", c_void_p),
-        ("slopes", c_void_p),
-        ("qkv", c_void_p),
+        *_of(c_float, "scale", "soft_cap"),
+        *_of(c_void_p, "sinks", "slopes", "qkv"),
         ("qkv_stride", c_int),
         ("out", c_void_p),
         ("out_stride", c_int),
@@ -108,10 +81,8 @@ class NormStruct(Structure):
     """norm.h: NormWeights."""
 
     _fields_ = (
-        ("weight", c_void_p),
-        ("bias", c_void_p),
-        ("size", c_int),
-        ("span", c_int),
+        *_of(c_void_p, "weight", "bias"),
+        *_of(c_int, "size", "span"),
         ("is_centered", c_bool),
         ("epsilon", c_float),
     )
@@ -122,18 +93,14 @@ class RotationStruct(Structure):
 
     _fields_ = (
         ("cache", CacheStruct),
-        ("layer", c_int),
-        ("num_heads", c_int),
+        *_of(c_int, "layer", "num_heads"),
         ("qkv", c_void_p),
         ("stride", c_int),
-        ("cosines", c_void_p),
-        ("sines", c_void_p),
-        ("first", c_int),
-        ("num_pairs", c_int),
+        *_of(c_void_p, "cosines", "sines"),
+        *_of(c_int, "first", "num_pairs"),
         ("is_interleaved", c_bool),
         ("query_factors", c_void_p),
-        ("query_norm", NormStruct),
-        ("key_norm", NormStruct),
+        *_of(NormStruct, "query_norm", "key_norm"),
         ("keys_are_values", c_bool),
     )
 
@@ -142,16 +109,10 @@ class LowRankStruct(Structure):
     """low_rank.h: LowRank."""
 
     _fields_ = (
-        ("a", c_void_p),
-        ("b", c_void_p),
+        *_of(c_void_p, "a", "b"),
         ("is_bf16", c_bool),
-        ("inputs", c_int),
-        ("outputs", c_int),
-        ("num_parts", c_int),
-        ("max_rank", c_int),
-        ("ranks", c_void_p),
-        ("bounds", c_void_p),
-        ("shrunk", c_void_p),
+        *_of(c_int, "inputs", "outputs", "num_parts", "max_rank"),
+        *_of(c_void_p, "ranks", "bounds", "shrunk"),
         ("stride", c_int),
     )
 
@@ -160,15 +121,10 @@ class RoutingStruct(Structure):
     """experts.h: Routing."""
 
     _fields_ = (
-        ("num_experts", c_int),
-        ("top_k", c_int),
-        ("is_sigmoid", c_bool),
-        ("by_logits", c_bool),
-        ("is_normalised", c_bool),
+        *_of(c_int, "num_experts", "top_k"),
+        *_of(c_bool, "is_sigmoid", "by_logits", "is_normalised"),
         ("scaling", c_float),
-        ("num_groups", c_int),
-        ("top_groups", c_int),
-        ("group_best", c_int),
+        *_of(c_int, "num_groups", "top_groups", "group_best"),
         ("correction", c_void_p),
     )
 
@@ -177,15 +133,8 @@ class ChoicesStruct(Structure):
     """experts.h: Choices."""
 
     _fields_ = (
-        ("num_experts", c_int),
-        ("top_k", c_int),
-        ("block_rows", c_int),
-        ("ids", c_void_p),
-        ("weights", c_void_p),
-        ("tokens", c_void_p),
-        ("places", c_void_p),
-        ("starts", c_void_p),
-        ("blocks", c_void_p),
+        *_of(c_int, "num_experts", "top_k", "block_rows"),
+        *_of(c_void_p, "ids", "weights", "tokens", "places", "starts", "blocks"),
     )
 
 
@@ -194,13 +143,10 @@ class WeightedStruct(Structure):
 
     _fields_ = (
         ("x", c_void_p),
-        ("x_stride", c_int),
-        ("size", c_int),
+        *_of(c_int, "x_stride", "size"),
         ("weights", c_void_p),
-        ("weights_stride", c_int),
-        ("top_k", c_int),
-        ("places", c_void_p),
-        ("out", c_void_p),
+        *_of(c_int, "weights_stride", "top_k"),
+        *_of(c_void_p, "places", "out"),
         ("out_stride", c_int),
     )
 
@@ -215,13 +161,10 @@ class LatentsStruct(Structure):
     """latents.h: JoinLatents::Settings."""
 
     _fields_ = (
-        ("num_heads", c_int),
-        ("key_size", c_int),
-        ("rotary_size", c_int),
+        *_of(c_int, "num_heads", "key_size", "rotary_size"),
         ("norm", NormStruct),
         ("absorbed", c_void_p),
-        ("absorbed_stride", c_int),
-        ("absorbed_step", c_int),
+        *_of(c_int, "absorbed_stride", "absorbed_step"),
         ("query", c_void_p),
         ("query_stride", c_int),
         ("kept", c_void_p),
@@ -234,13 +177,7 @@ class LatentsStruct(Structure):
 class JoinedStruct(Structure):
     """latents.h: JoinHeads::Settings."""
 
-    _fields_ = (
-        ("x", c_void_p),
-        ("stride", c_int),
-        ("step", c_int),
-        ("num_heads", c_int),
-        ("size", c_int),
-    )
+    _fields_ = (("x", c_void_p), *_of(c_int, "stride", "step", "num_heads", "size"))
 
 
 MIRRORED = (

@@ -1,15 +1,13 @@
-"""Attention of one new token per row over its pages, on a GPU: the kernels of
-`attend_decode_paged`, whose torch code is the specification.
+"""Triton kernels of `attend_decode_paged`, whose torch code specifies them.
 
-Rows are too few to fill a GPU, so their keys are divided into splits, each of which a program
-attends to alone (flash decoding, after FlashAttention, arXiv:2205.14135); `merge_kernel` adds up
-what the splits of a row came to. Programs count the splits of all rows themselves, from the rows'
-lengths on the device: a long row among short ones gets as many as its share of all keys, and the
-grid has one program for each row and for each split there may be beyond that. Query heads of a K/V
-head are rows of one product: K and V are read once for all of them.
+Rows are too few to fill a GPU, so their keys are divided into splits, one program each (flash
+decoding, after FlashAttention, arXiv:2205.14135); `merge_kernel` combines the splits of a row.
+Programs derive the splits of all rows from the lengths on the device: a long row gets splits in
+proportion to its share of all keys, and the grid has one program per row plus one for each possible
+further split. Query heads of a K/V head are rows of one product, so K and V are read once.
 
-Nothing here waits for the device or depends on values that are on it, so launches may be captured
-in a graph that runs again with other lengths and pages in the same memory.
+Launches do not depend on device values, so they can be captured in a graph and replayed with other
+lengths and pages in the same memory.
 
 Legend, and suffixes of blocks: D rows, H heads, K K/V heads, G query heads of a K/V head, P pages
 of a table, I items (splits of all rows, numbered row after row); M queries, N keys, H elements of a
@@ -40,10 +38,10 @@ from remora.kernels.gpu.attention.steps import (
 
 @dataclass(frozen=True, slots=True)
 class DecodeLaunch:
-    """How splits are computed.
+    """Launch parameters of `split_kernel`.
 
-    keys:      of a block of 16-bit elements, a power of two
-    programs:  that a GPU has room for at once
+    keys:      keys of a block of 16-bit elements, a power of two
+    programs:  programs that run concurrently on the GPU
     """
 
     keys: int
@@ -52,18 +50,18 @@ class DecodeLaunch:
     programs: int
 
     def block(self, query_bytes: int, page_bytes: int) -> int:
-        """Return the keys of a block, for elements of these sizes.
+        """Return the keys of a block for these element sizes.
 
-        Half as many of 8 bits, which are widened in registers, and fewer for queries of 32, which
-        no tensor core multiplies.
+        8-bit elements are widened in registers, so a block has half as many; 32-bit queries, which
+        tensor cores do not multiply, have a quarter.
         """
         return max(16, self.keys // (4 if query_bytes == 4 else 2 // page_bytes))
 
     def options(self, query_bytes: int, page_bytes: int) -> dict[str, Any]:
-        """Return what triton compiles with; fusion is named, for its default is about to change.
+        """Return Triton's launch options; fusion is explicit because its default may change.
 
-        Elements of 32 bits are spread over more warps, whose registers would not hold them else.
-        Of 8 bits more blocks are on their way, for those are smaller.
+        32-bit elements need more warps to fit into registers; 8-bit blocks are smaller and get more
+        stages.
         """
         return {
             "num_warps": 8 if query_bytes == 4 else self.num_warps,
@@ -72,8 +70,8 @@ class DecodeLaunch:
         }
 
 
-# By the padded size of a head. Of five stages triton makes two for page ids and two for K and V:
-# while a block is computed the next one is on its way, 32 KiB for each program on Hopper.
+# By padded head size. Of five stages Triton uses two for page ids and two for K and V, which load
+# the next block during the computation: 32 KiB for each program on Hopper.
 LAUNCHES = {
     Arch.AMPERE: {
         64: DecodeLaunch(64, 4, 5, 108 * 3),
@@ -101,10 +99,10 @@ LAUNCHES = {
         256: DecodeLaunch(16, 4, 2, 304 * 2),
     },
 }
-MIN_SPLIT = 128  # keys: what is worth a program of its own
-ROUNDS = 2  # of programs, if splits are long: the last round leaves less of a GPU idle
-MIN_QUERIES, MAX_QUERIES = 16, 64  # of a block: what a product of blocks needs, and what fits
-MERGE_SPLITS = 16  # that `merge_kernel` reads at once
+MIN_SPLIT = 128  # least keys of a split
+ROUNDS = 2  # of programs for long splits, so that the last round leaves less of the GPU idle
+MIN_QUERIES, MAX_QUERIES = 16, 64  # of a block: minimum of tl.dot, maximum of registers
+MERGE_SPLITS = 16  # splits that `merge_kernel` reads at once
 
 
 def attend(
@@ -179,12 +177,12 @@ def attend(
 
 
 def merge(sums: Tensor, weights: Tensor, items: Tensor, out: Tensor) -> None:
-    """Add up the splits of rows that have several.
+    """Combine the splits of rows that have several.
 
-    sums:     [I, H, head_dim] float32, of each split's V, by weights that add up to 1
-    weights:  [I, H] float32, logarithms to base 2 of the splits' own weights
-    items:    [D, 2] int32, each row's first item and how many it has
-    out:      [D, H, head_dim], each row in one piece; rows of one split are left alone
+    sums:     [I, H, head_dim] float32, weighted mean of V over each split
+    weights:  [I, H] float32, base-2 logarithms of the splits' softmax sums
+    items:    [D, 2] int32, each row's first item and number of items
+    out:      [D, H, head_dim], each row contiguous; rows of one split are not written
     """
     num_rows, num_heads, head_dim = out.shape
     merge_kernel[(num_heads, num_rows)](
@@ -204,7 +202,7 @@ def merge(sums: Tensor, weights: Tensor, items: Tensor, out: Tensor) -> None:
 
 
 def launch_of(arch: Arch, head_dim: int) -> DecodeLaunch:
-    """Return the launch for heads of a size."""
+    """Return the launch for a head size."""
     return LAUNCHES[arch][min(256, max(64, triton.next_power_of_2(head_dim)))]
 
 
@@ -220,10 +218,10 @@ def find_split(
     R: tl.constexpr,
     N: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Return the row of an item, its first item, how many it has, and the item's range of keys.
+    """Return an item's row, the row's first item and number of items, and the item's key range.
 
-    num_splits:  FIXED: most of a row; else of all rows beyond one each, in one round of programs
-    Splits are of equal length within a row, and none is empty unless the row is.
+    num_splits:  FIXED: most splits of a row; otherwise extra splits of all rows in one round
+    Splits of a row have equal length, and none is empty unless the row is.
     """
     at_R = tl.arange(0, R)
     spans_R = tl.minimum(tl.load(lengths + at_R, mask=at_R < num_rows, other=0), window)
@@ -283,7 +281,7 @@ def split_kernel(
     N: tl.constexpr,
     H: tl.constexpr,
 ) -> None:
-    """Program (block of a K/V head's queries, item); a row of one item is done with."""
+    """Program (block of a K/V head's queries, item); writes a row of one item to `out`."""
     item = tl.program_id(1)
     row, first, count, begin, end = find_split(
         lengths, item, num_rows, num_splits, window, FIXED, MIN_BLOCKS, R, N
@@ -307,7 +305,7 @@ def split_kernel(
             query_MH, keys, values, key_scales, value_scales, slot_N, is_key_N, is_key_N[None, :],
             kv_head, num_kv_heads, inner, outer, top_M, total_M, sum_MH, HEAD_DIM, H, True, FACTOR,
         )  # fmt: skip
-    # Weights of a row without keys add up to 0, those of others to 1 at least.
+    # The sum of weights is 0 for a row without keys and at least 1 for others.
     sum_MH = sum_MH / tl.maximum(total_M, 1e-30)[:, None]
     if count == 1:
         to_MH = out + row.to(tl.int64) * out_stride + at_MH

@@ -1,19 +1,16 @@
-"""Attention over pages of latents, on a GPU: the kernels of `attend_latents` and
-`extend_over_latents`, whose torch code is the specification.
+"""Triton kernels of `attend_latents` and `extend_over_latents`, whose torch code specifies them.
 
-All heads share one K, whose first part is V too: a block is read once, and multiplied with queries
-and then with weights. Rows are divided into splits as in `attention_decode`, and runs of new tokens
-into tiles as in `attention_prefill`. Nothing here waits for the device or depends on values that
-are on it.
+All heads share one K, whose first part is also V: a block is read once and used in both products.
+Rows are divided into splits as in `decode.py`, and runs of new tokens into tiles as in
+`prefill.py`. Launches do not depend on device values.
 
-Legend, and suffixes of blocks: D rows, T tokens, H heads, C elements of a latent, P elements that
-are rotated; M queries, N keys, R rows of a block.
+Legend, and suffixes of blocks: D rows, T tokens, H heads, C elements of a latent, P rotary
+elements; M queries, N keys, R rows of a block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
@@ -22,41 +19,22 @@ from torch import Tensor
 
 from remora.kernels.attention.decode import FIXED_SPLIT_TOKENS, FIXED_SPLITS
 from remora.kernels.gpu.arch import Arch, arch_of
-from remora.kernels.gpu.attention.decode import (
-    MIN_SPLIT,
-    ROUNDS,
-    find_split,
-    merge,
-)
-from remora.kernels.gpu.attention.prefill import find_tile, num_tiles
+from remora.kernels.gpu.attention.decode import MIN_SPLIT, ROUNDS, find_split, merge
+from remora.kernels.gpu.attention.prefill import PrefillLaunch, find_tile, num_tiles
 from remora.kernels.gpu.attention.steps import find_slots, row_block, score_factors, update_softmax
 
 
 @dataclass(frozen=True, slots=True)
-class LatentLaunch:
-    """How splits and tiles are computed.
+class LatentLaunch(PrefillLaunch):
+    """Launch parameters of splits and tiles; sums of more than 32 queries exceed registers.
 
-    queries, keys:  most of a tile, and of a block, of 16-bit elements; powers of two. Sums of more
-                    than 32 queries do not fit into registers.
-    programs:       that a GPU has room for at once
+    programs:  programs that run concurrently on the GPU
     """
 
-    queries: int
-    keys: int
-    num_warps: int
-    num_stages: int
     programs: int
 
-    def options(self) -> dict[str, Any]:
-        """Return what triton compiles with; fusion is named, for its default is about to change."""
-        return {
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "enable_fp_fusion": True,
-        }
 
-
-# Of five stages triton makes two for page ids and two for latents.
+# Of five stages Triton uses two for page ids and two for latents.
 LAUNCHES = {
     Arch.AMPERE: LatentLaunch(32, 32, 8, 5, 108),
     Arch.HOPPER: LatentLaunch(32, 32, 8, 5, 132 * 2),
@@ -64,8 +42,8 @@ LAUNCHES = {
     Arch.SMALL: LatentLaunch(32, 16, 8, 5, 84),
     Arch.CDNA: LatentLaunch(32, 16, 8, 2, 304),
 }
-WIDE = LatentLaunch(16, 16, 8, 2, 132)  # of 32 bits, which no tensor core multiplies
-MIN_QUERIES = 16  # of a tile: what a product of blocks needs
+WIDE = LatentLaunch(16, 16, 8, 2, 132)  # of 32-bit elements, which tensor cores do not multiply
+MIN_QUERIES = 16  # of a tile: minimum of tl.dot
 
 
 def attend(
@@ -166,7 +144,7 @@ def extend(
 
 
 def launch_of(arch: Arch, element_bytes: int) -> LatentLaunch:
-    """Return the launch for elements of a size."""
+    """Return the launch for an element size."""
     return WIDE if element_bytes == 4 else LAUNCHES[arch]
 
 
@@ -180,7 +158,7 @@ def load_parts(
     C: tl.constexpr,
     P: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Load vectors, of queries or keys: the part that latents are for, and what is rotated."""
+    """Load query or key vectors: the latent part and the rotary part."""
     at_C, at_P = tl.arange(0, C), tl.arange(0, P)
     latent_MC = tl.load(
         memory + from_M[:, None] + at_C[None, :],
@@ -212,7 +190,7 @@ def attend_latent_block(
     C: tl.constexpr,
     P: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Attend to a block of keys; returns the new maximum, sum of weights and sum of latents."""
+    """Attend to a block of keys; return the new maximum, sum of weights and sum of latents."""
     from_N = slot_N * (LATENT + ROTATED)
     latent_NC, rotated_NP = load_parts(pages, from_N, is_key_N, LATENT, ROTATED, C, P)
     scores_MN = tl.dot(query_MP, tl.trans(rotated_NP), input_precision="ieee")
@@ -259,7 +237,7 @@ def latent_split_kernel(
     C: tl.constexpr,
     P: tl.constexpr,
 ) -> None:
-    """Program (tile of heads, item); a row of one item is done with."""
+    """Program (tile of heads, item); writes a row of one item to `out`."""
     item = tl.program_id(1)
     row, first, count, begin, end = find_split(
         lengths, item, num_rows, num_splits, 2**30, FIXED, MIN_BLOCKS, R, N
@@ -280,7 +258,7 @@ def latent_split_kernel(
             query_MC, query_MP, pages, slot_N, is_key_N, is_key_N[None, :], factor, top_M, total_M,
             sum_MC, LATENT, ROTATED, C, P,
         )  # fmt: skip
-    # Weights of a row without keys add up to 0, those of others to 1 at least.
+    # The sum of weights is 0 for a row without keys and at least 1 for others.
     sum_MC = sum_MC / tl.maximum(total_M, 1e-30)[:, None]
     at_C = tl.arange(0, C)
     at_MC = (head_M * LATENT)[:, None] + at_C[None, :]
@@ -323,7 +301,7 @@ def latent_extend_kernel(
     C: tl.constexpr,
     P: tl.constexpr,
 ) -> None:
-    """Program (tile of queries); the last tiles come first."""
+    """Program (tile of queries); the last tiles start first."""
     row, tile = find_tile(starts, tl.num_programs(0) - 1 - tl.program_id(0), num_rows, HEADS, R, M)
     if row >= num_rows:
         return

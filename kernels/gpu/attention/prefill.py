@@ -1,17 +1,15 @@
-"""Attention of runs of new tokens over their rows' pages, causal, on a GPU: the kernel of
-`attend_extend`, whose torch code is the specification.
+"""Triton kernel of `attend_extend`, whose torch code specifies it.
 
-The queries of a row that share a K/V head, token after token with all heads of a token together,
-are cut into tiles (FlashAttention-2, arXiv:2307.08691, with heads packed into tiles): K and V are
-read once for all heads, no tile is left part empty but a row's last, and a row of one token costs
-one tile. Programs find their tile from the rows' starts on the device; the grid has one for each
-row and for each whole tile that all tokens together might fill. Tiles that see most keys come
-first.
+The queries of a row that share a K/V head, ordered by token and then by head, are cut into tiles
+(FlashAttention-2, arXiv:2307.08691, with heads packed into tiles): K and V are read once for all
+heads, only a row's last tile is partly empty, and a row of one token costs one tile. Programs find
+their tile from the rows' starts on the device; the grid has one program per row plus one for each
+full tile of all tokens. Tiles that see the most keys start first.
 
-Blocks of keys lie at multiples of their size, and those that a query does not see change none of
-its bits: its result does not depend on how its prompt was cut into chunks, nor on other rows.
+Key blocks begin at multiples of their size, and blocks that a query does not see do not change its
+bits: a result depends neither on the chunking of the prompt nor on other rows.
 
-Nothing here waits for the device or depends on values that are on it.
+Launches do not depend on device values.
 
 Legend, and suffixes of blocks: T tokens, E rows, H heads, K K/V heads, G query heads of a K/V head;
 M queries of a tile, N keys, H elements of a head, R rows of a block.
@@ -40,9 +38,9 @@ from remora.kernels.gpu.attention.steps import (
 
 @dataclass(frozen=True, slots=True)
 class PrefillLaunch:
-    """How tiles are computed.
+    """Launch parameters of tiles.
 
-    queries, keys:  of a tile and of a block of 16-bit elements, powers of two
+    queries, keys:  queries of a tile and keys of a block of 16-bit elements, powers of two
     """
 
     queries: int
@@ -51,7 +49,7 @@ class PrefillLaunch:
     num_stages: int
 
     def options(self) -> dict[str, Any]:
-        """Return what triton compiles with; fusion is named, for its default is about to change."""
+        """Return Triton's launch options; fusion is explicit because its default may change."""
         return {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,
@@ -59,8 +57,8 @@ class PrefillLaunch:
         }
 
 
-# By the padded size of a head. Of five stages triton makes two for page ids and two for K and V:
-# while a block is computed, the next one is on its way.
+# By padded head size. Of five stages Triton uses two for page ids and two for K and V, which load
+# the next block during the computation.
 LAUNCHES = {
     Arch.AMPERE: {
         64: PrefillLaunch(128, 64, 8, 5),
@@ -88,7 +86,7 @@ LAUNCHES = {
         256: PrefillLaunch(64, 16, 4, 2),
     },
 }
-WIDE = PrefillLaunch(32, 16, 8, 2)  # of 32 bits, which no tensor core multiplies
+WIDE = PrefillLaunch(32, 16, 8, 2)  # of 32-bit elements, which tensor cores do not multiply
 
 
 def attend(
@@ -143,12 +141,12 @@ def attend(
 
 
 def num_tiles(num_rows: int, num_tokens: int, group: int, queries: int) -> int:
-    """Return how many tiles there are at most, whatever tokens belong to which row."""
+    """Return the largest possible number of tiles for any assignment of tokens to rows."""
     return num_rows + num_tokens * group // queries
 
 
 def launch_of(arch: Arch, head_dim: int, element_bytes: int) -> PrefillLaunch:
-    """Return the launch for queries with heads of a size."""
+    """Return the launch for a head size and an element size."""
     if element_bytes == 4:
         return WIDE
     return LAUNCHES[arch][min(256, max(64, triton.next_power_of_2(head_dim)))]
@@ -163,7 +161,7 @@ def find_tile(
     R: tl.constexpr,
     M: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the row of a tile and which tile of that row it is."""
+    """Return the row of a tile and the tile's index in that row."""
     at_R = tl.arange(0, R)
     is_row_R = at_R < num_rows
     begin_R = tl.load(starts + at_R, mask=is_row_R, other=0)
@@ -203,7 +201,7 @@ def extend_kernel(
     N: tl.constexpr,
     H: tl.constexpr,
 ) -> None:
-    """Program (K/V head, tile of queries); the last tiles come first."""
+    """Program (K/V head, tile of queries); the last tiles start first."""
     kv_head, num_kv_heads = tl.program_id(0), tl.num_programs(0)
     row, tile = find_tile(starts, tl.num_programs(1) - 1 - tl.program_id(1), num_rows, GROUP, R, M)
     if row >= num_rows:
@@ -218,7 +216,7 @@ def extend_kernel(
     from_MH = query + (token_M.to(tl.int64) * query_stride)[:, None] + in_token_MH
     query_MH = tl.load(from_MH, mask=is_query_MH, other=0.0)
     table = tables + row.to(tl.int64) * table_stride
-    # Keys [begin, whole) are seen by all queries, some of [whole, end) by some.
+    # All queries see keys [begin, whole); keys [whole, end) are masked per query.
     lowest, end = tl.min(position_M, 0), tl.minimum(tl.max(position_M, 0) + 1, length)
     begin, whole = 0, (lowest + 1) // N * N
     if window is not None:
@@ -238,7 +236,7 @@ def extend_kernel(
         is_seen_MN = at_N[None, :] <= position_M[:, None]
         if window is not None:
             is_seen_MN &= at_N[None, :] > (position_M - window)[:, None]
-            is_key_N &= at_N > lowest - window  # pages before may be another's by now
+            is_key_N &= at_N > lowest - window  # earlier pages may have a new owner
         top_M, total_M, sum_MH = attend_block(
             query_MH, keys, values, key_scales, value_scales, slot_N, is_key_N, is_seen_MN,
             kv_head, num_kv_heads, inner, outer, top_M, total_M, sum_MH, HEAD_DIM, H, True, FACTOR,

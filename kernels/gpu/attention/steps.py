@@ -1,14 +1,14 @@
-"""What kernels of attention over pages have in common: one block of keys, and whose turn it is.
+"""Functions that the attention kernels share: online softmax, one block of keys, page lookup.
 
-Softmax goes over the keys once, block by block, and keeps a running maximum and sum (Milakov and
-Gimelshein, arXiv:1805.02867); scores are in units of log 2, so that exp2 does for exp. Knows one
+Softmax reads the keys once, block by block, and keeps a running maximum and sum (Milakov and
+Gimelshein, arXiv:1805.02867); scores are in units of log 2, so that exp2 replaces exp. Knows one
 K/V head; knows nothing of how a row's keys are divided between programs.
+
+Arguments that change from step to step (number of rows, tables and their strides) are declared
+`do_not_specialize` in the kernels: a specialisation would take seconds to compile.
 
 Legend, and suffixes of blocks: R rows of a step, M queries, N keys, H elements of a head, padded to
 a power of two.
-
-What differs from step to step (rows, where their tables lie, how long those are) is no reason for
-triton to make another kernel, which would take it seconds: it is told so where kernels begin.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from torch import Tensor
 from remora.kernels.gpu.arch import Arch, arch_of
 
 LOG2_E = math.log2(math.e)
-# What weights and V are multiplied as, by the format of queries. V of 8 bits is exact in bfloat16,
-# and weights times scales, which may be small, stay normal numbers there.
+# Format of the product of weights and V by the format of queries, for wide and 8-bit pages. 8-bit V
+# is exact in bfloat16, where weights times small scales stay normal numbers.
 FACTORS = {
     torch.float32: (tl.float32, tl.float32),
     torch.float16: (tl.float16, tl.bfloat16),
@@ -34,9 +34,9 @@ FACTORS = {
 
 
 def factor_of(query: Tensor, pages: Tensor) -> Any:
-    """Return the format that weights and V are multiplied in.
+    """Return the format in which weights and V are multiplied.
 
-    Raises ValueError for pages that this make of GPU cannot convert.
+    Raises ValueError for pages that this GPU cannot convert.
     """
     if pages.dtype is torch.float8_e4m3fn and not _converts_e4m3(pages.device):
         raise ValueError(
@@ -54,7 +54,7 @@ def _converts_e4m3(device: torch.device) -> bool:
 
 
 def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float | None]:
-    """Return what products are multiplied by before and after the cap, if there is one.
+    """Return the factors of a score before and after the cap (None = no cap).
 
     With x = q.k * scale, cap * tanh(x / cap) is cap * (1 - 2 / (1 + exp(2 x / cap))).
     """
@@ -64,7 +64,7 @@ def score_factors(scale: float, soft_cap: float | None) -> tuple[float, float | 
 
 
 def row_block(num_rows: int) -> int:
-    """Return how long a vector of rows is: of few lengths, for each is a kernel of its own."""
+    """Return the padded length of a vector of rows: one of few, as each compiles a kernel."""
     block = 16
     while block < num_rows:
         block *= 4
@@ -73,9 +73,9 @@ def row_block(num_rows: int) -> int:
 
 @triton.jit
 def find_row(counts_R: tl.tensor, item: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """Return the row to which an item belongs, and the row's first item.
+    """Return the row of an item and the row's first item.
 
-    counts_R:  items of each row; items are numbered row after row
+    counts_R:  number of items of each row; items are numbered row after row
     """
     is_before_R = tl.cumsum(counts_R, 0) <= item
     row = tl.sum(is_before_R.to(tl.int32), 0)
@@ -86,7 +86,7 @@ def find_row(counts_R: tl.tensor, item: tl.tensor) -> tuple[tl.tensor, tl.tensor
 def find_slots(
     table: tl.tensor, at_N: tl.tensor, end: tl.tensor, PAGE: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the slots of positions, and which of them lie before the end: others are slot 0."""
+    """Return the slots of positions and which positions are before `end`; others get slot 0."""
     is_key_N = at_N < end
     page_N = tl.load(table + at_N // PAGE, mask=is_key_N, other=0)
     return page_N.to(tl.int64) * PAGE + at_N % PAGE, is_key_N
@@ -100,10 +100,10 @@ def begin_softmax(
     has_sink: tl.tensor,
     M: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Return the maximum and the sum of weights of queries that have seen no key yet.
+    """Return the initial maximum and sum of weights of queries, before any key.
 
-    sinks:     of the heads, or None = there are none
-    has_sink:  whether this program counts them; of those that share a row's keys one does
+    sinks:     scores of the heads' sinks; None = no sinks
+    has_sink:  whether this program counts them; exactly one program of a row does
     """
     top_M = tl.full([M], float("-inf"), tl.float32)
     total_M = tl.full([M], 0.0, tl.float32)
@@ -128,10 +128,10 @@ def as_scores(products_MN: tl.tensor, inner: float, outer: float | None) -> tl.t
 def update_softmax(
     scores_MN: tl.tensor, top_M: tl.tensor, total_M: tl.tensor
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Turn scores, -inf where a query does not look, into weights.
+    """Convert scores, -inf for invisible keys, into weights.
 
-    Returns them, what was summed before is to be multiplied by, the new maximum and the new sum.
-    A query that has seen no key yet has the maximum -inf, and weights of 0.
+    Returns the weights, the factor of earlier sums, the new maximum and the new sum. A query that
+    has seen no key yet has the maximum -inf and weights of 0.
     """
     new_M = tl.maximum(top_M, tl.max(scores_MN, 1))
     base_M = tl.where(new_M == float("-inf"), 0.0, new_M)
@@ -162,12 +162,12 @@ def attend_block(
     MASKED: tl.constexpr,
     FACTOR: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Attend to a block of keys; returns the new maximum, sum of weights and sum of V.
+    """Attend to a block of keys; return the new maximum, sum of weights and sum of V.
 
-    key_scales, value_scales:  None = elements are what they are
-    is_key_N:                  keys that are there; others are not read
-    is_seen_MN:                which of them a query sees
-    MASKED:                    whether there is any that is not there or not seen
+    key_scales, value_scales:  None = pages are not quantised
+    is_key_N:                  keys that exist; others are not read
+    is_seen_MN:                keys that each query sees
+    MASKED:                    whether some key may not exist or not be seen
     """
     at_H = tl.arange(0, H)
     head_N = slot_N * num_kv_heads + kv_head

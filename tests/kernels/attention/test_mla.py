@@ -73,9 +73,9 @@ def test_a_row_of_no_tokens_gives_zeros() -> None:
     ("query", "pages", "reason"),
     [
         (torch.zeros(1, 2, 16), torch.zeros(2, 4, 16).half(), "pages of torch.float16"),
-        (torch.zeros(1, 2, 16), torch.zeros(2, 4, 20), "queries of 16 elements, pages of 20"),
+        (torch.zeros(1, 2, 16), torch.zeros(2, 4, 20), "queries of 16, slots of 20"),
         (torch.zeros(1, 2, 12), torch.zeros(2, 4, 12), "latents of 12"),
-        (torch.zeros(1, 2, 32)[..., ::2], torch.zeros(2, 4, 16), "must lie in one piece"),
+        (torch.zeros(1, 2, 32)[..., ::2], torch.zeros(2, 4, 16), "contiguous"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

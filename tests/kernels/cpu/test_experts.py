@@ -20,8 +20,8 @@ from remora.kernels.cpu.experts import (
     gather,
     multiply_experts,
     route,
+    scale_tokens,
     sort_pairs,
-    weigh,
 )
 from remora.kernels.cpu.library import Activation, Epilogue, Format, Team
 from remora.kernels.cpu.packing import PackedWeight
@@ -212,7 +212,7 @@ def test_what_an_expert_reads_is_weighed_once(each_team: Team, format: Format) -
     weights = choices.weights.clone()
     rows = Rows.allocate(each_team, format, 6, 70)
     program = Program(each_team, make_batch(5))
-    weigh(program, x, 70, rows, choices)
+    scale_tokens(program, x, 70, rows, choices)
 
     program.run(5, 0, 0)
 
@@ -291,7 +291,7 @@ def test_weights_of_several_shapes_are_refused(team: Team) -> None:
     weights = [pack_alone(team, torch.zeros(n, 32), None, Format.F32) for n in (32, 16)]
     program = Program(team, make_batch(2))
 
-    with pytest.raises(ValueError, match="several shapes"):
+    with pytest.raises(ValueError, match="shape"):
         multiply_experts(program, x, weights, torch.zeros(2, 64), choices)
     with pytest.raises(ValueError, match="1 weights for 2 experts"):
         multiply_experts(program, x, weights[:1], torch.zeros(2, 64), choices)
